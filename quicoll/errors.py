@@ -1,0 +1,112 @@
+"""Errors of quicoll: the class says who is at fault, `usable` whether the group goes on.
+
+    LocalError      you broke a rule; nothing was sent, the group is as usable as before
+    Mismatch        the ranks called different things; every rank gets it, naming both sides
+    PeerError       another rank failed or is late; this view is dead
+    Corrupted       bytes changed between memory and memory, or two ranks hold different bits; this view is dead
+    Partitioned     this rank cannot reach a quorum; it holds, and takes part again once it can
+    StepAborted     the step was committed nowhere; inputs and outputs are untouched; begin it again
+    CheckpointError a checkpoint cannot be written or read; what was there before is still there
+
+After any error but LocalError and CheckpointError the next `job.step()` waits for the next view.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "Corrupted",
+    "LocalError",
+    "Mismatch",
+    "Partitioned",
+    "PeerError",
+    "QuicollError",
+    "StepAborted",
+]
+
+
+class QuicollError(Exception):
+    """Root of quicoll's errors; never raised itself.
+
+    rank: the rank that caused it, None when no single rank did. node: that rank's node name, "" likewise.
+    view, step, op: where it happened ("all_reduce#12" for the 13th collective of the view), None or "" when outside.
+    usable: whether the current view still works.
+    """
+
+    usable: bool = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        node: str = "",
+        view: int | None = None,
+        step: int | None = None,
+        op: str = "",
+        usable: bool | None = None,
+    ) -> None:
+        where = [
+            f"{name}={value}"
+            for name, value in (("rank", rank), ("node", node), ("view", view), ("step", step), ("op", op))
+            if value is not None and value != ""
+        ]
+        super().__init__(f"{message} ({', '.join(where)})" if where else message)
+        self.message = message
+        self.rank = rank
+        self.node = node
+        self.view = view
+        self.step = step
+        self.op = op
+        if usable is not None:
+            self.usable = usable
+
+
+class LocalError(QuicollError, ValueError):
+    """The caller broke a rule. Nothing was sent, no buffer was changed, the group is still usable."""
+
+    usable = True
+
+
+class Mismatch(QuicollError):
+    """Ranks called different collectives, or the same with other shapes, dtypes or options; no payload was used."""
+
+
+class PeerError(QuicollError):
+    """Another rank was lost, failed, or did not come by the deadline; the view is dead."""
+
+
+class Corrupted(QuicollError):
+    """A payload failed its checksum after all resends, or ranks hold different results; nothing was applied."""
+
+
+class Partitioned(QuicollError):
+    """This rank is cut off from a quorum of the last view. It makes no progress until it is heard again."""
+
+
+class StepAborted(QuicollError):
+    """The step was committed on no rank. `lost` names the nodes whose loss caused it, sorted; may be empty."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        lost: tuple[str, ...] = (),
+        rank: int | None = None,
+        node: str = "",
+        view: int | None = None,
+        step: int | None = None,
+        op: str = "",
+    ) -> None:
+        super().__init__(message, rank=rank, node=node, view=view, step=step, op=op)
+        self.lost = lost
+
+
+class CheckpointError(QuicollError):
+    """A checkpoint could not be written or read. Earlier checkpoints are untouched, the group is still usable."""
+
+    usable = True
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(f"{message}: {path}" if path else message)
+        self.path = path
