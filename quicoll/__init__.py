@@ -1,0 +1,1 @@
+"""Deterministic collectives and atomic training steps over QUIC, for networks that fail."""

@@ -1,0 +1,1 @@
+"""The `quicoll` command. Nothing here is imported by the library."""

@@ -1,0 +1,1 @@
+"""Messages between authenticated peers over QUIC: checked, resent, resumed, with a deadline on every wait."""
