@@ -1,0 +1,100 @@
+# Needs make and a Python of 3.11 or later; all else is installed into .venv, as constraints.txt says.
+#
+#   make demo    the demonstration: installs what it needs, trains over a failing network, writes demo.json
+#   make test    every check, as CI runs them
+#   make lint    ruff (rules and format), codespell, the import contracts
+#   make types   mypy --strict on both packages
+#   make unit    pytest against the source tree
+#   make wheel   pytest once more against the built wheel, in an environment that cannot see the source tree
+#   make bench   the benchmarks
+#   make clean   everything that the above have made
+#
+# PYTHON=python3.13 make test takes another interpreter; VENV=... another place for the environment.
+
+PYTHON ?= python3
+VENV ?= .venv
+WHEEL_VENV := $(VENV)-wheel
+BIN := $(VENV)/bin
+HERE := $(CURDIR)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+export PIP_PROGRESS_BAR := off
+# A path of the caller's must not decide what the checks import.
+unexport PYTHONPATH
+unexport PYTHONHOME
+
+PIP_INSTALL = -m pip install --quiet --constraint constraints.txt
+
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: demo test lint types unit wheel bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/quicoll demo --json demo.json
+
+test: lint types unit wheel
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/lint-imports --no-cache --no-logo
+
+types: $(VENV)/.dev
+	$(BIN)/mypy --strict -p quicoll -p quicoll_transport
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+# What a user installs is the wheel: a module, a py.typed or a dependency that was forgotten shows only there. The
+# tests run from an empty directory and with -P, so that no import can find the source tree.
+wheel: $(VENV)/.dev $(WHEEL_VENV)/.deps
+	rm -rf build/wheel && mkdir -p build/wheel build/away
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . >/dev/null
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --no-deps --force-reinstall build/wheel/*.whl
+	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -c "$$CHECK_INSTALLED"
+	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -m pytest -p no:cacheprovider \
+		--config-file='$(HERE)/pyproject.toml' --rootdir='$(HERE)' '$(HERE)/tests/unit' '$(HERE)/tests/transport'
+
+bench: $(VENV)/.dev
+	set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+clean:
+	rm -rf $(VENV) $(WHEEL_VENV) build dist demo.json .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find quicoll transport tests -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quicoll needs Python 3.11 or later, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+
+# Installed again only when a dependency may have changed: the install is editable, so a changed source is there at once.
+# Built with the hatchling of constraints.txt (no build isolation), since pip's constraints do not reach isolated builds.
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python $(PIP_INSTALL) hatchling editables
+	$(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[demo]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(BIN)/python $(PIP_INSTALL) --no-build-isolation --editable '.[demo,dev]'
+	touch $@
+
+# First without any extra: the library must be importable with neither torch nor typer, then with what the tests need.
+$(WHEEL_VENV)/.deps: $(VENV)/.dev
+	rm -rf $(WHEEL_VENV) build/wheel && mkdir -p build/wheel build/away
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . >/dev/null
+	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) build/wheel/*.whl
+	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -c "$$CHECK_INSTALLED"
+	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) "$$(echo build/wheel/*.whl)[demo]" pytest pytest-asyncio pytest-timeout hypothesis
+	touch $@
+
+define CHECK_INSTALLED
+import pathlib, sysconfig, quicoll, quicoll_transport
+site = pathlib.Path(sysconfig.get_path("purelib")).resolve()
+for package in (quicoll, quicoll_transport):
+    found = pathlib.Path(package.__file__).resolve()
+    assert found.is_relative_to(site), f"{found} is not the installed one in {site}"
+    assert (found.parent / "py.typed").is_file(), f"{package.__name__} was built without its py.typed"
+endef
+export CHECK_INSTALLED
