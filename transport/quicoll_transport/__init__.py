@@ -1,1 +1,1 @@
-"""Messages between authenticated peers over QUIC: checked, resent, resumed, with a deadline on every wait."""
+"""Messages of any size between authenticated peers, on QUIC: exactly once, checked end to end, with deadlines."""

@@ -1,0 +1,768 @@
+"""The asyncio shell: one UDP socket, its sessions, and the links to peers. Bytes and time in, messages out.
+
+Who owns what. An endpoint has sessions (QUIC connections, found by connection id) and links (one per peer node).
+A session belongs to no link until its peer is authenticated and has said Hello. One side of a pair dials; it redials
+for as long as the link lives. When a link ends, its session is closed with CLOSE_GONE, so that the other side does
+not have to wait for silence.
+
+Everything here runs on one loop. Work is gathered: callers mark links dirty, `_flush` runs once per loop iteration,
+asks each dirty link what to do, lets each session write its datagrams, and arms the one timer.
+
+Failure cases: a session that breaks the protocol is closed and its link goes on (it may be redialled); a peer that
+cannot be authenticated never gets a link; anything aioquic raises on hostile bytes ends that session only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from .detector import DetectorConfig
+from .errors import (
+    AuthenticationError,
+    ConfigurationError,
+    DeadlineExceeded,
+    EndpointClosed,
+    LinkLost,
+    ProtocolError,
+    TransportError,
+)
+from .frames import ControlReader, Hello
+from .identity import Credentials, Identity, verify_peer
+from .link import (
+    LinkConfig,
+    LinkCore,
+    LinkId,
+    LinkState,
+    LinkStats,
+    Outgoing,
+    Posted,
+    ResetMessage,
+    SendControl,
+    StartMessage,
+)
+from .quic import (
+    CLOSE_GONE,
+    CLOSE_NORMAL,
+    CLOSE_PROTOCOL,
+    CLOSE_REFUSED,
+    Address,
+    Authenticated,
+    Closed,
+    ControlData,
+    Gate,
+    Session,
+    SessionConfig,
+    check_foundation,
+    destination_cid,
+    error_name,
+    is_unauthenticated_initial,
+)
+from .udp import DatagramIO, FaultyIO
+
+if TYPE_CHECKING:
+    from .faults import Faults
+
+__all__ = ["Endpoint", "EndpointConfig", "Link", "Transfer"]
+
+log = logging.getLogger("quicoll.transport")
+
+_LOOPBACK_DATAGRAM = 8900  # loopback carries 64 KiB; larger packets cost pure Python less per byte
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointConfig:
+    """Settings of an endpoint.
+
+    lost_after_ns: silence after which a peer is lost. link_detector overrides the proportions derived from it.
+    connect_ns: how long a link may take to come up. handshake_ns: how long one attempt may take.
+    credit_bytes, max_resends: see LinkConfig. session: see SessionConfig.
+    max_handshakes: unauthenticated sessions that strangers may keep open here at once.
+    max_links: peers; worst-case memory is max_links * credit_bytes.
+    """
+
+    lost_after_ns: int = 2_000_000_000
+    connect_ns: int = 10_000_000_000
+    handshake_ns: int = 3_000_000_000
+    credit_bytes: int = 32 << 20
+    max_resends: int = 3
+    max_handshakes: int = 256
+    max_links: int = 4096
+    retry: bool = True
+    session: SessionConfig = field(default_factory=SessionConfig)
+
+    def link(self) -> LinkConfig:
+        return LinkConfig(
+            detector=DetectorConfig.from_lost_after(self.lost_after_ns),
+            connect_ns=self.connect_ns,
+            credit_bytes=self.credit_bytes,
+            max_resends=self.max_resends,
+        )
+
+
+class Transfer:
+    """A message being sent or awaited. Await `future`; `abort` takes it back at once and cancels the future.
+
+    Awaiting raises a TransportError when it failed: LinkLost, MessageCorrupted, MessageRefused.
+    """
+
+    __slots__ = ("_item", "_link", "future")
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._item: Outgoing | Posted | None = None
+        self.future: asyncio.Future[None] = link.loop.create_future()
+        # A failure that nobody awaits any more (its operation was aborted) is no news to asyncio.
+        self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+    def _done(self, item: Outgoing | Posted) -> None:
+        if self.future.done():
+            return
+        if item.error is not None:
+            self.future.set_exception(item.error)
+        else:
+            self.future.set_result(None)
+
+    def abort(self) -> None:
+        if self.future.done():
+            return
+        self.future.cancel()
+        if isinstance(self._item, Outgoing):
+            self._link.core.cancel(self._item)
+        elif self._item is not None:
+            self._link.core.withdraw(self._item)
+        self._link.touch()
+
+
+class Link:
+    """The link to one peer. Its memory and order rules are LinkCore's; this class adds futures and dialling.
+
+    on_app(link, data): a small message of the peer. on_state(link): state or suspicion changed; see `state`, `cause`.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        identity: Identity,
+        *,
+        addresses: Sequence[Address],
+        dial: bool,
+        number: int,
+        now_ns: int,
+    ) -> None:
+        self._endpoint = endpoint
+        self.loop = endpoint.loop
+        self.identity = identity
+        self.addresses = list(addresses)
+        self.dial = dial
+        self.on_app: Callable[[Link, bytes], None] | None = None
+        self.on_state: Callable[[Link], None] | None = None
+        self._waiting_app: list[bytes] = []
+        self.connection: _Connection | None = None
+        self.refusal = ""  # why the last attempt failed
+        self.next_dial_ns = now_ns
+        self.backoff_ns = 50_000_000
+        self.attempts = 0
+        self._up: asyncio.Future[None] | None = None
+        faults = endpoint.faults
+        self.core = LinkCore(
+            peer=str(identity),
+            local=LinkId(endpoint.incarnation, number),
+            config=endpoint.config.link(),
+            now_ns=now_ns,
+            on_app=self._app,
+            on_state=self._state,
+            payload_fault=faults.apply_payload if faults is not None else None,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Link {self.identity} {self.state.value}{' suspect' if self.core.suspect else ''}>"
+
+    @property
+    def node(self) -> str:
+        return self.identity.node
+
+    @property
+    def state(self) -> LinkState:
+        return self.core.state
+
+    @property
+    def ended(self) -> bool:
+        return self.core.ended
+
+    @property
+    def error(self) -> LinkLost | None:
+        """Why the link ended; None while it lives."""
+        return self.core.error
+
+    @property
+    def stats(self) -> LinkStats:
+        return self.core.stats
+
+    @property
+    def rtt_ns(self) -> int | None:
+        return self.core.detector.rtt_ns
+
+    @property
+    def remote_incarnation(self) -> int:
+        return self.core.remote.incarnation if self.core.remote is not None else 0
+
+    def listen(self, on_app: Callable[[Link, bytes], None], on_state: Callable[[Link], None]) -> None:
+        """Take this link over: callbacks from now on, and the messages that came before there were any."""
+        self.on_app = on_app
+        self.on_state = on_state
+        waiting, self._waiting_app = self._waiting_app, []
+        for data in waiting:
+            on_app(self, data)
+
+    def send_app(self, data: bytes) -> None:
+        """A small message: in order, exactly once. Raises LinkLost when the link has ended."""
+        self.core.send_app(data)
+        self.touch()
+
+    def send(self, tag: bytes, payload: memoryview) -> Transfer:
+        """Send flat bytes from the caller's memory, which must not change until the transfer is done.
+
+        Done means: arrived at the peer's host and its checksum holds there.
+        """
+        transfer = Transfer(self)
+        transfer._item = self.core.send(tag, payload, transfer._done)
+        self.touch()
+        return transfer
+
+    def post(self, tag: bytes, buffer: memoryview) -> Transfer:
+        """Receive the message with this tag straight into `buffer` (flat, writable, exactly its size)."""
+        transfer = Transfer(self)
+        transfer._item = self.core.post(tag, buffer, transfer._done)
+        self.touch()
+        return transfer
+
+    def discard(self, prefix: bytes) -> None:
+        """Forget all unclaimed messages with tags that start with `prefix`, now and later."""
+        self.core.discard(prefix)
+        self.touch()
+
+    async def wait_up(self) -> None:
+        """Wait until the link is up; raises LinkLost when it ends instead (its connect deadline bounds the wait)."""
+        if self.core.error is not None:
+            raise self.core.error
+        if self.state is LinkState.UP:
+            return
+        if self._up is None:
+            self._up = self.loop.create_future()
+            self._up.add_done_callback(lambda future: future.cancelled() or future.exception())
+        await asyncio.shield(self._up)
+
+    def close(self, reason: str) -> None:
+        """End the link; the peer is told. Pending transfers fail with LinkLost."""
+        self.core.close(reason)
+        self.touch()
+
+    def touch(self) -> None:
+        self._endpoint._touch(self)
+
+    def _app(self, data: bytes) -> None:
+        if self.on_app is None:
+            self._waiting_app.append(data)
+        else:
+            self.on_app(self, data)
+
+    def _state(self, state: LinkState) -> None:
+        if state is LinkState.UP:
+            self.backoff_ns = 50_000_000
+            self.refusal = ""
+            if self._up is not None and not self._up.done():
+                self._up.set_result(None)
+            self._up = None
+        elif self.core.ended:
+            if self._up is not None and not self._up.done():
+                self._up.set_exception(self.core.error or LinkLost("ended", peer=str(self.identity)))
+            self._endpoint._link_ended(self)
+        log.debug("%r: %s", self, self.core.cause or state.value)
+        if self.on_state is not None:
+            self.on_state(self)
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A session and what the endpoint knows of it."""
+
+    session: Session
+    dialled: bool
+    deadline_ns: int  # until which authentication and Hello must be through
+    link: Link | None = None
+    identity: Identity | None = None
+    reader: ControlReader = field(default_factory=ControlReader)
+    greeted: bool = False
+
+
+class Endpoint:
+    """See the module's head.
+
+    authorize(identity) -> reason or None: whether an authenticated peer may have a link here.
+    on_link(link): a peer that we did not ask for has made a link; `link.listen` takes it over.
+    incarnation: grows with every start of this node's process; peers refuse what an older one sends.
+    """
+
+    def __init__(
+        self,
+        *,
+        credentials: Credentials,
+        config: EndpointConfig,
+        io: DatagramIO,
+        loop: asyncio.AbstractEventLoop,
+        incarnation: int,
+        authorize: Callable[[Identity], str | None],
+        on_link: Callable[[Link], None],
+        faults: Faults | None = None,
+        wall_clock: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        if incarnation <= 0:
+            raise ConfigurationError(f"an incarnation is a positive integer, not {incarnation}")
+        check_foundation()
+        self.credentials = credentials
+        self.identity = credentials.identity
+        self.config = config
+        self.loop = loop
+        self.incarnation = incarnation
+        self.faults = faults
+        self.links: dict[Identity, Link] = {}
+        self._io: DatagramIO = FaultyIO(io, faults, loop=loop) if faults is not None else io
+        self._authorize = authorize
+        self._on_link = on_link
+        self._wall_clock = wall_clock
+        self._gate = Gate(credentials=credentials, config=self._session_config(io.local_address), retry=config.retry)
+        self._connections: list[_Connection] = []
+        self._by_cid: dict[bytes, _Connection] = {}
+        self._next_link = 1
+        self._dirty: dict[Link, None] = {}
+        self._flush_handle: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0
+        self._closed = False
+        self.refused: list[str] = []  # the last refusals of peers, newest last; for people and tests
+        self._io.start(self._on_datagrams, self._on_unreachable)
+
+    @property
+    def address(self) -> Address:
+        return self._io.local_address
+
+    def now_ns(self) -> int:
+        return round(self.loop.time() * 1e9)
+
+    def link(self, identity: Identity, *, addresses: Sequence[Address] = (), dial: bool = False) -> Link:
+        """The living link to a peer, made if there is none. `dial`: we connect; otherwise the peer does."""
+        if self._closed:
+            raise EndpointClosed("the endpoint is closed")
+        if dial and not addresses:
+            raise ConfigurationError(f"no address to dial {identity}")
+        link = self.links.get(identity)
+        if link is None:
+            link = self._new_link(identity, addresses=addresses, dial=dial)
+        else:
+            link.addresses = list(addresses) or link.addresses
+            link.dial = link.dial or dial
+        self._touch(link)
+        return link
+
+    async def aclose(self, *, timeout: float = 1.0) -> None:
+        """Close every link within `timeout` seconds: what was given to them is delivered first, if that is quick."""
+        if self._closed:
+            return
+        deadline = self.loop.time() + timeout
+        while self.loop.time() < deadline and any(
+            not link.core.drained and link.state is LinkState.UP for link in self.links.values()
+        ):
+            await asyncio.sleep(min(0.005, timeout / 10))
+        for link in list(self.links.values()):
+            link.core.close("endpoint closed")
+        self._flush()
+        self._closed = True
+        for connection in list(self._connections):
+            self._close(connection, CLOSE_NORMAL, "endpoint closed")
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+        self._io.close()
+
+    # -- links ---------------------------------------------------------------------------------------------------
+
+    def _new_link(self, identity: Identity, *, addresses: Sequence[Address] = (), dial: bool = False) -> Link:
+        if len(self.links) >= self.config.max_links:
+            raise ConfigurationError(f"more than {self.config.max_links} links")
+        link = Link(self, identity, addresses=addresses, dial=dial, number=self._next_link, now_ns=self.now_ns())
+        self._next_link += 1
+        self.links[identity] = link
+        return link
+
+    def _link_ended(self, link: Link) -> None:
+        if self.links.get(link.identity) is link:
+            del self.links[link.identity]
+        self._touch(link)
+
+    def _touch(self, link: Link) -> None:
+        if self._closed:
+            return
+        self._dirty[link] = None
+        if self._flush_handle is None:
+            self._flush_handle = self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._flush_handle is not None:
+            self._flush_handle.cancel()
+            self._flush_handle = None
+        while self._dirty:
+            link = next(iter(self._dirty))
+            del self._dirty[link]
+            self._serve(link)
+            if link.connection is not None:
+                self._transmit(link.connection)
+            if link.ended and link.connection is not None:
+                connection, link.connection = link.connection, None
+                code = CLOSE_NORMAL if link.state is LinkState.CLOSED else CLOSE_GONE
+                self._close(connection, code, link.core.cause)
+        self._arm()
+
+    def _serve(self, link: Link) -> None:
+        """Carry out what the link asks for."""
+        connection = link.connection
+        while (action := link.core.poll()) is not None:
+            if connection is None:
+                continue
+            match action:
+                case SendControl():
+                    connection.session.send_control(action.data)
+                case StartMessage():
+                    message = action.message
+                    if not message.done:
+                        connection.session.start_message(message, message.header(), message.payload)
+                case ResetMessage():
+                    connection.session.reset_message(action.message)
+
+    # -- datagrams -----------------------------------------------------------------------------------------------
+
+    def _on_datagrams(self, datagrams: list[tuple[bytes, Address]]) -> None:
+        if self._closed:
+            return
+        now_ns = self.now_ns()
+        touched: dict[_Connection, None] = {}
+        for data, address in datagrams:
+            connection = self._find(data, address, now_ns)
+            if connection is None:
+                continue
+            touched[connection] = None
+            self._guard(connection, connection.session.receive, data, address, now_ns)
+        for connection in touched:
+            self._process(connection, now_ns)
+            if connection.link is not None:
+                self._dirty[connection.link] = None
+            else:
+                self._transmit(connection)
+        self._flush()
+
+    def _find(self, data: bytes, address: Address, now_ns: int) -> _Connection | None:
+        cid = destination_cid(data)
+        if cid is None:
+            return None
+        connection = self._by_cid.get(cid)
+        if connection is not None or not is_unauthenticated_initial(data):
+            return connection
+        strangers = sum(1 for c in self._connections if not c.dialled and not c.greeted)
+        if strangers >= self.config.max_handshakes:
+            return None
+        admitted = self._gate.admit(data, address, now_ns)
+        if isinstance(admitted, bytes):
+            self._io.send([(admitted, address)])
+            return None
+        if admitted is None:
+            return None
+        connection = _Connection(admitted, dialled=False, deadline_ns=now_ns + self.config.handshake_ns)
+        self._register(connection)
+        return connection
+
+    def _register(self, connection: _Connection) -> None:
+        self._connections.append(connection)
+        for cid in connection.session.cids:
+            self._by_cid[cid] = connection
+
+    def _guard(self, connection: _Connection, work: Callable[..., object], *arguments: object) -> bool:
+        """Run what hostile bytes can upset; whatever goes wrong ends this connection only."""
+        try:
+            work(*arguments)
+        except ProtocolError as error:
+            log.warning("connection of %s closed: %s", connection.identity or "a stranger", error)
+            self._fail(connection, CLOSE_PROTOCOL, str(error))
+        except TransportError:
+            raise
+        except Exception:
+            # aioquic asserts its way through some malformed input; the peer's bytes must not end our endpoint
+            log.exception("connection of %s closed after an unexpected error", connection.identity or "a stranger")
+            self._fail(connection, CLOSE_PROTOCOL, "internal error")
+        else:
+            return True
+        return False
+
+    def _process(self, connection: _Connection, now_ns: int) -> None:
+        session = connection.session
+        while session.cids:
+            self._by_cid[session.cids.pop()] = connection
+        while session.retired_cids:
+            self._by_cid.pop(session.retired_cids.pop(), None)
+        while connection in self._connections and (event := session.next_event()) is not None:
+            match event:
+                case Authenticated():
+                    self._authenticated(connection, event)
+                case ControlData():
+                    self._guard(connection, self._control, connection, event.data, now_ns)
+                case Closed():
+                    self._gone(connection, event.code, event.reason, now_ns)
+        link = connection.link
+        if link is not None and link.connection is connection and session.heard_ns == now_ns and connection.greeted:
+            link.core.heard(now_ns)
+
+    def _transmit(self, connection: _Connection) -> None:
+        datagrams: list[tuple[bytes, Address]] = []
+        now_ns = self.now_ns()
+        self._guard(connection, lambda: datagrams.extend(connection.session.datagrams_to_send(now_ns)))
+        if datagrams:
+            self._io.send(datagrams)
+
+    def _on_unreachable(self, address: Address) -> None:
+        now_ns = self.now_ns()
+        for connection in list(self._connections):
+            peer = connection.session.peer_address
+            if peer is None or peer[:2] != address[:2] or connection.link is None:
+                continue
+            if connection.dialled and not connection.greeted:
+                self._fail(connection, CLOSE_NORMAL, "nothing listens there")
+            else:
+                connection.link.core.unreachable(now_ns)
+            self._touch(connection.link)
+
+    # -- authentication ------------------------------------------------------------------------------------------
+
+    def _authenticated(self, connection: _Connection, event: Authenticated) -> None:
+        """The single place where a peer becomes somebody. Reasons stay in our log; the peer hears "refused"."""
+        try:
+            identity = verify_peer(
+                event.certificate,
+                event.chain,
+                trust=self.credentials.trust,
+                job=self.identity.job,
+                now=self._wall_clock(),
+            )
+            expected = connection.link.identity if connection.link is not None else None
+            if expected is not None and identity != expected:
+                raise AuthenticationError(f"dialled {expected}, found {identity}", peer=str(identity))
+            if expected is None and (reason := self._authorize(identity)) is not None:
+                raise AuthenticationError(reason, peer=str(identity))
+        except AuthenticationError as error:
+            address = connection.session.peer_address
+            log.warning("refused a peer at %s: %s", address, error)
+            self.refused = [*self.refused[-63:], str(error)]
+            if connection.link is not None:
+                connection.link.refusal = f"we refuse the peer: {error}"
+            self._fail(connection, CLOSE_REFUSED, "refused")
+            return
+        connection.identity = identity
+        connection.session.authenticated = True
+        if connection.link is not None and connection.link.connection is connection:
+            connection.link.core.connected()
+
+    def _control(self, connection: _Connection, data: bytes, now_ns: int) -> None:
+        if connection.identity is None:
+            raise ProtocolError("control messages before authentication")
+        for message in connection.reader.feed(data):
+            if not connection.greeted:
+                if not isinstance(message, Hello):
+                    raise ProtocolError("the first control message is not Hello")
+                if not self._hello(connection, connection.identity, message, now_ns):
+                    return
+            elif connection.link is not None and connection.link.connection is connection:
+                connection.link.core.control(message, now_ns)
+
+    def _hello(self, connection: _Connection, identity: Identity, hello: Hello, now_ns: int) -> bool:
+        """Match the peer's Hello with a link; False when the connection was refused."""
+        theirs = LinkId(hello.incarnation, hello.link)
+        if hello.incarnation <= 0 or hello.link <= 0:
+            raise ProtocolError("Hello without an identity")
+        ours = LinkId(hello.peer_incarnation, hello.peer_link)
+        link = connection.link or self.links.get(identity)
+        if link is not None and link.core.remote is not None and theirs > link.core.remote:
+            again = "restarted" if hello.incarnation > link.core.remote.incarnation else "gave this link up"
+            link.core.lose(f"the peer {again}", now_ns=now_ns)
+            self._flush()
+            if connection not in self._connections:
+                return False
+            link = self.links.get(identity)
+        if link is not None and link.core.remote is not None and theirs < link.core.remote:
+            self._fail(connection, CLOSE_GONE, "stale incarnation")
+            return False
+        known = ours != LinkId(0, 0)
+        if known and (link is None or ours != link.core.local):
+            self._fail(connection, CLOSE_GONE, "unknown link")
+            return False
+        if link is None:
+            link = self._new_link(identity)
+            self._on_link(link)
+        if link.connection is not connection:
+            if link.connection is not None:
+                previous, link.connection = link.connection, None
+                link.core.disconnected()
+                self._close(previous, CLOSE_NORMAL, "replaced by a newer connection")
+            link.connection = connection
+            connection.link = link
+            link.core.connected()
+        connection.greeted = True
+        link.core.hello(hello, now_ns)
+        connection.session.attach(link.core)
+        return True
+
+    # -- ends of connections -------------------------------------------------------------------------------------
+
+    def _fail(self, connection: _Connection, code: int, reason: str) -> None:
+        """Close a connection from here; its link, if it lives, may be redialled."""
+        link = connection.link
+        self._close(connection, code, reason)
+        if link is not None and link.connection is connection:
+            link.connection = None
+            self._detached(link, reason if code != CLOSE_REFUSED else link.refusal)
+
+    def _gone(self, connection: _Connection, code: int, reason: str, now_ns: int) -> None:
+        """The connection ended: closed by the peer, or by QUIC itself."""
+        self._forget(connection)
+        link = connection.link
+        if link is None or link.connection is not connection:
+            if not connection.dialled and not connection.greeted:
+                log.info("a connection ended before it was authenticated: %s %s", error_name(code), reason)
+            return
+        link.connection = None
+        text = f"{error_name(code)}{': ' + reason if reason else ''}"
+        if connection.greeted and code in (CLOSE_NORMAL, CLOSE_GONE):
+            link.core.lose(f"closed by the peer ({reason or error_name(code)})", now_ns=now_ns)
+            self._touch(link)
+        else:
+            self._detached(link, text)
+
+    def _detached(self, link: Link, reason: str) -> None:
+        link.refusal = reason
+        link.core.disconnected()
+        link.next_dial_ns = self.now_ns() + link.backoff_ns
+        link.backoff_ns = min(2 * link.backoff_ns, 1_000_000_000)
+        self._touch(link)
+
+    def _close(self, connection: _Connection, code: int, reason: str) -> None:
+        if connection in self._connections:
+            connection.session.close(code, reason[:200])
+            with contextlib.suppress(Exception):
+                datagrams = connection.session.datagrams_to_send(self.now_ns())
+                if datagrams:
+                    self._io.send(datagrams)
+            self._forget(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+        for cid in [cid for cid, owner in self._by_cid.items() if owner is connection]:
+            del self._by_cid[cid]
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def _session_config(self, address: Address) -> SessionConfig:
+        if str(address[0]) in ("::1", "127.0.0.1") or str(address[0]).startswith("127."):
+            base = self.config.session
+            return SessionConfig(
+                max(base.datagram_bytes, _LOOPBACK_DATAGRAM),
+                base.idle_ns,
+                base.window_bytes,
+                base.congestion,
+                base.initial_rtt_ns,
+            )
+        return self.config.session
+
+    def _dial(self, link: Link, now_ns: int) -> None:
+        address = link.addresses[link.attempts % len(link.addresses)]
+        link.attempts += 1
+        session = Session.client(
+            credentials=self.credentials, config=self._session_config(address), address=address, now_ns=now_ns
+        )
+        connection = _Connection(session, dialled=True, deadline_ns=now_ns + self.config.handshake_ns, link=link)
+        link.connection = connection
+        self._register(connection)
+        self._transmit(connection)
+
+    def _deadlines(self) -> Iterable[int]:
+        for connection in self._connections:
+            at = connection.session.next_timer()
+            if at is not None:
+                yield at
+            if not connection.greeted:
+                yield connection.deadline_ns
+        for link in self.links.values():
+            at = link.core.next_timer()
+            if at is not None:
+                yield at
+            if link.dial and link.connection is None:
+                yield link.next_dial_ns
+
+    def _arm(self) -> None:
+        if self._closed:
+            return
+        at = min(self._deadlines(), default=None)
+        if at is None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            return
+        if self._timer is not None:
+            if self._timer_ns == at:
+                return
+            self._timer.cancel()
+        self._timer_ns = at
+        self._timer = self.loop.call_at(at / 1e9, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._closed:
+            return
+        now_ns = max(self.now_ns(), self._timer_ns)
+        for link in list(self.links.values()):
+            at = link.core.next_timer()
+            if at is not None and now_ns >= at:
+                link.core.handle_timer(now_ns)
+                self._dirty[link] = None
+            if link.dial and link.connection is None and now_ns >= link.next_dial_ns and not link.ended:
+                self._dial(link, now_ns)
+        for connection in list(self._connections):
+            at = connection.session.next_timer()
+            if at is not None and now_ns >= at:
+                self._guard(connection, connection.session.handle_timer, now_ns)
+                self._process(connection, now_ns)
+                if connection in self._connections:
+                    self._transmit(connection)
+            if not connection.greeted and now_ns >= connection.deadline_ns and connection in self._connections:
+                self._fail(connection, CLOSE_REFUSED, "handshake too slow")
+        self._flush()
+
+
+async def within(transfer: Transfer, *, timeout: float, what: str) -> None:
+    """Await a transfer for at most `timeout` seconds; it is aborted at the deadline and when cancelled."""
+    try:
+        async with asyncio.timeout(timeout):
+            await transfer.future
+    except TimeoutError as error:
+        if isinstance(error, TransportError):
+            raise
+        raise DeadlineExceeded(f"{what} did not end within {timeout} s", peer=str(transfer._link.identity)) from None
+    finally:
+        transfer.abort()

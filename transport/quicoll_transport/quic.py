@@ -1,0 +1,552 @@
+"""The one module that touches aioquic, its private parts included. Above it there are messages, not packets.
+
+What aioquic 1.7 lacks and this module supplies:
+
+- Server-side client authentication. It is behind a private test flag of its TLS context, checks the client's
+  signature but never its chain, and lets a client without a certificate pass. We set the flag, and a session is
+  worth nothing until the endpoint has verified the chain and the name itself (`Authenticated`). No session ticket
+  is ever issued, because a resumed handshake asks for no certificate.
+- Back-pressure. `send_stream_data` takes everything. Messages are fed from the caller's memory in slices, so that
+  QUIC's own buffers hold at most about two congestion windows.
+- Placement. Bytes of a message stream are written straight into the buffer that its header asks for.
+
+Private names used: aioquic._buffer; QuicConnection._initialize, ._streams, ._spaces, ._loss; tls.Context._request_client_certificate,
+._peer_certificate, ._peer_certificate_chain; QuicStreamSender._buffer. `check_foundation` proves once per process
+that they still mean what we think, by handshakes in memory, and refuses to run otherwise; the canary tests say the
+same to whoever upgrades. Supported: aioquic >=1.7.2, <1.8.
+
+The session is sans-IO: datagrams and `now_ns` in, datagrams and events out. Connection ids and keys come from the
+operating system's randomness.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version as installed_version
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioquic import tls
+from aioquic._buffer import Buffer, BufferReadError
+from aioquic.quic import events as quic_events
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicPacketType,
+    QuicProtocolVersion,
+    encode_quic_retry,
+    pull_quic_header,
+)
+from aioquic.quic.retry import QuicRetryTokenHandler
+
+from .errors import ConfigurationError, ProtocolError
+from .frames import HEADER_SIZE, Header
+from .identity import COORDINATOR, WORKER, Credentials, Identity
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+    from .link import Inflow
+
+__all__ = [
+    "ALPN",
+    "CLOSE_GONE",
+    "CLOSE_NORMAL",
+    "CLOSE_PROTOCOL",
+    "CLOSE_REFUSED",
+    "Address",
+    "Authenticated",
+    "Closed",
+    "ControlData",
+    "Gate",
+    "MessageSink",
+    "Session",
+    "SessionConfig",
+    "check_foundation",
+    "is_unauthenticated_initial",
+]
+
+Address = tuple[Any, ...]  # (host, port) or (host, port, flow, scope), as the socket gives it
+
+ALPN = "quicoll/1"
+CLOSE_NORMAL = 0x7100  # above TLS alerts (0x100-0x1ff), below two bytes of varint
+CLOSE_REFUSED = 0x7101
+CLOSE_PROTOCOL = 0x7102
+CLOSE_GONE = 0x7103  # the link that this connection belongs to has ended, or was never known here
+
+_CID_LENGTH = 8
+_CONTROL_STREAM = 0
+_FEED_BYTES = 64 * 1024  # slice given to QUIC at a time, so that several messages share the path
+_FEED_STREAMS = 8  # messages fed at the same time
+_FEED_FLOOR = 256 * 1024  # unacknowledged bytes that QUIC may hold however small its window is
+_EARLY_BYTES = 1 << 20  # message bytes that may overtake the peer's Hello
+_SUPPORTED = ((1, 7, 2), (1, 8))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """Settings of one QUIC connection.
+
+    datagram_bytes: UDP payload to send, at most what the path carries (no discovery yet).
+    idle_ns: QUIC's own idle timeout; a backstop, failures are noticed by the link's detector long before.
+    window_bytes: QUIC flow-control window to begin with, per stream and per connection.
+    """
+
+    datagram_bytes: int = 1452
+    idle_ns: int = 30_000_000_000
+    window_bytes: int = 16 << 20
+    congestion: str = "cubic"
+    initial_rtt_ns: int = 50_000_000
+
+
+class MessageSink(Protocol):
+    """Where a session puts messages: a LinkCore."""
+
+    def message_begin(self, header: Header) -> Inflow | None: ...
+    def message_end(self, inflow: Inflow) -> None: ...
+    def message_reset(self, inflow: Inflow) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticated:
+    """The handshake is complete and the peer proved that it holds the key of `certificate` (None: it sent none).
+
+    Nothing more is proved: chain, dates and name are the endpoint's to verify before it uses the session.
+    """
+
+    certificate: Certificate | None
+    chain: tuple[Certificate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlData:
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The connection is over. `code` is ours (CLOSE_*) or QUIC's; `reason` is a text for people."""
+
+    code: int
+    reason: str
+
+
+SessionEvent = Authenticated | ControlData | Closed
+
+
+class _Connection(QuicConnection):
+    """QuicConnection that asks clients for a certificate."""
+
+    def _initialize(self, peer_cid: bytes) -> None:
+        super()._initialize(peer_cid)
+        if not self._is_client:
+            self.tls._request_client_certificate = True
+
+
+def _configuration(credentials: Credentials | None, config: SessionConfig, *, is_client: bool) -> QuicConfiguration:
+    quic = QuicConfiguration(
+        alpn_protocols=[ALPN],
+        is_client=is_client,
+        congestion_control_algorithm=config.congestion,
+        connection_id_length=_CID_LENGTH,
+        idle_timeout=config.idle_ns / 1e9,
+        max_data=config.window_bytes,
+        max_stream_data=config.window_bytes,
+        max_datagram_size=config.datagram_bytes,
+        cipher_suites=[tls.CipherSuite.AES_128_GCM_SHA256, tls.CipherSuite.AES_256_GCM_SHA384],
+        initial_rtt=config.initial_rtt_ns / 1e9,
+        supported_versions=[QuicProtocolVersion.VERSION_1],
+    )
+    if credentials is not None:
+        quic.certificate = credentials.certificate
+        quic.certificate_chain = list(credentials.chain)
+        quic.private_key = credentials.private_key
+        quic.cadata = credentials.authority_pem
+    return quic
+
+
+@dataclass(slots=True, eq=False)
+class _Feed:
+    """A message being sent: header first, then the payload from the caller's memory."""
+
+    key: object
+    header: bytes
+    payload: memoryview
+    stream_id: int = -1
+    offset: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Inbound:
+    """A message stream of the peer: header bytes until they are complete, then the flow that takes the payload."""
+
+    header: bytearray
+    inflow: Inflow | None = None
+    refused: bool = False
+
+
+class Session:
+    """One QUIC connection. Create with `client`, or through a Gate for the server side."""
+
+    def __init__(self, connection: QuicConnection, *, is_client: bool, cids: Sequence[bytes]) -> None:
+        self._quic = connection
+        self.is_client = is_client
+        self.cids: list[bytes] = list(cids)  # connection ids whose datagrams are for this session
+        self.retired_cids: list[bytes] = []
+        self.heard_ns: int | None = None  # when the last authenticated packet arrived
+        self.authenticated = False
+        self.closed = False
+        self._events: deque[SessionEvent] = deque()
+        self._sink: MessageSink | None = None
+        self._early: list[tuple[int, bytes, bool]] = []
+        self._early_bytes = 0
+        self._control_ready = is_client
+        self._control_waiting = bytearray()
+        self._inbound: dict[int, _Inbound] = {}
+        self._waiting: deque[_Feed] = deque()
+        self._feeding: deque[_Feed] = deque()
+        self._open: dict[int, _Feed] = {}
+        self._last_received: float | None = None
+
+    @classmethod
+    def client(
+        cls, *, credentials: Credentials | None, config: SessionConfig, address: Address, now_ns: int
+    ) -> Session:
+        """Dial `address`; the first datagrams are ready at once. No credentials means none are shown (tests)."""
+        quic = _configuration(credentials, config, is_client=True)
+        connection = _Connection(configuration=quic)
+        connection.connect(address, now_ns / 1e9)
+        return cls(connection, is_client=True, cids=[connection.host_cid])
+
+    # -- datagrams and time --------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes, address: Address, now_ns: int) -> None:
+        """Take one datagram; afterwards drain `next_event`. Raises ProtocolError, upon which the caller closes."""
+        self._quic.receive_datagram(data, address, now_ns / 1e9)
+        received = self._quic._spaces[tls.Epoch.ONE_RTT].largest_received_time if self._quic._spaces else None
+        if received is not None and received != self._last_received:
+            self._last_received = received
+            self.heard_ns = now_ns
+        self._drain()
+
+    def handle_timer(self, now_ns: int) -> None:
+        self._quic.handle_timer(now_ns / 1e9)
+        self._drain()
+
+    def next_timer(self) -> int | None:
+        at = self._quic.get_timer()
+        # One nanosecond late rather than early: an early timer would be armed again for the same time, for ever.
+        return None if at is None else int(at * 1e9) + 1
+
+    def datagrams_to_send(self, now_ns: int) -> list[tuple[bytes, Address]]:
+        self._feed()
+        return self._quic.datagrams_to_send(now_ns / 1e9)
+
+    @property
+    def peer_address(self) -> Address | None:
+        return self._quic.get_peer_address()
+
+    def next_event(self) -> SessionEvent | None:
+        return self._events.popleft() if self._events else None
+
+    # -- what the link asks for ----------------------------------------------------------------------------------
+
+    def attach(self, sink: MessageSink) -> None:
+        """From now on messages go to `sink`; those that overtook the Hello first."""
+        self._sink = sink
+        early, self._early = self._early, []
+        for stream_id, data, fin in early:
+            self._message_data(sink, stream_id, data, fin)
+
+    def send_control(self, data: bytes) -> None:
+        if self._control_ready:
+            self._quic.send_stream_data(_CONTROL_STREAM, data)
+        else:  # the client opens the control stream; until then our words wait
+            self._control_waiting += data
+
+    def start_message(self, key: object, header: bytes, payload: memoryview) -> None:
+        """Queue a message; it is fed as the path takes it. `key` names it for `reset_message`."""
+        self._waiting.append(_Feed(key, header, payload))
+
+    def reset_message(self, key: object) -> None:
+        """Stop sending a message at once; unknown keys (already sent) are fine."""
+        self._waiting = deque(feed for feed in self._waiting if feed.key is not key)
+        self._feeding = deque(feed for feed in self._feeding if feed.key is not key)
+        for stream_id in [stream_id for stream_id, feed in self._open.items() if feed.key is key]:
+            self._reset_stream(stream_id)
+
+    def close(self, code: int, reason: str) -> None:
+        if not self.closed:
+            self._quic.close(error_code=code, reason_phrase=reason)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _reset_stream(self, stream_id: int) -> None:
+        self._open.pop(stream_id, None)
+        self._feeding = deque(feed for feed in self._feeding if feed.stream_id != stream_id)
+        if stream_id in self._quic._streams:
+            self._quic.reset_stream(stream_id, CLOSE_NORMAL)
+
+    def _stop_stream(self, stream_id: int) -> None:
+        if stream_id in self._quic._streams:
+            self._quic.stop_stream(stream_id, CLOSE_NORMAL)
+
+    def _feed(self) -> None:
+        """Give QUIC the next slices: round robin over a few messages, within a bound on what it holds."""
+        if not (self._waiting or self._feeding):
+            return
+        held = 0
+        for stream_id in list(self._open):
+            stream = self._quic._streams.get(stream_id)
+            if stream is None or stream.sender.is_finished:
+                del self._open[stream_id]
+            else:
+                held += len(stream.sender._buffer)
+        room = max(_FEED_FLOOR, 2 * self._quic._loss.congestion_window) - held
+        while room > 0:
+            while self._waiting and len(self._feeding) < _FEED_STREAMS:
+                feed = self._waiting.popleft()
+                feed.stream_id = self._quic.get_next_available_stream_id(is_unidirectional=True)
+                fin = not feed.payload
+                self._quic.send_stream_data(feed.stream_id, feed.header, end_stream=fin)
+                self._open[feed.stream_id] = feed
+                room -= len(feed.header)
+                if not fin:
+                    self._feeding.append(feed)
+            if not self._feeding:
+                return
+            feed = self._feeding.popleft()
+            piece = feed.payload[feed.offset : feed.offset + _FEED_BYTES]
+            feed.offset += len(piece)
+            fin = feed.offset >= len(feed.payload)
+            # aioquic appends to a bytearray, for which a memoryview does as well as the bytes it asks for
+            self._quic.send_stream_data(feed.stream_id, piece, end_stream=fin)  # type: ignore[arg-type]
+            room -= len(piece)
+            if fin:
+                feed.payload = memoryview(b"")
+            else:
+                self._feeding.append(feed)
+
+    def _drain(self) -> None:
+        while (event := self._quic.next_event()) is not None:
+            match event:
+                case quic_events.StreamDataReceived():
+                    self._stream_data(event.stream_id, event.data, event.end_stream)
+                case quic_events.StreamReset():
+                    inbound = self._inbound.pop(event.stream_id, None)
+                    if inbound is not None and inbound.inflow is not None and self._sink is not None:
+                        self._sink.message_reset(inbound.inflow)
+                case quic_events.StopSendingReceived():
+                    self._reset_stream(event.stream_id)
+                case quic_events.HandshakeCompleted():
+                    if event.session_resumed or event.early_data_accepted:
+                        raise ProtocolError("a resumed handshake, though no ticket was ever issued")
+                    self._events.append(
+                        Authenticated(self._quic.tls._peer_certificate, tuple(self._quic.tls._peer_certificate_chain))
+                    )
+                case quic_events.ConnectionTerminated():
+                    self.closed = True
+                    self._events.append(Closed(event.error_code, event.reason_phrase))
+                case quic_events.ConnectionIdIssued():
+                    self.cids.append(event.connection_id)
+                case quic_events.ConnectionIdRetired():
+                    self.retired_cids.append(event.connection_id)
+
+    def _stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
+        if stream_id == _CONTROL_STREAM:
+            if fin:
+                raise ProtocolError("the peer ended the control stream")
+            if not self._control_ready:
+                self._control_ready = True
+                if self._control_waiting:
+                    self._quic.send_stream_data(_CONTROL_STREAM, bytes(self._control_waiting))
+                    self._control_waiting.clear()
+            self._events.append(ControlData(data))
+        elif not stream_id & 2:
+            raise ProtocolError("the peer opened a second bidirectional stream")
+        elif self._sink is None:
+            self._early_bytes += len(data)
+            if self._early_bytes > _EARLY_BYTES:
+                raise ProtocolError("the peer sends messages without saying Hello")
+            self._early.append((stream_id, data, fin))
+        else:
+            self._message_data(self._sink, stream_id, data, fin)
+
+    def _message_data(self, sink: MessageSink, stream_id: int, data: bytes, fin: bool) -> None:
+        inbound = self._inbound.get(stream_id)
+        if inbound is None:
+            inbound = self._inbound[stream_id] = _Inbound(bytearray())
+        view = memoryview(data)
+        if inbound.inflow is None and not inbound.refused:
+            need = HEADER_SIZE - len(inbound.header)
+            inbound.header += view[:need]
+            view = view[need:]
+            if len(inbound.header) == HEADER_SIZE:
+                inbound.inflow = sink.message_begin(Header.decode(inbound.header))
+                inbound.refused = inbound.inflow is None
+                if inbound.refused and not fin:
+                    self._stop_stream(stream_id)
+        inflow = inbound.inflow
+        if inflow is not None:
+            if view and inflow.alive:
+                end = inflow.filled + len(view)
+                if end > inflow.header.length:
+                    raise ProtocolError(f"message {inflow.header.sequence} is longer than its header says")
+                inflow.view[inflow.filled : end] = view
+                inflow.filled = end
+            elif view and not inbound.refused:
+                inbound.refused = True
+                if not fin:
+                    self._stop_stream(stream_id)
+        if fin:
+            del self._inbound[stream_id]
+            if inflow is not None:
+                sink.message_end(inflow)
+            elif not inbound.refused:
+                raise ProtocolError(f"a message stream ends inside its header ({len(inbound.header)} bytes)")
+
+
+class Gate:
+    """The server side's door: address validation by Retry (RFC 9000 section 8.1.2), then a Session.
+
+    Nothing is kept for a source before it has shown that it receives at its address.
+    """
+
+    def __init__(self, *, credentials: Credentials, config: SessionConfig, retry: bool = True) -> None:
+        self._quic = _configuration(credentials, config, is_client=False)
+        self._tokens = QuicRetryTokenHandler() if retry else None
+
+    def admit(self, data: bytes, address: Address, now_ns: int) -> Session | bytes | None:
+        """For a datagram of no known session: a new Session (not yet fed with it), a reply to send, or None."""
+        if len(data) < SMALLEST_MAX_DATAGRAM_SIZE:
+            return None
+        try:
+            header = pull_quic_header(Buffer(data=data), host_cid_length=_CID_LENGTH)
+        except (ValueError, BufferReadError):
+            return None
+        if header.packet_type != QuicPacketType.INITIAL or header.version != QuicProtocolVersion.VERSION_1:
+            return None
+        original, retried = header.destination_cid, None
+        if self._tokens is not None:
+            if not header.token:
+                source = os.urandom(_CID_LENGTH)
+                token = self._tokens.create_token(
+                    address=address,
+                    original_destination_connection_id=header.destination_cid,
+                    retry_source_connection_id=source,
+                    now=now_ns / 1e9,
+                )
+                return encode_quic_retry(
+                    version=header.version,
+                    source_cid=source,
+                    destination_cid=header.source_cid,
+                    original_destination_cid=header.destination_cid,
+                    retry_token=token,
+                )
+            try:
+                original = self._tokens.validate_token(
+                    address=address, destination_cid=header.destination_cid, token=header.token, now=now_ns / 1e9
+                )
+            except (ValueError, BufferReadError):
+                return None
+            retried = header.destination_cid
+        connection = _Connection(
+            configuration=self._quic,
+            original_destination_connection_id=original,
+            retry_source_connection_id=retried,
+        )
+        return Session(connection, is_client=False, cids=[header.destination_cid, connection.host_cid])
+
+
+def destination_cid(data: bytes) -> bytes | None:
+    """The connection id that a datagram is for, or None when it is no QUIC packet of ours (RFC 8999)."""
+    if not data:
+        return None
+    if data[0] & 0x80:
+        if len(data) < 6 or len(data) < 6 + data[5]:
+            return None
+        return data[6 : 6 + data[5]]
+    return data[1 : 1 + _CID_LENGTH] if len(data) > _CID_LENGTH else None
+
+
+def is_unauthenticated_initial(data: bytes) -> bool:
+    """Whether a datagram starts with a QUIC v1 Initial packet: the only kind that may make us keep anything."""
+    return len(data) > 4 and data[0] & 0xF0 == 0xC0 and data[1:5] == b"\x00\x00\x00\x01"
+
+
+# -- the self-check --------------------------------------------------------------------------------------------------
+
+
+def handshake_in_memory(client: Session, gate: Gate, *, now_ns: int = 10**18) -> tuple[Session, list[Any], list[Any]]:
+    """Drive a client session against a gate without any IO; the server's session and both sides' events."""
+    addresses: dict[bool, Address] = {True: ("127.0.0.1", 1), False: ("127.0.0.1", 2)}
+    server: Session | None = None
+    collected: dict[bool, list[Any]] = {True: [], False: []}
+    for _ in range(20):
+        now_ns += 1_000_000
+        for data, _address in client.datagrams_to_send(now_ns):
+            if server is None:
+                admitted = gate.admit(data, addresses[True], now_ns)
+                if isinstance(admitted, bytes):
+                    client.receive(admitted, addresses[False], now_ns)
+                    continue
+                server = admitted
+            if server is not None:
+                server.receive(data, addresses[True], now_ns)
+        if server is not None:
+            for data, _address in server.datagrams_to_send(now_ns):
+                client.receive(data, addresses[False], now_ns)
+        for session in (client, server):
+            while session is not None and (event := session.next_event()) is not None:
+                collected[session.is_client].append(event)
+    if server is None:
+        raise ConfigurationError("aioquic: a server session could not be made in memory")
+    return server, collected[True], collected[False]
+
+
+@functools.cache
+def check_foundation() -> None:
+    """Prove once per process that this aioquic asks for client certificates and shows us what the client sent.
+
+    Raises ConfigurationError when it does not, or when its version is outside the range that was examined.
+    """
+    from .authority import ephemeral
+
+    found = installed_version("aioquic")
+    numbers = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
+    if not _SUPPORTED[0] <= numbers < _SUPPORTED[1]:
+        raise ConfigurationError(f"aioquic {found} has not been examined; >=1.7.2,<1.8 is needed")
+    server_id = Identity(job="self-check", role=COORDINATOR, node="server")
+    client_id = Identity(job="self-check", role=WORKER, node="client")
+    made = ephemeral("self-check", [(COORDINATOR, "server"), (WORKER, "client")])
+    config = SessionConfig()
+    address: Address = ("127.0.0.1", 2)
+    seen: list[Certificate | None] = []
+    try:
+        for credentials in (made[client_id], None):
+            client = Session.client(credentials=credentials, config=config, address=address, now_ns=10**18)
+            if credentials is None:
+                client._quic.configuration.cadata = made[server_id].authority_pem
+                client._quic.tls._cadata = made[server_id].authority_pem
+            gate = Gate(credentials=made[server_id], config=config)
+            _server, _, server_events = handshake_in_memory(client, gate)
+            seen += [event.certificate for event in server_events if isinstance(event, Authenticated)]
+    except (AttributeError, TypeError, AssertionError) as error:
+        raise ConfigurationError(f"aioquic {found} is not built as expected: {error}") from error
+    if len(seen) != 2 or seen[0] != made[client_id].certificate or seen[1] is not None:
+        raise ConfigurationError(f"aioquic {found} does not show the certificate of clients; refusing to run")
+
+
+def error_name(code: int) -> str:
+    """A readable name of a close code."""
+    ours = {CLOSE_NORMAL: "closed", CLOSE_REFUSED: "refused", CLOSE_PROTOCOL: "protocol error", CLOSE_GONE: "link gone"}
+    if code in ours:
+        return ours[code]
+    try:
+        return QuicErrorCode(code).name.lower()
+    except ValueError:
+        return f"TLS alert {code - 0x100}" if 0x100 <= code < 0x200 else f"code {code:#x}"
