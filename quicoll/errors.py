@@ -7,6 +7,7 @@
     Partitioned     this rank cannot reach a quorum; it holds, and takes part again once it can
     StepAborted     the step was committed nowhere; inputs and outputs are untouched; begin it again
     CheckpointError a checkpoint cannot be written or read; what was there before is still there
+    JournalError    the coordinator's journal cannot be used; what it holds is still there; the coordinator ends
 
 After any error but LocalError and CheckpointError the next `job.step()` waits for the next view.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 __all__ = [
     "CheckpointError",
     "Corrupted",
+    "JournalError",
     "LocalError",
     "Mismatch",
     "Partitioned",
@@ -109,4 +111,16 @@ class CheckpointError(QuicollError):
 
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(f"{message}: {path}" if path else message)
+        self.path = path
+
+
+class JournalError(QuicollError):
+    """The coordinator's journal at `path` cannot be opened, read or written.
+
+    Whatever was announced is in it and stays there. A coordinator that meets this ends: after a write that failed,
+    only a new process that reads the journal again knows whether the record is in it.
+    """
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(f"journal {path}: {message}")
         self.path = path
