@@ -43,7 +43,7 @@ from .identity import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Algorithm", "Authority", "create_authority", "ephemeral", "issue"]
+__all__ = ["Algorithm", "Authority", "create_authority", "ephemeral", "issue", "job_of"]
 
 Algorithm: TypeAlias = Literal["ed25519", "p256"]
 
@@ -101,12 +101,7 @@ class Authority:
     @property
     def job(self) -> str:
         """The job whose nodes this authority signs; ConfigurationError where its subject names none."""
-        subject = self.certificate.subject
-        organizations = [entry.value for entry in subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
-        names = [entry.value for entry in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-        if organizations != [_ORGANIZATION] or len(names) != 1:
-            raise ConfigurationError(f"not an authority of quicoll: its subject is not O={_ORGANIZATION}, CN=<job>")
-        return str(names[0])
+        return job_of(self.certificate)
 
     def sign(
         self,
@@ -228,6 +223,17 @@ def ephemeral(
             raise ConfigurationError(f"{credentials.identity} is named twice")
         made[credentials.identity] = credentials
     return made
+
+
+def job_of(certificate: x509.Certificate) -> str:
+    """The job that an authority of `create_authority` is for. Raises ConfigurationError for any other certificate."""
+    subject = certificate.subject
+    organizations = [entry.value for entry in subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
+    units = subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    names = [entry.value for entry in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if organizations != [_ORGANIZATION] or units or len(names) != 1:
+        raise ConfigurationError(f"not an authority of quicoll: its subject is not O={_ORGANIZATION}, CN=<job>")
+    return Identity(str(names[0]), "any", "any").job
 
 
 def _now(now: datetime | None) -> datetime:

@@ -172,7 +172,7 @@ class Credentials:
         own, *chain = read_certificates(certificate)
         trust = read_certificates(authority)
         for entry in trust:
-            if not _is_authority(entry):
+            if not is_authority(entry):
                 raise ConfigurationError(f"{_name(authority)}: holds a certificate that is no CA")
         private_key = read_private_key(key)
         if not _belongs(private_key, own):
@@ -259,6 +259,14 @@ def identity_of(certificate: x509.Certificate) -> Identity:
         raise AuthenticationError(f"the certificate's URI is malformed: {error}") from error
 
 
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Whether `certificate` says that it may sign others (basicConstraints CA)."""
+    try:
+        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (x509.ExtensionNotFound, *_UNREADABLE):
+        return False
+
+
 def node_files(directory: str | os.PathLike[str], *, role: str, node: str) -> tuple[Path, Path]:
     """Where a node's certificate and key lie in a directory of certificates."""
     stem = f"{role}-{node}"
@@ -304,7 +312,7 @@ def _verify_chain(
     """Signatures, dates, CA flags, path lengths and name constraints up to one of `trust` (RFC 5280 section 6)."""
     store = crypto.X509Store()
     # OpenSSL takes a self-signed version 1 certificate in the store for a CA; ours have to say that they are one.
-    if not trust or not all(map(_is_authority, trust)):
+    if not trust or not all(map(is_authority, trust)):
         raise ConfigurationError("trust must be one or more certificates of authorities (basicConstraints CA)")
     for entry in trust:
         store.add_cert(crypto.X509.from_cryptography(entry))
@@ -357,13 +365,6 @@ def _verify_usage(certificate: x509.Certificate) -> None:
                 for purpose, name in _PURPOSES:
                     if purpose not in usage:
                         raise AuthenticationError(f"the certificate's extended key usage lacks {name}")
-
-
-def _is_authority(certificate: x509.Certificate) -> bool:
-    try:
-        return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    except (x509.ExtensionNotFound, *_UNREADABLE):
-        return False
 
 
 def _belongs(key: PrivateKey, certificate: x509.Certificate) -> bool:

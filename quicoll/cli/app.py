@@ -1,0 +1,37 @@
+"""The commands by name. A command imports what it needs when it runs: `quicoll certs` works without torch."""
+
+from __future__ import annotations
+
+from importlib.metadata import version as installed_version
+from typing import Annotated
+
+import typer
+
+from quicoll.cli import certs
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="quicoll",
+    help="Deterministic collectives and atomic training steps over QUIC.",
+    no_args_is_help=True,
+    add_completion=False,
+    # A traceback with local variables would print keys.
+    pretty_exceptions_enable=False,
+)
+app.add_typer(certs.app, name="certs")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(installed_version("quicoll"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass

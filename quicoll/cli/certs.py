@@ -1,0 +1,103 @@
+"""`quicoll certs`: make a job's authority and its nodes' certificates, and look at them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from cryptography.hazmat.primitives import hashes
+
+from quicoll_transport.authority import Algorithm, create_authority, issue, job_of
+from quicoll_transport.errors import ConfigurationError
+from quicoll_transport.identity import (
+    AUTHORITY_FILE,
+    AUTHORITY_KEY_FILE,
+    identity_of,
+    is_authority,
+    node_files,
+    read_certificates,
+)
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Make and look at the certificates that let a node in.", no_args_is_help=True)
+
+Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Where the job's certificates are.", show_default=False)]
+
+
+@app.command("init")
+def init(
+    directory: Directory,
+    job: Annotated[str, typer.Option(help="The job's name: no node of another job gets in.", show_default=False)],
+    algorithm: Annotated[Algorithm, typer.Option(help="The kind of all keys of this job.")] = "ed25519",
+    days: Annotated[int, typer.Option(help="How long the authority is valid.")] = 3650,
+) -> None:
+    """Make the authority of a job: ca.pem, which every node needs, and ca.key, which stays here."""
+    authority = create_authority(directory, job=job, algorithm=algorithm, days=days)
+    typer.echo(f"authority of job {job}, valid until {_date(authority.certificate.not_valid_after_utc)}")
+    typer.echo(f"  {directory / AUTHORITY_FILE}  give it to every node")
+    typer.echo(f"  {directory / AUTHORITY_KEY_FILE}  keep it here: who has it can let anybody in")
+
+
+@app.command("issue")
+def issue_one(
+    directory: Directory,
+    role: Annotated[
+        Literal["worker", "coordinator"], typer.Option(help="What the node may act as.", show_default=False)
+    ],
+    node: Annotated[str, typer.Option(help="The node's name, unique within its role.", show_default=False)],
+    days: Annotated[int, typer.Option(help="How long it is valid, at most until the authority ends.")] = 365,
+    dns: Annotated[list[str] | None, typer.Option(help="A DNS name to put in as well; may be repeated.")] = None,
+    ip: Annotated[list[str] | None, typer.Option(help="An IP address to put in as well; may be repeated.")] = None,
+) -> None:
+    """Make the key and the certificate of one node."""
+    credentials = issue(directory, role=role, node=node, days=days, dns=dns or (), ip=ip or ())
+    certificate, key = node_files(directory, role=role, node=node)
+    typer.echo(f"{credentials.identity.uri}, valid until {_date(credentials.certificate.not_valid_after_utc)}")
+    typer.echo(f"  {certificate}")
+    typer.echo(f"  {key}  for this node alone, mode 0600")
+
+
+@app.command("show")
+def show(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A PEM file with certificates.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="As a JSON list, one entry for each certificate.")] = False,
+) -> None:
+    """Print whose the certificates in a file are, how long they are valid, and their fingerprints. Verifies nothing."""
+    entries = [_describe(certificate) for certificate in read_certificates(file)]
+    if as_json:
+        typer.echo(json.dumps(entries, indent=2))
+        return
+    for entry in entries:
+        for name, value in entry.items():
+            typer.echo(f"{name:<12} {value}")
+
+
+def _describe(certificate: x509.Certificate) -> dict[str, str]:
+    """What `show` prints: of the text in a certificate only names of our form, so that none can draw on a terminal."""
+    since, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    now = datetime.now(UTC)
+    return {
+        "identity": _authority_of(certificate) if is_authority(certificate) else identity_of(certificate).uri,
+        "not before": _date(since),
+        "not after": _date(until),
+        "state": "expired" if now > until else "not yet valid" if now < since else "valid",
+        "sha256": certificate.fingerprint(hashes.SHA256()).hex(),
+    }
+
+
+def _authority_of(certificate: x509.Certificate) -> str:
+    try:
+        return f"authority of job {job_of(certificate)}"
+    except ConfigurationError:
+        return "authority, not made by quicoll"
+
+
+def _date(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M:%SZ")
