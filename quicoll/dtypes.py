@@ -1,0 +1,263 @@
+"""Element types: how each is stored, widened exactly, and narrowed by one rounding.
+
+Every rank must turn the same wide value into the same narrow bits, whatever its processor. So nothing here is left
+to a conversion instruction or to a library's choice of one:
+
+- Widening is exact. A bfloat16 is the upper half of a float32. A float16 is a float32 whose exponent field is 112
+  too small, so moving its bits and multiplying by 2**112 gives the value, subnormals included; infinities and NaN
+  go through numpy's own cast.
+- Narrowing rounds to nearest, ties to even, once (IEEE 754-2019, 4.3.1). From float64 to a 16-bit type one goes
+  through a float32 rounded to odd, which keeps enough to make the second rounding the only one that matters (Boldo
+  and Melquiond 2008, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd").
+- All NaN become one, quiet and positive. Sign and payload of a computed NaN differ between processors, and on one
+  processor between the vector body and the scalar tail of a loop (x86 returns the first operand's payload, and
+  which operand is first is the compiler's choice).
+- Subnormals are kept. `require_ieee` finds a thread whose mode register says otherwise.
+
+bfloat16 is stored as uint16, so that neither torch nor ml_dtypes is needed to compute with it. To add a type
+(float8, complex), add a row to `DTYPES` and its two conversions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quicoll.errors import LocalError
+
+__all__ = [
+    "BFLOAT16",
+    "BOOL",
+    "DTYPES",
+    "FLOAT16",
+    "FLOAT32",
+    "FLOAT64",
+    "INT64",
+    "UINT64",
+    "Array",
+    "DType",
+    "Kind",
+    "narrow",
+    "require_ieee",
+    "widen",
+]
+
+Array: TypeAlias = NDArray[Any]
+
+
+class Kind(StrEnum):
+    FLOAT = "float"
+    INT = "int"
+    UINT = "uint"
+    BOOL = "bool"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DType:
+    """One element type; there is one object for each, so that types are compared by `is`.
+
+    itemsize: bytes. storage: the numpy dtype that holds it, native byte order (uint16 for bfloat16).
+    infinity, nan: for floats the bits of +inf and of the one NaN that results carry; 0 otherwise.
+    """
+
+    name: str
+    itemsize: int
+    storage: np.dtype[Any]
+    kind: Kind
+    infinity: int = 0
+    nan: int = 0
+
+    @staticmethod
+    def parse(name: str) -> DType:
+        """The type called `name`. Raises LocalError that lists the names there are."""
+        try:
+            return DTYPES[name]
+        except KeyError:
+            raise LocalError(f"dtype {name!r} is not supported; use one of {', '.join(DTYPES)}") from None
+
+    @property
+    def bits(self) -> np.dtype[Any]:
+        """The unsigned integer of the same size, to look at an element's bits."""
+        return np.dtype(f"u{self.itemsize}")
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        """A copy of a type is the type itself."""
+        return DType.parse, (self.name,)
+
+
+FLOAT16 = DType("float16", 2, np.dtype(np.float16), Kind.FLOAT, 0x7C00, 0x7E00)
+BFLOAT16 = DType("bfloat16", 2, np.dtype(np.uint16), Kind.FLOAT, 0x7F80, 0x7FC0)
+FLOAT32 = DType("float32", 4, np.dtype(np.float32), Kind.FLOAT, 0x7F80_0000, 0x7FC0_0000)
+FLOAT64 = DType("float64", 8, np.dtype(np.float64), Kind.FLOAT, 0x7FF0 << 48, 0x7FF8 << 48)
+INT8 = DType("int8", 1, np.dtype(np.int8), Kind.INT)
+INT16 = DType("int16", 2, np.dtype(np.int16), Kind.INT)
+INT32 = DType("int32", 4, np.dtype(np.int32), Kind.INT)
+INT64 = DType("int64", 8, np.dtype(np.int64), Kind.INT)
+UINT8 = DType("uint8", 1, np.dtype(np.uint8), Kind.UINT)
+UINT16 = DType("uint16", 2, np.dtype(np.uint16), Kind.UINT)
+UINT32 = DType("uint32", 4, np.dtype(np.uint32), Kind.UINT)
+UINT64 = DType("uint64", 8, np.dtype(np.uint64), Kind.UINT)
+BOOL = DType("bool", 1, np.dtype(np.bool_), Kind.BOOL)
+
+_ALL = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, BOOL)
+DTYPES: Mapping[str, DType] = MappingProxyType({dtype.name: dtype for dtype in _ALL})
+
+# Module variables, so that the compiler does not fold the sums in `require_ieee`.
+_ONE = 1.0
+_MIN_NORMAL = 2.0**-1022
+_HALF_ULP = 2.0**-53
+
+
+def require_ieee() -> None:
+    """Raise LocalError where this thread does not compute by IEEE 754's default rules.
+
+    A mode register belongs to the thread, and a library may change it (torch.set_flush_denormal, an object linked
+    with -ffast-math). Halving the smallest normal and doubling it again comes back only if subnormals are kept, as
+    results and as operands; the two sums tell round-to-nearest from the three directed roundings. Costs under 0.2
+    microseconds.
+    """
+    if _MIN_NORMAL * 0.5 * 2.0 != _MIN_NORMAL:
+        raise LocalError("this thread flushes subnormal numbers to zero, so its bits would differ from other ranks'")
+    if _ONE + _HALF_ULP != _ONE or _ONE - _HALF_ULP * 0.5 != _ONE:
+        raise LocalError("this thread does not round to nearest, so its bits would differ from other ranks'")
+
+
+def widen(values: Array, dtype: DType, acc: DType, out: Array) -> None:
+    """Write `values` (1-D, of `dtype`) into `out` (1-D, of `acc`), exactly. `acc` holds every value of `dtype`."""
+    with np.errstate(all="ignore"):
+        widen_unguarded(values, dtype, acc, out)
+
+
+def widen_unguarded(values: Array, dtype: DType, acc: DType, out: Array) -> None:
+    """`widen` inside the caller's np.errstate."""
+    if dtype.kind is Kind.FLOAT and dtype.itemsize == 2 and acc is not dtype:
+        if acc is FLOAT32:
+            (_bfloat16_to_float32 if dtype is BFLOAT16 else _float16_to_float32)(values, out)
+            return
+        single = np.empty(values.size, np.float32)
+        widen_unguarded(values, dtype, FLOAT32, single)
+        values = single
+    np.copyto(out, values, casting="same_kind")
+
+
+def narrow(values: Array, acc: DType, dtype: DType, out: Array) -> None:
+    """Write `values` (1-D, of `acc`) into `out` (1-D, of `dtype`); `out` may be `values` where the types are equal.
+
+    Floats are rounded once, to nearest even, overflow gives infinity, and every NaN becomes `dtype.nan`. Integers
+    are cut to the low bits. A bool is 0 or 1, whatever other byte a caller had put into its memory.
+    """
+    with np.errstate(all="ignore"):
+        narrow_unguarded(values, acc, dtype, out)
+
+
+def narrow_unguarded(values: Array, acc: DType, dtype: DType, out: Array) -> None:
+    """`narrow` inside the caller's np.errstate."""
+    if dtype.kind is Kind.BOOL:
+        np.not_equal(values.view(np.uint8), 0, out=out)
+    elif dtype.kind is not Kind.FLOAT:
+        if out is not values:
+            np.copyto(out, values, casting="unsafe")
+    elif dtype.itemsize == 2 and acc is dtype:
+        _copy_half(values, dtype, out)
+    else:
+        # A maximum is NaN exactly if an element is, reads once and writes nothing: far cheaper than an array of
+        # isnan.
+        any_nan = values.size > 0 and bool(np.isnan(values.max()))
+        where = np.isnan(values) if any_nan else None
+        if dtype.itemsize == 2:
+            single = values if acc is FLOAT32 else _float64_to_odd_float32(values)
+            (_float32_to_bfloat16 if dtype is BFLOAT16 else _float32_to_float16)(single, out)
+        elif out is not values:
+            np.copyto(out, values, casting="same_kind")
+        if where is not None:
+            out.view(dtype.bits)[where] = dtype.nan
+
+
+def _copy_half(values: Array, dtype: DType, out: Array) -> None:
+    """Copy 16-bit floats, every NaN made the one. On the bits: numpy's float16 arithmetic is 30 times slower."""
+    if out is not values:
+        np.copyto(out, values)
+    size = np.bitwise_and(values.view(np.uint16), 0x7FFF)
+    if size.size and size.max() > dtype.infinity:
+        out.view(np.uint16)[size > dtype.infinity] = dtype.nan
+
+
+def _bfloat16_to_float32(values: Array, out: Array) -> None:
+    bits = out.view(np.uint32)
+    np.copyto(bits, values)
+    np.left_shift(bits, 16, out=bits)
+
+
+def _float32_to_bfloat16(values: Array, out: Array) -> None:
+    """Round to nearest even: add just under half of the last place, and the last place's own bit to break ties.
+
+    The carry may run into the exponent, which is what rounding up to the next power of two, or to infinity, asks
+    for.
+    """
+    bits = values.view(np.uint32)
+    rounded = np.right_shift(bits, 16)
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    np.copyto(out, rounded, casting="unsafe")
+
+
+def _float16_to_float32(values: Array, out: Array) -> None:
+    """numpy's own cast goes element by element, four times slower."""
+    bits = values.view(np.int16)
+    if values.size and np.bitwise_and(bits, 0x7FFF).max() >= FLOAT16.infinity:
+        np.copyto(out, values)
+        return
+    wide = out.view(np.int32)
+    np.copyto(wide, bits)  # the sign comes along into bits 16..31
+    np.left_shift(wide, 13, out=wide)
+    np.bitwise_and(wide, -0x7000_2000, out=wide)  # 0x8fffe000: one sign bit, five of exponent, ten of fraction
+    np.multiply(out, np.float32(2.0**112), out=out)
+
+
+def _float32_to_float16(values: Array, out: Array) -> None:
+    """Let the adder round: |x| + 2**(e+13), e the exponent of x, has its last place at 2**(e-10), which is
+    float16's.
+
+    Below 2**-14 float16 keeps that last place, so e stops there. The sum's fraction then counts last places, 1024
+    to 2048 of them (0 to 1024 for a subnormal), and adding it to the exponent field lets a carry run on by itself.
+    Anything from 65536 up is infinity. NaN is the caller's to put in.
+    """
+    bits = values.view(np.uint32)
+    size = np.bitwise_and(bits, 0x7FFF_FFFF)
+    np.minimum(size, 0x4780_0000, out=size)  # 65536.0
+    anchor = np.maximum(size, 0x3880_0000)  # 2**-14
+    anchor &= 0x7F80_0000
+    anchor += 13 << 23
+    total = size.view(np.float32)
+    np.add(total, anchor.view(np.float32), out=total)
+    size -= anchor
+    anchor >>= 13
+    size += anchor
+    size -= (113 + 13) << 10
+    np.right_shift(bits, 16, out=anchor)
+    anchor &= 0x8000
+    size |= anchor
+    np.copyto(out.view(np.uint16), size, casting="unsafe")
+
+
+def _float64_to_odd_float32(values: Array) -> Array:
+    """Round to odd: of the two float32 around an inexact value the one whose last bit is set; no false tie arises."""
+    nearest = values.astype(np.float32)
+    back = nearest.astype(np.float64)
+    bits = nearest.view(np.uint32)
+    other = (back != values) & ((bits & 1) == 0)
+    beyond = np.abs(back) > np.abs(values)
+    bits[other & beyond] -= 1
+    bits[other & ~beyond] += 1
+    return nearest
