@@ -1,0 +1,48 @@
+"""How elements are divided between ranks and into chunks.
+
+Boundaries are multiples of GRAIN elements: a cache line or more of every type, so that no two pieces share one, and
+a handful of elements is not cut at all.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from quicoll.errors import LocalError
+
+__all__ = ["GRAIN", "MIB", "Piece", "chunks", "demand", "shares"]
+
+MIB = 1 << 20
+GRAIN = 64
+
+Piece: TypeAlias = tuple[int, int]
+
+
+def shares(elements: int, parts: int) -> list[Piece]:
+    """[0, elements) as at most `parts` pieces [start, stop), in order, none empty, equal but for the last."""
+    return _cut(0, elements, _up(-(-elements // parts), GRAIN))
+
+
+def chunks(piece: Piece, limit: int) -> list[Piece]:
+    """A piece as the fewest near-equal pieces of at most `limit` elements; none for an empty piece."""
+    start, stop = piece
+    if start == stop:
+        return []
+    count = -(-(stop - start) // limit)
+    even = _up(-(-(stop - start) // count), GRAIN)
+    return _cut(start, stop, even if even <= limit else limit)
+
+
+def demand(**values: int) -> None:
+    """Raise LocalError that names the first value which is negative."""
+    for name, value in values.items():
+        if value < 0:
+            raise LocalError(f"{name}={value} is negative")
+
+
+def _cut(start: int, stop: int, size: int) -> list[Piece]:
+    return [(at, min(at + size, stop)) for at in range(start, stop, max(size, 1))]
+
+
+def _up(value: int, grain: int) -> int:
+    return -(-value // grain) * grain
