@@ -1,0 +1,342 @@
+"""`quicoll demo`: train over a network that fails, and compare every bit with a process that nothing happened to.
+
+The run: workers train the digits over QUIC. After a quarter of the steps one of them is killed with SIGKILL; after half
+of them another cuts its own network, both directions, for longer than the others wait. The others notice, give up the
+step under way, go on without the lost one, and take it in again with the present state. In the end all workers, and one
+process that trained alone, must hold the same digest. Exit status 0 says that all of this was seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from quicoll.cli.timeline import Fault, Feed, Moment, Recovery, recover
+from quicoll.errors import LocalError
+from quicoll.launch import Outcome, Supervisor
+
+__all__ = ["register"]
+
+ACCURACY = 0.95
+"""Share of the held-out digits that the trained net must get right."""
+FEWEST_STEPS = 24
+"""With fewer, the steps between one fault and the next are too few to come back in."""
+LOST_AFTER_S = 1.5
+CUT_FOR_S = 4.0
+DEADLINE_S = 170.0
+"""The whole run of the workers; whoever waits for a demo does not wait longer."""
+_POLL_S = 0.05
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("demo")(demo)
+
+
+def demo(
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes; 3 or more, unless --no-faults.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 160,
+    seed: Annotated[int, typer.Option(min=0, help="Of the initial parameters and of the samples drawn.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the measurements to this file.")] = None,
+    no_faults: Annotated[bool, typer.Option("--no-faults", help="Disturb nothing.")] = False,
+) -> None:
+    """Train a small net with several workers over QUIC, kill one, cut one off, and compare all bits in the end."""
+    if not no_faults and workers < 3:
+        raise LocalError("without one of 2 workers there is no majority to go on: take 3 or more, or --no-faults")
+    if not no_faults and steps < FEWEST_STEPS:
+        raise LocalError(f"take {FEWEST_STEPS} steps or more, or --no-faults")
+    _require("torch", "sklearn")
+    console = Console(highlight=False)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="quicoll-demo-") as temporary:
+        results = Path(temporary, "results")
+        results.mkdir()
+        story = _Story(console, steps=steps, workers=workers, began=began)
+        cluster = _Cluster(story, Path(temporary, "events"), results, steps=steps, seed=seed, faults=not no_faults)
+        with story:
+            outcome = asyncio.run(cluster.run())
+        if outcome.exit_status > 128:
+            raise typer.Exit(outcome.exit_status)
+        story.say("the same training in one process that nothing happens to")
+        baseline = _baseline(results, steps=steps, seed=seed)
+        ended = {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("worker-*.json"))}
+    report = _report(story, outcome, ended, baseline, workers=workers, steps=steps, seed=seed)
+    report["wall_s"] = round(time.monotonic() - began, 3)
+    failures = _failures(report, outcome, ended, faults=not no_faults)
+    report["failures"] = failures
+    if json_file is not None:
+        _write(json_file, report)
+    _show(console, report, failures)
+    raise typer.Exit(1 if failures else 0)
+
+
+class _Cluster:
+    """The workers, and what is done to them."""
+
+    def __init__(self, story: _Story, events: Path, results: Path, *, steps: int, seed: int, faults: bool) -> None:
+        self._story = story
+        self._feed = Feed(events)
+        nodes = [f"worker-{number}" for number in range(story.workers)]
+        command = [sys.executable, "-m", "quicoll.train.digits_worker", "--steps", str(steps), "--seed", str(seed)]
+        command += ["--result", str(results)]
+        if faults:
+            command += ["--cut-node", nodes[1], "--cut-at", str(steps // 2), "--cut-for", str(CUT_FOR_S)]
+        self._kill_at = max(1, steps // 4) if faults else None
+        self._to_kill = nodes[-1]
+        self._supervisor = Supervisor(
+            command,
+            workers=story.workers,
+            job="demo",
+            events=events,
+            lost_after=LOST_AFTER_S,
+            output=lambda node, line: story.say(f"{node}: {line}"),
+        )
+
+    async def run(self) -> Outcome:
+        running = asyncio.create_task(self._supervisor.run())
+        deadline = time.monotonic() + DEADLINE_S
+        while not running.done():
+            self._story.take(self._feed.read())
+            self._kill_when_due()
+            if time.monotonic() > deadline:
+                self._story.say(f"not finished within {DEADLINE_S:g} s")
+                self._supervisor.stop()
+                deadline = float("inf")
+            await asyncio.wait([running], timeout=_POLL_S)
+        self._story.take(self._feed.read())
+        return await running
+
+    def _kill_when_due(self) -> None:
+        if self._kill_at is None or self._story.committed < self._kill_at:
+            return
+        pid = self._supervisor.pid(self._to_kill)
+        if pid is not None:
+            self._kill_at = None
+            os.kill(pid, signal.SIGKILL)
+            self._story.fault(Fault(t=time.monotonic(), node=self._to_kill, cause="killed"))
+            self._story.say(f"step {self._story.committed}: {self._to_kill} is killed (SIGKILL to process {pid})")
+
+
+@dataclass(slots=True)
+class _Node:
+    """What the table shows of a worker."""
+
+    step: int = 0
+    view: int | None = None
+    rank: int | None = None
+    state: str = "starting"
+
+
+@dataclass(slots=True)
+class _Story:
+    """Turns events into lines and, on a terminal, into a table that lives at the bottom of the screen."""
+
+    console: Console
+    steps: int = field(kw_only=True)
+    workers: int = field(kw_only=True)
+    began: float = field(kw_only=True)
+    committed: int = 0
+    moments: list[Moment] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    aborted: dict[tuple[int, int], str] = field(default_factory=dict)
+    views: dict[int, list[str]] = field(default_factory=dict)
+    nodes: dict[str, _Node] = field(default_factory=dict)
+    live: Live | None = None
+
+    def __enter__(self) -> _Story:
+        self.nodes = {f"worker-{number}": _Node() for number in range(self.workers)}
+        if self.console.is_terminal:
+            self.live = Live(self._table(), console=self.console, refresh_per_second=8, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def say(self, line: str, *, at: float | None = None) -> None:
+        """One line, with the seconds since the demo began."""
+        self.console.print(f"{(at or time.monotonic()) - self.began:7.2f} s  {line}", markup=False, soft_wrap=True)
+
+    def fault(self, fault: Fault) -> None:
+        self.faults.append(fault)
+        self.nodes[fault.node].state = fault.cause
+
+    def take(self, moments: list[Moment]) -> None:
+        """Note new events, say those that matter."""
+        self.moments += moments
+        for moment in moments:
+            if moment.node in self.nodes:
+                self._tell(moment, self.nodes[moment.node])
+        if self.live is not None:
+            self.live.update(self._table())
+
+    def _tell(self, moment: Moment, node: _Node) -> None:
+        fields = moment.fields
+        match moment.kind:
+            case "view_installed":
+                members = [str(name) for name in fields["nodes"]]
+                node.view, node.state, node.rank = fields["view"], "training", members.index(moment.node)
+                if fields["view"] not in self.views:
+                    self.views[fields["view"]] = members
+                    self.say(f"view {fields['view']}: {len(members)} members, {', '.join(members)}", at=moment.t)
+            case "step_committed":
+                node.step = max(node.step, fields["step"])
+                if fields["step"] > self.committed:
+                    self.committed = fields["step"]
+                    if self.committed % max(1, self.steps // 8) == 0:
+                        self.say(f"step {self.committed} of {self.steps} committed", at=moment.t)
+            case "step_aborted":
+                if (fields["step"], fields["view"]) not in self.aborted:
+                    lost = ", ".join(fields.get("lost") or ()) or "nobody lost"
+                    self.aborted[fields["step"], fields["view"]] = lost
+                    self.say(f"step {fields['step']} aborted in view {fields['view']}: {fields['cause']}", at=moment.t)
+            case "fault":
+                self.fault(Fault(t=moment.t, node=moment.node, cause="network cut"))
+                self.say(f"step {node.step}: {moment.node} cuts its own network for {CUT_FOR_S:g} s", at=moment.t)
+            case "held":
+                node.state = "held"
+                self.say(f"{moment.node} is held: it reaches no majority", at=moment.t)
+            case "state_received":
+                self.say(f"{moment.node} has received the state of step {fields['step']}", at=moment.t)
+            case _:
+                pass
+
+    def _table(self) -> Table:
+        table = Table("node", "state", "rank", "view", "step", title=f"step {self.committed} of {self.steps}")
+        for name, node in self.nodes.items():
+            table.add_row(name, node.state, _text(node.rank), _text(node.view), str(node.step))
+        return table
+
+
+def _baseline(results: Path, *, steps: int, seed: int) -> dict[str, Any] | None:
+    """Train in a process of its own, with the environment that the workers had."""
+    command = [sys.executable, "-m", "quicoll.train.digits_worker", "--baseline"]
+    command += ["--steps", str(steps), "--seed", str(seed), "--result", str(results)]
+    subprocess.run(command, check=False, env={"OMP_NUM_THREADS": "1", **os.environ})  # noqa: S603  our own module
+    path = results / "baseline.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _report(
+    story: _Story,
+    outcome: Outcome,
+    ended: dict[str, dict[str, Any]],
+    baseline: dict[str, Any] | None,
+    *,
+    workers: int,
+    steps: int,
+    seed: int,
+) -> dict[str, Any]:
+    digests = sorted({worker["digest"] for worker in ended.values()})
+    reference = baseline["digest"] if baseline is not None else None
+    recoveries = [recover(story.moments, fault, nodes=list(story.nodes)) for fault in story.faults]
+    return {
+        "accuracy": min((worker["accuracy"] for worker in ended.values()), default=0.0),
+        "final_digest": digests[0] if len(digests) == 1 else None,
+        "baseline_digest": reference,
+        "baseline_accuracy": baseline["accuracy"] if baseline is not None else None,
+        "bit_identical": len(ended) == workers and digests == [reference],
+        "digests": {node: worker["digest"] for node, worker in ended.items()},
+        "steps": steps,
+        "workers": workers,
+        "seed": seed,
+        "recoveries": [_rounded(recovery) for recovery in recoveries],
+        "aborted_steps": [{"step": step, "view": view} for step, view in story.aborted],
+        "views": len(story.views),
+        "restarts": dict(outcome.restarts),
+        "train_s": round(max((worker["train_s"] for worker in ended.values()), default=0.0), 3),
+        "baseline_train_s": round(baseline["train_s"], 3) if baseline is not None else None,
+        "versions": _versions(),
+    }
+
+
+def _failures(report: dict[str, Any], outcome: Outcome, ended: dict[str, dict[str, Any]], *, faults: bool) -> list[str]:
+    """Why the demo does not show what it should; empty if it does."""
+    failures = []
+    if outcome.exit_status:
+        failures.append(outcome.reason)
+    if len(ended) < report["workers"]:
+        failures.append(f"{report['workers'] - len(ended)} of {report['workers']} workers did not finish")
+    if report["baseline_digest"] is None:
+        failures.append("the undisturbed process did not finish")
+    elif not report["bit_identical"]:
+        failures.append("the workers' bits are not those of the undisturbed process")
+    if report["accuracy"] < ACCURACY:
+        failures.append(f"accuracy {report['accuracy']:.3f} is below {ACCURACY}")
+    if faults:
+        came_back = {r["cause"] for r in report["recoveries"] if None not in r.values()}
+        failures += [f"no recovery from: {cause}" for cause in ("killed", "network cut") if cause not in came_back]
+    return failures
+
+
+def _show(console: Console, report: dict[str, Any], failures: list[str]) -> None:
+    if report["recoveries"]:
+        table = Table("fault", "node", "rank", "given up after", "next step after", "back after")
+        for recovery in report["recoveries"]:
+            times = [_text(recovery[name], " s") for name in ("abort_s", "resume_s", "rejoined_s")]
+            table.add_row(recovery["cause"], recovery["node"], _text(recovery["rank"]), *times)
+        console.print(table)
+    table = Table("", "accuracy", "digest of all parameters and momenta")
+    table.add_row(f"{report['workers']} workers", f"{report['accuracy']:.4f}", report["final_digest"] or "not one")
+    table.add_row("one process", _text(report["baseline_accuracy"]), report["baseline_digest"] or "none")
+    console.print(table)
+    for failure in failures:
+        console.print(f"FAILED: {failure}", markup=False)
+    if not failures:
+        what = f"{report['workers']} workers over QUIC"
+        if report["recoveries"]:
+            what += f" lost one to SIGKILL and one to a cut network, began {len(report['aborted_steps'])} steps again,"
+        console.print(f"{what} and hold, bit for bit, what one undisturbed process has trained.")
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n")
+    except OSError as error:
+        raise LocalError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _rounded(recovery: Recovery) -> dict[str, Any]:
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(recovery).items()}
+
+
+def _text(value: float | None, unit: str = "") -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}{unit}"
+
+
+def _require(*modules: str) -> None:
+    from importlib.util import find_spec
+
+    for module in modules:
+        if find_spec(module) is None:
+            raise LocalError(f"the demo needs {module}: pip install 'quicoll[demo]'")
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    for package in ("quicoll", "aioquic", "numpy", "torch", "scikit-learn"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,87 @@
+"""`quicoll run`: a script as N workers on this machine, over QUIC, with a coordinator of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quicoll.errors import LocalError
+from quicoll.launch import Supervisor
+from quicoll_transport.authority import job_of
+from quicoll_transport.identity import AUTHORITY_FILE, read_certificates
+
+__all__ = ["register"]
+
+_DEFAULT_JOB = "local"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application. Options end at the script: what follows it is the script's."""
+    settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+    app.command("run", context_settings=settings)(run)
+
+
+def run(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT.PY", help="What each worker runs.", show_default=False)],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.", show_default=False)
+    ] = None,
+    workers: Annotated[int, typer.Option("-n", "--workers", min=1, help="How many workers.")] = 2,
+    restarts: Annotated[int, typer.Option(min=0, help="How often each worker that dies is started again.")] = 3,
+    certs: Annotated[
+        Path | None,
+        typer.Option(help="Directory of certificates for worker-0 ... and coordinator; else throw-away ones."),
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(help="The job's name; else the one in the certificates, or 'local'.", show_default=False),
+    ] = None,
+    events: Annotated[Path | None, typer.Option(help="Keep the events of every process in this directory.")] = None,
+    journal: Annotated[
+        Path | None, typer.Option(help="Keep the coordinator's journal in this file, and go on from it.")
+    ] = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator's address.")] = "127.0.0.1:0",
+    lost_after: Annotated[float | None, typer.Option(help="Seconds of silence until a peer is lost.")] = None,
+) -> None:
+    """Run a script as several workers. Exit status 0 when all have ended with 0, 1 when one keeps dying."""
+    if not script.is_file():
+        raise LocalError(f"there is no script at {script}")
+    supervisor = Supervisor(
+        [sys.executable, str(script), *(arguments or ())],
+        workers=workers,
+        job=job or (_job_in(certs) if certs is not None else _DEFAULT_JOB),
+        certs=certs,
+        events=events,
+        journal=journal,
+        listen=listen,
+        max_restarts=restarts,
+        lost_after=lost_after,
+        output=_Painter(supervised=workers),
+    )
+    outcome = asyncio.run(supervisor.run())
+    if outcome.reason:
+        typer.echo(f"quicoll: {outcome.reason}", err=True)
+    raise typer.Exit(outcome.exit_status)
+
+
+def _job_in(certs: Path) -> str:
+    return job_of(read_certificates(certs / AUTHORITY_FILE)[0])
+
+
+class _Painter:
+    """Writes a child's line behind its node's name, in a colour of the node's own where that can be seen."""
+
+    _COLORS = ("cyan", "green", "yellow", "magenta", "blue", "red")
+
+    def __init__(self, *, supervised: int) -> None:
+        self._width = len(f"worker-{supervised - 1}") if supervised > 1 else len("worker-0")
+        self._seen: dict[str, str] = {}
+
+    def __call__(self, node: str, line: str) -> None:
+        color = self._seen.setdefault(node, self._COLORS[len(self._seen) % len(self._COLORS)])
+        # click strips the colour when the output is no terminal.
+        typer.echo(f"{typer.style(f'[{node}]'.ljust(self._width + 2), fg=color)} {line}")

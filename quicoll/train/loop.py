@@ -1,0 +1,283 @@
+"""The worker loop: shards in, one all-reduce, one decision, the update; again from where it stands after any failure.
+
+One step on every rank (contract C1):
+
+    gradients of this rank's shards -> one bucket per shard -> all_reduce(avg) -> vote -> committed? -> apply
+
+What makes it restartable:
+1. A task changes its state only in `apply`, and `apply` runs only for a committed step, at the moment of the commit.
+   An aborted step leaves no trace, so it is simply begun again in the next view.
+2. Gradients depend on (state, shard, step number) and on nothing else. So whichever ranks compute the shards, and
+   however often a step was aborted, the committed step has the same bits.
+3. The state belongs to the job, not to a process. A rank that starts again, or was cut off, is handed the state of the
+   newest committed step by the others at a step boundary (`job.register_state`). Only when all of them have gone does
+   the job go back to the newest checkpoint that any of them holds (`job.resume_from`), and computes the steps since
+   then again, to the same bits.
+
+Rank 0 writes checkpoints after the commit, from a snapshot, in a thread: training does not wait for the disk unless the
+disk is slower than `checkpoint_every` steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from quicoll import checkpoint
+from quicoll.errors import CheckpointError, LocalError, Partitioned, StepAborted
+
+if TYPE_CHECKING:
+    import os
+
+    from quicoll.checkpoint import Array
+    from quicoll.job import Job
+
+__all__ = ["Bucket", "Result", "Task", "run"]
+
+_log = logging.getLogger("quicoll.train")
+
+
+class Task(Protocol):
+    """What is trained. The loop calls it from one thread, never two methods at a time."""
+
+    @property
+    def shards(self) -> int:
+        """Number of logical shards of one step's batch, the same for the whole job: the unit of determinism."""
+        ...
+
+    def gradients(self, shard: int, step: int) -> Sequence[Array]:
+        """Gradients of one shard's mean loss at the present state, float32, in a fixed order of fixed shapes.
+
+        Must be a pure function of (state, shard, step), to the last bit. Steps count from 1.
+        """
+        ...
+
+    def apply(self, average: Sequence[Array]) -> None:
+        """Update the state with the average over all shards; kinds, shapes and order are those of `gradients`."""
+        ...
+
+    def state(self) -> Mapping[str, Array]:
+        """Parameters and optimizer state by name, all that the other methods depend on. May alias live memory."""
+        ...
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Take over a state that `state` gave, here or on another rank. Copy what is kept."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a worker's part in the job ended.
+
+    steps: the job's committed steps. digest: of the task's state after them (`quicoll.checkpoint.digest`), the same on
+    every rank. committed, aborted: steps that this process took part in. resumed_from: step of the checkpoint that it
+    began with, None for none. wall_s: seconds within `run`.
+    """
+
+    steps: int
+    digest: str
+    committed: int
+    aborted: int
+    resumed_from: int | None
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Where each gradient lies in one flat float32 buffer: one collective a step, and not one for each tensor."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, gradients: Sequence[Array]) -> Bucket:
+        """The layout for gradients of these shapes, in this order, without gaps."""
+        return cls(tuple(tuple(gradient.shape) for gradient in gradients))
+
+    @property
+    def size(self) -> int:
+        """Number of float32 elements."""
+        return sum(_count(shape) for shape in self.shapes)
+
+    def pack(self, gradients: Sequence[Array]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Copy the gradients into a new buffer of shape (size,). Raises LocalError for other shapes or dtypes."""
+        flat = np.empty(self.size, np.float32)
+        found = tuple(tuple(gradient.shape) for gradient in gradients)
+        if found != self.shapes:
+            raise LocalError(f"gradients have shapes {found}, the bucket was made for {self.shapes}")
+        start = 0
+        for gradient, shape in zip(gradients, self.shapes, strict=True):
+            if str(gradient.dtype).removeprefix("torch.") != "float32":
+                raise LocalError(f"a bucket holds float32, this gradient is {gradient.dtype}")
+            flat[start : start + _count(shape)] = np.asarray(gradient).reshape(-1)
+            start += _count(shape)
+        return flat
+
+    def unpack(self, flat: Array, like: Sequence[Array]) -> list[Array]:
+        """Views into `flat`, each with its shape; torch tensors where `like` has them, numpy arrays elsewhere."""
+        buffer = np.asarray(flat).reshape(-1)
+        out: list[Array] = []
+        start = 0
+        for shape, model in zip(self.shapes, like, strict=True):
+            view = buffer[start : start + _count(shape)].reshape(shape)
+            out.append(view if isinstance(model, np.ndarray) else _torch_view(view))
+            start += _count(shape)
+        return out
+
+
+OnStep = Callable[[int], Awaitable[None] | None]
+
+
+async def run(
+    job: Job,
+    task: Task,
+    *,
+    steps: int,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 0,
+    keep: int = 3,
+    on_step: OnStep | None = None,
+) -> Result:
+    """Train until the job has committed `steps` steps, through every abort, partition and change of membership.
+
+    checkpoint_dir: where to look for a checkpoint at the start, and where rank 0 writes one after every
+    `checkpoint_every`-th step and after the last (0: none). on_step: called, and awaited if it gives an awaitable, with
+    the step's number after each step that this rank committed and before the next begins.
+    A checkpoint that cannot be written is logged and training goes on; only the last one's CheckpointError is raised,
+    after all steps are committed. Raises what the task raises, Partitioned when there was no quorum for the job's
+    `hold_timeout`, and what trying again cannot mend (Mismatch, LocalError); StepAborted never.
+    """
+    if steps < 1 or checkpoint_every < 0:
+        raise LocalError(f"steps is 1 or more and checkpoint_every 0 or more, not {steps} and {checkpoint_every}")
+    began = time.monotonic()
+    resumed_from = await _resume(job, task, checkpoint_dir)
+    job.register_state(task.state, task.load_state)
+    saver = _Saver(checkpoint_dir, keep=keep) if checkpoint_dir is not None and checkpoint_every else None
+    committed = aborted = 0
+    try:
+        while True:
+            try:
+                # Whoever was cut off while voting, or joins late, may learn here that the job is further than it knew.
+                await job.ready()
+                if job.committed_step >= steps:
+                    break
+                number = await _one_step(job, task, last=steps)
+            except StepAborted as error:
+                aborted += 1
+                _log.info("begun again in the next view: %s", error)
+                continue
+            except _InDoubt as error:
+                _log.warning("whether the step is committed will be known when this rank is heard again: %s", error)
+                continue
+            except _Finished:
+                break
+            committed += 1
+            if saver and job.rank == 0 and (number % checkpoint_every == 0 or number == steps):
+                await saver.save(number, task.state())
+            if on_step is not None:
+                waiting = on_step(number)
+                if inspect.isawaitable(waiting):
+                    await waiting
+    finally:
+        if saver:
+            await saver.finish()
+    if saver:
+        saver.raise_last()
+    return Result(
+        steps=job.committed_step,
+        digest=checkpoint.digest(task.state()),
+        committed=committed,
+        aborted=aborted,
+        resumed_from=resumed_from,
+        wall_s=time.monotonic() - began,
+    )
+
+
+async def _resume(job: Job, task: Task, directory: str | os.PathLike[str] | None) -> int | None:
+    found = await asyncio.to_thread(checkpoint.latest, directory) if directory is not None else None
+    if found is None:
+        return None
+    task.load_state(found.tensors)
+    job.resume_from(found.step)
+    _log.info("resumed from %s", found.path)
+    return found.step
+
+
+async def _one_step(job: Job, task: Task, *, last: int) -> int:
+    """One attempt at the next step; returns its number once it is committed and applied."""
+    step = job.step()
+    try:
+        async with step:
+            if step.number > last:
+                raise _Finished
+            # Asked for inside the step: only here is it certain which view, and so which shards, the step is about.
+            mine = job.group.shards(task.shards)
+            gradients = [task.gradients(shard, step.number) for shard in mine]
+            # More ranks than shards: this one computes a shard for its shapes alone and contributes nothing.
+            model = gradients[0] if gradients else task.gradients(0, step.number)
+            bucket = Bucket.of(model)
+            leaves = [bucket.pack(gradient) for gradient in gradients]
+            like = leaves[0] if leaves else np.empty(bucket.size, np.float32)
+            average = await job.group.all_reduce(mine.leaves(leaves, like=like), op="avg")
+            step.on_commit(lambda: task.apply(bucket.unpack(average, model)))
+    except Partitioned as error:
+        raise _InDoubt(str(error)) from error
+    return step.number
+
+
+class _InDoubt(Exception):
+    """Cut off between the vote and its outcome. Partitioned from elsewhere has waited `hold_timeout` and gets out."""
+
+
+class _Finished(Exception):
+    """The job turned out to have committed its last step without this rank."""
+
+
+class _Saver:
+    """At most one checkpoint under way in a thread; a second waits for the first, so that memory stays bounded."""
+
+    def __init__(self, directory: str | os.PathLike[str], *, keep: int) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._pending: asyncio.Task[None] | None = None
+        self._error: CheckpointError | None = None
+
+    async def save(self, step: int, tensors: Mapping[str, Array]) -> None:
+        await self.finish()
+        self._pending = asyncio.create_task(self._write(step, checkpoint.snapshot(tensors)))
+
+    async def finish(self) -> None:
+        if self._pending is not None:
+            await self._pending
+            self._pending = None
+
+    def raise_last(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    async def _write(self, step: int, tensors: Mapping[str, Array]) -> None:
+        self._error = None
+        try:
+            await asyncio.to_thread(checkpoint.save, self._directory, step=step, tensors=tensors, keep=self._keep)
+        except CheckpointError as error:
+            self._error = error
+            _log.error("training goes on without this checkpoint: %s", error)
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def _torch_view(array: np.ndarray[Any, Any]) -> Array:
+    import torch
+
+    return torch.from_numpy(array)
