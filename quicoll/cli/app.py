@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quicoll.cli import certs
+from quicoll.cli import certs, coordinator, demo, run
 
 __all__ = ["app"]
 
@@ -20,6 +20,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(certs.app, name="certs")
+for command in (demo, run, coordinator):
+    command.register(app)
 
 
 def _print_version(wanted: bool) -> None:
