@@ -1,0 +1,39 @@
+"""Who works together and which steps count: views, quorum, atomic step decisions, the coordinator's journal.
+
+`CoordinatorCore` and `MemberCore` are pure: messages, losses and time in, actions out. `Journal` is the only part that
+touches a disk. docs/membership.md tells the protocol as a whole.
+"""
+
+from __future__ import annotations
+
+from quicoll.membership.config import CoordinatorConfig
+from quicoll.membership.coordinator import CoordinatorCore
+from quicoll.membership.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
+from quicoll.membership.journal import Journal, MemoryJournal, RecordStore
+from quicoll.membership.member import MemberCore
+from quicoll.membership.messages import MAX_MESSAGE, CoordinatorMessage, MemberMessage, decode, encode
+from quicoll.membership.view import MAX_MEMBERS, Member, View
+
+__all__ = [
+    "MAX_MEMBERS",
+    "MAX_MESSAGE",
+    "Committed",
+    "CoordinatorConfig",
+    "CoordinatorCore",
+    "CoordinatorMessage",
+    "History",
+    "InstalledView",
+    "Journal",
+    "Left",
+    "Member",
+    "MemberCore",
+    "MemberMessage",
+    "MemoryJournal",
+    "Proposed",
+    "Record",
+    "RecordStore",
+    "Seeded",
+    "View",
+    "decode",
+    "encode",
+]

@@ -1,0 +1,87 @@
+"""One step's ballot: who is inside the step, how each member votes, what follows.
+
+    every member votes ok, all digests equal     commit
+    a member votes no                            abort at once: one "no" decides, and the others need not finish
+    every member votes ok, digests differ        abort; blame the minority, or both sides of a tie
+
+Digests are compared only when all are there: with the votes of a part, a minority could look like a majority, and the
+wrong node would be blamed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quicoll.membership.messages import Vote, clip
+
+if TYPE_CHECKING:
+    from quicoll.membership.view import View
+
+__all__ = ["Ballot", "Outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """commit, or abort with its cause and, where a single node is to blame, the culprit."""
+
+    commit: bool
+    digest: bytes = b""
+    cause: str = ""
+    culprit: str = ""
+
+
+class Ballot:
+    """Collects the votes of `view` on `step`; says nothing about time."""
+
+    def __init__(self, view: View, *, step: int) -> None:
+        self.view = view
+        self.step = step
+        self._inside: dict[str, None] = {}  # an ordered set
+        self._votes: dict[str, Vote] = {}
+
+    def __repr__(self) -> str:
+        return f"<Ballot view={self.view.view_id} step={self.step} votes={len(self._votes)}/{self.view.world_size}>"
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Members that have not voted, by rank."""
+        return tuple(node for node in self.view.nodes if node not in self._votes)
+
+    def entered(self, node: str) -> bool:
+        """Whether `node` is known to be inside the step."""
+        return node in self._inside
+
+    def voted(self, node: str) -> bool:
+        return node in self._votes
+
+    def begin(self, node: str) -> None:
+        self._inside[node] = None
+
+    def vote(self, node: str, vote: Vote) -> Outcome | None:
+        """Count a vote, which says by itself that `node` is inside; the outcome once there is one."""
+        self._inside[node] = None
+        self._votes[node] = vote
+        if not vote.ok:
+            reason = vote.reason or "no reason given"
+            return Outcome(commit=False, cause=clip(f"{node} voted no: {reason}"), culprit=vote.culprit or node)
+        if self.silent:
+            return None
+        sides: dict[bytes, list[str]] = {}
+        for member in self.view.nodes:
+            sides.setdefault(self._votes[member].digest, []).append(member)
+        if len(sides) == 1:
+            return Outcome(commit=True, digest=vote.digest)
+        return _mismatch(self.step, sides)
+
+
+def _mismatch(step: int, sides: dict[bytes, list[str]]) -> Outcome:
+    most = max(len(nodes) for nodes in sides.values())
+    largest = [digest for digest, nodes in sides.items() if len(nodes) == most]
+    described = [f"{', '.join(nodes)} have {digest[:8].hex() or 'none'}" for digest, nodes in sides.items()]
+    if len(largest) > 1:
+        cause = f"digests of step {step} differ and no side is larger: {'; '.join(described)}"
+        return Outcome(commit=False, cause=clip(cause))
+    minority = [node for digest, nodes in sides.items() if digest != largest[0] for node in nodes]
+    cause = f"digests of step {step} differ; in the minority: {', '.join(minority)} ({'; '.join(described)})"
+    return Outcome(commit=False, cause=clip(cause), culprit=minority[0] if len(minority) == 1 else "")

@@ -1,0 +1,61 @@
+"""The coordinator's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quicoll.errors import LocalError
+from quicoll.membership.view import MAX_INT, MAX_MEMBERS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["CoordinatorConfig"]
+
+_SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """Raises LocalError for settings that cannot work. Times are nanoseconds.
+
+    world_size: nodes of the first view. min_world_size, max_world_size: bounds of every view; nodes beyond the latter
+    stand by and take the places of those that go. seed: the job's, None to take the journal's. tiers: tier metadata
+    for every view.
+
+    propose_timeout_ns: a member that neither confirms nor declines a proposal for so long is left out. Has to be longer
+    than a member takes to form its links.
+    gather_ns: from the first complaint to the judgement; about as long as detectors differ in seeing the same loss.
+    settle_ns: grace for nodes of the last view that are missing although there is a quorum.
+    quiet_ns: without an open step for so long, the boundary is taken to be one on every member; about a round trip.
+    vote_timeout_ns: from the first vote of a step to the last; the members that are late are left out. Has to be longer
+    than ranks may differ in the work of a step.
+    retry_min_ns, retry_max_ns: bounds of the back-off of a node that was left out.
+    """
+
+    world_size: int
+    min_world_size: int = 1
+    max_world_size: int = MAX_MEMBERS
+    seed: int | None = None
+    tiers: Mapping[str, str] = field(default_factory=dict)
+    propose_timeout_ns: int = 20 * _SECOND
+    gather_ns: int = _SECOND // 2
+    settle_ns: int = 5 * _SECOND
+    quiet_ns: int = _SECOND // 4
+    vote_timeout_ns: int = 300 * _SECOND
+    retry_min_ns: int = _SECOND
+    retry_max_ns: int = 30 * _SECOND
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_world_size <= self.world_size <= self.max_world_size <= MAX_MEMBERS:
+            raise LocalError(
+                f"not 1 <= min_world_size {self.min_world_size} <= world_size {self.world_size}"
+                f" <= max_world_size {self.max_world_size} <= {MAX_MEMBERS}"
+            )
+        if self.seed is not None and not 0 <= self.seed <= MAX_INT:
+            raise LocalError(f"seed {self.seed} is not in 0..2**63-1")
+        if min(self.propose_timeout_ns, self.vote_timeout_ns, self.retry_min_ns) <= 0:
+            raise LocalError("propose_timeout_ns, vote_timeout_ns and retry_min_ns have to be above 0")
+        if min(self.gather_ns, self.settle_ns, self.quiet_ns) < 0 or self.retry_max_ns < self.retry_min_ns:
+            raise LocalError("gather_ns, settle_ns and quiet_ns cannot be below 0, nor retry_max_ns below retry_min_ns")

@@ -1,0 +1,625 @@
+"""The coordinator's core: it alone decides who is a member and which step is committed.
+
+It carries no tensors and knows no clock, socket or disk; messages, losses and time come in, actions go out
+(actions.py). It has one state:
+
+    FORMING     no view is at work. Candidates are counted; a view is proposed as soon as there can be one.
+    PROPOSED    a view was sent to its members; each forms its links and confirms or declines.
+    INSTALLED   all confirmed, the view is in the journal; its members take steps.
+
+`TRANSITIONS` is the whole of what can happen to it. Within INSTALLED a ballot is open from the first Begin or Vote of
+a step to its decision.
+
+Rules, and why:
+
+- Any change of members and any failed step ends the view; the next has a larger id. So a message can be judged by
+  its view id alone, and nothing of an old view can be taken for something of a new one.
+- A new view needs more than half of the nodes of the last installed one, less those that left of their own will. The
+  first needs `world_size` nodes. The journal makes this coordinator the single decider; the quorum keeps a handful of
+  nodes at the coordinator's side of a partition from going on alone.
+- A step is committed when every member of the installed view has voted ok for `committed_step + 1` with the same
+  digest, and by nothing else; the record comes first, the announcement after it. Everything else aborts.
+- A member that is lost, joins anew or breaks a rule ends its view at once: its state may be in doubt. A node that only
+  wants to come in waits for a step boundary, and a little longer where no step is open (`quiet_ns`), because Begins
+  that are on their way would be aborted.
+- Members that complain about each other are judged by complaints.py, after `gather_ns` has let the others speak.
+- Where nodes of the last view are missing although there is a quorum, and nothing was installed a moment ago (after a
+  restart of the coordinator, or of everything), the rest get `settle_ns` to arrive: one view instead of several.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quicoll.errors import LocalError
+from quicoll.membership.actions import (
+    Action,
+    Drop,
+    Event,
+    Held,
+    NodeJoined,
+    NodeLost,
+    Note,
+    Persist,
+    StepAborted,
+    StepCommitted,
+    Tell,
+    ViewAborted,
+    ViewInstalled,
+    ViewProposed,
+)
+from quicoll.membership.ballot import Ballot
+from quicoll.membership.complaints import Hearing
+from quicoll.membership.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
+from quicoll.membership.messages import (
+    Aborted,
+    Begin,
+    Confirm,
+    CoordinatorMessage,
+    Decision,
+    Decline,
+    Hold,
+    Install,
+    Join,
+    Leave,
+    MemberMessage,
+    Propose,
+    Refuse,
+    Report,
+    Vote,
+    Welcome,
+    clip,
+)
+from quicoll.membership.proposal import Proposal
+from quicoll.membership.roster import Candidate, Roster
+from quicoll.membership.rules import lack, names, refusal
+from quicoll.membership.view import MAX_MEMBERS, Member, View
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quicoll.membership.config import CoordinatorConfig
+
+__all__ = ["TRANSITIONS", "Cause", "CoordinatorCore", "State", "transition"]
+
+
+class State(enum.Enum):
+    FORMING = "forming"
+    PROPOSED = "proposed"
+    INSTALLED = "installed"
+
+
+class Cause(enum.Enum):
+    ENOUGH = "there are members for a view"
+    CONFIRMED = "every member confirmed"
+    FAILED = "a member declined, was silent, or is gone"
+    BROKEN = "the view cannot go on"
+    CHANGED = "nodes come or go at a boundary"
+
+
+TRANSITIONS: dict[State, dict[Cause, State]] = {
+    State.FORMING: {Cause.ENOUGH: State.PROPOSED},
+    State.PROPOSED: {Cause.CONFIRMED: State.INSTALLED, Cause.FAILED: State.FORMING},
+    State.INSTALLED: {Cause.BROKEN: State.FORMING, Cause.CHANGED: State.PROPOSED},
+}
+
+
+def transition(state: State, cause: Cause) -> State:
+    """The next state. Raises LocalError where `TRANSITIONS` has none."""
+    try:
+        return TRANSITIONS[state][cause]
+    except KeyError:
+        raise LocalError(f"{cause.name} cannot happen to a coordinator that is {state.name}") from None
+
+
+class CoordinatorCore:
+    """Messages, losses and time in, actions out; see the module for the rules.
+
+    After every input the shell takes actions by `next_action` until there is none, carries them out in order, and arms
+    one timer for `next_timer`. Times are nanoseconds of one monotonic clock.
+
+    config: see there. history: what the journal holds. Raises LocalError when the two contradict each other.
+    """
+
+    def __init__(self, config: CoordinatorConfig, history: History, *, now_ns: int) -> None:
+        if config.seed is None and history.seed is None:
+            raise LocalError("a new journal needs a seed")
+        if config.seed is not None and history.seed is not None and config.seed != history.seed:
+            raise LocalError(f"seed {config.seed} is asked for, but the journal was begun with {history.seed}")
+        self._config = config
+        self._history = history
+        self._state = State.FORMING
+        self._out: deque[Action] = deque()
+        self._roster = Roster(history.view, retry_min_ns=config.retry_min_ns, retry_max_ns=config.retry_max_ns)
+        self._view: View | None = None  # the installed one
+        self._ballot: Ballot | None = None
+        self._vote_ns: int | None = None  # deadline of the ballot's last vote
+        self._boundary_ns = now_ns  # when the last step was decided
+        self._proposal: Proposal | None = None
+        self._hearing: Hearing | None = None  # from the end of a view to the next proposal
+        self._patient = history.view is not None  # whether missing nodes get a grace
+        self._settle_ns: int | None = None
+        self._held = ""
+        self._wake_ns: int | None = None  # when to look again although nothing came in
+        if history.seed is None and config.seed is not None:
+            self._record(Seeded(config.seed))
+        self._reconsider(now_ns)
+
+    def __repr__(self) -> str:
+        view = self._view.view_id if self._view is not None else None
+        return f"<CoordinatorCore {self._state.name} view={view} nodes={len(self._roster)} ballot={self._ballot}>"
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def view(self) -> View | None:
+        """The installed view, None while there is none."""
+        return self._view
+
+    @property
+    def history(self) -> History:
+        """Everything handed out by `Persist` so far, taken as written."""
+        return self._history
+
+    # Inputs
+
+    def receive(self, node: str, message: MemberMessage, *, now_ns: int, incarnation: int | None = None) -> None:
+        """A message of `node` came. incarnation: of the link's other end; None where a node has one link at most."""
+        if isinstance(message, Join):
+            self._join(node, message, now_ns)
+        else:
+            candidate = self._roster.get(node)
+            if candidate is None or (incarnation is not None and incarnation != candidate.incarnation):
+                # After Leave a member says nothing more that matters; anyone else has to learn that it is not in.
+                if candidate is None and not isinstance(message, Leave):
+                    self._out.append(Drop(node, incarnation or 0, f"{type(message).__name__} before Join"))
+                return
+            self._dispatch(candidate, message, now_ns)
+        self._reconsider(now_ns)
+
+    def member_lost(self, node: str, cause: str, *, now_ns: int, incarnation: int | None = None) -> None:
+        """The link to `node` is gone for good; ignored when `incarnation` is given and another one is connected."""
+        candidate = self._roster.get(node)
+        if candidate is None or (incarnation is not None and incarnation != candidate.incarnation):
+            return
+        self._lose(candidate, clip(f"{node} was lost: {cause}"), now_ns)
+        self._reconsider(now_ns)
+
+    def handle_timer(self, now_ns: int) -> None:
+        """Time has come to `now_ns`; harmless when it is early."""
+        if self._proposal is not None:
+            self._weigh(self._proposal, now_ns)
+        elif self._ballot is not None and self._vote_ns is not None and now_ns >= self._vote_ns:
+            self._too_late(self._ballot, now_ns)
+        self._reconsider(now_ns)
+
+    # Outputs
+
+    def next_timer(self) -> int | None:
+        """When `handle_timer` has to be called at the latest; None when nothing is pending."""
+        judge_ns = self._proposal.judge_ns if self._proposal is not None else None
+        return min((at for at in (judge_ns, self._vote_ns, self._wake_ns) if at is not None), default=None)
+
+    def next_action(self) -> Action | None:
+        return self._out.popleft() if self._out else None
+
+    # Messages
+
+    def _dispatch(self, candidate: Candidate, message: MemberMessage, now_ns: int) -> None:
+        node, proposal, hearing = candidate.node, self._proposal, self._hearing
+        if isinstance(message, Leave):
+            self._leave(candidate, message, now_ns)
+            return
+        if isinstance(message, Join):
+            raise LocalError("a Join makes a candidate, it does not come from one")
+        views = (
+            self._view,
+            proposal.view if proposal is not None else None,
+            hearing.view if hearing is not None else None,
+        )
+        view = next((view for view in views if view is not None and view.view_id == message.view_id), None)
+        if message.view_id > self._history.last_view_id or (view is not None and view.rank_of(node) is None):
+            cause = f"{node} spoke of view {message.view_id}, of which it cannot be a member"
+            self._refuse(node, candidate.incarnation, cause)
+            self._lose(candidate, cause, now_ns)
+        elif view is None:
+            pass  # of a view that is over: it crossed the news on the way
+        elif proposal is not None and view is proposal.view:
+            self._answer(node, message, proposal, now_ns)
+        elif isinstance(message, Report):
+            self._report(node, message, view, now_ns)
+        elif isinstance(message, Decline):
+            # It confirmed, then lost a link while the installation was on its way: the same as a report.
+            lost = tuple((other, message.reason) for other in message.unreachable)
+            self._report(node, Report(view_id=message.view_id, lost=lost, reason=message.reason), view, now_ns)
+        elif isinstance(message, Begin | Vote) and view is self._view:
+            self._step(node, message, view, now_ns)
+
+    def _join(self, node: str, message: Join, now_ns: int) -> None:
+        if message.incarnation < self._roster.newest(node):
+            newest = self._roster.newest(node)
+            self._refuse(
+                node, message.incarnation, f"incarnation {newest} of {node} has replaced {message.incarnation}"
+            )
+            return
+        old = self._roster.get(node)
+        if old is not None:
+            how = "started anew" if message.incarnation > old.incarnation else "lost its link and joined again"
+            self._lose(old, f"{node} {how}", now_ns)
+        reason = refusal(message, history=self._history, config=self._config)
+        if not reason and len(self._roster) >= MAX_MEMBERS:
+            reason = f"{MAX_MEMBERS} nodes are connected already"
+        if reason:
+            self._refuse(node, message.incarnation, reason)
+            return
+        committed: bool | None = None
+        holds = message.committed_step
+        if message.doubt is not None:
+            # Final: losing the old link has just ended the view in doubt, if it was still there.
+            committed = self._history.committed(*message.doubt)
+            holds = max(holds, message.doubt[1]) if committed else holds
+        candidate = Candidate(node, message, holds)
+        self._roster.add(candidate)
+        self._note(NodeJoined(now_ns=now_ns, node=node, incarnation=message.incarnation))
+        candidate.told = self._waiting_for(now_ns)
+        welcome = Welcome(
+            seed=self._seed,
+            committed_step=self._history.committed_step,
+            doubt_committed=committed,
+            waiting_for=candidate.told,
+        )
+        self._out.append(Tell(node, message.incarnation, welcome))
+
+    def _answer(self, node: str, message: MemberMessage, proposal: Proposal, now_ns: int) -> None:
+        if isinstance(message, Confirm):
+            proposal.confirm(node)
+        elif isinstance(message, Decline):
+            proposal.decline(node, unreachable=message.unreachable, reason=message.reason, now_ns=now_ns)
+        elif isinstance(message, Report):
+            lost = tuple(other for other, _ in message.lost)
+            proposal.decline(node, unreachable=lost, reason=message.reason, now_ns=now_ns)
+        self._weigh(proposal, now_ns)
+
+    def _report(self, node: str, message: Report, view: View, now_ns: int) -> None:
+        losses = [(other, cause) for other, cause in message.lost if other != node and view.rank_of(other) is not None]
+        if view is self._view:
+            lost = tuple(sorted((other for other, _ in losses), key=view.nodes.index))
+            causes = [f"{node} lost {other}" + (f": {cause}" if cause else "") for other, cause in losses]
+            if message.reason or not causes:
+                causes.append(f"{node}: {message.reason or 'the view cannot go on'}")
+            self._break(
+                view, clip("; ".join(causes)), lost, message.culprit or (lost[0] if len(lost) == 1 else ""), now_ns
+            )
+        if self._hearing is not None:
+            self._hearing.report(node, [loss for loss in losses if loss[0] in self._roster], now_ns=now_ns)
+
+    def _step(self, node: str, message: Begin | Vote, view: View, now_ns: int) -> None:
+        expected = self._history.committed_step + 1
+        word = "voted on" if isinstance(message, Vote) else "began"
+        if message.step != expected:
+            self._break(view, f"{node} {word} step {message.step}, but the next one is {expected}", (), node, now_ns)
+            return
+        if self._ballot is None:
+            self._ballot = Ballot(view, step=expected)
+        if isinstance(message, Begin):
+            self._ballot.begin(node)
+            return
+        if self._ballot.voted(node):
+            self._break(view, f"{node} voted twice on step {message.step}", (), node, now_ns)
+            return
+        outcome = self._ballot.vote(node, message)
+        if outcome is None:
+            self._vote_ns = self._vote_ns or now_ns + self._config.vote_timeout_ns
+        elif outcome.commit:
+            self._commit(view, expected, outcome.digest, now_ns)
+        else:
+            self._break(view, outcome.cause, (), outcome.culprit, now_ns)
+
+    def _leave(self, candidate: Candidate, message: Leave, now_ns: int) -> None:
+        if candidate.leaving:
+            return
+        candidate.leaving = True
+        if self._ballot is not None and self._ballot.entered(candidate.node):
+            return  # it votes first; the decision takes it out
+        node = candidate.node
+        why = f"{node} left" + (f": {message.reason}" if message.reason else "")
+        if self._view is not None and self._ballot is None and self._view.rank_of(node) is not None:
+            self._depart(candidate, why, now_ns)
+            self._change(self._view, clip(why), now_ns)
+        else:
+            # The others cannot finish a step that it did not begin; and a proposal cannot be confirmed without it.
+            self._lose(candidate, clip(why), now_ns)
+
+    # Views
+
+    def _reconsider(self, now_ns: int) -> None:
+        """Propose a view if there can and should be a new one. Called after every input; idempotent."""
+        self._wake_ns = None
+        if self._state is State.FORMING:
+            self._reconsider_forming(now_ns)
+        elif self._view is not None:
+            self._reconsider_installed(self._view, now_ns)
+
+    def _reconsider_forming(self, now_ns: int) -> None:
+        if self._hearing is not None:
+            present = [node for node in self._hearing.view.nodes if node in self._roster]
+            if not self._hearing.over(present, now_ns=now_ns):
+                self._wake_ns = self._hearing.deadline_ns
+                return
+            self._evict(self._hearing.verdict(present), now_ns)
+            self._hearing = None
+        chosen = self._choose(now_ns)
+        missing = self._lack(chosen)
+        if missing:
+            self._patient = self._history.view is not None
+            self._settle_ns = None
+            self._wake_ns = self._roster.next_retry(now_ns=now_ns)
+            self._hold(missing, now_ns)
+            return
+        absent = [node for node in self._history.base if node not in self._roster]
+        if absent and self._patient:
+            self._settle_ns = now_ns + self._config.settle_ns if self._settle_ns is None else self._settle_ns
+            if now_ns < self._settle_ns:
+                self._wake_ns = self._settle_ns
+                self._hold(f"there is a quorum; {names(absent)} of the last view may still come", now_ns)
+                return
+        self._propose(chosen, Cause.ENOUGH, now_ns)
+
+    def _reconsider_installed(self, view: View, now_ns: int) -> None:
+        chosen = self._choose(now_ns)
+        if tuple(candidate.node for candidate in chosen) == view.nodes:
+            self._wake_ns = self._roster.next_retry(now_ns=now_ns)
+        elif self._ballot is None:
+            quiet_ns = self._boundary_ns + self._config.quiet_ns
+            if now_ns < quiet_ns:
+                self._wake_ns = quiet_ns
+            else:
+                self._change(view, "", now_ns)
+
+    def _choose(self, now_ns: int) -> list[Candidate]:
+        last = self._history.view
+        preferred = last.nodes if last is not None else ()
+        return self._roster.choose(now_ns=now_ns, limit=self._config.max_world_size, preferred=preferred)
+
+    def _lack(self, chosen: list[Candidate]) -> str:
+        return lack([candidate.node for candidate in chosen], history=self._history, config=self._config)
+
+    def _propose(self, chosen: list[Candidate], cause: Cause, now_ns: int, boundary: Decision | None = None) -> None:
+        """Propose a view of `chosen`; at a step boundary, inside the decision of the step."""
+        history, previous = self._history, self._view
+        committed_step = history.committed_step
+        if history.view is None:
+            # A new journal: go on from the newest state that a node has loaded.
+            committed_step = max(candidate.committed_step for candidate in chosen)
+        view = View(
+            view_id=history.last_view_id + 1,
+            members=tuple(candidate.member(rank) for rank, candidate in enumerate(chosen)),
+            seed=self._seed,
+            committed_step=committed_step,
+            committed_view=history.committed_view,
+            tiers=dict(self._config.tiers),
+        )
+        self._record(Proposed(view.view_id))
+        self._state = transition(self._state, cause)
+        self._end_view()
+        self._hearing = None
+        self._proposal = Proposal(
+            view, now_ns=now_ns, timeout_ns=self._config.propose_timeout_ns, gather_ns=self._config.gather_ns
+        )
+        informed: tuple[str, ...] = ()
+        if previous is not None:
+            informed = previous.nodes if boundary is not None else ()
+            for member in previous.members:
+                stays = view.rank_of(member.node) is not None
+                if boundary is not None:
+                    self._tell(member, msgspec.structs.replace(boundary, next_view=view if stays else None))
+                if not stays:
+                    self._tell(member, Aborted(view_id=previous.view_id, cause=f"not in view {view.view_id}"))
+        for member in view.members:
+            if member.node not in informed:
+                self._tell(member, Propose(view=view))
+        for candidate in chosen:
+            candidate.told = ""
+        self._held = ""
+        self._note(ViewProposed(now_ns=now_ns, view=view))
+
+    def _weigh(self, proposal: Proposal, now_ns: int) -> None:
+        """Install the proposal, reject it, or wait on."""
+        if proposal.confirmed:
+            self._install(proposal.view, now_ns)
+        elif proposal.due(now_ns):
+            self._reject(proposal, now_ns)
+
+    def _install(self, view: View, now_ns: int) -> None:
+        self._record(InstalledView(view))
+        self._state = transition(self._state, Cause.CONFIRMED)
+        self._proposal = None
+        self._view = view
+        self._patient = False
+        self._boundary_ns = now_ns
+        for member in view.members:
+            self._tell(member, Install(view_id=view.view_id))
+        self._note(ViewInstalled(now_ns=now_ns, view=view))
+
+    def _reject(self, proposal: Proposal, now_ns: int) -> None:
+        out = proposal.verdict(now_ns=now_ns)
+        self._fail(proposal.view, clip("; ".join(out.values())), tuple(out), now_ns)
+        self._evict(out, now_ns)
+
+    def _fail(self, view: View, cause: str, lost: tuple[str, ...], now_ns: int) -> None:
+        """The proposed view comes to nothing."""
+        self._state = transition(self._state, Cause.FAILED)
+        self._proposal = None
+        self._patient = False
+        for member in view.members:
+            self._tell(member, Aborted(view_id=view.view_id, cause=cause, lost=lost))
+        self._note(
+            ViewAborted(now_ns=now_ns, view_id=view.view_id, installed=False, cause=cause, lost=lost, culprit="")
+        )
+
+    def _change(self, view: View, cause: str, now_ns: int, boundary: Decision | None = None) -> None:
+        """Go from the installed view to the next, at a boundary; what is left may be too little for one."""
+        chosen = self._choose(now_ns)
+        missing = self._lack(chosen)
+        if not missing:
+            self._propose(chosen, Cause.CHANGED, now_ns, boundary)
+            return
+        if boundary is not None:
+            for member in view.members:
+                self._tell(member, boundary)
+        self._break(view, clip(f"{cause}; {missing}" if cause else missing), (), "", now_ns)
+
+    def _break(self, view: View, cause: str, lost: tuple[str, ...], culprit: str, now_ns: int) -> None:
+        """The installed view is over, and the step that is open is committed nowhere."""
+        ballot = self._ballot
+        self._state = transition(self._state, Cause.BROKEN)
+        self._end_view()
+        self._hearing = Hearing(view, gather_ns=self._config.gather_ns)
+        self._patient = False
+        for member in view.members:
+            if ballot is not None and ballot.entered(member.node):
+                decision = Decision(
+                    view_id=view.view_id, step=ballot.step, commit=False, cause=cause, lost=lost, culprit=culprit
+                )
+                self._tell(member, decision)
+            else:
+                self._tell(member, Aborted(view_id=view.view_id, cause=cause, lost=lost, culprit=culprit))
+        if ballot is not None:
+            self._note(
+                StepAborted(
+                    now_ns=now_ns, view_id=view.view_id, step=ballot.step, cause=cause, lost=lost, culprit=culprit
+                )
+            )
+        self._note(
+            ViewAborted(now_ns=now_ns, view_id=view.view_id, installed=True, cause=cause, lost=lost, culprit=culprit)
+        )
+        self._depart_leavers(now_ns)
+
+    def _end_view(self) -> None:
+        self._view = None
+        self._ballot = None
+        self._vote_ns = None
+
+    # Steps
+
+    def _commit(self, view: View, step: int, digest: bytes, now_ns: int) -> None:
+        self._record(Committed(step, view.view_id, digest))
+        self._ballot = None
+        self._vote_ns = None
+        self._boundary_ns = now_ns
+        for candidate in self._roster:
+            if view.rank_of(candidate.node) is not None:
+                candidate.committed_step = step
+        self._note(StepCommitted(now_ns=now_ns, view_id=view.view_id, step=step, digest=digest))
+        decision = Decision(view_id=view.view_id, step=step, commit=True)
+        if tuple(candidate.node for candidate in self._choose(now_ns)) == view.nodes:
+            for member in view.members:
+                self._tell(member, decision)
+            return
+        leavers = [candidate for candidate in self._roster if candidate.leaving]
+        for candidate in leavers:
+            self._retire(candidate)
+        self._change(view, " and ".join(f"{candidate.node} left" for candidate in leavers), now_ns, decision)
+        self._depart_leavers(now_ns)
+
+    def _too_late(self, ballot: Ballot, now_ns: int) -> None:
+        """The votes of some members did not come: they are named, and left out where the others can go on."""
+        late = ballot.silent
+        seconds = self._config.vote_timeout_ns / 1e9
+        cause = clip(f"no vote on step {ballot.step} within {seconds:g} s from {names(late)}")
+        self._break(ballot.view, cause, late, late[0] if len(late) == 1 else "", now_ns)
+        rest = [candidate for candidate in self._choose(now_ns) if candidate.node not in late]
+        if not self._lack(rest):
+            self._evict(dict.fromkeys(late, cause), now_ns)
+
+    # Nodes
+
+    def _lose(self, candidate: Candidate, cause: str, now_ns: int) -> None:
+        """The node is gone, and with it any view that it is in."""
+        node = candidate.node
+        self._depart(candidate, cause, now_ns)
+        proposal = self._proposal
+        if proposal is not None and proposal.view.rank_of(node) is not None:
+            if proposal.disputed:
+                # what the others have said by now must not be lost
+                proposal.decline(node, unreachable=(), reason=cause, now_ns=now_ns)
+                self._reject(proposal, now_ns)
+            else:
+                self._fail(proposal.view, cause, (node,), now_ns)
+        elif self._view is not None and self._view.rank_of(node) is not None:
+            self._break(self._view, cause, (node,), node, now_ns)
+
+    def _depart(self, candidate: Candidate, cause: str, now_ns: int) -> None:
+        if candidate.leaving:
+            self._retire(candidate)
+        self._roster.remove(candidate.node)
+        if self._hearing is not None:
+            self._hearing.drop(candidate.node)
+        self._note(NodeLost(now_ns=now_ns, node=candidate.node, cause=cause, left=candidate.leaving))
+
+    def _retire(self, candidate: Candidate) -> None:
+        """The node no longer counts in the base of quorums; durable, or a restart would wait for it."""
+        if candidate.node in self._history.base:
+            self._record(Left(candidate.node))
+
+    def _depart_leavers(self, now_ns: int) -> None:
+        for candidate in self._roster:
+            if candidate.leaving:
+                self._depart(candidate, f"{candidate.node} left", now_ns)
+
+    def _evict(self, reasons: Mapping[str, str], now_ns: int) -> None:
+        """Leave connected nodes out of the next views, each for a while."""
+        for node, why in reasons.items():
+            candidate = self._roster.get(node)
+            if candidate is not None:
+                seconds = self._roster.evict(node, now_ns=now_ns) / 1e9
+                candidate.told = clip(f"left out for {seconds:g} s: {why}")
+                self._out.append(Tell(node, candidate.incarnation, Hold(cause=candidate.told)))
+
+    def _waiting_for(self, now_ns: int) -> str:
+        """What a node that has just joined waits for; "" when it need not."""
+        if self._view is not None:
+            return f"view {self._view.view_id} is at work; the next one comes at a step boundary"
+        if self._proposal is not None:
+            return f"view {self._proposal.view.view_id} is being formed"
+        return clip(self._lack(self._choose(now_ns)))
+
+    # Outputs
+
+    @property
+    def _seed(self) -> int:
+        if self._history.seed is None:
+            raise LocalError("the seed is recorded when the core is made")
+        return self._history.seed
+
+    def _record(self, record: Record) -> None:
+        self._history = self._history.apply(record)
+        self._out.append(Persist(record))
+
+    def _tell(self, member: Member, message: CoordinatorMessage) -> None:
+        candidate = self._roster.get(member.node)
+        if candidate is not None and candidate.incarnation == member.incarnation:
+            self._out.append(Tell(member.node, member.incarnation, message))
+
+    def _refuse(self, node: str, incarnation: int, reason: str) -> None:
+        self._out.append(Tell(node, incarnation, Refuse(reason=clip(reason))))
+        self._out.append(Drop(node, incarnation, reason))
+
+    def _hold(self, cause: str, now_ns: int) -> None:
+        cause = clip(cause)
+        if cause != self._held:
+            self._held = cause
+            self._note(Held(now_ns=now_ns, cause=cause))
+        for candidate in self._roster:
+            if candidate.told != cause:
+                candidate.told = cause
+                self._out.append(Tell(candidate.node, candidate.incarnation, Hold(cause=cause)))
+
+    def _note(self, event: Event) -> None:
+        self._out.append(Note(event))

@@ -1,0 +1,154 @@
+"""What the coordinator has made durable, and what follows from it.
+
+The journal is a sequence of records; `History` is their fold, and `History.apply` is the only place that says what a
+record means. The coordinator applies each record as it hands it out, the journal applies the same records when it
+loads them, so a restarted coordinator knows exactly what the old one had promised.
+
+Presumed abort (Mohan, Lindsay and Obermarck 1986, "Transaction management in the R* distributed database management
+system", ACM TODS 11(4)): only commits are written. A step without a `Committed` record was not committed, and cannot
+be any more once its view is over, because votes live in memory and count in their own view alone. So "no record" is a
+final answer for a member in doubt.
+
+Invariants: view ids grow, by proposals as well as by installations, so that no id ever names two memberships; steps
+are committed one by one; each is committed by the view installed at that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from quicoll.errors import LocalError
+
+if TYPE_CHECKING:
+    from quicoll.membership.view import View
+
+__all__ = ["CommitRange", "Committed", "History", "InstalledView", "Left", "Proposed", "Record", "Seeded"]
+
+CommitRange: TypeAlias = tuple[int, int, int]
+"""(view_id, first_step, last_step): the steps which a view committed are consecutive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """The job's seed; written once, before anything else."""
+
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """The view id is used up, whether or not the view is ever installed."""
+
+    view_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledView:
+    """All members confirmed the view; from here on it is the base of quorums."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Every member of the view voted for the step with this digest."""
+
+    step: int
+    view_id: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A node of the last installed view went of its own will, and no longer counts in the base of quorums."""
+
+    node: str
+
+
+Record: TypeAlias = Seeded | Proposed | InstalledView | Committed | Left
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The fold of all records.
+
+    seed: None before the first start. last_view_id: the largest id ever proposed. view: the last installed one. left:
+    its nodes that left. commits: by view, ascending; small, as one entry stands for all steps of a view.
+    committed_step, committed_view: of the last commit; before any, the step from which the first view went on, and 0.
+    committed_digest: of the last commit.
+    """
+
+    seed: int | None = None
+    last_view_id: int = 0
+    view: View | None = None
+    left: tuple[str, ...] = ()
+    commits: tuple[CommitRange, ...] = ()
+    committed_step: int = 0
+    committed_view: int = 0
+    committed_digest: bytes = b""
+
+    def apply(self, record: Record) -> History:
+        """The history after `record`. Raises LocalError when the record contradicts what is there."""
+        if isinstance(record, Seeded):
+            if self.seed is not None:
+                raise LocalError(f"the seed is {self.seed} already")
+            return replace(self, seed=record.seed)
+        if isinstance(record, Proposed):
+            if record.view_id <= self.last_view_id:
+                raise LocalError(f"view {record.view_id} is proposed after view {self.last_view_id}")
+            return replace(self, last_view_id=record.view_id)
+        if isinstance(record, InstalledView):
+            return self._install(record.view)
+        if isinstance(record, Committed):
+            return self._commit(record)
+        if record.node not in self.base:
+            raise LocalError(f"{record.node} leaves, but the last view has no such node")
+        return replace(self, left=(*self.left, record.node))
+
+    @property
+    def base(self) -> tuple[str, ...]:
+        """The nodes of which a new view needs more than half, by rank; empty before the first view."""
+        if self.view is None:
+            return ()
+        return tuple(node for node in self.view.nodes if node not in self.left)
+
+    def committed(self, view_id: int, step: int) -> bool:
+        """Whether `view_id` committed `step`; a final answer for every view but the one installed now."""
+        return any(view == view_id and first <= step <= last for view, first, last in self.commits)
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> History:
+        history = cls()
+        for record in records:
+            history = history.apply(record)
+        return history
+
+    def _install(self, view: View) -> History:
+        if view.view_id != self.last_view_id:
+            raise LocalError(f"view {view.view_id} is installed, but the last one proposed is {self.last_view_id}")
+        if self.view is not None and view.view_id <= self.view.view_id:
+            raise LocalError(f"view {view.view_id} is installed twice")
+        # The first view of a new journal may go on from a checkpoint; every later one from the last commit.
+        if self.view is not None and view.committed_step != self.committed_step:
+            raise LocalError(f"view {view.view_id} goes on from step {view.committed_step}, not {self.committed_step}")
+        return replace(self, view=view, left=(), committed_step=view.committed_step)
+
+    def _commit(self, record: Committed) -> History:
+        if self.view is None or record.view_id != self.view.view_id:
+            raise LocalError(f"step {record.step} is committed by view {record.view_id}, which is not installed")
+        if record.step != self.committed_step + 1:
+            raise LocalError(f"step {record.step} is committed after step {self.committed_step}")
+        commits = self.commits
+        if commits and commits[-1][0] == record.view_id:
+            commits = (*commits[:-1], (record.view_id, commits[-1][1], record.step))
+        else:
+            commits = (*commits, (record.view_id, record.step, record.step))
+        return replace(
+            self,
+            commits=commits,
+            committed_step=record.step,
+            committed_view=record.view_id,
+            committed_digest=record.digest,
+        )

@@ -1,0 +1,110 @@
+"""What a member's core asks its shell to do.
+
+Actions are carried out one by one, in order. `Deactivate` is complete when nothing of its view can act any more: no
+collective runs, none can begin, no buffer of the caller can change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from quicoll.membership.messages import MemberMessage
+    from quicoll.membership.view import View
+
+__all__ = [
+    "Activate",
+    "Deactivate",
+    "Decided",
+    "FormLinks",
+    "Held",
+    "MemberAction",
+    "Reconnect",
+    "Refused",
+    "Resumed",
+    "Tell",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send to the coordinator."""
+
+    message: MemberMessage
+
+
+@dataclass(frozen=True, slots=True)
+class FormLinks:
+    """Get a link to every other member, then call `links_ready` or `links_failed`.
+
+    Messages of this view may come before `Activate`: another member may hear of the installation first. Keep them.
+    """
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """The view is installed: collectives and steps may begin."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Deactivate:
+    """The view is over, active or not. Every operation of it has to have ended before the next action is carried out.
+
+    partitioned: the coordinator cannot be reached, so this node may be on the wrong side of a partition.
+    """
+
+    view_id: int
+    cause: str
+    lost: tuple[str, ...] = ()
+    culprit: str = ""
+    partitioned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The step was committed on all members, or on none.
+
+    Told once for every step that was begun, after the answer of the journal where that is needed; only a step in doubt
+    when `Refused` ends everything stays open.
+    """
+
+    view_id: int
+    step: int
+    commit: bool
+    cause: str = ""
+    lost: tuple[str, ...] = ()
+    culprit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The coordinator will not have this node, or breaks the protocol. Nothing follows."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """No progress is possible now, and why; until `Resumed`. Told again when the reason changes."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A view is about to be activated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """An answer that the coordinator owes did not come: close the link and dial again."""
+
+    cause: str
+
+
+MemberAction: TypeAlias = Tell | FormLinks | Activate | Deactivate | Decided | Refused | Held | Resumed | Reconnect

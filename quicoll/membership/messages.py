@@ -1,0 +1,245 @@
+"""What coordinator and members say to each other: typed, closed, bounded.
+
+Each message is a tagged msgpack map with exactly the fields of its class; an unknown tag or field, a value out of its
+bounds or a message above `MAX_MESSAGE` is refused as a whole. msgspec checks the declared length of an array or string
+before it allocates, so a peer cannot make us take memory by claiming a size. No field can hold code: there is no pickle
+anywhere below.
+
+The shells carry every message exactly once and in order per link; after a link is lost the member sends `Join` again
+on the next one, and nothing of the old link is ever delivered after it. The protocol needs no more than that.
+
+    member -> coordinator    Join Confirm Decline Begin Vote Report Leave
+    coordinator -> member    Welcome Refuse Propose Install Decision Aborted Hold
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, TypeAlias, overload
+
+import msgspec
+
+from quicoll.errors import LocalError, PeerError
+from quicoll.membership.view import (
+    MAX_INT,
+    MAX_MEMBERS,
+    MAX_NAME,
+    Addresses,
+    Incarnation,
+    Node,
+    Seed,
+    Step,
+    View,
+    ViewId,
+    WorldSize,
+)
+
+__all__ = [
+    "MAX_DIGEST",
+    "MAX_MESSAGE",
+    "MAX_TEXT",
+    "Aborted",
+    "Begin",
+    "Confirm",
+    "CoordinatorMessage",
+    "Decision",
+    "Decline",
+    "Hold",
+    "Install",
+    "Join",
+    "Leave",
+    "MemberMessage",
+    "Propose",
+    "Refuse",
+    "Report",
+    "Vote",
+    "Welcome",
+    "clip",
+    "decode",
+    "encode",
+]
+
+MAX_MESSAGE: Final = 2 * 1024 * 1024
+"""Bytes of the largest message: a view of 1024 members with four long addresses each is about 1.3 MiB."""
+MAX_TEXT: Final = 512
+MAX_DIGEST: Final = 64
+
+_Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+_Site = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+_MaybeNode = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+_Nodes = Annotated[tuple[Node, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+_Losses = Annotated[tuple[tuple[Node, _Text], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+_Digest = Annotated[bytes, msgspec.Meta(max_length=MAX_DIGEST)]
+_RankHint = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Join(_Message, frozen=True, tag="join"):
+    """First message of every link: who I am and what I hold.
+
+    world_size: None, or the size that the first view has to have. committed_step: the last step whose result I hold.
+    doubt: (view_id, step) that I voted for without hearing the decision.
+    """
+
+    incarnation: Incarnation
+    addresses: Addresses = ()
+    world_size: WorldSize | None = None
+    rank_hint: _RankHint | None = None
+    committed_step: Step = 0
+    doubt: tuple[ViewId, Step] | None = None
+    site: _Site = ""
+
+
+class Confirm(_Message, frozen=True, tag="confirm"):
+    """I act in no other view, and have a link to every member of this one."""
+
+    view_id: ViewId
+
+
+class Decline(_Message, frozen=True, tag="decline"):
+    """I cannot take part in the proposed view; `unreachable` are the members I have no link to."""
+
+    view_id: ViewId
+    unreachable: _Nodes = ()
+    reason: _Text = ""
+
+
+class Begin(_Message, frozen=True, tag="begin"):
+    """I am inside this step."""
+
+    view_id: ViewId
+    step: Step
+
+
+class Vote(_Message, frozen=True, tag="vote"):
+    """ok: I can commit the step, and its result has this digest (of my choice of hash; b"" when none is kept)."""
+
+    view_id: ViewId
+    step: Step
+    ok: bool
+    digest: _Digest = b""
+    reason: _Text = ""
+    culprit: _MaybeNode = ""
+
+
+class Report(_Message, frozen=True, tag="report"):
+    """This view cannot go on: members were lost (node, cause), or a collective failed or was cancelled."""
+
+    view_id: ViewId
+    lost: _Losses = ()
+    reason: _Text = ""
+    culprit: _MaybeNode = ""
+
+
+class Leave(_Message, frozen=True, tag="leave"):
+    """I go of my own will: at once, or after the decision of the step that I am inside."""
+
+    reason: _Text = ""
+
+
+class Welcome(_Message, frozen=True, tag="welcome"):
+    """Answer to Join. doubt_committed: whether the step in doubt was committed, final; None when none was asked.
+
+    waiting_for: why there is no view for the new candidate yet, "" when one follows at once.
+    """
+
+    seed: Seed
+    committed_step: Step
+    doubt_committed: bool | None = None
+    waiting_for: _Text = ""
+
+
+class Refuse(_Message, frozen=True, tag="refuse"):
+    """Answer to Join: no, and asking again the same way will not help."""
+
+    reason: _Text
+
+
+class Propose(_Message, frozen=True, tag="propose"):
+    """Stop acting in any earlier view, form links to all members, then Confirm or Decline."""
+
+    view: View
+
+
+class Install(_Message, frozen=True, tag="install"):
+    """All members confirmed and the view is in the journal: act in it."""
+
+    view_id: ViewId
+
+
+class Decision(_Message, frozen=True, tag="decision"):
+    """The step is committed on all, or on none; after the latter the view is over too.
+
+    next_view: a proposal that follows at this boundary, so that nobody begins another step in the old view first.
+    """
+
+    view_id: ViewId
+    step: Step
+    commit: bool
+    cause: _Text = ""
+    lost: _Nodes = ()
+    culprit: _MaybeNode = ""
+    next_view: View | None = None
+
+
+class Aborted(_Message, frozen=True, tag="aborted"):
+    """The view, proposed or installed, is over, and with it any step that is not decided."""
+
+    view_id: ViewId
+    cause: _Text = ""
+    lost: _Nodes = ()
+    culprit: _MaybeNode = ""
+
+
+class Hold(_Message, frozen=True, tag="hold"):
+    """There is no view for you now, and why; one is proposed as soon as there can be one."""
+
+    cause: _Text
+
+
+MemberMessage: TypeAlias = Join | Confirm | Decline | Begin | Vote | Report | Leave
+CoordinatorMessage: TypeAlias = Welcome | Refuse | Propose | Install | Decision | Aborted | Hold
+
+_encoder = msgspec.msgpack.Encoder()
+_from_member: msgspec.msgpack.Decoder[MemberMessage] = msgspec.msgpack.Decoder(MemberMessage)
+_from_coordinator: msgspec.msgpack.Decoder[CoordinatorMessage] = msgspec.msgpack.Decoder(CoordinatorMessage)
+
+
+def encode(message: MemberMessage | CoordinatorMessage) -> bytes:
+    """The bytes of a message. Raises LocalError when the receiver would refuse them.
+
+    msgspec does not check bounds when a value is built, only when it is decoded; decoding what we send costs a few
+    microseconds and makes a broken bound our error, here, instead of the peer's.
+    """
+    try:
+        data = _encoder.encode(message)
+        if len(data) > MAX_MESSAGE:
+            raise LocalError(f"a {type(message).__name__} of {len(data)} bytes is above {MAX_MESSAGE}")
+        (_from_member if isinstance(message, MemberMessage) else _from_coordinator).decode(data)
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise LocalError(f"not a valid {type(message).__name__}: {error}") from error
+    return data
+
+
+@overload
+def decode(data: bytes, *, sender: Literal["member"], node: str = "") -> MemberMessage: ...
+@overload
+def decode(data: bytes, *, sender: Literal["coordinator"], node: str = "") -> CoordinatorMessage: ...
+def decode(
+    data: bytes, *, sender: Literal["member", "coordinator"], node: str = ""
+) -> MemberMessage | CoordinatorMessage:
+    """The message in `data`, which came from a `sender` called `node`. Raises PeerError when it is malformed."""
+    if len(data) > MAX_MESSAGE:
+        raise PeerError(f"a membership message of {len(data)} bytes is above {MAX_MESSAGE}", node=node)
+    try:
+        return _from_member.decode(data) if sender == "member" else _from_coordinator.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        # the text may quote the peer's bytes (an unknown field's name), so it is as bounded as any other text of a peer
+        raise PeerError(clip(f"malformed membership message from a {sender}: {error}"), node=node) from error
+
+
+def clip(text: str) -> str:
+    """`text` within MAX_TEXT characters; causes are for people, and a long one must not break the message."""
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."
