@@ -47,7 +47,7 @@ VERSION = 1
 TAG_SIZE = 24
 HEADER_SIZE = 64
 MAX_LENGTH = 1 << 48  # one message; far above any tensor, far below what overflows arithmetic elsewhere
-MAX_CONTROL = 256 * 1024  # one control message, encoded
+MAX_CONTROL = 4 << 20  # one control message, encoded; a view of a thousand members takes more than 1 MiB
 MAX_RANGES = 1024  # receive ranges that one acknowledgement may list
 
 _HEADER = struct.Struct("!2sBBI24sQQQ")

@@ -1,0 +1,170 @@
+"""Where the settings of a job come from: argument > QUICOLL_* > torchrun's variables > default.
+
+Every value remembers its source, so that `quicoll env` and error texts can say why a value is what it is. A variable
+that is set but malformed is an error that names it; a default never hides it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quicoll.errors import LocalError
+from quicoll_transport.errors import TransportError
+from quicoll_transport.udp import parse_address
+
+__all__ = ["Config", "Setting"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: its value as text or object, and where it came from ("argument", a variable's name, "default")."""
+
+    value: Any
+    source: str
+
+
+def _text(value: Any) -> str:
+    return str(value)
+
+
+def _integer(value: Any) -> int:
+    return int(value)
+
+
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if not 0 < seconds < 1e6:
+        raise ValueError("must be above 0 and below a million seconds")
+    return seconds
+
+
+def _count(value: Any) -> int:
+    count = int(value)
+    if count < 1:
+        raise ValueError("must be at least 1")
+    return count
+
+
+def _address(value: Any) -> str:
+    parse_address(str(value))
+    return str(value)
+
+
+def _rank_node(environ: Mapping[str, str]) -> str | None:
+    rank = environ.get("RANK")
+    return f"worker-{rank}" if rank is not None else None
+
+
+def _master(environ: Mapping[str, str]) -> str | None:
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if host is None or port is None:
+        return None
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    convert: Callable[[Any], Any]
+    default: Any
+    torchrun: str = ""  # the variable of torchrun's that gives it, for the source
+    derive: Callable[[Mapping[str, str]], str | None] | None = None
+
+
+_FIELDS: dict[str, _Field] = {
+    "coordinator": _Field(_address, "127.0.0.1:4433", "MASTER_ADDR, MASTER_PORT", _master),
+    "job": _Field(_text, "job", "TORCHELASTIC_RUN_ID", lambda env: env.get("TORCHELASTIC_RUN_ID")),
+    "node": _Field(_text, None, "RANK", _rank_node),
+    "certs": _Field(_text, "certs"),
+    "world_size": _Field(_count, None, "WORLD_SIZE", lambda env: env.get("WORLD_SIZE")),
+    "rank_hint": _Field(_integer, None, "RANK", lambda env: env.get("RANK")),
+    "listen": _Field(_address, None),
+    "site": _Field(_text, ""),
+    "lost_after": _Field(_seconds, 2.0),
+    "timeout": _Field(_seconds, 60.0),
+    "join_timeout": _Field(_seconds, 60.0),
+    "hold_timeout": _Field(_seconds, 600.0),
+    "chunk_bytes": _Field(_count, 1 << 20),
+    "events": _Field(_text, None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of one rank. Durations are seconds, sizes bytes.
+
+    coordinator: "host:port" of the coordinator. job: the job's name, as in the certificates.
+    node: this rank's name; certs/worker-<node>.pem is its certificate. certs: directory of certificates.
+    world_size: ranks that the first view waits for; None leaves it to the coordinator. rank_hint: wished rank.
+    listen: "host:port" that other ranks reach this one at; None takes the address that leads to the coordinator
+    and a free port. site: name of the place, for hierarchical algorithms.
+    lost_after: silence after which a peer is lost. timeout: of one collective. join_timeout: until the first view.
+    hold_timeout: how long a cut-off rank waits for a quorum. chunk_bytes: of a large tensor, one message each.
+    events: directory for one JSON-lines file of events per node; None writes none.
+    """
+
+    coordinator: str
+    job: str
+    node: str
+    certs: str
+    world_size: int | None
+    rank_hint: int | None
+    listen: str
+    site: str
+    lost_after: float
+    timeout: float
+    join_timeout: float
+    hold_timeout: float
+    chunk_bytes: int
+    events: str | None
+    sources: Mapping[str, str]
+
+    @classmethod
+    def resolve(cls, *, environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
+        """Settings from the arguments that are not None, then the environment, then defaults.
+
+        Raises LocalError naming the setting and its source when a value is malformed.
+        """
+        environ = os.environ if environ is None else environ
+        unknown = sorted(set(arguments) - set(_FIELDS))
+        if unknown:
+            raise LocalError(f"unknown setting {unknown[0]!r}; there are {', '.join(_FIELDS)}")
+        settings = {name: _find(name, field, arguments.get(name), environ) for name, field in _FIELDS.items()}
+        if settings["node"].value is None:
+            settings["node"] = Setting(socket.gethostname().split(".")[0] or "node", "host name")
+        if settings["listen"].value is None:
+            host = _route_to(settings["coordinator"].value)
+            settings["listen"] = Setting(f"[{host}]:0" if ":" in host else f"{host}:0", "route to the coordinator")
+        values = {name: setting.value for name, setting in settings.items()}
+        return cls(**values, sources={name: setting.source for name, setting in settings.items()})
+
+
+def _find(name: str, field: _Field, argument: Any, environ: Mapping[str, str]) -> Setting:
+    variable = f"QUICOLL_{name.upper()}"
+    if argument is not None:
+        value, source = argument, "argument"
+    elif environ.get(variable):
+        value, source = environ[variable], variable
+    elif field.derive is not None and field.derive(environ):
+        value, source = field.derive(environ), field.torchrun
+    else:
+        return Setting(field.default, "default")
+    try:
+        return Setting(field.convert(value), source)
+    except (TypeError, ValueError, TransportError) as error:
+        raise LocalError(f"{name} = {value!r} (from {source}): {error}") from error
+
+
+def _route_to(address: str) -> str:
+    """Our address on the way to `address`; connecting a UDP socket asks the routing table and sends nothing."""
+    host, port = parse_address(address)
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise LocalError(f"no route to the coordinator at {address}: {error}") from error

@@ -1,0 +1,558 @@
+"""The engine of one rank: endpoint, membership and the present mesh, on the engine's loop.
+
+It follows the membership core: forms the links of a proposed view, puts its mesh to work when the view is installed,
+ends it when the view is over. Callers ask for a view, a collective, a vote; each call ends by its deadline.
+
+    no mesh           waiting for the coordinator, or for a view
+    mesh at work      `wait_view` returns; collectives run
+    mesh broken       something failed here; the coordinator was told and will end the view
+    mesh ended        the coordinator ended the view; the next one follows
+
+A link that ends breaks the mesh if its node is in the view. The link to the coordinator is dialled again for as long
+as the engine lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quicoll.coordinator import NODE as COORDINATOR_NODE
+from quicoll.coordinator import format_address
+from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError
+from quicoll.membership.member import MemberCore
+from quicoll.membership.member_actions import (
+    Activate,
+    Deactivate,
+    Decided,
+    FormLinks,
+    Held,
+    Reconnect,
+    Refused,
+    Resumed,
+    Tell,
+)
+from quicoll.membership.messages import clip, decode, encode
+from quicoll.mesh import Announce, Call, Mesh, decode_announce
+from quicoll.observe import JsonLines, Observer, Observers
+from quicoll.runtime import Runtime, ThreadRuntime
+from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
+from quicoll_transport.errors import LinkLost, TransportError
+from quicoll_transport.faults import Faults
+from quicoll_transport.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.udp import DatagramIO, UdpSocket, parse_address
+
+if TYPE_CHECKING:
+    from quicoll.config import Config
+    from quicoll.membership.view import Member, View
+    from quicoll_transport.quic import Address
+
+__all__ = ["Decision", "Engine"]
+
+log = logging.getLogger("quicoll")
+
+_REDIAL_S = 0.1
+_EARLY_ANNOUNCES = 65536  # for views that are not at work here yet
+_KINDS: dict[str, type[QuicollError]] = {"mismatch": Mismatch, "corrupted": Corrupted}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What became of a vote. index: the coordinator's number of it."""
+
+    index: int
+    commit: bool
+    cause: str
+    lost: tuple[str, ...]
+    culprit: str
+
+
+class Engine:
+    """See the module's head. Every method but `start` runs on the engine's loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        credentials: Credentials,
+        io: DatagramIO,
+        loop: asyncio.AbstractEventLoop,
+        incarnation: int,
+        observers: Observers,
+        coordinator_address: Address,
+    ) -> None:
+        self.config = config
+        self.observers = observers
+        self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
+        self.doubtful_index = 0
+        self._loop = loop
+        self._coordinator = Identity(config.job, COORDINATOR, COORDINATOR_NODE)
+        self._coordinator_address = coordinator_address
+        self._coordinator_link: Link | None = None
+        self._redial: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._mesh: Mesh | None = None
+        self._lost: dict[str, str] = {}  # nodes of the present view that are lost, and why
+        self._forming: asyncio.Task[None] | None = None
+        self._early: list[tuple[str, Announce]] = []
+        self._changed: asyncio.Future[None] = loop.create_future()
+        self._decisions: dict[int, Decision] = {}
+        self._open_step: tuple[int, int] | None = None  # (index, number) between begin and the decision
+        self._voted = False
+        self._held = ""
+        self._refused = ""
+        self._closing = False
+        self.endpoint = Endpoint(
+            credentials=credentials,
+            config=EndpointConfig(
+                lost_after_ns=round(config.lost_after * 1e9),
+                connect_ns=round(max(2.0, 1.5 * config.lost_after) * 1e9),
+            ),
+            io=io,
+            loop=loop,
+            incarnation=incarnation,
+            authorize=self._authorize,
+            on_link=self._on_link,
+            faults=self.faults,
+        )
+        host, port = self.endpoint.address[:2]
+        self._member = MemberCore(
+            config.node,
+            incarnation=incarnation,
+            addresses=((str(host), int(port)),),
+            world_size=config.world_size,
+            rank_hint=config.rank_hint,
+            site=config.site,
+        )
+        observers.emit("listening", address=format_address(self.endpoint.address))
+        self._dial_coordinator()
+
+    @classmethod
+    async def start(
+        cls, config: Config, *, observer: Observer | None = None, runtime: Runtime | None = None
+    ) -> tuple[Engine, Runtime]:
+        """An engine on its own thread (or on `runtime`). Raises LocalError when it cannot start."""
+        events = JsonLines(Path(config.events) / f"{config.node}.jsonl") if config.events is not None else None
+        try:
+            credentials = Credentials.from_directory(config.certs, role=WORKER, node=config.node)
+            host, port = parse_address(config.listen)
+            target = _resolve(config.coordinator)
+        except TransportError as error:
+            raise LocalError(str(error)) from error
+        if credentials.identity.job != config.job:
+            raise LocalError(f"the certificate is for job {credentials.identity.job!r}, not {config.job!r}")
+        return await cls.start_with(
+            config,
+            credentials=credentials,
+            make_io=lambda loop: UdpSocket(host, port, loop=loop),
+            coordinator_address=target,
+            observers=(observer, events),
+            runtime=runtime,
+        )
+
+    @classmethod
+    async def start_with(
+        cls,
+        config: Config,
+        *,
+        credentials: Credentials,
+        make_io: Callable[[asyncio.AbstractEventLoop], DatagramIO],
+        coordinator_address: Address,
+        observers: tuple[Observer | None, ...] = (),
+        runtime: Runtime | None = None,
+    ) -> tuple[Engine, Runtime]:
+        """An engine over the given credentials and network: what tests and simulations call."""
+        owned = runtime is None
+        runtime = ThreadRuntime(config.node) if runtime is None else runtime
+        loop = runtime.loop
+
+        async def make() -> Engine:
+            io = make_io(loop)
+            try:
+                return cls(
+                    config,
+                    credentials=credentials,
+                    io=io,
+                    loop=loop,
+                    incarnation=time.time_ns(),
+                    observers=Observers(config.node, lambda: round(loop.time() * 1e9), *observers),
+                    coordinator_address=coordinator_address,
+                )
+            except BaseException:
+                io.close()
+                raise
+
+        try:
+            return await runtime.call(make()), runtime
+        except BaseException as error:
+            if owned:
+                await runtime.aclose()
+            if isinstance(error, TransportError):
+                raise LocalError(str(error)) from error
+            raise
+
+    def _now_ns(self) -> int:
+        return round(self._loop.time() * 1e9)
+
+    # -- what callers ask for ------------------------------------------------------------------------------------
+
+    async def wait_view(self, timeout: float, *, joining: bool = False) -> View:
+        """The view at work, waited for at most `timeout` seconds; Partitioned (or PeerError when joining) if none."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self._mesh is None or self._mesh.error is not None:
+                    if self._closing:
+                        raise LocalError("the job is closed")
+                    if self._refused:
+                        raise PeerError(f"the coordinator refuses this rank: {self._refused}")
+                    await asyncio.shield(self._changed)
+        except TimeoutError:
+            why = self._why_no_view()
+            if joining:
+                raise PeerError(f"not joined within {timeout:g} s: {why}") from None
+            raise Partitioned(f"no view within {timeout:g} s: {why}", node=self.config.node) from None
+        return self._mesh.view
+
+    def _why_no_view(self) -> str:
+        link = self._coordinator_link
+        if link is None or not link.core.stats.connections:
+            refusal = f" ({link.refusal})" if link is not None and link.refusal else ""
+            return f"cannot reach the coordinator at {self.config.coordinator}{refusal}"
+        return self._held or "the view is not complete"
+
+    async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
+        """Run a collective in view `view_id`; raises what `Mesh.run` raises."""
+        mesh = self._mesh
+        if mesh is None or mesh.view.view_id != view_id:
+            raise PeerError("the view is over", view=view_id, op=call.name)
+        return await mesh.run(call, group=group, timeout=timeout, step=step)
+
+    async def begin(self, view_id: int, number: int) -> None:
+        """A step begins in this view. Raises when the view is not at work any more."""
+        mesh = self._mesh
+        if mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
+            raise _over(mesh, view_id)
+        index = self._member.next_step
+        if index is None:
+            raise PeerError("the view is over", view=view_id)
+        self._open_step = (index, number)
+        self._voted = False
+        self._member.begin(index, now_ns=self._now_ns())
+        self._work()
+
+    async def vote(self, view_id: int, digest: bytes, *, timeout: float) -> Decision:
+        """Vote for the open step and wait for the decision.
+
+        Raises Partitioned when it is not known within `timeout` seconds: the step is in doubt, and `was_committed`
+        tells later. Raises the mesh's error when the view broke before the vote: then nothing was voted for.
+        """
+        mesh = self._mesh
+        if self._open_step is None or mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
+            raise _over(mesh, view_id)
+        if mesh.running:
+            mesh.fail(
+                PeerError(
+                    f"the step was left with {mesh.running} collectives still running",
+                    rank=mesh.rank,
+                    node=self.config.node,
+                    view=view_id,
+                )
+            )
+            raise _over(mesh, view_id)
+        index, _ = self._open_step
+        self._voted = True
+        self._member.vote(index, ok=True, digest=digest, now_ns=self._now_ns())
+        self._work()
+        try:
+            async with asyncio.timeout(timeout):
+                while index not in self._decisions:
+                    await asyncio.shield(self._changed)
+        except TimeoutError:
+            self.doubtful_index = index
+            raise Partitioned(
+                f"no decision within {timeout:g} s; whether the step is committed is not known yet",
+                node=self.config.node,
+                view=view_id,
+            ) from None
+        return self._decisions[index]
+
+    async def was_committed(self, index: int) -> bool:
+        """Whether the decision `index`, once in doubt, was a commit. Known whenever a view is at work again."""
+        decision = self._decisions.get(index)
+        return decision is not None and decision.commit
+
+    async def give_up(self, view_id: int, reason: str) -> None:
+        """The caller's own code failed inside a step: the view cannot go on."""
+        mesh = self._mesh
+        if mesh is not None and mesh.view.view_id == view_id and mesh.error is None:
+            mesh.fail(PeerError(f"left its step: {reason}", rank=mesh.rank, node=self.config.node, view=view_id))
+
+    def lost_nodes(self, error: QuicollError) -> tuple[str, ...]:
+        """The nodes of the present view that are known to be lost; the error's own if it names a lost one."""
+        return tuple(sorted(self._lost))
+
+    def state_received(self, rank: int, step: int, index: int) -> None:
+        """This rank was brought to the state after `step`, which the coordinator numbers `index`."""
+        self._member.caught_up(index)
+        self.observers.emit("state_received", from_rank=rank, step=step)
+
+    async def aclose(self, reason: str) -> None:
+        """Leave and stop; what the coordinator has to know is delivered if it can be within a second."""
+        if self._closing:
+            return
+        self._member.leave(clip(reason), now_ns=self._now_ns())
+        self._work()
+        self._closing = True
+        for handle in (self._redial, self._timer):
+            if handle is not None:
+                handle.cancel()
+        if self._forming is not None:
+            self._forming.cancel()
+        if self._mesh is not None:
+            self._mesh.end(LocalError("the job is closed"))
+        self._notify()
+        await self.endpoint.aclose()
+        self.observers.close()
+
+    # -- links ---------------------------------------------------------------------------------------------------
+
+    def _authorize(self, identity: Identity) -> str | None:
+        return None if identity.role == WORKER else f"{identity} is no worker"
+
+    def _dial_coordinator(self) -> None:
+        self._redial = None
+        link = self.endpoint.link(self._coordinator, addresses=[self._coordinator_address], dial=True)
+        self._coordinator_link = link
+        link.listen(self._on_coordinator_app, self._on_coordinator_state)
+
+    def _on_coordinator_state(self, link: Link) -> None:
+        if self._closing or link is not self._coordinator_link:
+            return
+        if link.ended:
+            if link.core.stats.connections:
+                self._emit_lost(link)
+            self._member.disconnected(clip(link.core.cause), now_ns=self._now_ns())
+            self._redial = self._loop.call_later(_REDIAL_S, self._dial_coordinator)
+        elif link.core.stats.connections == 1 and link.state.value == "up" and not link.core.suspect:
+            self._member.connected(now_ns=self._now_ns())
+        self._work()
+
+    def _on_coordinator_app(self, link: Link, data: bytes) -> None:
+        if self._closing:
+            return
+        try:
+            message = decode(data, sender="coordinator", node=link.node)
+        except PeerError as error:
+            log.error("%s", error)
+            link.close("malformed message")
+            return
+        self._member.receive(message, now_ns=self._now_ns())
+        self._work()
+
+    def _on_link(self, link: Link) -> None:
+        link.listen(self._on_peer_app, self._on_peer_state)
+
+    def _on_peer_state(self, link: Link) -> None:
+        if self._closing or not link.ended:
+            return
+        mesh = self._mesh
+        if mesh is None or mesh.view.rank_of(link.node) is None or mesh.error is not None:
+            return
+        rank = mesh.view.rank_of(link.node)
+        cause = link.core.cause
+        self._emit_lost(link)
+        self._lost[link.node] = cause
+        mesh.fail(PeerError(f"lost: {cause}", rank=rank, node=link.node, view=mesh.view.view_id))
+
+    def _emit_lost(self, link: Link) -> None:
+        silent = link.core.error.silent_for if link.core.error is not None else 0.0
+        self.observers.emit("peer_lost", peer=link.node, cause=link.core.cause, silent_for=round(silent, 3))
+
+    def _on_peer_app(self, link: Link, data: bytes) -> None:
+        try:
+            announce = decode_announce(data, node=link.node)
+        except PeerError as error:
+            log.error("%s", error)
+            link.close("malformed announcement")
+            return
+        mesh = self._mesh
+        if mesh is not None and announce.view_id == mesh.view.view_id:
+            rank = mesh.view.rank_of(link.node)
+            if rank is not None:
+                mesh.announced(rank, announce)
+        elif (mesh is None or announce.view_id > mesh.view.view_id) and len(self._early) < _EARLY_ANNOUNCES:
+            self._early.append((link.node, announce))
+
+    async def _form_links(self, view: View) -> None:
+        """Have a link to every member of a proposed view, then say so; name those that cannot be reached."""
+        links = {member.node: self._peer_link(member) for member in view.members if member.node != self.config.node}
+        unreachable: list[str] = []
+        for node, link in links.items():
+            try:
+                await link.wait_up()
+            except LinkLost as error:
+                log.info("%s: cannot reach %s: %s", self.config.node, node, error)
+                unreachable.append(node)
+        self._forming = None
+        if unreachable:
+            self._member.links_failed(view.view_id, tuple(unreachable), "no link", now_ns=self._now_ns())
+        else:
+            self._member.links_ready(view.view_id, now_ns=self._now_ns())
+        self._work()
+
+    def _peer_link(self, member: Member) -> Link:
+        identity = Identity(self.config.job, WORKER, member.node)
+        existing = self.endpoint.links.get(identity)
+        if existing is not None and 0 < existing.remote_incarnation < member.incarnation:
+            existing.close("the node has started anew")
+        # Of two nodes the one with the smaller name dials, so that there is one connection and not two.
+        dial = self.config.node < member.node
+        link = self.endpoint.link(
+            identity, addresses=[(host, port) for host, port in member.addresses] if dial else (), dial=dial
+        )
+        link.listen(self._on_peer_app, self._on_peer_state)
+        return link
+
+    # -- membership ----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Carry out what the membership core wants, then sleep until it wants something again."""
+        while (action := self._member.next_action()) is not None:
+            match action:
+                case Tell():
+                    link = self._coordinator_link
+                    if link is not None and not link.ended:
+                        link.send_app(encode(action.message))
+                case FormLinks():
+                    if self._forming is not None:
+                        self._forming.cancel()
+                    self._forming = self._loop.create_task(self._form_links(action.view))
+                case Activate():
+                    self._activate(action.view)
+                case Deactivate():
+                    self._deactivate(action)
+                case Decided():
+                    self._decided(action)
+                case Refused():
+                    self._refused = action.reason
+                    self.observers.emit("refused", reason=action.reason)
+                    self._notify()
+                case Held():
+                    self._held = action.cause
+                    self.observers.emit("held", cause=action.cause)
+                case Resumed():
+                    self._held = ""
+                case Reconnect():
+                    if self._coordinator_link is not None:
+                        self._coordinator_link.close(action.cause)
+        at = self._member.next_timer()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at is not None and not self._closing:
+            self._timer = self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._member.handle_timer(now_ns=self._now_ns())
+        self._work()
+
+    def _activate(self, view: View) -> None:
+        links = {member.rank: self._peer_link(member) for member in view.members if member.node != self.config.node}
+        self._lost.clear()
+        self._held = ""
+        self._mesh = mesh = Mesh(
+            view, node=self.config.node, loop=self._loop, links=links, on_failure=self._on_mesh_failure
+        )
+        self.observers.emit(
+            "view_installed",
+            view=view.view_id,
+            world_size=view.world_size,
+            rank=mesh.rank,
+            nodes=list(view.nodes),
+        )
+        early, self._early = self._early, []
+        for node, announce in early:
+            rank = view.rank_of(node)
+            if announce.view_id == view.view_id and rank is not None:
+                mesh.announced(rank, announce)
+            elif announce.view_id > view.view_id:
+                self._early.append((node, announce))
+        for rank in sorted(links):
+            if links[rank].ended:
+                self._on_peer_state(links[rank])
+        self._notify()
+
+    def _deactivate(self, action: Deactivate) -> None:
+        mesh = self._mesh
+        if mesh is None or mesh.view.view_id != action.view_id:
+            return
+        for node in action.lost:
+            self._lost.setdefault(node, action.cause)
+        kind = Partitioned if action.partitioned else PeerError
+        culprit = action.culprit or (action.lost[0] if action.lost else "")
+        mesh.end(kind(action.cause, rank=mesh.view.rank_of(culprit), node=culprit, view=action.view_id))
+        self.observers.emit("view_ended", view=action.view_id, cause=action.cause, lost=list(action.lost))
+        self._notify()
+
+    def _on_mesh_failure(self, error: QuicollError) -> None:
+        """The mesh broke from inside: the coordinator has to end the view for everybody."""
+        if self._lost:
+            for node in sorted(self._lost):
+                self._member.peer_lost(node, clip(self._lost[node]), now_ns=self._now_ns())
+        else:
+            self._member.failed(clip(error.message), culprit=error.node, now_ns=self._now_ns())
+        self._abort_open_step(error.message, tuple(sorted(self._lost)))
+        self._work()
+        self._notify()
+
+    def _abort_open_step(self, cause: str, lost: tuple[str, ...]) -> None:
+        """The view broke here: a step that has not been voted for cannot be committed any more."""
+        if self._open_step is not None and not self._voted:
+            number, self._open_step = self._open_step[1], None
+            view_id = self._mesh.view.view_id if self._mesh is not None else 0
+            self.observers.emit("step_aborted", step=number, view=view_id, cause=cause, lost=list(lost))
+
+    def _decided(self, action: Decided) -> None:
+        self._decisions[action.step] = Decision(
+            action.step, action.commit, action.cause, tuple(action.lost), action.culprit
+        )
+        for old in [index for index in self._decisions if index < action.step - 16]:
+            del self._decisions[old]
+        if self._open_step is not None and self._open_step[0] == action.step:
+            number = self._open_step[1]
+            self._open_step = None
+            if action.commit:
+                self.observers.emit("step_committed", step=number, view=action.view_id)
+            else:
+                self.observers.emit(
+                    "step_aborted", step=number, view=action.view_id, cause=action.cause, lost=list(action.lost)
+                )
+        self._notify()
+
+    def _notify(self) -> None:
+        """Wake everybody who waits for something to change."""
+        changed, self._changed = self._changed, self._loop.create_future()
+        changed.set_result(None)
+
+
+def _over(mesh: Mesh | None, view_id: int) -> QuicollError:
+    """Why the view a caller speaks of is not at work any more."""
+    if mesh is not None and mesh.view.view_id == view_id and mesh.error is not None:
+        return mesh.error
+    return PeerError("the view is over", view=view_id)
+
+
+def _resolve(address: str) -> tuple[Any, ...]:
+    host, port = parse_address(address)
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][4]
+    except OSError as error:
+        raise LocalError(f"cannot resolve the coordinator's address {address!r}: {error}") from error

@@ -1,0 +1,407 @@
+"""The public face: a job, its views, its steps. It runs on the caller's loop and speaks to the engine.
+
+A step's life, as the caller sees it:
+
+    enter   wait for a view that is at work; if it is a new one, bring every rank to the same state; then begin
+    body    compute, call collectives; an error here ends the step on all ranks
+    leave   vote with the digest of all results; the coordinator decides; committed on all ranks or on none
+
+    outcome         the caller gets             its callbacks of on_commit
+    committed       a normal exit               have run, in order
+    aborted         StepAborted                 never run
+    in doubt        Partitioned                 run at the next step's entry, if it turns out to be committed
+    own error       that error; others abort    never run
+
+State and steps. The number of a step counts what the state has been through, `committed_step + 1`. It travels with the
+state (a checkpoint, or a member's memory), while the coordinator numbers its decisions by itself; so a job that starts
+again from a checkpoint goes on from the checkpoint's number. When a view begins, the ranks compare what they hold.
+The newest state is the one of the latest decision, then of the highest step; whoever has an older one receives it
+from the lowest rank that has it, checked by digest, before any step begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from hashlib import blake2b
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from quicoll.buffers import digest, memory, source
+from quicoll.config import Config
+from quicoll.dtypes import DType
+from quicoll.engine import Decision, Engine
+from quicoll.errors import Corrupted, LocalError, Partitioned, PeerError, QuicollError, StepAborted
+from quicoll.group import STATE_GROUP, Group
+from quicoll.seed import Seed
+
+if TYPE_CHECKING:
+    from quicoll.membership.view import View
+    from quicoll.mesh import Call
+    from quicoll.observe import Observer
+    from quicoll.runtime import Runtime
+
+__all__ = ["Job", "Step", "join"]
+
+log = logging.getLogger("quicoll")
+
+Save = Callable[[], Mapping[str, Any]]
+Load = Callable[[Mapping[str, Any]], None]
+
+_MAX_STATE_TENSORS = 1 << 20
+
+
+class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor of a state that is handed over."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    torch: bool
+    digest: bytes
+
+
+_manifest_encoder = msgspec.msgpack.Encoder()
+_manifest_decoder = msgspec.msgpack.Decoder(tuple[_Tensor, ...])
+
+
+class Step:
+    """One attempt at a step. `number`: of the step, from 1. `view`: in which it runs."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.number = 0
+        self.view: View | None = None
+        self._callbacks: list[Callable[[], None]] = []
+
+    def on_commit(self, callback: Callable[[], None]) -> None:
+        """Run `callback()` exactly if the step is committed, before the context is left. Never otherwise."""
+        self._callbacks.append(callback)
+
+    async def __aenter__(self) -> Step:
+        await self._job._enter(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._job._leave(self, error)
+
+    def _run_callbacks(self) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+
+class Job:
+    """A rank's part in a job. Made by `join`; not thread-safe: use it on the loop that made it.
+
+    config: the settings in force, with their sources. group: the collectives over all ranks.
+    """
+
+    def __init__(self, config: Config, engine: Engine, runtime: Runtime, view: View) -> None:
+        self.config = config
+        self.group = Group(self)
+        self._engine = engine
+        self._runtime = runtime
+        self._view = view
+        self._synchronised = 0  # the view in which our state was compared with the others'
+        self._save: Save | None = None
+        self._load: Load | None = None
+        self._committed_step = 0
+        self._decision = 0  # the coordinator's number of the decision that our state is of; 0: none
+        self._step: Step | None = None
+        self._results: dict[tuple[int, int], bytes] = {}
+        self._doubtful: tuple[Step, int] | None = None
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def view(self) -> View:
+        """The view this job's caller is in. Changes only where a step is entered, or by `ready`."""
+        return self._view
+
+    @property
+    def rank(self) -> int:
+        rank = self._view.rank_of(self.config.node)
+        if rank is None:
+            raise AssertionError(f"{self.config.node} is not in its own view")
+        return rank
+
+    @property
+    def world_size(self) -> int:
+        return self._view.world_size
+
+    @property
+    def node(self) -> str:
+        return self.config.node
+
+    @property
+    def seed(self) -> Seed:
+        """The job's seed: agreed, equal on all ranks, the same in every view."""
+        return Seed(self._view.seed)
+
+    @property
+    def committed_step(self) -> int:
+        """The number of the last step that the state of this rank has been through; 0 at the start."""
+        return self._committed_step
+
+    def __repr__(self) -> str:
+        return f"<Job rank {self.rank} of {self.world_size} view={self._view.view_id} step={self._committed_step}>"
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def register_state(self, save: Save, load: Load) -> None:
+        """Say how this rank's state is read and written, so that ranks that are behind can be brought up to date.
+
+        save() gives the state: names and tensors, equal on all ranks that are at the same step. load(state) puts
+        one in place; the tensors are of the kinds (numpy, torch) that save() gave. Both run on the caller's loop.
+        """
+        self._save = save
+        self._load = load
+
+    def resume_from(self, step: int) -> None:
+        """Say that the state of this rank is the one after `step`, for instance because a checkpoint was loaded.
+
+        To be called before the first step. Raises LocalError afterwards, or inside a step.
+        """
+        if self._decision or self._step is not None:
+            raise LocalError("resume_from comes before the first step")
+        if step < 0:
+            raise LocalError(f"a step number is not negative: {step}")
+        self._committed_step = step
+
+    async def ready(self, *, timeout: float | None = None) -> None:
+        """Wait until a view is at work and every rank has the same state in it. `step()` does this by itself.
+
+        Raises Partitioned when there is no such view within `timeout` seconds (None: the job's hold_timeout), and
+        StepAborted when a rank was lost meanwhile: call it again.
+        """
+        timeout = self.config.hold_timeout if timeout is None else timeout
+        view = await self._runtime.call(self._engine.wait_view(timeout))
+        await self._settle_doubt()
+        if view.view_id == self._synchronised:
+            return
+        self._view = view
+        try:
+            await self._synchronise()
+        except (PeerError, Corrupted, Partitioned) as error:
+            raise self._aborted(error, self._committed_step + 1) from error
+        self._synchronised = view.view_id
+
+    async def _synchronise(self) -> None:
+        """Bring every rank of the view to the newest state that any of them holds."""
+        mine = np.array([self._decision, self._committed_step, self._save is not None], np.int64)
+        group = Group(self, group_id=STATE_GROUP)
+        held = (await group.all_gather(mine)).reshape(-1, 3)
+        newest = max((int(decision), int(step)) for decision, step, _ in held)
+        current = [rank for rank, row in enumerate(held) if (int(row[0]), int(row[1])) == newest]
+        if len(current) == self.world_size:
+            return
+        behind = [rank for rank in range(self.world_size) if rank not in current]
+        givers = [rank for rank in current if held[rank][2]]
+        # Every rank sees the same numbers, so all come to the same verdict and nobody waits for anybody.
+        if not givers or not all(held[rank][2] for rank in behind):
+            if newest[1] == 0 or self.rank in current:
+                self._decision = newest[0]
+                return
+            raise LocalError(
+                f"this rank's state is after step {self._committed_step}, the job's after step {newest[1]}: "
+                "call job.register_state(save, load) so that it can be handed over"
+            )
+        await self._hand_over(group, givers[0], current, newest)
+
+    async def _hand_over(self, group: Group, giver: int, current: list[int], newest: tuple[int, int]) -> None:
+        state = dict(self._save()) if self.rank == giver and self._save is not None else {}
+        manifest = b""
+        if self.rank == giver:
+            manifest = _manifest_encoder.encode(tuple(_describe(name, state[name]) for name in sorted(state)))
+        size = int((await group.broadcast(np.array([len(manifest)], np.int64), root=giver))[0])
+        packed = np.frombuffer(manifest, np.uint8) if self.rank == giver else np.empty(size, np.uint8)
+        packed = await group.broadcast(packed, root=giver)
+        try:
+            tensors = _manifest_decoder.decode(memory(packed))
+        except msgspec.MsgspecError as error:
+            raise PeerError(f"malformed state manifest: {error}", rank=giver, view=self._view.view_id) from error
+        if len(tensors) > _MAX_STATE_TENSORS:
+            raise PeerError(f"a state of {len(tensors)} tensors", rank=giver, view=self._view.view_id)
+        received: dict[str, Any] = {}
+        for tensor in tensors:
+            value = state[tensor.name] if self.rank == giver else _empty(tensor)
+            got = await group.broadcast(value, root=giver)
+            if digest(got) != tensor.digest:
+                raise Corrupted(f"the state's {tensor.name!r} fails its digest", rank=giver, view=self._view.view_id)
+            received[tensor.name] = got
+        if self.rank not in current:
+            if self._load is None:
+                raise LocalError("no state registered")
+            self._load(received)
+            self._decision, self._committed_step = newest
+            self._runtime.loop.call_soon_threadsafe(self._engine.state_received, giver, newest[1], newest[0])
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def step(self) -> Step:
+        """The next step: `async with job.step() as step: ...`. See the module for what can come of it."""
+        return Step(self)
+
+    async def _enter(self, step: Step) -> None:
+        if self._step is not None:
+            raise LocalError("a step is already open; steps do not nest")
+        await self.ready()
+        step.number = self._committed_step + 1
+        step.view = self._view
+        self._results.clear()
+        try:
+            await self._runtime.call(self._engine.begin(self._view.view_id, step.number))
+        except (PeerError, Corrupted, Partitioned) as error:
+            raise self._aborted(error, step.number) from error
+        self._step = step
+
+    async def _leave(self, step: Step, error: BaseException | None) -> None:
+        self._step = None
+        view_id = self._view.view_id
+        if error is None:
+            await self._commit(step, view_id)
+            return
+        if isinstance(error, QuicollError) and not isinstance(error, LocalError):
+            if isinstance(error, PeerError | Corrupted | Partitioned):
+                # The view is dead, so no vote of ours can come from this step any more: it is committed nowhere.
+                raise self._aborted(error, step.number) from error
+            return  # Mismatch, StepAborted: they say it all
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        await asyncio.shield(asyncio.ensure_future(self._give_up(view_id, reason)))
+
+    async def _give_up(self, view_id: int, reason: str) -> None:
+        """Our own code failed: end the step on all ranks. Bounded, because it only queues a message."""
+        await self._runtime.call(self._engine.give_up(view_id, reason))
+
+    async def _commit(self, step: Step, view_id: int) -> None:
+        vote = blake2b(step.number.to_bytes(8, "big"), digest_size=16)
+        for key in sorted(self._results):
+            vote.update(key[0].to_bytes(4, "big") + key[1].to_bytes(8, "big") + self._results[key])
+        try:
+            decision = await self._runtime.call(
+                self._engine.vote(view_id, vote.digest(), timeout=self.config.hold_timeout)
+            )
+        except Partitioned:
+            self._doubtful = (step, self._engine.doubtful_index)
+            raise
+        except (PeerError, Corrupted) as error:
+            raise self._aborted(error, step.number) from error
+        self._decided(step, decision)
+
+    def _decided(self, step: Step, decision: Decision) -> None:
+        if not decision.commit:
+            raise StepAborted(
+                f"step {step.number} was not committed: {decision.cause}",
+                lost=decision.lost,
+                node=decision.culprit,
+                view=self._view.view_id,
+                step=step.number,
+            )
+        self._decision = decision.index
+        self._committed_step = step.number
+        step._run_callbacks()
+
+    async def _settle_doubt(self) -> None:
+        """A vote of ours was left without an answer; by now the membership knows it."""
+        if self._doubtful is None:
+            return
+        (step, index), self._doubtful = self._doubtful, None
+        if await self._runtime.call(self._engine.was_committed(index)):
+            self._decision = index
+            self._committed_step = step.number
+            step._run_callbacks()
+
+    def _aborted(self, error: QuicollError, number: int) -> StepAborted:
+        return StepAborted(
+            f"step {number} was not committed: {error.message}",
+            lost=self._engine.lost_nodes(error),
+            rank=error.rank,
+            node=error.node,
+            view=self._view.view_id,
+            step=number,
+            op=error.op,
+        )
+
+    # -- for Group -----------------------------------------------------------------------------------------------
+
+    async def _collective(self, call: Call, *, group: int, timeout: float | None) -> int:
+        return await self._runtime.call(
+            self._engine.collective(
+                self._view.view_id,
+                call,
+                group=group,
+                timeout=self.config.timeout if timeout is None else timeout,
+                step=self._step.number if self._step is not None else None,
+            )
+        )
+
+    def _record(self, group: int, seq: int, result: bytes) -> None:
+        if self._step is not None:
+            self._results[group, seq] = result
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def aclose(self, reason: str = "done") -> None:
+        """Leave the job: the others go on without this rank. Bounded; called by `join`'s context."""
+        try:
+            await self._runtime.call(self._engine.aclose(reason))
+        finally:
+            await self._runtime.aclose()
+
+
+def _describe(name: str, value: Any) -> _Tensor:
+    read = source(value)
+    return _Tensor(name, read.dtype.name, read.shape, read.kind == "torch", digest(read))
+
+
+def _empty(tensor: _Tensor) -> Any:
+    """Memory for a tensor that is announced. Its size is bounded by what the sender, a member, holds itself."""
+    dtype = DType.parse(tensor.dtype)
+    if not tensor.torch:
+        if dtype.name == "bfloat16":
+            raise LocalError("a state with numpy bfloat16 cannot be handed over; use torch.bfloat16")
+        return np.empty(tensor.shape, dtype.storage)
+    import torch
+
+    return torch.empty(tensor.shape, dtype=getattr(torch, dtype.name))
+
+
+@asynccontextmanager
+async def join(*, observer: Observer | None = None, **settings: Any) -> AsyncIterator[Job]:
+    """Join a job as one rank: `async with quicoll.join(coordinator=..., node=..., ...) as job`.
+
+    Settings are those of `quicoll.Config`; argument > QUICOLL_* > torchrun's variables > default. Returns when the
+    first view with this rank is at work. Leaving the context leaves the job.
+    observer: called with every `quicoll.Event` of this rank, on the engine's thread.
+    Raises LocalError for settings, certificates or an address that cannot work; PeerError when the coordinator
+    cannot be reached or refuses us, or when the view is not complete within `join_timeout`.
+    """
+    config = Config.resolve(**settings)
+    engine, runtime = await Engine.start(config, observer=observer)
+    try:
+        view = await runtime.call(engine.wait_view(config.join_timeout, joining=True))
+    except BaseException:
+        await _shut(engine, runtime)
+        raise
+    job = Job(config, engine, runtime, view)
+    try:
+        yield job
+    except BaseException as error:
+        await job.aclose(f"{type(error).__name__}")
+        raise
+    await job.aclose()
+
+
+async def _shut(engine: Engine, runtime: Runtime) -> None:
+    try:
+        await runtime.call(engine.aclose("not joined"))
+    finally:
+        await runtime.aclose()

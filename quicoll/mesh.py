@@ -1,0 +1,307 @@
+"""The ranks of one view, joined by links: collectives run here, on the engine's loop.
+
+A collective's identity is (view, group, seq), seq counting the calls of a group within a view in the order in which
+they were issued. Before any payload is used the ranks compare what they called:
+
+    announce    each rank sends its signature (collective, dtype, shape, op, order, ...) to every other
+    execute     the plan runs meanwhile; results stand in memory of ours
+    agree       all signatures are equal; only then does the caller see a result
+
+Different code paths on different ranks so give Mismatch on all of them, naming both sides; a rank that never calls
+is named when the deadline passes.
+
+A mesh breaks once and for all: when a peer is lost, a collective fails or is cancelled, or the coordinator ends the
+view. Then every operation in flight ends with the cause, and what still arrives for this view is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quicoll.errors import Corrupted, Mismatch, PeerError, QuicollError
+from quicoll.executor import TransferFailed, Work, execute
+from quicoll_transport.errors import LinkLost, MessageCorrupted, MessageRefused
+from quicoll_transport.errors import TransportError as _TransportError
+
+if TYPE_CHECKING:
+    from quicoll.membership.view import View
+    from quicoll_transport.endpoint import Link
+
+__all__ = ["Announce", "Call", "Mesh", "decode_announce", "view_prefix"]
+
+_TAG = struct.Struct("!QIQI")
+_MAX_AHEAD = 65536  # operations that a peer may be ahead of us
+_MAX_SIGNATURE = 4096
+
+
+class Announce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=1):
+    """What a rank called as operation `seq` of `group`. counts: this rank's own sizes, where they may differ."""
+
+    view_id: int
+    group: int
+    seq: int
+    signature: str
+    counts: tuple[int, ...] = ()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Announce] = msgspec.msgpack.Decoder(Announce)
+
+
+def decode_announce(data: bytes, *, node: str) -> Announce:
+    """Raises PeerError for what no rank of ours would send."""
+    try:
+        announce = _decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise PeerError(f"malformed announcement: {error}", node=node) from error
+    numbers = (announce.view_id, announce.group, announce.seq, *announce.counts)
+    if len(announce.signature) > _MAX_SIGNATURE or not all(0 <= number < 1 << 62 for number in numbers):
+        raise PeerError("announcement out of bounds", node=node)
+    return announce
+
+
+def view_prefix(view_id: int) -> bytes:
+    """What the tags of all messages of a view start with."""
+    return view_id.to_bytes(8, "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A collective as its caller asked for it.
+
+    signature: everything that must be equal on all ranks. counts: this rank's sizes where they may differ.
+    make(counts by rank) gives the work; `counts` has None for ranks that have not announced yet, unless `gathers`.
+    """
+
+    name: str
+    signature: str
+    make: Callable[[list[tuple[int, ...] | None]], Work]
+    counts: tuple[int, ...] = ()
+    gathers: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """Announcements for one operation, by rank; `complete` is set when all are there."""
+
+    announced: dict[int, Announce] = field(default_factory=dict)
+    complete: asyncio.Future[None] | None = None
+
+
+class Mesh:
+    """One view's links and operations. `on_failure(error)` is called once, when it breaks from inside."""
+
+    def __init__(
+        self,
+        view: View,
+        *,
+        node: str,
+        loop: asyncio.AbstractEventLoop,
+        links: dict[int, Link],
+        on_failure: Callable[[QuicollError], None],
+    ) -> None:
+        rank = view.rank_of(node)
+        if rank is None:
+            raise ValueError(f"{node} is not in view {view.view_id}")
+        self.view = view
+        self.rank = rank
+        self.world = view.world_size
+        self.error: QuicollError | None = None
+        self._loop = loop
+        self._links = links
+        self._on_failure = on_failure
+        self._next: dict[int, int] = {}
+        self._slots: dict[tuple[int, int], _Slot] = {}
+        self._broken: asyncio.Future[None] = loop.create_future()
+        self._running = 0
+
+    @property
+    def running(self) -> int:
+        """Operations in flight."""
+        return self._running
+
+    # -- what arrives --------------------------------------------------------------------------------------------
+
+    def announced(self, rank: int, announce: Announce) -> None:
+        """A peer told what it called."""
+        if self.error is not None:
+            return
+        at = self._next.get(announce.group, 0)
+        if announce.seq < at and (announce.group, announce.seq) not in self._slots:
+            self.fail(PeerError(f"announced operation {announce.seq} twice", rank=rank, view=self.view.view_id))
+            return
+        if announce.seq > at + _MAX_AHEAD:
+            self.fail(PeerError(f"is {announce.seq - at} operations ahead", rank=rank, view=self.view.view_id))
+            return
+        self._put(rank, announce)
+
+    def _put(self, rank: int, announce: Announce) -> None:
+        slot = self._slots.setdefault((announce.group, announce.seq), _Slot())
+        slot.announced.setdefault(rank, announce)
+        if slot.complete is not None and not slot.complete.done() and self._is_settled(slot):
+            slot.complete.set_result(None)
+
+    def _is_settled(self, slot: _Slot) -> bool:
+        """All ranks have announced, or two of them already differ."""
+        if len(slot.announced) == self.world:
+            return True
+        own = slot.announced.get(self.rank)
+        return own is not None and any(other.signature != own.signature for other in slot.announced.values())
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    async def run(self, call: Call, *, group: int, timeout: float, step: int | None) -> int:
+        """Run a collective of this view; its number in the group. Raises our errors, and breaks the mesh if so.
+
+        timeout: seconds for the whole of it. The number in the group is taken before the first await, so that the
+        order of calls defines identity.
+        """
+        if self.error is not None:
+            raise self.error
+        seq = self._next.get(group, 0)
+        self._next[group] = seq + 1
+        name = f"{call.name}#{seq}"
+        slot = self._slots.setdefault((group, seq), _Slot())
+        slot.complete = self._loop.create_future()
+        announce = Announce(self.view.view_id, group, seq, call.signature, call.counts)
+        inner = self._loop.create_task(self._operate(call, announce, slot))
+        self._running += 1
+        error: QuicollError
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.wait({inner, self._broken}, return_when=asyncio.FIRST_COMPLETED)
+            failure = self._failure()
+            if failure is None:
+                inner.result()  # raises what it raised
+                return seq
+            error = self._again(failure, name, step)
+        except TimeoutError:
+            error = self._late(slot, timeout, name, step)
+        except TransferFailed as failed:
+            error = self._translate(failed, name, step)
+        except QuicollError as raised:
+            error = self._again(raised, name, step)
+        except asyncio.CancelledError:
+            self.fail(
+                PeerError(f"{name} was cancelled", rank=self.rank, node=self._node(self.rank), view=self.view.view_id)
+            )
+            raise
+        finally:
+            self._running -= 1
+            inner.cancel()
+            await asyncio.wait({inner})
+            if not inner.cancelled():
+                inner.exception()
+            del self._slots[group, seq]
+        self.fail(error)
+        raise error
+
+    async def _operate(self, call: Call, announce: Announce, slot: _Slot) -> None:
+        complete = slot.complete
+        if complete is None:
+            raise AssertionError("an operation without its slot")
+        data = _encoder.encode(announce)
+        for rank, link in self._links.items():
+            try:
+                link.send_app(data)
+            except _TransportError as error:
+                raise TransferFailed(rank, error) from error
+        self._put(self.rank, announce)
+        if call.gathers or self.world == 1:
+            await complete
+            self._compare(slot)
+        counts = [slot.announced[r].counts if r in slot.announced else None for r in range(self.world)]
+        work = call.make(counts)
+        prefix = _TAG.pack(self.view.view_id, announce.group, announce.seq, 0)[:-4]
+        payload = asyncio.create_task(
+            execute(work, link=self._links.__getitem__, tag=lambda index: prefix + index.to_bytes(4, "big"))
+        )
+        try:
+            await complete
+            self._compare(slot)
+            await payload
+        finally:
+            # Whatever ends this operation, its transfers are taken back before anyone reuses the memory.
+            payload.cancel()
+            await asyncio.wait({payload})
+            if not payload.cancelled():
+                payload.exception()
+
+    def _compare(self, slot: _Slot) -> None:
+        own = slot.announced[self.rank].signature
+        for rank in sorted(slot.announced):
+            theirs = slot.announced[rank].signature
+            if theirs != own:
+                raise Mismatch(
+                    f"rank {self.rank} ({self._node(self.rank)}) called {own}, "
+                    f"rank {rank} ({self._node(rank)}) called {theirs}",
+                    rank=rank,
+                    node=self._node(rank),
+                )
+
+    def _failure(self) -> QuicollError | None:
+        return self.error
+
+    # -- failure -------------------------------------------------------------------------------------------------
+
+    def fail(self, error: QuicollError) -> None:
+        """Break from inside: every operation ends, and whoever owns the mesh is told."""
+        if self.error is None:
+            self.end(error)
+            self._on_failure(error)
+
+    def end(self, error: QuicollError) -> None:
+        """Break from outside (the view is over). Nothing of this view is received any more."""
+        if self.error is not None:
+            return
+        self.error = error
+        self._broken.set_result(None)
+        prefix = view_prefix(self.view.view_id)
+        for link in self._links.values():
+            if not link.ended:
+                link.discard(prefix)
+
+    def _again(self, error: QuicollError, name: str, step: int | None) -> QuicollError:
+        """The same failure for one more operation: each gets an exception of its own, with its own name in it."""
+        return type(error)(error.message, rank=error.rank, node=error.node, view=self.view.view_id, step=step, op=name)
+
+    def _node(self, rank: int) -> str:
+        return self.view.members[rank].node
+
+    def _late(self, slot: _Slot, timeout: float, name: str, step: int | None) -> PeerError:
+        absent = [rank for rank in range(self.world) if rank not in slot.announced]
+        nodes = ", ".join(f"rank {rank} ({self._node(rank)})" for rank in absent)
+        what = f"{nodes} did not call {name}" if absent else "its data did not arrive"
+        culprit = absent[0] if absent else None
+        return PeerError(
+            f"{what} within {timeout:g} s",
+            rank=culprit,
+            node=self._node(culprit) if culprit is not None else "",
+            view=self.view.view_id,
+            step=step,
+            op=name,
+        )
+
+    def _translate(self, failure: TransferFailed, name: str, step: int | None) -> QuicollError:
+        """The single place where the transport's errors become the collectives'."""
+        kind: type[QuicollError] = PeerError
+        if isinstance(failure.error, MessageCorrupted):
+            kind = Corrupted
+        elif isinstance(failure.error, MessageRefused):
+            kind = Mismatch
+        elif isinstance(failure.error, LinkLost):
+            kind = PeerError
+        return kind(
+            str(failure.error.args[0]),
+            rank=failure.rank,
+            node=self._node(failure.rank),
+            view=self.view.view_id,
+            step=step,
+            op=name,
+        )

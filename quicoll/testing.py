@@ -1,0 +1,128 @@
+"""For tests of code that uses quicoll: a whole cluster inside one test, and faults on purpose.
+
+    async with quicoll.testing.cluster(3) as jobs:
+        results = await asyncio.gather(*(job.group.all_reduce(x) for job in jobs))
+
+The cluster is the real thing: a coordinator, n endpoints on loopback sockets, mutual TLS with keys that exist in
+memory only. Its engines share one thread, the jobs belong to the test's own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+from quicoll.config import Config
+from quicoll.coordinator import NODE, CoordinatorService, coordinator_config
+from quicoll.engine import Engine
+from quicoll.errors import LocalError
+from quicoll.job import Job
+from quicoll.membership.journal import MemoryJournal
+from quicoll.observe import Event, Observer, Observers
+from quicoll.runtime import ThreadRuntime
+from quicoll_transport.authority import ephemeral
+from quicoll_transport.endpoint import EndpointConfig
+from quicoll_transport.faults import Cut
+from quicoll_transport.identity import COORDINATOR, WORKER, Identity
+from quicoll_transport.udp import UdpSocket
+
+__all__ = ["Cluster", "Event", "cluster", "cut_network"]
+
+_JOB = "test"
+
+
+def cut_network(job: Job, seconds: float) -> None:
+    """Drop every datagram of this rank, both ways, for `seconds` seconds from now."""
+    if seconds <= 0:
+        raise LocalError(f"a cut takes some time, not {seconds} s")
+    engine, loop = job._engine, job._runtime.loop
+
+    def cut() -> None:
+        engine.faults.add(Cut(until_ns=round((loop.time() + seconds) * 1e9)))
+        engine.observers.emit("fault", what=f"network cut for {seconds:g} s")
+
+    loop.call_soon_threadsafe(cut)
+
+
+class Cluster(list[Job]):
+    """The jobs of a cluster, by rank at the time of joining. `coordinator`: the service they belong to."""
+
+    def __init__(self, jobs: list[Job], coordinator: CoordinatorService) -> None:
+        super().__init__(jobs)
+        self.coordinator = coordinator
+
+
+@asynccontextmanager
+async def cluster(
+    n: int,
+    *,
+    network: Literal["loopback"] = "loopback",
+    seed: int = 0,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> AsyncIterator[Cluster]:
+    """`n` ranks that have joined one job, in this process; `jobs[i]` is rank i.
+
+    network: "loopback", real sockets on 127.0.0.1. seed: the job's seed. observer: gets the events of all ranks and
+    the coordinator, on the engines' thread. settings: as for `quicoll.join` (lost_after, timeout, chunk_bytes, ...).
+    """
+    if network != "loopback":
+        raise LocalError(f"network {network!r} is not known; use 'loopback'")
+    if n < 1:
+        raise LocalError(f"a cluster has at least one rank, not {n}")
+    nodes = [f"worker-{i}" for i in range(n)]
+    credentials = ephemeral(_JOB, [(COORDINATOR, NODE), *((WORKER, node) for node in nodes)])
+    runtime = ThreadRuntime("cluster")
+    loop = runtime.loop
+    lost_after = float(settings.setdefault("lost_after", 2.0))
+
+    async def start_coordinator() -> CoordinatorService:
+        return CoordinatorService(
+            credentials=credentials[Identity(_JOB, COORDINATOR, NODE)],
+            io=UdpSocket("127.0.0.1", 0, loop=loop),
+            journal=MemoryJournal(),
+            config=coordinator_config(n, lost_after, seed),
+            transport=EndpointConfig(lost_after_ns=round(lost_after * 1e9)),
+            loop=loop,
+            incarnation=time.time_ns(),
+            observers=Observers(NODE, lambda: round(loop.time() * 1e9), observer),
+        )
+
+    service = await runtime.call(start_coordinator())
+    engines: list[tuple[Config, Engine]] = []
+    try:
+        for node in nodes:
+            config = Config.resolve(
+                environ={},
+                **{
+                    "coordinator": service.address,
+                    "job": _JOB,
+                    "node": node,
+                    "world_size": n,
+                    "listen": "127.0.0.1:0",
+                    **settings,
+                },
+            )
+            engine, _ = await Engine.start_with(
+                config,
+                credentials=credentials[Identity(_JOB, WORKER, node)],
+                make_io=lambda loop: UdpSocket("127.0.0.1", 0, loop=loop),
+                coordinator_address=service.endpoint.address,
+                observers=(observer,),
+                runtime=runtime,
+            )
+            engines.append((config, engine))
+        views = await asyncio.gather(
+            *(runtime.call(engine.wait_view(config.join_timeout, joining=True)) for config, engine in engines)
+        )
+        jobs = [Job(config, engine, runtime, view) for (config, engine), view in zip(engines, views, strict=True)]
+        yield Cluster(sorted(jobs, key=lambda job: job.rank), service)
+    finally:
+        try:
+            await asyncio.gather(*(runtime.call(engine.aclose("test over")) for _, engine in engines))
+            await runtime.call(service.aclose())
+        finally:
+            await runtime.aclose()
