@@ -59,7 +59,9 @@ def all_reduce(
     """
     if not 0 <= rank < world:
         raise LocalError(f"rank {rank} is not in a world of {world}")
-    demand(elements=elements, leaves=leaves - 1, itemsize=itemsize - 1, chunk_bytes=chunk_bytes - 1)
+    demand(0, elements=elements)
+    demand(1, leaves=leaves, itemsize=itemsize, chunk_bytes=chunk_bytes)
+    demand(itemsize, wide_itemsize=wide_itemsize)
     job = _Job(rank, world, leaves)
     if algorithm == "direct":
         lanes, width = _direct(job, elements, itemsize, wide_itemsize, chunk_bytes)

@@ -33,11 +33,11 @@ def chunks(piece: Piece, limit: int) -> list[Piece]:
     return _cut(start, stop, even if even <= limit else limit)
 
 
-def demand(**values: int) -> None:
-    """Raise LocalError that names the first value which is negative."""
+def demand(lowest: int, **values: int) -> None:
+    """Raise LocalError that names the first value below `lowest`."""
     for name, value in values.items():
-        if value < 0:
-            raise LocalError(f"{name}={value} is negative")
+        if value < lowest:
+            raise LocalError(f"{name}={value} is below {lowest}")
 
 
 def _cut(start: int, stop: int, size: int) -> list[Piece]:

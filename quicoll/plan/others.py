@@ -22,7 +22,8 @@ def broadcast(*, rank: int, world: int, root: int, elements: int, itemsize: int,
     _demand_rank(rank, world)
     if not 0 <= root < world:
         raise LocalError(f"root {root} is not in a world of {world}")
-    demand(elements=elements, itemsize=itemsize - 1, chunk_bytes=chunk_bytes - 1)
+    demand(0, elements=elements)
+    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
     number = (rank - root) % world
     reach = number & -number if number else 1 << (world - 1).bit_length()
     offsets = [1 << bit for bit in reversed(range(reach.bit_length() - 1)) if number + (1 << bit) < world]
@@ -67,8 +68,8 @@ def all_gather(*, rank: int, world: int, counts: Sequence[int], itemsize: int, c
     _demand_rank(rank, world)
     if len(counts) != world:
         raise LocalError(f"counts for {len(counts)} ranks in a world of {world}")
-    demand(**{f"counts[{r}]": count for r, count in enumerate(counts)})
-    demand(itemsize=itemsize - 1, chunk_bytes=chunk_bytes - 1)
+    demand(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
+    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
     offsets = [0, *accumulate(counts)]
     cut = [chunks((0, count), max(1, chunk_bytes // itemsize)) for count in counts]
     others = [(rank + i) % world for i in range(1, world)]
