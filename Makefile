@@ -58,7 +58,7 @@ wheel: $(VENV)/.dev $(WHEEL_VENV)/.deps
 		--config-file='$(HERE)/pyproject.toml' --rootdir='$(HERE)' '$(HERE)/tests/unit' '$(HERE)/tests/transport'
 
 bench: $(VENV)/.dev
-	set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 clean:
 	rm -rf $(VENV) $(WHEEL_VENV) build dist demo.json .hypothesis .mypy_cache .pytest_cache .ruff_cache
