@@ -22,8 +22,12 @@ from .errors import ProtocolError
 
 __all__ = [
     "HEADER_SIZE",
+    "MAX_APP",
     "MAX_CONTROL",
     "MAX_LENGTH",
+    "MAX_OFFERS",
+    "MAX_RANGES",
+    "MESSAGE_COST",
     "TAG_SIZE",
     "Ack",
     "App",
@@ -48,7 +52,11 @@ TAG_SIZE = 24
 HEADER_SIZE = 64
 MAX_LENGTH = 1 << 48  # one message; far above any tensor, far below what overflows arithmetic elsewhere
 MAX_CONTROL = 4 << 20  # one control message, encoded; a view of a thousand members takes more than 1 MiB
+MAX_APP = MAX_CONTROL - 64  # one application message
 MAX_RANGES = 1024  # receive ranges that one acknowledgement may list
+MAX_OFFERS = 16384  # offers that a sender lets wait; each costs the receiver about 300 bytes
+MAX_REASON = 400  # characters of a refusal; it ends up in errors and logs
+MESSAGE_COST = 256  # credit that an eager message takes beside its payload: what an empty one costs to hold
 
 _HEADER = struct.Struct("!2sBBI24sQQQ")
 _MAGIC = b"qc"
@@ -229,6 +237,8 @@ def _check(message: Control) -> None:
                 last = stop
     if isinstance(message, Offer) and (len(message.tag) != TAG_SIZE or message.length > MAX_LENGTH):
         raise ProtocolError("offer with a malformed tag or length")
+    if isinstance(message, Refuse) and len(message.reason) > MAX_REASON:
+        raise ProtocolError(f"refusal with a reason of {len(message.reason)} characters")
 
 
 class ControlReader:

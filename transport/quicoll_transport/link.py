@@ -17,21 +17,19 @@ under it; the link re-sends what was not acknowledged, from the caller's memory.
 Identity: (incarnation, link number) of each side; both only grow. A Hello that names an identity other than the
 expected one is either newer (the peer started again or gave this link up: LOST here) or stale (refused).
 
-Sending. Every message has a sequence number. Small ones go at once on the link's credit ("eager"): the bytes that
-the receiver is willing to hold for buffers not yet posted. A message above what is left of the credit is offered
-first and sent when its buffer is posted ("granted"); so posted receives always progress, whatever waits unposted.
-
-    QUEUED -> OFFERED -> SENDING -> ACKED          eager messages skip OFFERED
-    any but ACKED -> CANCELLED (withdrawn) | FAILED (refused, corrupt, link ended)
-    SENDING -> SENDING again after a Nack or a new connection (attempt + 1, from the same memory)
-
-Receiving. A buffer is posted under a tag; a message with that tag is written there as it arrives and is handed over
-when its checksum holds. Unposted eager messages wait in memory of ours, at most `credit_bytes` in all.
+Messages have a sequence number. Small ones go at once on the link's credit ("eager"): the bytes that the receiver is
+willing to hold for buffers not yet posted. A message above what is left of the credit is offered first and sent when
+its buffer is posted ("granted"); so posted receives always progress, whatever waits unposted. The two halves have
+their own modules, outbox and inbox; this one owns the state, the connections and the order of things.
 
 Invariants (tests walk them):
     - a sequence is handed over at most once; what was acknowledged was verified;
     - bytes held for unposted messages never exceed credit_bytes; a peer that sends more breaks the protocol;
-    - after LOST or CLOSED nothing is pending: every send and every posted receive has ended, with a cause.
+    - after LOST or CLOSED nothing is pending: every send and every posted receive has ended, with a cause;
+    - a failure is told at both ends, also when the connection dies between verdict and news.
+
+Reentrancy. Callbacks (on_done, on_app, on_state) are made when the core's own state is settled; they may call every
+method of the core, also those that end the link. They must not raise.
 """
 
 from __future__ import annotations
@@ -42,11 +40,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .detector import Detector, DetectorConfig, Verdict
-from .errors import LinkLost, MessageCorrupted, MessageRefused, ProtocolError, TransportError
+from .errors import LinkLost, ProtocolError
 from .frames import (
-    MAX_CONTROL,
-    MAX_RANGES,
-    TAG_SIZE,
     Ack,
     App,
     Cancel,
@@ -60,10 +55,10 @@ from .frames import (
     Ping,
     Pong,
     Refuse,
-    checksum,
     encode_control,
 )
-from .ranges import Ranges
+from .inbox import Inbox, Inflow, Posted
+from .outbox import Outbox, Outgoing, ResetMessage, SendControl, SendState, StartMessage
 
 __all__ = [
     "TRANSITIONS",
@@ -72,12 +67,14 @@ __all__ = [
     "LinkCore",
     "LinkId",
     "LinkState",
+    "LinkStats",
     "Outgoing",
     "Posted",
+    "ResetMessage",
+    "SendControl",
+    "SendState",
+    "StartMessage",
 ]
-
-_MAX_OFFERS = 65536  # offers that a peer may have waiting; each costs about 100 bytes here
-_MAX_PENDING_APP = 4096  # application messages not yet acknowledged by the peer
 
 
 class LinkState(Enum):
@@ -88,7 +85,6 @@ class LinkState(Enum):
     CLOSED = "closed"
 
 
-_ENDED = (LinkState.LOST, LinkState.CLOSED)
 TRANSITIONS: dict[LinkState, tuple[LinkState, ...]] = {
     LinkState.CONNECTING: (LinkState.UP, LinkState.LOST, LinkState.CLOSED),
     LinkState.UP: (LinkState.DOWN, LinkState.LOST, LinkState.CLOSED),
@@ -122,92 +118,12 @@ class LinkConfig:
     max_resends: int = 3
 
 
-class SendState(Enum):
-    QUEUED = "queued"
-    OFFERED = "offered"
-    SENDING = "sending"
-    ACKED = "acked"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-
-@dataclass(slots=True, eq=False)
-class Outgoing:
-    """A message on its way. `payload` is the caller's memory and must not change before `done`."""
-
-    sequence: int
-    tag: bytes
-    payload: memoryview
-    checksum: int
-    on_done: Callable[[Outgoing], None]
-    state: SendState = SendState.QUEUED
-    attempt: int = 0
-    eager: int = 0  # credit that it took, bytes
-    error: TransportError | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.state in (SendState.ACKED, SendState.CANCELLED, SendState.FAILED)
-
-    def header(self) -> bytes:
-        eager = self.eager > 0 or not self.payload
-        return Header(self.tag, self.sequence, len(self.payload), self.checksum, self.attempt, eager).encode()
-
-
-@dataclass(slots=True, eq=False)
-class Posted:
-    """A buffer waiting for its message; `error` None and `done` True mean that it holds verified bytes."""
-
-    tag: bytes
-    buffer: memoryview
-    on_done: Callable[[Posted], None]
-    done: bool = False
-    error: TransportError | None = None
-    inflow: Inflow | None = None  # the message that is being written into it
-
-
-@dataclass(slots=True, eq=False)
-class Inflow:
-    """A message that is arriving: the session writes payload bytes into `view` from `filled` on."""
-
-    header: Header
-    view: memoryview
-    posted: Posted | None
-    filled: int = 0
-    alive: bool = True  # False once nobody wants it any more; the session stops its stream
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A verified eager message that nobody has posted a buffer for yet; with `error`, one that will never come."""
-
-    header: Header
-    data: memoryview
-    error: TransportError | None = None
-
-
-# What the shell must do, in order.
-@dataclass(frozen=True, slots=True)
-class SendControl:
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class StartMessage:
-    message: Outgoing
-
-
-@dataclass(frozen=True, slots=True)
-class ResetMessage:
-    message: Outgoing
-
-
 Action = SendControl | StartMessage | ResetMessage
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LinkStats:
-    """Counters since the link began. Bytes are payload bytes."""
+    """Counters since the link began. Bytes are payload bytes; held ones count MESSAGE_COST for each message too."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -241,49 +157,50 @@ class LinkCore:
         self.state = LinkState.CONNECTING
         self.cause = ""
         self.error: LinkLost | None = None
+        self.refusal = ""  # why the last attempt to connect failed, as far as the shell knows
         self.detector = Detector(config.detector, now_ns=now_ns)
-        self.stats = LinkStats()
         self._verdict = Verdict.ALIVE
-        self._on_app = on_app
         self._on_state = on_state
-        self._payload_fault = payload_fault
         self._connect_deadline_ns = now_ns + config.connect_ns
         self._connected = False
+        self._connections = 0
         self._actions: deque[Action] = deque()
-        # sending
-        self._next_sequence = 0
-        self._outgoing: dict[int, Outgoing] = {}
-        self._queue: deque[Outgoing] = deque()
-        self._peer_credit = 0
-        self._eager_sent = 0
-        self._peer_released = 0
-        self._cancelled: dict[int, Cancel] = {}  # told on every connection until the peer acknowledges
-        self._app_sent: deque[App] = deque()
-        self._app_number = 0
-        # receiving
-        self._received = Ranges()
-        self._posted: dict[bytes, Posted] = {}
-        self._held: dict[bytes, _Held] = {}
-        self._inflows: dict[int, Inflow] = {}
-        self._offers: dict[bytes, int] = {}
-        self._granted: dict[int, bytes] = {}
-        self._failures: dict[int, int] = {}
-        self._released = 0
-        self._app_received = 0
-        self._ack_due = False
-        self._credit_due = False
-        self._discarded: list[bytes] = []
+        self._outbox = Outbox(peer=peer, control=self._control, start=self._start, reset=self._reset)
+        self._inbox = Inbox(
+            peer=peer,
+            credit_bytes=config.credit_bytes,
+            max_resends=config.max_resends,
+            control=self._control,
+            on_app=on_app,
+            payload_fault=payload_fault,
+        )
 
     # -- state ---------------------------------------------------------------------------------------------------
 
     @property
     def ended(self) -> bool:
-        return self.state in _ENDED
+        """Whether the link is over: from the moment on in which it is decided, even while callbacks are told."""
+        return self.error is not None
 
     @property
     def drained(self) -> bool:
         """Whether the peer has acknowledged everything that was given to this link."""
-        return not (self._app_sent or self._outgoing)
+        return self._outbox.drained
+
+    @property
+    def stats(self) -> LinkStats:
+        sent, received = self._outbox, self._inbox
+        return LinkStats(
+            bytes_sent=sent.bytes_sent,
+            bytes_received=received.bytes_received,
+            messages_sent=sent.messages_sent,
+            messages_received=received.messages_received,
+            resends=sent.resends,
+            corrupt=received.corrupt,
+            connections=self._connections,
+            held_bytes=received.held_bytes,
+            held_peak=received.held_peak,
+        )
 
     def _become(self, state: LinkState) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -303,7 +220,8 @@ class LinkCore:
             return
         if self.state is LinkState.CONNECTING:
             if now_ns >= self._connect_deadline_ns:
-                self.lose(f"not reached within {self.config.connect_ns / 1e9:.1f} s", now_ns=now_ns)
+                why = f" ({self.refusal})" if self.refusal else ""
+                self.lose(f"not reached within {self.config.connect_ns / 1e9:.1f} s{why}", now_ns=now_ns)
             return
         ping = self.detector.handle_timer(now_ns)
         self._judge(now_ns)
@@ -323,7 +241,9 @@ class LinkCore:
 
     def _judge(self, now_ns: int) -> None:
         verdict = self.detector.verdict
-        if verdict is Verdict.LOST and not self.ended:
+        if self.ended:
+            return
+        if verdict is Verdict.LOST:
             self.lose(self.detector.cause, now_ns=now_ns)
         elif verdict is not self._verdict:
             self._verdict = verdict
@@ -348,24 +268,8 @@ class LinkCore:
         self.cause = cause
         self.error = error
         # First the pending work, then the news: whoever hears "lost" finds nothing half done.
-        outgoing, self._outgoing = list(self._outgoing.values()), {}
-        posted, self._posted = list(self._posted.values()), {}
-        self._queue.clear()
-        self._held.clear()
-        self._offers.clear()
-        self._granted.clear()
-        self._app_sent.clear()
-        self._cancelled.clear()
-        self.stats.held_bytes = 0
-        for inflow in self._inflows.values():
-            inflow.alive = False
-        self._inflows.clear()
-        for message in outgoing:
-            if message.state is SendState.SENDING and self._connected:
-                self._actions.append(ResetMessage(message))
-            self._finish(message, SendState.FAILED, error)
-        for waiting in posted:
-            self._complete(waiting, error)
+        self._outbox.end(error)
+        self._inbox.end(error)
         self._become(state)
 
     # -- connections ---------------------------------------------------------------------------------------------
@@ -374,16 +278,16 @@ class LinkCore:
         """A connection is authenticated: say Hello on it. The link is up when the peer's Hello arrives."""
         self._connected = True
         remote = self.remote or LinkId(0, 0)
-        received = self._received.tuples()[:MAX_RANGES]
+        app, received, released = self._inbox.acknowledge_all()
         self._control(
             Hello(
                 self.local.incarnation,
                 self.local.link,
                 remote.incarnation,
                 remote.link,
-                self._app_received,
+                app,
                 received,
-                self._released,
+                released,
                 self.config.credit_bytes,
             )
         )
@@ -392,338 +296,85 @@ class LinkCore:
         """The connection is gone. What was on its way goes again on the next one."""
         self._connected = False
         self._actions.clear()
-        for inflow in self._inflows.values():
-            self._end_inflow(inflow)
-        self._inflows.clear()
-        self._offers.clear()
-        self._granted.clear()
-        if self.state is LinkState.UP:
+        self._outbox.disconnected()
+        self._inbox.disconnected()
+        if self.state is LinkState.UP and not self.ended:
             self._become(LinkState.DOWN)
 
     def hello(self, hello: Hello, now_ns: int) -> None:
-        """The peer's Hello on the current connection; the endpoint has matched the identities."""
-        self.remote = LinkId(hello.incarnation, hello.link)
-        self._peer_credit = hello.credit
-        self._peer_released = max(self._peer_released, hello.released)
-        self.detector.heard(now_ns)
-        self.stats.connections += 1
-        self._become(LinkState.UP)
-        while self._app_sent and self._app_sent[0].number < hello.app:
-            self._app_sent.popleft()
-        for message in self._app_sent:
-            self._control(message)
-        arrived = Ranges(hello.received)
-        for sequence in sorted(self._outgoing):
-            pending = self._outgoing[sequence]
-            if sequence in arrived:
-                self._acked(pending)
-            elif pending.state is SendState.SENDING:
-                pending.attempt += 1
-                self.stats.resends += 1
-                if pending.eager or not pending.payload:
-                    self._actions.append(StartMessage(pending))
-                else:
-                    self._offer(pending)
-            elif pending.state is SendState.OFFERED:
-                self._offer(pending)
-        for sequence in sorted(self._cancelled):
-            if sequence in arrived:
-                del self._cancelled[sequence]
-            else:
-                self._control(self._cancelled[sequence])
-        self._pump()
+        """The peer's Hello on the current connection; the endpoint has matched the identities.
 
-    # -- sending -------------------------------------------------------------------------------------------------
+        Raises ProtocolError, having changed nothing, when it cannot be true.
+        """
+        if self.ended:
+            return
+        self._outbox.resume(hello)
+        if self.error is not None:  # a callback has ended the link
+            return
+        self._inbox.resume()
+        self.remote = LinkId(hello.incarnation, hello.link)
+        self._connections += 1
+        if self.state is LinkState.CONNECTING:  # what was silent before is no stall of ours
+            self.detector = Detector(self.config.detector, now_ns=now_ns)
+        self.detector.heard(now_ns)
+        self._verdict = self.detector.verdict
+        self._outbox.opened()
+        self._become(LinkState.UP)
+
+    # -- messages ------------------------------------------------------------------------------------------------
 
     def send(self, tag: bytes, payload: memoryview, on_done: Callable[[Outgoing], None]) -> Outgoing:
-        """Queue a message; `on_done` is called exactly once. `payload` is flat bytes and stays the caller's."""
-        if len(tag) != TAG_SIZE:
-            raise ValueError(f"a tag has {TAG_SIZE} bytes, not {len(tag)}")
-        message = Outgoing(self._next_sequence, tag, payload, checksum(payload), on_done)
-        if self.error is not None:
-            self._finish(message, SendState.FAILED, self.error)
-            return message
-        self._next_sequence += 1
-        self._outgoing[message.sequence] = message
-        self._queue.append(message)
-        self._pump()
-        return message
+        """Queue a message; `on_done` is called exactly once. `payload` is flat bytes and stays the caller's.
+
+        Raises ConfigurationError for a tag of another size than TAG_SIZE, or memory that is not flat bytes. A tag
+        names one message for the life of the link; a second one with the same tag is refused by the peer.
+        """
+        return self._outbox.message(tag, payload, on_done, self.error)
 
     def cancel(self, message: Outgoing) -> None:
-        """Withdraw a message; its memory is free at once. The peer forgets it."""
-        if message.done:
-            return
-        self._outgoing.pop(message.sequence, None)
-        if message.state is SendState.QUEUED:
-            self._queue.remove(message)
-        if message.state is SendState.SENDING and self._connected:
-            self._actions.append(ResetMessage(message))
-        # A withdrawn sequence would stay a hole in the peer's ranges for ever; so even a queued one is announced,
-        # and announced again after a reconnection.
-        self._cancelled[message.sequence] = Cancel(message.sequence, message.eager)
-        if self.state is LinkState.UP:
-            self._control(self._cancelled[message.sequence])
-        self._finish(message, SendState.CANCELLED, None)
+        """Withdraw a message; it is not read any more once the actions that follow are carried out."""
+        self._outbox.cancel(message, ended=self.ended)
 
     def send_app(self, data: bytes) -> None:
-        """A small message of the layer above: in order, exactly once, survives reconnections."""
+        """A small message of the layer above: in order, exactly once, survives reconnections.
+
+        Raises LinkLost when the link has ended, MessageRefused when it is too large or too many wait for the peer.
+        """
         if self.error is not None:
             raise self.error
-        if len(data) > MAX_CONTROL - 64:
-            raise MessageRefused(f"application message of {len(data)} bytes is above the limit", peer=self.peer)
-        if len(self._app_sent) >= _MAX_PENDING_APP:
-            raise MessageRefused(f"{_MAX_PENDING_APP} application messages wait for the peer", peer=self.peer)
-        message = App(self._app_number, data)
-        self._app_number += 1
-        self._app_sent.append(message)
-        if self.state is LinkState.UP:
-            self._control(message)
-
-    def _pump(self) -> None:
-        """Start what may start: eager while the credit lasts, offers for the rest, in order of sequence."""
-        if self.state is not LinkState.UP:
-            return
-        while self._queue:
-            message = self._queue.popleft()
-            size = len(message.payload)
-            if size <= self._peer_credit - (self._eager_sent - self._peer_released):
-                message.eager = size
-                self._eager_sent += size
-                message.state = SendState.SENDING
-                self._actions.append(StartMessage(message))
-            else:
-                self._offer(message)
-
-    def _offer(self, message: Outgoing) -> None:
-        message.state = SendState.OFFERED
-        self._control(Offer(message.sequence, message.tag, len(message.payload)))
-
-    def _acked(self, message: Outgoing) -> None:
-        if message.state is SendState.QUEUED:
-            raise ProtocolError(f"message {message.sequence} acknowledged before it was sent", peer=self.peer)
-        del self._outgoing[message.sequence]
-        self.stats.messages_sent += 1
-        self.stats.bytes_sent += len(message.payload)
-        self._finish(message, SendState.ACKED, None)
-
-    def _finish(self, message: Outgoing, state: SendState, error: TransportError | None) -> None:
-        message.state = state
-        message.error = error
-        message.payload = memoryview(b"")
-        message.on_done(message)
-
-    # -- receiving -----------------------------------------------------------------------------------------------
+        self._outbox.app(data)
 
     def post(self, tag: bytes, buffer: memoryview, on_done: Callable[[Posted], None]) -> Posted:
         """Post a writable flat buffer for the message with this tag; `on_done` is called exactly once."""
-        posted = Posted(tag, buffer, on_done)
-        if self.error is not None:
-            self._complete(posted, self.error)
-            return posted
-        if tag in self._posted:
-            raise ValueError(f"a buffer is already posted for tag {tag.hex()}")
-        held = self._held.pop(tag, None)
-        if held is not None and held.error is not None:
-            self._complete(posted, held.error)
-            return posted
-        if held is not None:
-            self._release(held.header.length, held=True)
-            if held.header.length != len(buffer):
-                self._complete(posted, self._wrong_size(held.header.length, len(buffer)))
-            else:
-                buffer[:] = held.data
-                self._complete(posted, None)
-            return posted
-        self._posted[tag] = posted
-        sequence = self._offers.pop(tag, None)
-        if sequence is not None:
-            self._grant(sequence, tag)
-        return posted
+        return self._inbox.post(tag, buffer, on_done, self.error)
 
     def withdraw(self, posted: Posted) -> None:
-        """Take a posted buffer back; afterwards nothing is written to it."""
-        if posted.done:
-            return
-        posted.done = True
-        self._posted.pop(posted.tag, None)
-        if posted.inflow is not None:
-            self._drop_inflow(posted.inflow.header.sequence, posted.inflow)
+        """Take a posted buffer back, without `on_done`; afterwards nothing is written to it.
+
+        Its message, if it was on its way into the buffer, is refused; one that was not yet can still be posted for.
+        """
+        self._inbox.withdraw(posted)
 
     def discard(self, prefix: bytes) -> None:
-        """Forget everything with a tag that starts with `prefix`, now and later; posted buffers must be withdrawn."""
-        self._discarded.append(prefix)
-        del self._discarded[:-64]
-        for tag in [tag for tag in self._held if tag.startswith(prefix)]:
-            held = self._held.pop(tag)
-            if held.error is None:
-                self._release(held.header.length, held=True)
-        for tag in [tag for tag in self._offers if tag.startswith(prefix)]:
-            self._control(Refuse(self._offers[tag], "discarded"))
-            self._received.add(self._offers.pop(tag))
-        for sequence, inflow in list(self._inflows.items()):
-            if inflow.header.tag.startswith(prefix) and inflow.posted is None:
-                self._drop_inflow(sequence, inflow)
+        """Forget all messages with a tag that starts with `prefix`, now and later.
+
+        Those that have arrived are dropped (their senders know that they arrived), the others are refused. Buffers
+        posted before must be withdrawn; posting one later fails with MessageRefused.
+        """
+        if not self.ended:
+            self._inbox.discard(prefix)
 
     def message_begin(self, header: Header) -> Inflow | None:
         """A message's header arrived. The Inflow to fill, or None when it is not wanted (stop its stream)."""
-        sequence = header.sequence
-        if self.ended or sequence in self._received:
-            self._ack_due = True
-            return None
-        if sequence in self._inflows:
-            raise ProtocolError(f"message {sequence} arrives twice at once", peer=self.peer)
-        if self._is_discarded(header.tag):
-            if header.eager:
-                self._release(header.length)
-            self._arrived(sequence)
-            return None
-        if self._offers.get(header.tag) == sequence:
-            del self._offers[header.tag]
-        posted = self._posted.get(header.tag)
-        if posted is not None and posted.inflow is not None:
-            raise ProtocolError(f"two messages with tag {header.tag.hex()} arrive at once", peer=self.peer)
-        if not header.eager and sequence not in self._granted:
-            raise ProtocolError(f"message {sequence} was neither granted nor eager", peer=self.peer)
-        if posted is not None and len(posted.buffer) != header.length:
-            del self._posted[header.tag]
-            if header.eager:
-                self._release(header.length)
-            self._arrived(sequence)
-            error = self._wrong_size(header.length, len(posted.buffer))
-            self._control(Refuse(sequence, str(error)[:200]))
-            self._complete(posted, error)
-            return None
-        if posted is not None:
-            view = posted.buffer
-        elif header.eager:
-            if self.stats.held_bytes + header.length > self.config.credit_bytes:
-                raise ProtocolError(f"{header.length} bytes exceed the credit of this link", peer=self.peer)
-            view = memoryview(bytearray(header.length))
-            self._hold(header.length)
-        else:  # granted, but the buffer was withdrawn meanwhile
-            self._granted.pop(sequence, None)
-            self._arrived(sequence)
-            return None
-        inflow = Inflow(header, view, posted)
-        self._inflows[sequence] = inflow
-        if posted is not None:
-            posted.inflow = inflow
-        return inflow
+        return None if self.ended else self._inbox.message_begin(header)
 
     def message_end(self, inflow: Inflow) -> None:
         """All bytes of the stream arrived."""
-        header = inflow.header
-        if not inflow.alive:
-            return
-        if inflow.filled != header.length:
-            raise ProtocolError(
-                f"message {header.sequence} ends at {inflow.filled} of {header.length} bytes", peer=self.peer
-            )
-        if self._payload_fault is not None and header.length:
-            self._payload_fault(inflow.view)
-        found = checksum(inflow.view)
-        del self._inflows[header.sequence]
-        if found != header.checksum:
-            self._end_inflow(inflow)
-            self._corrupt(header, found)
-            return
-        inflow.alive = False
-        self._failures.pop(header.sequence, None)
-        self._granted.pop(header.sequence, None)
-        self._arrived(header.sequence)
-        self.stats.messages_received += 1
-        self.stats.bytes_received += header.length
-        if inflow.posted is not None:
-            if header.eager:
-                self._release(header.length)
-            self._posted.pop(header.tag, None)
-            self._complete(inflow.posted, None)
-            return
-        posted = self._posted.pop(header.tag, None)
-        if posted is None:
-            if header.tag in self._held:
-                raise ProtocolError(f"two messages with tag {header.tag.hex()} wait", peer=self.peer)
-            self._held[header.tag] = _Held(header, inflow.view)
-            return
-        self._release(header.length, held=True)
-        if len(posted.buffer) != header.length:
-            self._complete(posted, self._wrong_size(header.length, len(posted.buffer)))
-            return
-        posted.buffer[:] = inflow.view
-        self._complete(posted, None)
+        self._inbox.message_end(inflow)
 
     def message_reset(self, inflow: Inflow) -> None:
         """The peer reset the stream (it cancels, or will send again); a Cancel or another attempt follows."""
-        if inflow.alive:
-            del self._inflows[inflow.header.sequence]
-            self._end_inflow(inflow)
-
-    def _corrupt(self, header: Header, found: int) -> None:
-        self.stats.corrupt += 1
-        failures = self._failures.get(header.sequence, 0) + 1
-        final = failures > self.config.max_resends
-        self._control(Nack(header.sequence, header.attempt, found, final))
-        if not final:
-            self._failures[header.sequence] = failures
-            return
-        self._failures.pop(header.sequence, None)
-        self._granted.pop(header.sequence, None)
-        self._arrived(header.sequence)
-        if header.eager:
-            self._release(header.length)
-        error = MessageCorrupted(peer=self.peer, sequence=header.sequence, expected=header.checksum, found=found)
-        posted = self._posted.pop(header.tag, None)
-        if posted is not None:
-            self._complete(posted, error)
-        else:  # whoever posts a buffer for it later must learn that it will not come
-            self._held[header.tag] = _Held(header, memoryview(b""), error)
-
-    def _drop_inflow(self, sequence: int, inflow: Inflow) -> None:
-        """Nobody wants this message any more: what still comes of it goes nowhere, and it counts as arrived."""
-        del self._inflows[sequence]
-        self._end_inflow(inflow)
-        self._granted.pop(sequence, None)
-        if inflow.header.eager:
-            self._release(inflow.header.length)
-        self._arrived(sequence)
-
-    def _grant(self, sequence: int, tag: bytes) -> None:
-        self._granted[sequence] = tag
-        self._control(Grant(sequence))
-
-    def _arrived(self, sequence: int) -> None:
-        self._received.add(sequence)
-        self._ack_due = True
-
-    def _hold(self, size: int) -> None:
-        self.stats.held_bytes += size
-        self.stats.held_peak = max(self.stats.held_peak, self.stats.held_bytes)
-
-    def _release(self, size: int, *, held: bool = False) -> None:
-        """Give eager credit back; `held`: the bytes stood in memory of ours until now."""
-        if held:
-            self.stats.held_bytes -= size
-        self._released += size
-        self._credit_due = True
-
-    def _end_inflow(self, inflow: Inflow) -> None:
-        """What arrives further is not written anywhere; memory of ours that it used is free."""
-        inflow.alive = False
-        if inflow.posted is not None:
-            inflow.posted.inflow = None
-        else:
-            self.stats.held_bytes -= inflow.header.length
-
-    def _is_discarded(self, tag: bytes) -> bool:
-        return any(tag.startswith(prefix) for prefix in self._discarded)
-
-    def _wrong_size(self, got: int, wanted: int) -> MessageRefused:
-        return MessageRefused(f"the message has {got} bytes where a buffer of {wanted} is posted", peer=self.peer)
-
-    def _complete(self, posted: Posted, error: TransportError | None) -> None:
-        posted.done = True
-        posted.error = error
-        posted.on_done(posted)
+        self._inbox.message_reset(inflow)
 
     # -- control messages ----------------------------------------------------------------------------------------
 
@@ -736,114 +387,41 @@ class LinkCore:
                 self._control(Pong(message.t_ns))
             case Pong():
                 self.detector.pong(message.t_ns, now_ns)
+                self._judge(now_ns)
             case Ack():
-                self._on_ack(message)
+                self._outbox.ack(message)
             case Credit():
-                if message.released > self._eager_sent:
-                    raise ProtocolError("the peer releases more credit than was used", peer=self.peer)
-                self._peer_released = max(self._peer_released, message.released)
+                self._outbox.credit(message)
             case App():
-                self._on_app_message(message)
+                self._inbox.app(message)
             case Offer():
-                self._on_offer(message)
+                self._inbox.offer(message)
             case Grant():
-                pending = self._outgoing.get(message.sequence)
-                if pending is not None and pending.state is SendState.OFFERED:
-                    pending.state = SendState.SENDING
-                    self._actions.append(StartMessage(pending))
+                self._outbox.grant(message.sequence)
             case Nack():
-                self._on_nack(message)
+                self._outbox.nack(message)
             case Cancel():
-                self._on_cancel(message)
+                self._inbox.cancel(message)
             case Refuse():
-                pending = self._outgoing.pop(message.sequence, None)
-                if pending is not None:
-                    if pending.state is SendState.SENDING:
-                        self._actions.append(ResetMessage(pending))
-                    self._finish(pending, SendState.FAILED, MessageRefused(message.reason, peer=self.peer))
+                self._outbox.refuse(message)
             case Hello():
                 raise ProtocolError("a second Hello on one connection", peer=self.peer)
 
-    def _on_ack(self, ack: Ack) -> None:
-        while self._app_sent and self._app_sent[0].number < ack.app:
-            self._app_sent.popleft()
-        if ack.app > self._app_number or ack.upto > self._next_sequence:
-            raise ProtocolError("the peer acknowledges what was never sent", peer=self.peer)
-        also = Ranges(ack.also)
-        for sequence in [s for s in self._cancelled if s < ack.upto or s in also]:
-            del self._cancelled[sequence]
-        for sequence in [s for s in self._outgoing if s < ack.upto or s in also]:
-            self._acked(self._outgoing[sequence])
-
-    def _on_app_message(self, message: App) -> None:
-        if message.number < self._app_received:
-            return  # sent again after a reconnection
-        if message.number != self._app_received:
-            raise ProtocolError(
-                f"application message {message.number} where {self._app_received} is next", peer=self.peer
-            )
-        self._app_received += 1
-        self._ack_due = True
-        self._on_app(message.data)
-
-    def _on_offer(self, offer: Offer) -> None:
-        if offer.sequence in self._received:
-            self._ack_due = True
-        elif self._is_discarded(offer.tag):
-            self._arrived(offer.sequence)
-            self._control(Refuse(offer.sequence, "discarded"))
-        elif offer.tag in self._posted:
-            self._grant(offer.sequence, offer.tag)
-        elif len(self._offers) >= _MAX_OFFERS:
-            raise ProtocolError(f"more than {_MAX_OFFERS} offers wait", peer=self.peer)
-        else:
-            self._offers[offer.tag] = offer.sequence
-
-    def _on_nack(self, nack: Nack) -> None:
-        message = self._outgoing.get(nack.sequence)
-        if message is None or message.state is not SendState.SENDING or nack.attempt != message.attempt:
-            return
-        if nack.final:
-            del self._outgoing[nack.sequence]
-            error = MessageCorrupted(
-                peer=self.peer, sequence=nack.sequence, expected=message.checksum, found=nack.found
-            )
-            self._finish(message, SendState.FAILED, error)
-            return
-        message.attempt += 1
-        self.stats.resends += 1
-        self._actions.append(StartMessage(message))
-
-    def _on_cancel(self, cancel: Cancel) -> None:
-        if cancel.sequence in self._received:
-            return  # it had arrived; whoever takes it releases its credit
-        inflow = self._inflows.pop(cancel.sequence, None)
-        if inflow is not None:
-            self._end_inflow(inflow)
-        self._granted.pop(cancel.sequence, None)
-        self._failures.pop(cancel.sequence, None)
-        for tag in [tag for tag, sequence in self._offers.items() if sequence == cancel.sequence]:
-            del self._offers[tag]
-        if cancel.eager:
-            self._release(cancel.eager)
-        self._arrived(cancel.sequence)
-
     # -- output --------------------------------------------------------------------------------------------------
-
-    def _control(self, message: Control) -> None:
-        if self._connected:
-            self._actions.append(SendControl(encode_control(message)))
 
     def poll(self) -> Action | None:
         """The next thing for the shell to do, or None. Acknowledgements are gathered until here."""
-        if not self._actions and self._connected and self.state is LinkState.UP:
-            if self._ack_due:
-                self._ack_due = False
-                ranges = self._received.tuples()
-                upto = self._received.upto
-                also = tuple(r for r in ranges if r[0] >= upto)[:MAX_RANGES] if ranges else ()
-                self._control(Ack(upto, also, self._app_received))
-            if self._credit_due:
-                self._credit_due = False
-                self._control(Credit(self._released))
+        if not self._actions and self.state is LinkState.UP:
+            self._inbox.acknowledge()
         return self._actions.popleft() if self._actions else None
+
+    def _control(self, message: Control) -> None:
+        if self._connected and not self.ended:
+            self._actions.append(SendControl(encode_control(message)))
+
+    def _start(self, message: Outgoing) -> None:
+        self._actions.append(StartMessage(message))
+
+    def _reset(self, message: Outgoing) -> None:
+        if self._connected:
+            self._actions.append(ResetMessage(message))

@@ -10,8 +10,8 @@ What aioquic 1.7 lacks and this module supplies:
   QUIC's own buffers hold at most about two congestion windows.
 - Placement. Bytes of a message stream are written straight into the buffer that its header asks for.
 
-Private names used: aioquic._buffer; QuicConnection._initialize, ._streams, ._spaces, ._loss; tls.Context._request_client_certificate,
-._peer_certificate, ._peer_certificate_chain; QuicStreamSender._buffer. `check_foundation` proves once per process
+Private names used: aioquic._buffer; QuicConnection._initialize, ._streams, ._spaces, ._loss;
+tls.Context._request_client_certificate, ._peer_certificate, ._peer_certificate_chain; QuicStreamSender._buffer. `check_foundation` proves once per process
 that they still mean what we think, by handshakes in memory, and refuses to run otherwise; the canary tests say the
 same to whoever upgrades. Supported: aioquic >=1.7.2, <1.8.
 

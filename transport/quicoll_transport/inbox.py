@@ -1,0 +1,482 @@
+"""The receiving half of a link: posted buffers, messages that came early, and what has arrived so far.
+
+A buffer is posted under a tag; a message with that tag is written there as it arrives and is handed over when its
+checksum holds. Eager messages whose buffer is not posted yet wait in memory of ours; larger ones were only offered,
+and are granted when their buffer is posted.
+
+A sequence ends here once: verified (acknowledged), or rejected. A verdict (Refuse, or the last Nack) is repeated on
+every connection until the sender has answered it with Cancel; were it lost, the acknowledgement after it would look
+like success.
+
+Bounds on what a peer can make us hold:
+    bytes for unposted messages   credit_bytes; each counts its length and MESSAGE_COST
+    offers                        _MAX_OFFERS
+    verdicts, failed checksums    _MAX_OFFERS each
+    gaps in the sequence          as many messages as an honest sender may have under way
+
+Callbacks. `on_done` of a posted buffer is called exactly once, as the last thing that happens to it, unless it is
+withdrawn; then never.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .errors import ConfigurationError, MessageCorrupted, MessageRefused, ProtocolError, TransportError
+from .frames import (
+    MAX_OFFERS,
+    MAX_RANGES,
+    MESSAGE_COST,
+    TAG_SIZE,
+    Ack,
+    App,
+    Cancel,
+    Control,
+    Credit,
+    Grant,
+    Header,
+    Nack,
+    Offer,
+    Refuse,
+    checksum,
+)
+from .outbox import require_flat
+from .ranges import Ranges
+
+__all__ = ["Inbox", "Inflow", "Posted"]
+
+# Above the sender's own bound: after a reconnection it offers again what had been granted.
+_MAX_OFFERS = 4 * MAX_OFFERS
+_MAX_DISCARDED = 16384  # prefixes remembered; what comes later for an older one is held, and costs credit
+
+
+@dataclass(slots=True, eq=False)
+class Posted:
+    """A buffer waiting for its message; `error` None and `done` True mean that it holds verified bytes."""
+
+    tag: bytes
+    buffer: memoryview
+    on_done: Callable[[Posted], None]
+    done: bool = False
+    error: TransportError | None = None
+    inflow: Inflow | None = None  # the message that is being written into it
+
+
+@dataclass(slots=True, eq=False)
+class Inflow:
+    """A message that is arriving: the session writes payload bytes into `view` from `filled` on."""
+
+    header: Header
+    view: memoryview
+    posted: Posted | None
+    filled: int = 0
+    alive: bool = True  # False once nobody wants it any more; the session stops its stream
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A verified eager message that nobody has posted a buffer for yet; with `error`, one that will never come."""
+
+    header: Header
+    data: memoryview
+    error: TransportError | None = None
+
+
+class Inbox:
+    """See the module's head. Words for the peer go to `control`."""
+
+    def __init__(
+        self,
+        *,
+        peer: str,
+        credit_bytes: int,
+        max_resends: int,
+        control: Callable[[Control], None],
+        on_app: Callable[[bytes], None],
+        payload_fault: Callable[[memoryview], None] | None,
+    ) -> None:
+        self.messages_received = 0
+        self.bytes_received = 0
+        self.corrupt = 0
+        self.held_bytes = 0
+        self.held_peak = 0
+        self._peer = peer
+        self._credit_bytes = credit_bytes
+        self._max_resends = max_resends
+        self._control = control
+        self._on_app = on_app
+        self._payload_fault = payload_fault
+        self._received = Ranges()
+        self._fresh = Ranges()  # arrived, and not acknowledged on the present connection
+        self._rejected: dict[int, Refuse | Nack] = {}
+        self._posted: dict[bytes, Posted] = {}
+        self._held: dict[bytes, _Held] = {}
+        self._inflows: dict[int, Inflow] = {}
+        self._offers: dict[bytes, Offer] = {}
+        self._offer_tags: dict[int, bytes] = {}
+        self._granted: set[int] = set()
+        self._failures: dict[int, int] = {}
+        self._released = 0
+        self._credit_due = False
+        self._app_received = 0
+        self._app_due = False
+        self._discarded: dict[bytes, None] = {}
+        self._discarded_sizes: list[int] = []
+
+    # -- what the caller asks for --------------------------------------------------------------------------------
+
+    def post(
+        self, tag: bytes, buffer: memoryview, on_done: Callable[[Posted], None], error: TransportError | None
+    ) -> Posted:
+        """Post a buffer; with `error`, one that has failed already."""
+        if len(tag) != TAG_SIZE:
+            raise ConfigurationError(f"a tag has {TAG_SIZE} bytes, not {len(tag)}")
+        require_flat(buffer)
+        if buffer.readonly:
+            raise ConfigurationError("a buffer to receive into must be writable")
+        if tag in self._posted:
+            raise ConfigurationError(f"a buffer is already posted for tag {tag.hex()}")
+        posted = Posted(bytes(tag), buffer, on_done)
+        if error is None and self._is_discarded(tag):
+            error = MessageRefused(f"messages with tag {tag.hex()} are discarded", peer=self._peer)
+        if error is not None:
+            self._complete(posted, error)
+            return posted
+        held = self._held.pop(tag, None)
+        if held is not None:
+            self._release(held.header, held=True)
+            if held.error is None and held.header.length == len(buffer):
+                buffer[:] = held.data
+            elif held.error is None:
+                held.error = self._wrong_size(held.header.length, len(buffer))
+            self._complete(posted, held.error)
+            return posted
+        self._posted[posted.tag] = posted
+        offer = self._offers.get(tag)
+        if offer is not None:
+            self._drop_offer(offer.sequence)
+            self._answer(offer, posted)
+        return posted
+
+    def withdraw(self, posted: Posted) -> None:
+        if posted.done:
+            return
+        posted.done = True
+        self._posted.pop(posted.tag, None)
+        if posted.inflow is not None:
+            self._drop_inflow(posted.inflow, "its buffer was withdrawn")
+
+    def discard(self, prefix: bytes) -> None:
+        if prefix not in self._discarded:
+            self._discarded[prefix] = None
+            if len(self._discarded) > _MAX_DISCARDED:
+                del self._discarded[next(iter(self._discarded))]
+            if len(prefix) not in self._discarded_sizes:
+                self._discarded_sizes.append(len(prefix))
+        for tag in [tag for tag in self._held if tag.startswith(prefix)]:
+            self._release(self._held.pop(tag).header, held=True)
+        for tag in [tag for tag in self._offers if tag.startswith(prefix)]:
+            sequence = self._offers[tag].sequence
+            self._drop_offer(sequence)
+            self._reject(sequence, Refuse(sequence, "discarded"))
+        for inflow in list(self._inflows.values()):
+            if inflow.posted is None and inflow.header.tag.startswith(prefix):
+                self._drop_inflow(inflow, "discarded")
+
+    # -- connections ---------------------------------------------------------------------------------------------
+
+    def acknowledge_all(self) -> tuple[int, tuple[tuple[int, int], ...], int]:
+        """For Hello: application messages, message ranges, credit released. Ranges beyond MAX_RANGES come in Acks."""
+        rejected = sorted(self._rejected)
+        ranges: list[tuple[int, int]] = []
+        for start, stop in self._received.tuples():
+            at = start
+            for sequence in rejected[bisect_left(rejected, start) : bisect_left(rejected, stop)]:
+                if at < sequence:
+                    ranges.append((at, sequence))
+                at = sequence + 1
+            if at < stop:
+                ranges.append((at, stop))
+        self._fresh = Ranges(ranges[MAX_RANGES:])
+        self._credit_due = self._app_due = False
+        return self._app_received, tuple(ranges[:MAX_RANGES]), self._released
+
+    def resume(self) -> None:
+        """The peer said Hello: repeat the verdicts that it may not have heard."""
+        for sequence in sorted(self._rejected):
+            self._control(self._rejected[sequence])
+
+    def disconnected(self) -> None:
+        """What was on its way comes again, and is offered again."""
+        for inflow in self._inflows.values():
+            self._end_inflow(inflow)
+        self._inflows.clear()
+        self._offers.clear()
+        self._offer_tags.clear()
+        self._granted.clear()
+
+    def end(self, error: TransportError) -> None:
+        """The link has ended: nothing is pending afterwards, and nothing is written any more."""
+        self.disconnected()
+        posted, self._posted = list(self._posted.values()), {}
+        self._held.clear()
+        self._rejected.clear()
+        self._failures.clear()
+        self.held_bytes = 0
+        for waiting in posted:
+            if not waiting.done:  # a callback may have withdrawn it
+                self._complete(waiting, error)
+
+    def acknowledge(self) -> None:
+        """Say what is due."""
+        while self._fresh or self._app_due:
+            upto = self._received.upto
+            ranges = [(max(start, upto), stop) for start, stop in self._fresh.tuples() if stop > upto]
+            self._control(Ack(upto, tuple(ranges[:MAX_RANGES]), self._app_received))
+            self._fresh = Ranges(ranges[MAX_RANGES:])
+            self._app_due = False
+        if self._credit_due:
+            self._credit_due = False
+            self._control(Credit(self._released))
+
+    # -- what the peer says --------------------------------------------------------------------------------------
+
+    def app(self, message: App) -> None:
+        if message.number < self._app_received:
+            return  # sent again after a reconnection
+        if message.number != self._app_received:
+            raise ProtocolError(
+                f"application message {message.number} where {self._app_received} is next", peer=self._peer
+            )
+        self._app_received += 1
+        self._app_due = True
+        self._on_app(message.data)
+
+    def offer(self, offer: Offer) -> None:
+        sequence, tag = offer.sequence, offer.tag
+        posted = self._posted.get(tag)
+        other = self._offers.get(tag)
+        if sequence in self._received:
+            self._again(sequence)
+        elif self._is_discarded(tag):
+            self._reject(sequence, Refuse(sequence, "discarded"))
+        elif posted is not None:
+            self._answer(offer, posted)
+        elif tag in self._held or (other is not None and other.sequence != sequence):
+            self._reject(sequence, Refuse(sequence, f"another message with tag {tag.hex()} waits"))
+        elif len(self._offers) >= _MAX_OFFERS:
+            raise ProtocolError(f"more than {_MAX_OFFERS} offers wait", peer=self._peer)
+        else:
+            self._drop_offer(sequence)
+            self._offers[tag] = offer
+            self._offer_tags[sequence] = tag
+
+    def cancel(self, cancel: Cancel) -> None:
+        sequence = cancel.sequence
+        self._rejected.pop(sequence, None)
+        if sequence in self._received:
+            self._again(sequence)  # it had arrived; whoever takes it releases its credit
+            return
+        if cancel.eager > self._credit_bytes:
+            raise ProtocolError(
+                f"a message of {cancel.eager} bytes was never within this link's credit", peer=self._peer
+            )
+        inflow = self._inflows.pop(sequence, None)
+        if inflow is not None:
+            self._end_inflow(inflow)
+        self._drop_offer(sequence)
+        self._released += cancel.eager
+        self._credit_due = self._credit_due or cancel.eager > 0
+        self._arrived(sequence)
+        self._fresh.add(sequence)
+
+    def message_begin(self, header: Header) -> Inflow | None:
+        sequence, tag = header.sequence, header.tag
+        if sequence in self._received:
+            self._again(sequence)
+            return None
+        if sequence in self._inflows:
+            raise ProtocolError(f"message {sequence} arrives twice at once", peer=self._peer)
+        if not header.eager and sequence not in self._granted:
+            raise ProtocolError(f"message {sequence} was neither granted nor eager", peer=self._peer)
+        self._drop_offer(sequence)
+        posted = self._posted.get(tag)
+        refusal = ""
+        if self._is_discarded(tag):
+            refusal = "discarded"
+        elif posted is None and not header.eager:
+            refusal = "its buffer was withdrawn"
+        elif tag in self._held or (posted is not None and posted.inflow is not None):
+            refusal = f"another message with tag {tag.hex()} waits"
+        if refusal:
+            self._refuse(header, refusal)
+            return None
+        if posted is not None and len(posted.buffer) != header.length:
+            error = self._wrong_size(header.length, len(posted.buffer))
+            del self._posted[tag]
+            self._refuse(header, str(error))
+            self._complete(posted, error)
+            return None
+        if posted is not None:
+            inflow = Inflow(header, posted.buffer, posted)
+            posted.inflow = inflow
+        else:
+            self._hold(header)
+            inflow = Inflow(header, memoryview(bytearray(header.length)), None)
+        self._inflows[sequence] = inflow
+        return inflow
+
+    def message_end(self, inflow: Inflow) -> None:
+        header = inflow.header
+        if not inflow.alive:
+            return
+        if inflow.filled != header.length:
+            raise ProtocolError(
+                f"message {header.sequence} ends at {inflow.filled} of {header.length} bytes", peer=self._peer
+            )
+        if self._payload_fault is not None and header.length:
+            self._payload_fault(inflow.view)
+        found = checksum(inflow.view)
+        del self._inflows[header.sequence]
+        self._end_inflow(inflow)
+        if found != header.checksum:
+            self._corrupt(header, found)
+            return
+        posted = inflow.posted or self._posted.get(header.tag)
+        if posted is None and header.tag in self._held:
+            self._refuse(header, f"another message with tag {header.tag.hex()} waits")
+            return
+        self._arrived(header.sequence)
+        self._fresh.add(header.sequence)
+        self.messages_received += 1
+        self.bytes_received += header.length
+        if posted is None:
+            self._hold(header)
+            self._held[header.tag] = _Held(header, inflow.view)
+            return
+        self._release(header)
+        del self._posted[header.tag]
+        error = None
+        if inflow.posted is None:  # posted while the message was arriving
+            if len(posted.buffer) == header.length:
+                posted.buffer[:] = inflow.view
+            else:
+                error = self._wrong_size(header.length, len(posted.buffer))
+        self._complete(posted, error)
+
+    def message_reset(self, inflow: Inflow) -> None:
+        if inflow.alive:
+            del self._inflows[inflow.header.sequence]
+            self._end_inflow(inflow)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _corrupt(self, header: Header, found: int) -> None:
+        self.corrupt += 1
+        failures = self._failures.get(header.sequence, 0) + 1
+        nack = Nack(header.sequence, header.attempt, found, failures > self._max_resends)
+        if not nack.final:
+            if len(self._failures) >= _MAX_OFFERS:
+                raise ProtocolError(f"more than {_MAX_OFFERS} messages fail their checksum", peer=self._peer)
+            self._failures[header.sequence] = failures
+            self._control(nack)
+            return
+        self._reject(header.sequence, nack)
+        error = MessageCorrupted(peer=self._peer, sequence=header.sequence, expected=header.checksum, found=found)
+        posted = self._posted.pop(header.tag, None)
+        if posted is not None:
+            self._release(header)
+            self._complete(posted, error)
+        elif header.tag in self._held:
+            self._release(header)
+        else:  # whoever posts a buffer for it later must learn that it will not come; until then it costs its credit
+            self._hold(header)
+            self._held[header.tag] = _Held(header, memoryview(b""), error)
+
+    def _answer(self, offer: Offer, posted: Posted) -> None:
+        """A message is offered for which a buffer is posted."""
+        if offer.length != len(posted.buffer):
+            error = self._wrong_size(offer.length, len(posted.buffer))
+            del self._posted[posted.tag]
+            self._reject(offer.sequence, Refuse(offer.sequence, str(error)))
+            self._complete(posted, error)
+            return
+        self._granted.add(offer.sequence)
+        self._control(Grant(offer.sequence))
+
+    def _refuse(self, header: Header, reason: str) -> None:
+        self._release(header)
+        self._reject(header.sequence, Refuse(header.sequence, reason))
+
+    def _reject(self, sequence: int, verdict: Refuse | Nack) -> None:
+        if len(self._rejected) >= _MAX_OFFERS:
+            raise ProtocolError("the peer does not take our refusals", peer=self._peer)
+        self._rejected[sequence] = verdict
+        self._arrived(sequence)
+        self._control(verdict)
+
+    def _drop_inflow(self, inflow: Inflow, reason: str) -> None:
+        """Nobody wants this message any more: what still comes of it goes nowhere."""
+        del self._inflows[inflow.header.sequence]
+        self._end_inflow(inflow)
+        self._refuse(inflow.header, reason)
+
+    def _drop_offer(self, sequence: int) -> None:
+        tag = self._offer_tags.pop(sequence, None)
+        if tag is not None:
+            del self._offers[tag]
+
+    def _arrived(self, sequence: int) -> None:
+        """A sequence has ended here, one way or another."""
+        self._granted.discard(sequence)
+        self._failures.pop(sequence, None)
+        self._received.add(sequence)
+        # An honest sender has no more under way than offers, what fits into the credit, and what we granted.
+        if len(self._received) > _MAX_OFFERS + self._credit_bytes // MESSAGE_COST + len(self._posted) + 1:
+            raise ProtocolError(f"{len(self._received)} gaps in the sequence of messages", peer=self._peer)
+
+    def _again(self, sequence: int) -> None:
+        """The sender does not know yet that this one is over."""
+        verdict = self._rejected.get(sequence)
+        if verdict is not None:
+            self._control(verdict)
+        else:
+            self._fresh.add(sequence)
+
+    def _hold(self, header: Header) -> None:
+        """Count a message that stands in memory of ours."""
+        cost = header.length + MESSAGE_COST
+        if self.held_bytes + cost > self._credit_bytes:
+            raise ProtocolError(f"{header.length} bytes exceed the credit of this link", peer=self._peer)
+        self.held_bytes += cost
+        self.held_peak = max(self.held_peak, self.held_bytes)
+
+    def _release(self, header: Header, *, held: bool = False) -> None:
+        """Give the credit of an eager message back; `held`: it stood in memory of ours until now."""
+        cost = header.length + MESSAGE_COST
+        if held:
+            self.held_bytes -= cost
+        if header.eager:
+            self._released += cost
+            self._credit_due = True
+
+    def _end_inflow(self, inflow: Inflow) -> None:
+        """What arrives further is not written anywhere; memory of ours that it used is free."""
+        inflow.alive = False
+        if inflow.posted is not None:
+            inflow.posted.inflow = None
+        else:
+            self.held_bytes -= inflow.header.length + MESSAGE_COST
+
+    def _is_discarded(self, tag: bytes) -> bool:
+        return any(tag[:size] in self._discarded for size in self._discarded_sizes)
+
+    def _wrong_size(self, got: int, wanted: int) -> MessageRefused:
+        return MessageRefused(f"the message has {got} bytes where a buffer of {wanted} is posted", peer=self._peer)
+
+    def _complete(self, posted: Posted, error: TransportError | None) -> None:
+        posted.done = True
+        posted.error = error
+        posted.on_done(posted)
