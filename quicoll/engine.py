@@ -39,7 +39,7 @@ from quicoll.membership.member_actions import (
     Resumed,
     Tell,
 )
-from quicoll.membership.messages import clip, decode, encode
+from quicoll.membership.messages import FailureKind, clip, decode, encode
 from quicoll.mesh import Announce, Call, Mesh, decode_announce
 from quicoll.observe import JsonLines, Observer, Observers
 from quicoll.runtime import Runtime, ThreadRuntime
@@ -59,8 +59,9 @@ __all__ = ["Decision", "Engine"]
 log = logging.getLogger("quicoll")
 
 _REDIAL_S = 0.1
+_DECISIONS = 16
 _EARLY_ANNOUNCES = 65536  # for views that are not at work here yet
-_KINDS: dict[str, type[QuicollError]] = {"mismatch": Mismatch, "corrupted": Corrupted}
+_KINDS: dict[FailureKind, type[QuicollError]] = {"mismatch": Mismatch, "corrupted": Corrupted}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Decision:
     cause: str
     lost: tuple[str, ...]
     culprit: str
+    kind: FailureKind
 
 
 class Engine:
@@ -91,7 +93,7 @@ class Engine:
         self.config = config
         self.observers = observers
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
-        self.doubtful_index = 0
+        self.doubtful = (0, 0)  # (view_id, index) of the last vote whose decision was not heard in time
         self._loop = loop
         self._coordinator = Identity(config.job, COORDINATOR, COORDINATOR_NODE)
         self._coordinator_address = coordinator_address
@@ -103,7 +105,7 @@ class Engine:
         self._forming: asyncio.Task[None] | None = None
         self._early: list[tuple[str, Announce]] = []
         self._changed: asyncio.Future[None] = loop.create_future()
-        self._decisions: dict[int, Decision] = {}
+        self._decisions: dict[tuple[int, int], Decision] = {}  # by view and index: an index may be tried in many views
         self._open_step: tuple[int, int] | None = None  # (index, number) between begin and the decision
         self._voted = False
         self._held = ""
@@ -272,20 +274,20 @@ class Engine:
         self._work()
         try:
             async with asyncio.timeout(timeout):
-                while index not in self._decisions:
+                while (view_id, index) not in self._decisions:
                     await asyncio.shield(self._changed)
         except TimeoutError:
-            self.doubtful_index = index
+            self.doubtful = (view_id, index)
             raise Partitioned(
                 f"no decision within {timeout:g} s; whether the step is committed is not known yet",
                 node=self.config.node,
                 view=view_id,
             ) from None
-        return self._decisions[index]
+        return self._decisions[view_id, index]
 
-    async def was_committed(self, index: int) -> bool:
-        """Whether the decision `index`, once in doubt, was a commit. Known whenever a view is at work again."""
-        decision = self._decisions.get(index)
+    async def was_committed(self, view_id: int, index: int) -> bool:
+        """Whether the vote for `index` in `view_id`, once in doubt, led to a commit. Known when a view is at work."""
+        decision = self._decisions.get((view_id, index))
         return decision is not None and decision.commit
 
     async def give_up(self, view_id: int, reason: str) -> None:
@@ -293,10 +295,6 @@ class Engine:
         mesh = self._mesh
         if mesh is not None and mesh.view.view_id == view_id and mesh.error is None:
             mesh.fail(PeerError(f"left its step: {reason}", rank=mesh.rank, node=self.config.node, view=view_id))
-
-    def lost_nodes(self, error: QuicollError) -> tuple[str, ...]:
-        """The nodes of the present view that are known to be lost; the error's own if it names a lost one."""
-        return tuple(sorted(self._lost))
 
     def state_received(self, rank: int, step: int, index: int) -> None:
         """This rank was brought to the state after `step`, which the coordinator numbers `index`."""
@@ -369,7 +367,7 @@ class Engine:
         cause = link.core.cause
         self._emit_lost(link)
         self._lost[link.node] = cause
-        mesh.fail(PeerError(f"lost: {cause}", rank=rank, node=link.node, view=mesh.view.view_id))
+        mesh.fail(PeerError(f"lost: {cause}", rank=rank, node=link.node, view=mesh.view.view_id, lost=(link.node,)))
 
     def _emit_lost(self, link: Link) -> None:
         silent = link.core.error.silent_for if link.core.error is not None else 0.0
@@ -496,9 +494,11 @@ class Engine:
             return
         for node in action.lost:
             self._lost.setdefault(node, action.cause)
-        kind = Partitioned if action.partitioned else PeerError
+        kind = Partitioned if action.partitioned else _KINDS.get(action.kind, PeerError)
         culprit = action.culprit or (action.lost[0] if action.lost else "")
-        mesh.end(kind(action.cause, rank=mesh.view.rank_of(culprit), node=culprit, view=action.view_id))
+        mesh.end(
+            kind(action.cause, rank=mesh.view.rank_of(culprit), node=culprit, view=action.view_id, lost=action.lost)
+        )
         self.observers.emit("view_ended", view=action.view_id, cause=action.cause, lost=list(action.lost))
         self._notify()
 
@@ -508,7 +508,8 @@ class Engine:
             for node in sorted(self._lost):
                 self._member.peer_lost(node, clip(self._lost[node]), now_ns=self._now_ns())
         else:
-            self._member.failed(clip(error.message), culprit=error.node, now_ns=self._now_ns())
+            kind: FailureKind = next((name for name, known in _KINDS.items() if isinstance(error, known)), "failed")
+            self._member.failed(clip(error.message), culprit=error.node, kind=kind, now_ns=self._now_ns())
         self._abort_open_step(error.message, tuple(sorted(self._lost)))
         self._work()
         self._notify()
@@ -521,11 +522,11 @@ class Engine:
             self.observers.emit("step_aborted", step=number, view=view_id, cause=cause, lost=list(lost))
 
     def _decided(self, action: Decided) -> None:
-        self._decisions[action.step] = Decision(
-            action.step, action.commit, action.cause, tuple(action.lost), action.culprit
+        self._decisions[action.view_id, action.step] = Decision(
+            action.step, action.commit, action.cause, tuple(action.lost), action.culprit, action.kind
         )
-        for old in [index for index in self._decisions if index < action.step - 16]:
-            del self._decisions[old]
+        while len(self._decisions) > _DECISIONS:  # oldest first; only the last one is ever asked for
+            del self._decisions[next(iter(self._decisions))]
         if self._open_step is not None and self._open_step[0] == action.step:
             number = self._open_step[1]
             self._open_step = None

@@ -32,7 +32,7 @@ class QuicollError(Exception):
 
     rank: the rank that caused it, None when no single rank did. node: that rank's node name, "" likewise.
     view, step, op: where it happened ("all_reduce#12" for the 13th collective of the view), None or "" when outside.
-    usable: whether the current view still works.
+    lost: nodes whose loss caused it, sorted; may be empty. usable: whether the current view still works.
     """
 
     usable: bool = False
@@ -46,6 +46,7 @@ class QuicollError(Exception):
         view: int | None = None,
         step: int | None = None,
         op: str = "",
+        lost: tuple[str, ...] = (),
         usable: bool | None = None,
     ) -> None:
         where = [
@@ -60,6 +61,7 @@ class QuicollError(Exception):
         self.view = view
         self.step = step
         self.op = op
+        self.lost = lost
         if usable is not None:
             self.usable = usable
 
@@ -87,21 +89,7 @@ class Partitioned(QuicollError):
 
 
 class StepAborted(QuicollError):
-    """The step was committed on no rank. `lost` names the nodes whose loss caused it, sorted; may be empty."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        lost: tuple[str, ...] = (),
-        rank: int | None = None,
-        node: str = "",
-        view: int | None = None,
-        step: int | None = None,
-        op: str = "",
-    ) -> None:
-        super().__init__(message, rank=rank, node=node, view=view, step=step, op=op)
-        self.lost = lost
+    """The step was committed on no rank; whatever caused it is the `__cause__` where it was an error of this rank."""
 
 
 class CheckpointError(QuicollError):

@@ -36,7 +36,7 @@ from quicoll.buffers import digest, memory, source
 from quicoll.config import Config
 from quicoll.dtypes import DType
 from quicoll.engine import Decision, Engine
-from quicoll.errors import Corrupted, LocalError, Partitioned, PeerError, QuicollError, StepAborted
+from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError, StepAborted
 from quicoll.group import STATE_GROUP, Group
 from quicoll.seed import Seed
 
@@ -117,7 +117,7 @@ class Job:
         self._decision = 0  # the coordinator's number of the decision that our state is of; 0: none
         self._step: Step | None = None
         self._results: dict[tuple[int, int], bytes] = {}
-        self._doubtful: tuple[Step, int] | None = None
+        self._doubtful: tuple[Step, tuple[int, int]] | None = None
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class Job:
                 self._engine.vote(view_id, vote.digest(), timeout=self.config.hold_timeout)
             )
         except Partitioned:
-            self._doubtful = (step, self._engine.doubtful_index)
+            self._doubtful = (step, self._engine.doubtful)
             raise
         except (PeerError, Corrupted) as error:
             raise self._aborted(error, step.number) from error
@@ -298,6 +298,8 @@ class Job:
 
     def _decided(self, step: Step, decision: Decision) -> None:
         if not decision.commit:
+            if decision.kind == "mismatch":
+                raise Mismatch(decision.cause, node=decision.culprit, view=self._view.view_id, step=step.number)
             raise StepAborted(
                 f"step {step.number} was not committed: {decision.cause}",
                 lost=decision.lost,
@@ -313,8 +315,8 @@ class Job:
         """A vote of ours was left without an answer; by now the membership knows it."""
         if self._doubtful is None:
             return
-        (step, index), self._doubtful = self._doubtful, None
-        if await self._runtime.call(self._engine.was_committed(index)):
+        (step, (view_id, index)), self._doubtful = self._doubtful, None
+        if await self._runtime.call(self._engine.was_committed(view_id, index)):
             self._decision = index
             self._committed_step = step.number
             step._run_callbacks()
@@ -322,7 +324,7 @@ class Job:
     def _aborted(self, error: QuicollError, number: int) -> StepAborted:
         return StepAborted(
             f"step {number} was not committed: {error.message}",
-            lost=self._engine.lost_nodes(error),
+            lost=error.lost,
             rank=error.rank,
             node=error.node,
             view=self._view.view_id,

@@ -269,7 +269,15 @@ class Mesh:
 
     def _again(self, error: QuicollError, name: str, step: int | None) -> QuicollError:
         """The same failure for one more operation: each gets an exception of its own, with its own name in it."""
-        return type(error)(error.message, rank=error.rank, node=error.node, view=self.view.view_id, step=step, op=name)
+        return type(error)(
+            error.message,
+            rank=error.rank,
+            node=error.node,
+            view=self.view.view_id,
+            step=step,
+            op=name,
+            lost=error.lost,
+        )
 
     def _node(self, rank: int) -> str:
         return self.view.members[rank].node
@@ -295,8 +303,6 @@ class Mesh:
             kind = Corrupted
         elif isinstance(failure.error, MessageRefused):
             kind = Mismatch
-        elif isinstance(failure.error, LinkLost):
-            kind = PeerError
         return kind(
             str(failure.error.args[0]),
             rank=failure.rank,
@@ -304,4 +310,5 @@ class Mesh:
             view=self.view.view_id,
             step=step,
             op=name,
+            lost=(self._node(failure.rank),) if isinstance(failure.error, LinkLost) else (),
         )

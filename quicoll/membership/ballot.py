@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quicoll.membership.messages import Vote, clip
+from quicoll.membership.messages import FailureKind, Vote, clip
 
 if TYPE_CHECKING:
     from quicoll.membership.view import View
@@ -29,6 +29,7 @@ class Outcome:
     digest: bytes = b""
     cause: str = ""
     culprit: str = ""
+    kind: FailureKind = "failed"
 
 
 class Ballot:
@@ -65,7 +66,7 @@ class Ballot:
         if not vote.ok:
             reason = vote.reason or "no reason given"
             return Outcome(commit=False, cause=clip(f"{node} voted no: {reason}"), culprit=vote.culprit or node)
-        if self.silent:
+        if len(self._votes) < self.view.world_size:
             return None
         sides: dict[bytes, list[str]] = {}
         for member in self.view.nodes:
@@ -81,7 +82,8 @@ def _mismatch(step: int, sides: dict[bytes, list[str]]) -> Outcome:
     described = [f"{', '.join(nodes)} have {digest[:8].hex() or 'none'}" for digest, nodes in sides.items()]
     if len(largest) > 1:
         cause = f"digests of step {step} differ and no side is larger: {'; '.join(described)}"
-        return Outcome(commit=False, cause=clip(cause))
+        return Outcome(commit=False, cause=clip(cause), kind="corrupted")
     minority = [node for digest, nodes in sides.items() if digest != largest[0] for node in nodes]
     cause = f"digests of step {step} differ; in the minority: {', '.join(minority)} ({'; '.join(described)})"
-    return Outcome(commit=False, cause=clip(cause), culprit=minority[0] if len(minority) == 1 else "")
+    culprit = minority[0] if len(minority) == 1 else ""
+    return Outcome(commit=False, cause=clip(cause), culprit=culprit, kind="corrupted")

@@ -62,6 +62,7 @@ from quicoll.membership.messages import (
     CoordinatorMessage,
     Decision,
     Decline,
+    FailureKind,
     Hold,
     Install,
     Join,
@@ -293,9 +294,8 @@ class CoordinatorCore:
             causes = [f"{node} lost {other}" + (f": {cause}" if cause else "") for other, cause in losses]
             if message.reason or not causes:
                 causes.append(f"{node}: {message.reason or 'the view cannot go on'}")
-            self._break(
-                view, clip("; ".join(causes)), lost, message.culprit or (lost[0] if len(lost) == 1 else ""), now_ns
-            )
+            culprit = message.culprit or (lost[0] if len(lost) == 1 else "")
+            self._break(view, clip("; ".join(causes)), lost, culprit, now_ns, kind=message.kind)
         if self._hearing is not None:
             self._hearing.report(node, [loss for loss in losses if loss[0] in self._roster], now_ns=now_ns)
 
@@ -319,7 +319,7 @@ class CoordinatorCore:
         elif outcome.commit:
             self._commit(view, expected, outcome.digest, now_ns)
         else:
-            self._break(view, outcome.cause, (), outcome.culprit, now_ns)
+            self._break(view, outcome.cause, (), outcome.culprit, now_ns, kind=outcome.kind)
 
     def _leave(self, candidate: Candidate, message: Leave, now_ns: int) -> None:
         if candidate.leaving:
@@ -372,15 +372,16 @@ class CoordinatorCore:
         self._propose(chosen, Cause.ENOUGH, now_ns)
 
     def _reconsider_installed(self, view: View, now_ns: int) -> None:
+        if self._ballot is not None:
+            return  # its decision will look again; and votes of a large view must not each count all nodes
         chosen = self._choose(now_ns)
+        quiet_ns = self._boundary_ns + self._config.quiet_ns
         if tuple(candidate.node for candidate in chosen) == view.nodes:
             self._wake_ns = self._roster.next_retry(now_ns=now_ns)
-        elif self._ballot is None:
-            quiet_ns = self._boundary_ns + self._config.quiet_ns
-            if now_ns < quiet_ns:
-                self._wake_ns = quiet_ns
-            else:
-                self._change(view, "", now_ns)
+        elif now_ns < quiet_ns:
+            self._wake_ns = quiet_ns
+        else:
+            self._change(view, "", now_ns)
 
     def _choose(self, now_ns: int) -> list[Candidate]:
         last = self._history.view
@@ -475,7 +476,16 @@ class CoordinatorCore:
                 self._tell(member, boundary)
         self._break(view, clip(f"{cause}; {missing}" if cause else missing), (), "", now_ns)
 
-    def _break(self, view: View, cause: str, lost: tuple[str, ...], culprit: str, now_ns: int) -> None:
+    def _break(
+        self,
+        view: View,
+        cause: str,
+        lost: tuple[str, ...],
+        culprit: str,
+        now_ns: int,
+        *,
+        kind: FailureKind = "failed",
+    ) -> None:
         """The installed view is over, and the step that is open is committed nowhere."""
         ballot = self._ballot
         self._state = transition(self._state, Cause.BROKEN)
@@ -485,11 +495,18 @@ class CoordinatorCore:
         for member in view.members:
             if ballot is not None and ballot.entered(member.node):
                 decision = Decision(
-                    view_id=view.view_id, step=ballot.step, commit=False, cause=cause, lost=lost, culprit=culprit
+                    view_id=view.view_id,
+                    step=ballot.step,
+                    commit=False,
+                    cause=cause,
+                    lost=lost,
+                    culprit=culprit,
+                    kind=kind,
                 )
                 self._tell(member, decision)
             else:
-                self._tell(member, Aborted(view_id=view.view_id, cause=cause, lost=lost, culprit=culprit))
+                aborted = Aborted(view_id=view.view_id, cause=cause, lost=lost, culprit=culprit, kind=kind)
+                self._tell(member, aborted)
         if ballot is not None:
             self._note(
                 StepAborted(

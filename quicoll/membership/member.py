@@ -48,6 +48,7 @@ from quicoll.membership.messages import (
     CoordinatorMessage,
     Decision,
     Decline,
+    FailureKind,
     Hold,
     Install,
     Join,
@@ -264,7 +265,7 @@ class MemberCore:
         elif isinstance(message, Decision) and message.view_id == view_id and self._state is State.ACTIVE:
             self._decide(message, now_ns)
         elif isinstance(message, Aborted) and message.view_id == view_id:
-            self._over(message.cause, message.lost, message.culprit)
+            self._over(message.cause, message.lost, message.culprit, message.kind)
         else:
             self._broken(f"{type(message).__name__} while {self._state.name}")
 
@@ -316,11 +317,11 @@ class MemberCore:
         vote = Vote(view_id=self._view.view_id, step=step, ok=ok, digest=digest, reason=clip(reason), culprit=culprit)
         self._tell(vote)
 
-    def failed(self, reason: str, *, culprit: str = "", now_ns: int) -> None:
+    def failed(self, reason: str, *, culprit: str = "", kind: FailureKind = "failed", now_ns: int) -> None:
         """A collective of the active view failed or was cancelled, so that the view cannot go on."""
         if self._state is State.ACTIVE and self._view is not None and not self._failed:
             self._failed = True
-            self._tell(Report(view_id=self._view.view_id, reason=clip(reason), culprit=culprit))
+            self._tell(Report(view_id=self._view.view_id, reason=clip(reason), culprit=culprit, kind=kind))
 
     def caught_up(self, step: int) -> None:
         """This node got the state after `step` from another member. Raises LocalError where no member can hold it."""
@@ -444,11 +445,11 @@ class MemberCore:
             elif message.next_view is not None:
                 self._propose(message.next_view, now_ns)
         else:
-            self._over(message.cause, message.lost, message.culprit)
+            self._over(message.cause, message.lost, message.culprit, message.kind)
 
-    def _over(self, cause: str, lost: tuple[str, ...], culprit: str) -> None:
+    def _over(self, cause: str, lost: tuple[str, ...], culprit: str, kind: FailureKind = "failed") -> None:
         """The view is over, and the link to the coordinator is not."""
-        self._end_view(cause, lost=lost, culprit=culprit)
+        self._end_view(cause, lost=lost, culprit=culprit, kind=kind)
         self._deadline_ns = None
         if self._leaving:
             self._done()
@@ -458,7 +459,13 @@ class MemberCore:
     # Helpers
 
     def _end_view(
-        self, cause: str, *, lost: tuple[str, ...] = (), culprit: str = "", partitioned: bool = False
+        self,
+        cause: str,
+        *,
+        lost: tuple[str, ...] = (),
+        culprit: str = "",
+        partitioned: bool = False,
+        kind: FailureKind = "failed",
     ) -> None:
         """Forget the view. A step that is open by now was committed nowhere."""
         view = self._view
@@ -469,10 +476,10 @@ class MemberCore:
         self._confirmed = False
         self._failed = False
         self._reported = {}
-        self._out.append(Deactivate(view.view_id, cause, lost, culprit, partitioned))
+        self._out.append(Deactivate(view.view_id, cause, lost, culprit, partitioned, kind))
         if step is not None:
             # after Deactivate: who hears of the abort may rely on it that nothing of the step is running any more
-            self._out.append(Decided(view.view_id, step, False, cause, lost, culprit))
+            self._out.append(Decided(view.view_id, step, False, cause, lost, culprit, kind))
 
     def _doubt_vote(self) -> None:
         """A step that was voted for with ok may have been committed; keep it until the journal answers."""

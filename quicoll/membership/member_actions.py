@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from quicoll.membership.messages import MemberMessage
+    from quicoll.membership.messages import FailureKind, MemberMessage
     from quicoll.membership.view import View
 
 __all__ = [
@@ -63,6 +63,7 @@ class Deactivate:
     lost: tuple[str, ...] = ()
     culprit: str = ""
     partitioned: bool = False
+    kind: FailureKind = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Decided:
     cause: str = ""
     lost: tuple[str, ...] = ()
     culprit: str = ""
+    kind: FailureKind = "failed"
 
 
 @dataclass(frozen=True, slots=True)

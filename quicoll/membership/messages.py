@@ -43,6 +43,7 @@ __all__ = [
     "CoordinatorMessage",
     "Decision",
     "Decline",
+    "FailureKind",
     "Hold",
     "Install",
     "Join",
@@ -67,6 +68,10 @@ _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Site = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 _MaybeNode = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 _Nodes = Annotated[tuple[Node, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+FailureKind: TypeAlias = Literal["failed", "mismatch", "corrupted"]
+"""Why a view ends: a failure of a member or a link; ranks that called different things; ranks or messages with
+different bits. Callers get an error of the corresponding class on every rank, whoever saw it first."""
+
 _Losses = Annotated[tuple[tuple[Node, _Text], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 _Digest = Annotated[bytes, msgspec.Meta(max_length=MAX_DIGEST)]
 _RankHint = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
@@ -131,6 +136,7 @@ class Report(_Message, frozen=True, tag="report"):
     lost: _Losses = ()
     reason: _Text = ""
     culprit: _MaybeNode = ""
+    kind: FailureKind = "failed"
 
 
 class Leave(_Message, frozen=True, tag="leave"):
@@ -181,6 +187,7 @@ class Decision(_Message, frozen=True, tag="decision"):
     cause: _Text = ""
     lost: _Nodes = ()
     culprit: _MaybeNode = ""
+    kind: FailureKind = "failed"
     next_view: View | None = None
 
 
@@ -191,6 +198,7 @@ class Aborted(_Message, frozen=True, tag="aborted"):
     cause: _Text = ""
     lost: _Nodes = ()
     culprit: _MaybeNode = ""
+    kind: FailureKind = "failed"
 
 
 class Hold(_Message, frozen=True, tag="hold"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quicoll.membership.complaints import Backoff
@@ -29,14 +29,14 @@ class Candidate:
     committed_step: int
     leaving: bool = False
     told: str = ""
+    rank_key: tuple[object, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rank_key = rank_key(self.node, self.join.rank_hint)
 
     @property
     def incarnation(self) -> int:
         return self.join.incarnation
-
-    @property
-    def rank_key(self) -> tuple[object, ...]:
-        return rank_key(self.node, self.join.rank_hint)
 
     def member(self, rank: int) -> Member:
         return Member(
@@ -96,8 +96,10 @@ class Roster:
     def choose(self, *, now_ns: int, limit: int, preferred: Collection[str]) -> list[Candidate]:
         """Who would be in a view proposed now, by rank; at most `limit`, `preferred` nodes first, others stand by."""
         fit = [candidate for candidate in self if not candidate.leaving and self._retry_ns(candidate.node) <= now_ns]
-        chosen = sorted(fit, key=lambda candidate: (candidate.node not in preferred, candidate.rank_key))[:limit]
-        return sorted(chosen, key=lambda candidate: candidate.rank_key)
+        if len(fit) > limit:
+            fit.sort(key=lambda candidate: candidate.node not in preferred)  # stable: by rank within each part
+            fit = sorted(fit[:limit], key=lambda candidate: candidate.rank_key)
+        return fit
 
     def next_retry(self, *, now_ns: int) -> int | None:
         """When the next connected node that is left out may be tried again."""

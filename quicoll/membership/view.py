@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Annotated
 
 import msgspec
@@ -74,7 +75,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     committed_step: Step = 0
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """A membership; `view_id` grows with every change and every failed step, and is never used twice.
 
     members: by rank. seed: the job's one global seed. committed_step: the last committed step when the view was made,
@@ -102,26 +103,27 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def world_size(self) -> int:
         return len(self.members)
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[str, ...]:
         """Node names by rank."""
         return tuple(member.node for member in self.members)
 
     def member(self, node: str) -> Member | None:
         """The member called `node`, None if it is not in this view."""
-        for member in self.members:
-            if member.node == node:
-                return member
-        return None
+        rank = self._ranks.get(node)
+        return None if rank is None else self.members[rank]
 
     def rank_of(self, node: str) -> int | None:
         """The rank of `node`, None if it is not in this view."""
-        member = self.member(node)
-        return None if member is None else member.rank
+        return self._ranks.get(node)
 
     def quorum(self, base: Iterable[str]) -> bool:
         """Whether this view holds more than half of the nodes named in `base`."""
         return has_quorum(self.nodes, base)
+
+    @cached_property
+    def _ranks(self) -> dict[str, int]:
+        return {node: rank for rank, node in enumerate(self.nodes)}
 
 
 def has_quorum(nodes: Iterable[str], base: Iterable[str]) -> bool:

@@ -1,0 +1,186 @@
+"""The same names for synchronous loops: `with quicoll.blocking.join(...) as job`, and no `await` anywhere.
+
+Nothing is implemented twice: every call runs the asynchronous method on a private event loop of the calling thread,
+while the engine lives on its own thread as always. A call blocks for as long as the asynchronous one would be awaited,
+and raises what that raises. Use a job on the thread that made it. Inside a running event loop use `quicoll.join`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import quicoll.group as _groups
+import quicoll.job as _asynchronous
+from quicoll.errors import LocalError
+from quicoll.observe import Observer
+
+if TYPE_CHECKING:
+    from quicoll.config import Config
+    from quicoll.group import ReduceOrder
+    from quicoll.job import Load, Save
+    from quicoll.membership.view import View
+    from quicoll.reduce import Precision, ReduceOp
+    from quicoll.seed import Seed
+    from quicoll.shards import Shards
+
+__all__ = ["Group", "Job", "Step", "join"]
+
+T = TypeVar("T")
+_Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+class Group:
+    """The collectives of `quicoll.Group`; see there for shapes, orders and errors."""
+
+    def __init__(self, group: _groups.Group, run: _Run) -> None:
+        self._group = group
+        self._run = run
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._group.world_size
+
+    def shards(self, total: int) -> Shards:
+        """Which of `total` logical shards this rank holds in the present view."""
+        return self._group.shards(total)
+
+    def all_reduce(
+        self,
+        x: Any,
+        *,
+        op: str | ReduceOp = "sum",
+        out: Any = None,
+        reduce_order: ReduceOrder = "canonical",
+        precision: Precision = "default",
+        timeout: float | None = None,
+    ) -> Any:
+        """See `quicoll.Group.all_reduce`."""
+        return self._run(
+            self._group.all_reduce(x, op=op, out=out, reduce_order=reduce_order, precision=precision, timeout=timeout)
+        )
+
+    def broadcast(self, x: Any, *, root: int = 0, out: Any = None, timeout: float | None = None) -> Any:
+        """See `quicoll.Group.broadcast`."""
+        return self._run(self._group.broadcast(x, root=root, out=out, timeout=timeout))
+
+    def all_gather(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Any:
+        """See `quicoll.Group.all_gather`."""
+        return self._run(self._group.all_gather(x, out=out, timeout=timeout))
+
+    def barrier(self, *, timeout: float | None = None) -> None:
+        """See `quicoll.Group.barrier`."""
+        self._run(self._group.barrier(timeout=timeout))
+
+
+class Step:
+    """`with job.step() as step`; see `quicoll.Step`."""
+
+    def __init__(self, step: _asynchronous.Step, run: _Run) -> None:
+        self._step = step
+        self._run = run
+
+    @property
+    def number(self) -> int:
+        return self._step.number
+
+    @property
+    def view(self) -> View | None:
+        return self._step.view
+
+    def on_commit(self, callback: Callable[[], None]) -> None:
+        """See `quicoll.Step.on_commit`."""
+        self._step.on_commit(callback)
+
+    def __enter__(self) -> Step:
+        self._run(self._step.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run(self._step.__aexit__(kind, error, trace))
+
+
+class Job:
+    """A rank's part in a job; see `quicoll.Job`."""
+
+    def __init__(self, job: _asynchronous.Job, run: _Run) -> None:
+        self._job = job
+        self._run = run
+        self.group = Group(job.group, run)
+
+    @property
+    def config(self) -> Config:
+        return self._job.config
+
+    @property
+    def rank(self) -> int:
+        return self._job.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._job.world_size
+
+    @property
+    def node(self) -> str:
+        return self._job.node
+
+    @property
+    def view(self) -> View:
+        return self._job.view
+
+    @property
+    def seed(self) -> Seed:
+        return self._job.seed
+
+    @property
+    def committed_step(self) -> int:
+        return self._job.committed_step
+
+    def __repr__(self) -> str:
+        return repr(self._job)
+
+    def register_state(self, save: Save, load: Load) -> None:
+        """See `quicoll.Job.register_state`."""
+        self._job.register_state(save, load)
+
+    def resume_from(self, step: int) -> None:
+        """See `quicoll.Job.resume_from`."""
+        self._job.resume_from(step)
+
+    def ready(self, *, timeout: float | None = None) -> None:
+        """See `quicoll.Job.ready`."""
+        self._run(self._job.ready(timeout=timeout))
+
+    def step(self) -> Step:
+        """See `quicoll.Job.step`."""
+        return Step(self._job.step(), self._run)
+
+
+@contextmanager
+def join(*, observer: Observer | None = None, **settings: Any) -> Iterator[Job]:
+    """Join a job as one rank; settings and errors are those of `quicoll.join`."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise LocalError("an event loop is running on this thread: use `async with quicoll.join(...)`")
+    with asyncio.Runner() as runner:
+        context = _asynchronous.join(observer=observer, **settings)
+        job = runner.run(context.__aenter__())
+        try:
+            yield Job(job, runner.run)
+        except BaseException as error:
+            if not runner.run(context.__aexit__(type(error), error, error.__traceback__)):
+                raise
+        else:
+            runner.run(context.__aexit__(None, None, None))
