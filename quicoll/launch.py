@@ -363,7 +363,7 @@ class Supervisor:
     def _coordinator_argv(self, journal: Path, listen: str) -> list[str]:
         if self._coordinator_command is not None:
             return [*self._coordinator_command, "--listen", listen]
-        argv = [sys.executable, "-m", "quicoll.cli.coordinator", "--listen", listen, "--job", self._job]
+        argv = [sys.executable, "-m", "quicoll.cli.main", "coordinator", "--listen", listen, "--job", self._job]
         argv += ["--journal", str(journal), "--world-size", str(len(self._workers))]
         return argv if self._lost_after is None else [*argv, "--lost-after", str(self._lost_after)]
 

@@ -73,8 +73,10 @@ def demo(
             outcome = asyncio.run(cluster.run())
         if outcome.exit_status > 128:
             raise typer.Exit(outcome.exit_status)
-        story.say("the same training in one process that nothing happens to")
-        baseline = _baseline(results, steps=steps, seed=seed)
+        baseline = None
+        if outcome.exit_status == 0:
+            story.say("the same training in one process that nothing happens to")
+            baseline = _baseline(results, steps=steps, seed=seed)
         ended = {path.stem: json.loads(path.read_text()) for path in sorted(results.glob("worker-*.json"))}
     report = _report(story, outcome, ended, baseline, workers=workers, steps=steps, seed=seed)
     report["wall_s"] = round(time.monotonic() - began, 3)
@@ -145,7 +147,7 @@ class _Node:
 
 @dataclass(slots=True)
 class _Story:
-    """Turns events into lines and, on a terminal, into a table that lives at the bottom of the screen."""
+    """Turns events into lines and, on a terminal, into a table below them that changes in place."""
 
     console: Console
     steps: int = field(kw_only=True)
@@ -211,7 +213,7 @@ class _Story:
             case "fault":
                 self.fault(Fault(t=moment.t, node=moment.node, cause="network cut"))
                 self.say(f"step {node.step}: {moment.node} cuts its own network for {CUT_FOR_S:g} s", at=moment.t)
-            case "held":
+            case "held" if node.state == "training":  # at the start all are, until the last has come
                 node.state = "held"
                 self.say(f"{moment.node} is held: it reaches no majority", at=moment.t)
             case "state_received":
@@ -270,9 +272,9 @@ def _report(
 
 def _failures(report: dict[str, Any], outcome: Outcome, ended: dict[str, dict[str, Any]], *, faults: bool) -> list[str]:
     """Why the demo does not show what it should; empty if it does."""
-    failures = []
     if outcome.exit_status:
-        failures.append(outcome.reason)
+        return [outcome.reason]
+    failures = []
     if len(ended) < report["workers"]:
         failures.append(f"{report['workers'] - len(ended)} of {report['workers']} workers did not finish")
     if report["baseline_digest"] is None:
@@ -288,23 +290,31 @@ def _failures(report: dict[str, Any], outcome: Outcome, ended: dict[str, dict[st
 
 
 def _show(console: Console, report: dict[str, Any], failures: list[str]) -> None:
+    """The measurements as plain columns, which look the same in a terminal, a pipe and a log."""
+    lines = [""]
     if report["recoveries"]:
-        table = Table("fault", "node", "rank", "given up after", "next step after", "back after")
-        for recovery in report["recoveries"]:
-            times = [_text(recovery[name], " s") for name in ("abort_s", "resume_s", "rejoined_s")]
-            table.add_row(recovery["cause"], recovery["node"], _text(recovery["rank"]), *times)
-        console.print(table)
-    table = Table("", "accuracy", "digest of all parameters and momenta")
-    table.add_row(f"{report['workers']} workers", f"{report['accuracy']:.4f}", report["final_digest"] or "not one")
-    table.add_row("one process", _text(report["baseline_accuracy"]), report["baseline_digest"] or "none")
-    console.print(table)
-    for failure in failures:
-        console.print(f"FAILED: {failure}", markup=False)
+        lines.append(
+            f"{'fault':<12} {'node':<10} {'rank':>4}  {'given up after':>14}  {'next step':>9}  {'back after':>10}"
+        )
+    for recovery in report["recoveries"]:
+        times = [_seconds(recovery[name]) for name in ("abort_s", "resume_s", "rejoined_s")]
+        what = f"{recovery['cause']:<12} {recovery['node']:<10} {_text(recovery['rank']):>4}"
+        lines.append(f"{what}  {times[0]:>14}  {times[1]:>9}  {times[2]:>10}")
+    lines += ["", f"{'':<12} {'accuracy':>8}  digest of all parameters and momenta"]
+    members, alone = f"{report['workers']} workers", report["baseline_accuracy"]
+    lines.append(f"{members:<12} {report['accuracy']:>8.4f}  {report['final_digest'] or 'they differ'}")
+    lines.append(f"{'one process':<12} {_text(alone):>8}  {report['baseline_digest'] or 'none'}")
+    lines += ["", *(f"FAILED: {failure}" for failure in failures)]
     if not failures:
         what = f"{report['workers']} workers over QUIC"
         if report["recoveries"]:
-            what += f" lost one to SIGKILL and one to a cut network, began {len(report['aborted_steps'])} steps again,"
-        console.print(f"{what} and hold, bit for bit, what one undisturbed process has trained.")
+            again = len(report["aborted_steps"])
+            what += f" lost one to SIGKILL and one to a cut network, began {again} steps again, took both back,"
+        lines.append(
+            f"{what} {'and ' if report['recoveries'] else ''}hold, bit for bit, what one process trained alone."
+        )
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _write(path: Path, report: dict[str, Any]) -> None:
@@ -318,10 +328,12 @@ def _rounded(recovery: Recovery) -> dict[str, Any]:
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(recovery).items()}
 
 
-def _text(value: float | None, unit: str = "") -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}{unit}"
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def _require(*modules: str) -> None:

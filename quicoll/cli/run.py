@@ -26,9 +26,9 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT.PY", help="What each worker runs.", show_default=False)],
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="What each worker runs.", show_default=False)],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.", show_default=False)
+        list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.", show_default=False)
     ] = None,
     workers: Annotated[int, typer.Option("-n", "--workers", min=1, help="How many workers.")] = 2,
     restarts: Annotated[int, typer.Option(min=0, help="How often each worker that dies is started again.")] = 3,

@@ -85,11 +85,12 @@ class Feed:
 def recover(moments: Iterable[Moment], fault: Fault, *, nodes: Sequence[str]) -> Recovery:
     """Follow one fault through the events of `nodes`, the workers."""
     history = sorted(moments, key=lambda moment: moment.t)
-    others = [node for node in nodes if node != fault.node]
-    members = next(
+    members: Sequence[str] | None = next(
         (m.fields["nodes"] for m in reversed(history) if m.kind == "view_installed" and m.t <= fault.t), None
     )
     rank = list(members).index(fault.node) if members is not None and fault.node in members else None
+    # Who was not in the view with the node could not lose it.
+    others = [node for node in nodes if node != fault.node and (members is None or node in members)]
     after = [moment for moment in history if moment.t > fault.t]
     noticed = [_first(after, (node,), _NOTICED) for node in others]
     seen = [moment.t for moment in noticed if moment is not None]

@@ -51,6 +51,10 @@ def test_a_fault_that_somebody_has_not_noticed_is_not_recovered_from() -> None:
     assert recover(unnoticed, FAULT, nodes=NODES).abort_s is None
 
 
+def test_who_was_not_in_the_view_need_not_notice() -> None:
+    assert recover(history(), FAULT, nodes=[*NODES, "d"]) == recover(history(), FAULT, nodes=NODES)
+
+
 @pytest.mark.parametrize(("until", "missing"), [(11.9, "resume_s"), (14.0, "rejoined_s")])
 def test_what_did_not_happen_is_none(until: float, missing: str) -> None:
     recovery = recover([moment for moment in history() if moment.t <= until], FAULT, nodes=NODES)
