@@ -83,6 +83,7 @@ class Detector:
         if self._unreachable == 0:
             self._unreachable_since_ns = now_ns
         self._unreachable += 1
+        self._ping_ns = min(self._ping_ns, now_ns + self._config.ping_every_ns // 4)  # ask again soon
         enough = now_ns - self._unreachable_since_ns >= UNREACHABLE_SPAN_NS
         if self._unreachable >= UNREACHABLE_COUNT and enough and self.verdict is not Verdict.LOST:
             self.verdict = Verdict.LOST
@@ -95,7 +96,9 @@ class Detector:
         late = now_ns - self._due_ns
         if late > self._config.stall_after_ns:
             self.stalls += 1
-            self._heard_ns = min(now_ns, self._heard_ns + late)
+            # At least `stall_after` from now on: what we had to do may have been to give the peer up.
+            latest = now_ns - self._config.lost_after_ns + self._config.stall_after_ns
+            self._heard_ns = min(now_ns, max(self._heard_ns + late, latest))
         silent = now_ns - self._heard_ns
         if silent >= self._config.lost_after_ns:
             self.verdict = Verdict.LOST
@@ -106,7 +109,7 @@ class Detector:
         if ping:
             # While suspicious, or while the host says "unreachable", ask more often: the answer decides.
             urgent = self.verdict is Verdict.SUSPECT or self._unreachable
-            self._ping_ns = now_ns + self._config.ping_every_ns // (4 if urgent else 1)
+            self._ping_ns = now_ns + max(1, self._config.ping_every_ns // (4 if urgent else 1))
         self._due_ns = self.next_timer()
         return ping
 
