@@ -10,10 +10,14 @@ What aioquic 1.7 lacks and this module supplies:
   QUIC's own buffers hold at most about two congestion windows.
 - Placement. Bytes of a message stream are written straight into the buffer that its header asks for.
 
-Private names used: aioquic._buffer; QuicConnection._initialize, ._streams, ._spaces, ._loss;
-tls.Context._request_client_certificate, ._peer_certificate, ._peer_certificate_chain; QuicStreamSender._buffer. `check_foundation` proves once per process
-that they still mean what we think, by handshakes in memory, and refuses to run otherwise; the canary tests say the
-same to whoever upgrades. Supported: aioquic >=1.7.2, <1.8.
+- Bounded windows. Its flow control doubles every window, counted from what was sent and not from what was taken, so
+  a peer that has sent 1 GiB may leave a hole and make us hold the next 1 GiB. Here windows slide with what was taken.
+
+Private names used: aioquic._buffer; QuicConnection._initialize, ._streams, ._spaces, ._loss, ._local_max_data,
+._write_connection_limits, ._write_stream_limits; tls.Context._request_client_certificate, ._peer_certificate,
+._peer_certificate_chain; QuicStreamSender._buffer. `check_foundation` proves once per process that those which
+security rests on still mean what we think, by handshakes in memory, and refuses to run otherwise; the canary tests
+say the same of all to whoever upgrades. Supported: aioquic >=1.7.2, <1.8.
 
 The session is sans-IO: datagrams and `now_ns` in, datagrams and events out. Connection ids and keys come from the
 operating system's randomness.
@@ -58,6 +62,7 @@ __all__ = [
     "CLOSE_NORMAL",
     "CLOSE_PROTOCOL",
     "CLOSE_REFUSED",
+    "CLOSE_REPLACED",
     "Address",
     "Authenticated",
     "Closed",
@@ -77,13 +82,17 @@ CLOSE_NORMAL = 0x7100  # above TLS alerts (0x100-0x1ff), below two bytes of vari
 CLOSE_REFUSED = 0x7101
 CLOSE_PROTOCOL = 0x7102
 CLOSE_GONE = 0x7103  # the link that this connection belongs to has ended, or was never known here
+CLOSE_REPLACED = 0x7104  # the link goes on over another connection
 
 _CID_LENGTH = 8
+_DATAGRAM_BYTES = 1452  # a path of 1500 bytes less IPv6 and UDP headers
 _CONTROL_STREAM = 0
 _FEED_BYTES = 64 * 1024  # slice given to QUIC at a time, so that several messages share the path
 _FEED_STREAMS = 8  # messages fed at the same time
 _FEED_FLOOR = 256 * 1024  # unacknowledged bytes that QUIC may hold however small its window is
-_EARLY_BYTES = 1 << 20  # message bytes that may overtake the peer's Hello
+_FEED_CEILING = 64 << 20  # and however large
+_EARLY_BYTES = 4 << 20  # message bytes that may overtake the peer's Hello, 64 for each piece added
+_CONTROL_BYTES = 32 << 20  # control messages that the peer has not acknowledged
 _SUPPORTED = ((1, 7, 2), (1, 8))
 
 
@@ -91,12 +100,14 @@ _SUPPORTED = ((1, 7, 2), (1, 8))
 class SessionConfig:
     """Settings of one QUIC connection.
 
-    datagram_bytes: UDP payload to send, at most what the path carries (no discovery yet).
+    datagram_bytes: UDP payload to send, at most what the path carries (no discovery yet). 0: 1452, or 8900 on the
+        loopback interface.
     idle_ns: QUIC's own idle timeout; a backstop, failures are noticed by the link's detector long before.
-    window_bytes: QUIC flow-control window to begin with, per stream and per connection.
+    window_bytes: QUIC flow-control window, per stream and per connection: what a peer can make us hold of streams
+        with holes, and an upper limit on the rate, window_bytes per RTT.
     """
 
-    datagram_bytes: int = 1452
+    datagram_bytes: int = 0
     idle_ns: int = 30_000_000_000
     window_bytes: int = 16 << 20
     congestion: str = "cubic"
@@ -139,12 +150,36 @@ SessionEvent = Authenticated | ControlData | Closed
 
 
 class _Connection(QuicConnection):
-    """QuicConnection that asks clients for a certificate."""
+    """QuicConnection that asks clients for a certificate, and whose receive windows are bounded."""
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         if not self._is_client:
             self.tls._request_client_certificate = True
+
+    def _write_connection_limits(self, builder: Any, space: Any) -> None:
+        limit, window = self._local_max_data, self._configuration.max_data
+        if limit.used + window // 2 > limit.value:
+            streams = self._streams.values()
+            gaps = sum(s.receiver.highest_offset - s.receiver.starting_offset() for s in streams)
+            limit.value = max(limit.value, limit.used - gaps + window)
+        used, limit.used = limit.used, 0  # out of sight of the code that would double the window
+        try:
+            super()._write_connection_limits(builder, space)
+        finally:
+            limit.used = used
+
+    def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
+        receiver, window = stream.receiver, self._configuration.max_stream_data
+        highest = receiver.highest_offset
+        if highest + window // 2 > stream.max_stream_data_local > 0 and not receiver.is_finished:
+            grown = receiver.starting_offset() + window
+            stream.max_stream_data_local = max(stream.max_stream_data_local, grown)
+        receiver.highest_offset = 0
+        try:
+            super()._write_stream_limits(builder, space, stream)
+        finally:
+            receiver.highest_offset = highest
 
 
 def _configuration(credentials: Credentials | None, config: SessionConfig, *, is_client: bool) -> QuicConfiguration:
@@ -156,7 +191,7 @@ def _configuration(credentials: Credentials | None, config: SessionConfig, *, is
         idle_timeout=config.idle_ns / 1e9,
         max_data=config.window_bytes,
         max_stream_data=config.window_bytes,
-        max_datagram_size=config.datagram_bytes,
+        max_datagram_size=config.datagram_bytes or _DATAGRAM_BYTES,
         cipher_suites=[tls.CipherSuite.AES_128_GCM_SHA256, tls.CipherSuite.AES_256_GCM_SHA384],
         initial_rtt=config.initial_rtt_ns / 1e9,
         supported_versions=[QuicProtocolVersion.VERSION_1],
@@ -263,8 +298,11 @@ class Session:
             self._message_data(sink, stream_id, data, fin)
 
     def send_control(self, data: bytes) -> None:
+        """Queue words for the control stream. Raises ProtocolError when the peer lets too many of them wait."""
         if self._control_ready:
             self._quic.send_stream_data(_CONTROL_STREAM, data)
+            if len(self._quic._streams[_CONTROL_STREAM].sender._buffer) > _CONTROL_BYTES:
+                raise ProtocolError("the peer does not take our control messages")
         else:  # the client opens the control stream; until then our words wait
             self._control_waiting += data
 
@@ -306,7 +344,7 @@ class Session:
                 del self._open[stream_id]
             else:
                 held += len(stream.sender._buffer)
-        room = max(_FEED_FLOOR, 2 * self._quic._loss.congestion_window) - held
+        room = min(max(_FEED_FLOOR, 2 * self._quic._loss.congestion_window), _FEED_CEILING) - held
         while room > 0:
             while self._waiting and len(self._feeding) < _FEED_STREAMS:
                 feed = self._waiting.popleft()
@@ -338,6 +376,7 @@ class Session:
                     self._stream_data(event.stream_id, event.data, event.end_stream)
                 case quic_events.StreamReset():
                     inbound = self._inbound.pop(event.stream_id, None)
+                    self._early = [piece for piece in self._early if piece[0] != event.stream_id]
                     if inbound is not None and inbound.inflow is not None and self._sink is not None:
                         self._sink.message_reset(inbound.inflow)
                 case quic_events.StopSendingReceived():
@@ -369,7 +408,7 @@ class Session:
         elif not stream_id & 2:
             raise ProtocolError("the peer opened a second bidirectional stream")
         elif self._sink is None:
-            self._early_bytes += len(data)
+            self._early_bytes += len(data) + 64
             if self._early_bytes > _EARLY_BYTES:
                 raise ProtocolError("the peer sends messages without saying Hello")
             self._early.append((stream_id, data, fin))
@@ -543,7 +582,13 @@ def check_foundation() -> None:
 
 def error_name(code: int) -> str:
     """A readable name of a close code."""
-    ours = {CLOSE_NORMAL: "closed", CLOSE_REFUSED: "refused", CLOSE_PROTOCOL: "protocol error", CLOSE_GONE: "link gone"}
+    ours = {
+        CLOSE_NORMAL: "closed",
+        CLOSE_REFUSED: "refused",
+        CLOSE_PROTOCOL: "protocol error",
+        CLOSE_GONE: "link gone",
+        CLOSE_REPLACED: "replaced",
+    }
     if code in ours:
         return ours[code]
     try:
