@@ -17,13 +17,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from .detector import DetectorConfig
 from .errors import (
+    AddressError,
     AuthenticationError,
     ConfigurationError,
     DeadlineExceeded,
@@ -51,6 +52,7 @@ from .quic import (
     CLOSE_NORMAL,
     CLOSE_PROTOCOL,
     CLOSE_REFUSED,
+    CLOSE_REPLACED,
     Address,
     Authenticated,
     Closed,
@@ -63,7 +65,7 @@ from .quic import (
     error_name,
     is_unauthenticated_initial,
 )
-from .udp import DatagramIO, FaultyIO
+from .udp import DatagramIO, FaultyIO, is_numeric, resolve
 
 if TYPE_CHECKING:
     from .faults import Faults
@@ -72,6 +74,11 @@ __all__ = ["Endpoint", "EndpointConfig", "Link", "Transfer"]
 
 log = logging.getLogger("quicoll.transport")
 
+_FIRST_BACKOFF_NS = 50_000_000
+_LAST_BACKOFF_NS = 1_000_000_000
+_MAX_WAITING_APP = 8 << 20  # bytes of application messages that wait for `Link.listen`
+_MAX_VIOLATIONS = 8  # connections that a peer may spoil before its link is given up
+_INTERNET_DATAGRAM = 1452  # a path of 1500 bytes less IPv6 and UDP headers; smaller paths need the setting
 _LOOPBACK_DATAGRAM = 8900  # loopback carries 64 KiB; larger packets cost pure Python less per byte
 
 
@@ -168,9 +175,9 @@ class Link:
         self.on_state: Callable[[Link], None] | None = None
         self._waiting_app: list[bytes] = []
         self.connection: _Connection | None = None
-        self.refusal = ""  # why the last attempt failed
+        self.violations = 0  # connections closed here because the peer broke the protocol
         self.next_dial_ns = now_ns
-        self.backoff_ns = 50_000_000
+        self.backoff_ns = _FIRST_BACKOFF_NS
         self.attempts = 0
         self._up: asyncio.Future[None] | None = None
         faults = endpoint.faults
@@ -205,6 +212,11 @@ class Link:
         return self.core.error
 
     @property
+    def refusal(self) -> str:
+        """Why the last attempt to connect failed; "" once the link is up."""
+        return self.core.refusal
+
+    @property
     def stats(self) -> LinkStats:
         return self.core.stats
 
@@ -222,7 +234,7 @@ class Link:
         self.on_state = on_state
         waiting, self._waiting_app = self._waiting_app, []
         for data in waiting:
-            on_app(self, data)
+            self._endpoint._call(on_app, self, data)
 
     def send_app(self, data: bytes) -> None:
         """A small message: in order, exactly once. Raises LinkLost when the link has ended."""
@@ -271,15 +283,17 @@ class Link:
         self._endpoint._touch(self)
 
     def _app(self, data: bytes) -> None:
-        if self.on_app is None:
-            self._waiting_app.append(data)
-        else:
-            self.on_app(self, data)
+        if self.on_app is not None:
+            self._endpoint._call(self.on_app, self, data)
+            return
+        self._waiting_app.append(data)
+        if sum(map(len, self._waiting_app)) > _MAX_WAITING_APP:
+            self.core.lose("nobody here takes its application messages", now_ns=self._endpoint.now_ns())
 
     def _state(self, state: LinkState) -> None:
         if state is LinkState.UP:
-            self.backoff_ns = 50_000_000
-            self.refusal = ""
+            self.backoff_ns = _FIRST_BACKOFF_NS
+            self.core.refusal = ""
             if self._up is not None and not self._up.done():
                 self._up.set_result(None)
             self._up = None
@@ -289,7 +303,14 @@ class Link:
             self._endpoint._link_ended(self)
         log.debug("%r: %s", self, self.core.cause or state.value)
         if self.on_state is not None:
-            self.on_state(self)
+            self._endpoint._call(self.on_state, self)
+
+    def next_timer(self) -> int | None:
+        """When the endpoint must look at this link again."""
+        at = self.core.next_timer()
+        if self.dial and self.connection is None and at is not None:
+            at = min(at, self.next_dial_ns)
+        return at
 
 
 @dataclass(slots=True, eq=False)
@@ -303,6 +324,13 @@ class _Connection:
     identity: Identity | None = None
     reader: ControlReader = field(default_factory=ControlReader)
     greeted: bool = False
+    cids: list[bytes] = field(default_factory=list)  # under which it is registered
+
+    def next_timer(self) -> int | None:
+        at = self.session.next_timer()
+        if self.greeted:
+            return at
+        return self.deadline_ns if at is None else min(at, self.deadline_ns)
 
 
 class Endpoint:
@@ -341,13 +369,18 @@ class Endpoint:
         self._on_link = on_link
         self._wall_clock = wall_clock
         self._gate = Gate(credentials=credentials, config=self._session_config(io.local_address), retry=config.retry)
-        self._connections: list[_Connection] = []
+        self._connections: dict[_Connection, None] = {}
+        self._strangers = 0  # accepted connections that have not said a valid Hello
+        self._resolving: dict[Link, asyncio.Task[None]] = {}
+        self._due: dict[Link | _Connection, int] = {}  # when to look at it again; early is harmless, late is not
         self._by_cid: dict[bytes, _Connection] = {}
         self._next_link = 1
         self._dirty: dict[Link, None] = {}
         self._flush_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
+        self._closing: asyncio.Future[None] | None = None
+        self._settled: asyncio.Future[None] | None = None
         self._closed = False
         self.refused: list[str] = []  # the last refusals of peers, newest last; for people and tests
         self._io.start(self._on_datagrams, self._on_unreachable)
@@ -361,7 +394,7 @@ class Endpoint:
 
     def link(self, identity: Identity, *, addresses: Sequence[Address] = (), dial: bool = False) -> Link:
         """The living link to a peer, made if there is none. `dial`: we connect; otherwise the peer does."""
-        if self._closed:
+        if self._closing is not None:
             raise EndpointClosed("the endpoint is closed")
         if dial and not addresses:
             raise ConfigurationError(f"no address to dial {identity}")
@@ -375,14 +408,30 @@ class Endpoint:
         return link
 
     async def aclose(self, *, timeout: float = 1.0) -> None:
-        """Close every link within `timeout` seconds: what was given to them is delivered first, if that is quick."""
-        if self._closed:
+        """Close every link within `timeout` seconds: what was given to them is delivered first, if that is quick.
+
+        Cancelled, it closes at once. Called again, it waits for the first call.
+        """
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
             return
-        deadline = self.loop.time() + timeout
-        while self.loop.time() < deadline and any(
-            not link.core.drained and link.state is LinkState.UP for link in self.links.values()
-        ):
-            await asyncio.sleep(min(0.005, timeout / 10))
+        self._closing = self.loop.create_future()
+        try:
+            if self._undelivered():
+                self._settled = self.loop.create_future()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(timeout):
+                        await self._settled
+        finally:
+            self._shut()
+            self._closing.set_result(None)
+
+    def _undelivered(self) -> bool:
+        return any(link.state is LinkState.UP and not link.core.drained for link in self.links.values())
+
+    def _shut(self) -> None:
+        for task in self._resolving.values():
+            task.cancel()
         for link in list(self.links.values()):
             link.core.close("endpoint closed")
         self._flush()
@@ -394,6 +443,16 @@ class Endpoint:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
         self._io.close()
+
+    def _call(self, callback: Callable[..., object], *arguments: object) -> bool:
+        """Call the layer above. What it raises is its own fault, never the peer's, and must not stop our work."""
+        try:
+            callback(*arguments)
+        except Exception as error:
+            message = f"{callback!r} raised; callbacks of an endpoint must not"
+            self.loop.call_exception_handler({"message": message, "exception": error})
+            return False
+        return True
 
     # -- links ---------------------------------------------------------------------------------------------------
 
@@ -408,6 +467,9 @@ class Endpoint:
     def _link_ended(self, link: Link) -> None:
         if self.links.get(link.identity) is link:
             del self.links[link.identity]
+        task = self._resolving.pop(link, None)
+        if task is not None:
+            task.cancel()
         self._touch(link)
 
     def _touch(self, link: Link) -> None:
@@ -431,6 +493,9 @@ class Endpoint:
                 connection, link.connection = link.connection, None
                 code = CLOSE_NORMAL if link.state is LinkState.CLOSED else CLOSE_GONE
                 self._close(connection, code, link.core.cause)
+            self._schedule(link)
+        if self._settled is not None and not self._settled.done() and not self._undelivered():
+            self._settled.set_result(None)
         self._arm()
 
     def _serve(self, link: Link) -> None:
@@ -441,7 +506,8 @@ class Endpoint:
                 continue
             match action:
                 case SendControl():
-                    connection.session.send_control(action.data)
+                    if not self._guard(connection, connection.session.send_control, action.data):
+                        connection = None
                 case StartMessage():
                     message = action.message
                     if not message.done:
@@ -477,10 +543,13 @@ class Endpoint:
         connection = self._by_cid.get(cid)
         if connection is not None or not is_unauthenticated_initial(data):
             return connection
-        strangers = sum(1 for c in self._connections if not c.dialled and not c.greeted)
-        if strangers >= self.config.max_handshakes:
+        if self._closing is not None or self._strangers >= self.config.max_handshakes:
             return None
-        admitted = self._gate.admit(data, address, now_ns)
+        try:
+            admitted = self._gate.admit(data, address, now_ns)
+        except Exception:
+            log.exception("a first datagram could not be judged")
+            return None
         if isinstance(admitted, bytes):
             self._io.send([(admitted, address)])
             return None
@@ -491,9 +560,22 @@ class Endpoint:
         return connection
 
     def _register(self, connection: _Connection) -> None:
-        self._connections.append(connection)
-        for cid in connection.session.cids:
+        self._connections[connection] = None
+        self._strangers += not connection.dialled
+        self._take_cids(connection)
+        self._schedule(connection)
+
+    def _take_cids(self, connection: _Connection) -> None:
+        session = connection.session
+        while session.cids:
+            cid = session.cids.pop()
             self._by_cid[cid] = connection
+            connection.cids.append(cid)
+        while session.retired_cids:
+            cid = session.retired_cids.pop()
+            if self._by_cid.get(cid) is connection:
+                del self._by_cid[cid]
+                connection.cids.remove(cid)
 
     def _guard(self, connection: _Connection, work: Callable[..., object], *arguments: object) -> bool:
         """Run what hostile bytes can upset; whatever goes wrong ends this connection only."""
@@ -502,8 +584,6 @@ class Endpoint:
         except ProtocolError as error:
             log.warning("connection of %s closed: %s", connection.identity or "a stranger", error)
             self._fail(connection, CLOSE_PROTOCOL, str(error))
-        except TransportError:
-            raise
         except Exception:
             # aioquic asserts its way through some malformed input; the peer's bytes must not end our endpoint
             log.exception("connection of %s closed after an unexpected error", connection.identity or "a stranger")
@@ -513,11 +593,10 @@ class Endpoint:
         return False
 
     def _process(self, connection: _Connection, now_ns: int) -> None:
+        if connection not in self._connections:  # it failed; nothing of it may be registered again
+            return
         session = connection.session
-        while session.cids:
-            self._by_cid[session.cids.pop()] = connection
-        while session.retired_cids:
-            self._by_cid.pop(session.retired_cids.pop(), None)
+        self._take_cids(connection)
         while connection in self._connections and (event := session.next_event()) is not None:
             match event:
                 case Authenticated():
@@ -536,6 +615,7 @@ class Endpoint:
         self._guard(connection, lambda: datagrams.extend(connection.session.datagrams_to_send(now_ns)))
         if datagrams:
             self._io.send(datagrams)
+        self._schedule(connection)
 
     def _on_unreachable(self, address: Address) -> None:
         now_ns = self.now_ns()
@@ -564,20 +644,26 @@ class Endpoint:
             expected = connection.link.identity if connection.link is not None else None
             if expected is not None and identity != expected:
                 raise AuthenticationError(f"dialled {expected}, found {identity}", peer=str(identity))
-            if expected is None and (reason := self._authorize(identity)) is not None:
+            if expected is None and (reason := self._judge(identity)) is not None:
                 raise AuthenticationError(reason, peer=str(identity))
         except AuthenticationError as error:
             address = connection.session.peer_address
             log.warning("refused a peer at %s: %s", address, error)
             self.refused = [*self.refused[-63:], str(error)]
-            if connection.link is not None:
-                connection.link.refusal = f"we refuse the peer: {error}"
-            self._fail(connection, CLOSE_REFUSED, "refused")
+            self._fail(connection, CLOSE_REFUSED, "refused", note=f"we refuse the peer: {error}")
             return
         connection.identity = identity
         connection.session.authenticated = True
         if connection.link is not None and connection.link.connection is connection:
             connection.link.core.connected()
+
+    def _judge(self, identity: Identity) -> str | None:
+        """Why an authenticated peer may have no link here; None: it may."""
+        try:
+            return self._authorize(identity)
+        except Exception:
+            log.exception("authorization of %s failed", identity)
+            return "its authorization failed"
 
     def _control(self, connection: _Connection, data: bytes, now_ns: int) -> None:
         if connection.identity is None:
@@ -613,30 +699,48 @@ class Endpoint:
             self._fail(connection, CLOSE_GONE, "unknown link")
             return False
         if link is None:
+            if self._closing is not None or len(self.links) >= self.config.max_links:
+                self._fail(connection, CLOSE_REFUSED, "no room for another link")
+                return False
             link = self._new_link(identity)
-            self._on_link(link)
+            if not self._call(self._on_link, link):
+                link.core.close("it could not be taken over")
+            if link.ended:
+                self._fail(connection, CLOSE_GONE, link.core.cause)
+                return False
         if link.connection is not connection:
-            if link.connection is not None:
-                previous, link.connection = link.connection, None
+            previous = link.connection
+            if previous is not None:
+                # Where both sides dial, both must keep the same one of the two: the one that the lesser node dialled.
+                if previous.dialled and self.identity < identity:
+                    self._fail(connection, CLOSE_REPLACED, "both sides dialled")
+                    return False
+                link.connection = None
                 link.core.disconnected()
-                self._close(previous, CLOSE_NORMAL, "replaced by a newer connection")
+                self._close(previous, CLOSE_REPLACED, "replaced by another connection")
             link.connection = connection
             connection.link = link
             link.core.connected()
         connection.greeted = True
+        self._strangers -= not connection.dialled
         link.core.hello(hello, now_ns)
         connection.session.attach(link.core)
         return True
 
     # -- ends of connections -------------------------------------------------------------------------------------
 
-    def _fail(self, connection: _Connection, code: int, reason: str) -> None:
-        """Close a connection from here; its link, if it lives, may be redialled."""
+    def _fail(self, connection: _Connection, code: int, reason: str, *, note: str = "") -> None:
+        """Close a connection from here; its link, if it lives, may be redialled. `note`: what only we may know."""
         link = connection.link
         self._close(connection, code, reason)
-        if link is not None and link.connection is connection:
-            link.connection = None
-            self._detached(link, reason if code != CLOSE_REFUSED else link.refusal)
+        if link is None or link.connection is not connection:
+            return
+        link.connection = None
+        link.violations += code == CLOSE_PROTOCOL
+        if link.violations > _MAX_VIOLATIONS:
+            link.core.lose(f"it breaks the protocol again and again: {reason}", now_ns=self.now_ns())
+        else:
+            self._detached(link, note or reason)
 
     def _gone(self, connection: _Connection, code: int, reason: str, now_ns: int) -> None:
         """The connection ended: closed by the peer, or by QUIC itself."""
@@ -648,17 +752,19 @@ class Endpoint:
             return
         link.connection = None
         text = f"{error_name(code)}{': ' + reason if reason else ''}"
-        if connection.greeted and code in (CLOSE_NORMAL, CLOSE_GONE):
+        # Whoever is authenticated may say that it does not know the link (any more); only on a connection that was
+        # part of the link does an orderly end mean the link.
+        if (code == CLOSE_GONE and connection.identity is not None) or (code == CLOSE_NORMAL and connection.greeted):
             link.core.lose(f"closed by the peer ({reason or error_name(code)})", now_ns=now_ns)
             self._touch(link)
         else:
             self._detached(link, text)
 
     def _detached(self, link: Link, reason: str) -> None:
-        link.refusal = reason
+        link.core.refusal = reason
         link.core.disconnected()
         link.next_dial_ns = self.now_ns() + link.backoff_ns
-        link.backoff_ns = min(2 * link.backoff_ns, 1_000_000_000)
+        link.backoff_ns = min(2 * link.backoff_ns, _LAST_BACKOFF_NS)
         self._touch(link)
 
     def _close(self, connection: _Connection, code: int, reason: str) -> None:
@@ -671,28 +777,47 @@ class Endpoint:
             self._forget(connection)
 
     def _forget(self, connection: _Connection) -> None:
-        if connection in self._connections:
-            self._connections.remove(connection)
-        for cid in [cid for cid, owner in self._by_cid.items() if owner is connection]:
-            del self._by_cid[cid]
+        if connection not in self._connections:
+            return
+        del self._connections[connection]
+        self._due.pop(connection, None)
+        self._strangers -= not connection.dialled and not connection.greeted
+        for cid in connection.cids:
+            if self._by_cid.get(cid) is connection:
+                del self._by_cid[cid]
 
     # -- time ----------------------------------------------------------------------------------------------------
 
     def _session_config(self, address: Address) -> SessionConfig:
-        if str(address[0]) in ("::1", "127.0.0.1") or str(address[0]).startswith("127."):
-            base = self.config.session
-            return SessionConfig(
-                max(base.datagram_bytes, _LOOPBACK_DATAGRAM),
-                base.idle_ns,
-                base.window_bytes,
-                base.congestion,
-                base.initial_rtt_ns,
-            )
-        return self.config.session
+        base = self.config.session
+        if base.datagram_bytes == 0:
+            loopback = str(address[0]) == "::1" or str(address[0]).startswith("127.")
+            return replace(base, datagram_bytes=_LOOPBACK_DATAGRAM if loopback else _INTERNET_DATAGRAM)
+        return base
 
     def _dial(self, link: Link, now_ns: int) -> None:
         address = link.addresses[link.attempts % len(link.addresses)]
         link.attempts += 1
+        if is_numeric(str(address[0])):
+            self._connect(link, address, now_ns)
+        elif link not in self._resolving:
+            link.next_dial_ns = now_ns + self.config.handshake_ns
+            self._resolving[link] = self.loop.create_task(self._resolve(link, address))
+
+    async def _resolve(self, link: Link, address: Address) -> None:
+        """Look a host name up, each time that it is dialled: a node that comes back may have moved."""
+        try:
+            found = await resolve(str(address[0]), int(address[1]), loop=self.loop, like=self.address)
+        except AddressError as error:
+            self._detached(link, str(error))
+            return
+        finally:
+            self._resolving.pop(link, None)
+        if not link.ended and link.connection is None:
+            self._connect(link, found, self.now_ns())
+            self._touch(link)
+
+    def _connect(self, link: Link, address: Address, now_ns: int) -> None:
         session = Session.client(
             credentials=self.credentials, config=self._session_config(address), address=address, now_ns=now_ns
         )
@@ -701,58 +826,59 @@ class Endpoint:
         self._register(connection)
         self._transmit(connection)
 
-    def _deadlines(self) -> Iterable[int]:
-        for connection in self._connections:
-            at = connection.session.next_timer()
-            if at is not None:
-                yield at
-            if not connection.greeted:
-                yield connection.deadline_ns
-        for link in self.links.values():
-            at = link.core.next_timer()
-            if at is not None:
-                yield at
-            if link.dial and link.connection is None:
-                yield link.next_dial_ns
+    def _schedule(self, item: Link | _Connection) -> None:
+        """Note when to look at a link or connection again; called whenever it was touched."""
+        at = None if isinstance(item, _Connection) and item not in self._connections else item.next_timer()
+        if at is None:
+            self._due.pop(item, None)
+        else:
+            self._due[item] = at
 
     def _arm(self) -> None:
         if self._closed:
             return
-        at = min(self._deadlines(), default=None)
-        if at is None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            return
+        at = min(self._due.values(), default=None)
         if self._timer is not None:
             if self._timer_ns == at:
                 return
             self._timer.cancel()
-        self._timer_ns = at
-        self._timer = self.loop.call_at(at / 1e9, self._on_timer)
+            self._timer = None
+        if at is not None:
+            self._timer_ns = at
+            self._timer = self.loop.call_at(at / 1e9, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         if self._closed:
             return
+        # A loop's clock is a float and may wake us a little before the time; then nothing would ever be due.
         now_ns = max(self.now_ns(), self._timer_ns)
-        for link in list(self.links.values()):
-            at = link.core.next_timer()
-            if at is not None and now_ns >= at:
-                link.core.handle_timer(now_ns)
-                self._dirty[link] = None
-            if link.dial and link.connection is None and now_ns >= link.next_dial_ns and not link.ended:
-                self._dial(link, now_ns)
-        for connection in list(self._connections):
-            at = connection.session.next_timer()
-            if at is not None and now_ns >= at:
-                self._guard(connection, connection.session.handle_timer, now_ns)
-                self._process(connection, now_ns)
-                if connection in self._connections:
-                    self._transmit(connection)
-            if not connection.greeted and now_ns >= connection.deadline_ns and connection in self._connections:
-                self._fail(connection, CLOSE_REFUSED, "handshake too slow")
+        for item in [item for item, at in self._due.items() if at <= now_ns]:
+            if isinstance(item, Link):
+                self._link_timer(item, now_ns)
+            elif item in self._connections:
+                self._connection_timer(item, now_ns)
         self._flush()
+
+    def _link_timer(self, link: Link, now_ns: int) -> None:
+        at = link.core.next_timer()
+        if at is not None and now_ns >= at:
+            link.core.handle_timer(now_ns)
+        if link.dial and link.connection is None and now_ns >= link.next_dial_ns and not link.ended:
+            self._dial(link, now_ns)
+        self._dirty[link] = None
+
+    def _connection_timer(self, connection: _Connection, now_ns: int) -> None:
+        at = connection.session.next_timer()
+        if at is not None and now_ns >= at:
+            self._guard(connection, connection.session.handle_timer, now_ns)
+            self._process(connection, now_ns)
+        if connection not in self._connections:
+            return
+        if not connection.greeted and now_ns >= connection.deadline_ns:
+            self._fail(connection, CLOSE_REFUSED, "handshake too slow")
+        else:
+            self._transmit(connection)
 
 
 async def within(transfer: Transfer, *, timeout: float, what: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import socket
 import sys
 from collections import deque
@@ -19,7 +20,7 @@ from .errors import AddressError
 from .faults import Datagram, Faults
 from .quic import Address
 
-__all__ = ["DatagramIO", "FaultyIO", "UdpSocket", "parse_address"]
+__all__ = ["DatagramIO", "FaultyIO", "UdpSocket", "is_numeric", "parse_address", "resolve"]
 
 OnDatagrams = Callable[[list[tuple[bytes, Address]]], None]
 OnUnreachable = Callable[[Address], None]
@@ -53,6 +54,25 @@ def parse_address(text: str, *, default_port: int | None = None) -> tuple[str, i
     return host, int(port)
 
 
+def is_numeric(host: str) -> bool:
+    """Whether `host` is an IP address, so that sending to it needs no look-up (which would block the loop)."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def resolve(host: str, port: int, *, loop: asyncio.AbstractEventLoop, like: Address) -> Address:
+    """The first address of `host` in the family of `like`, a socket's own address; raises AddressError."""
+    family = socket.AF_INET6 if ":" in str(like[0]) else socket.AF_INET
+    try:
+        found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError) as error:
+        raise AddressError(f"cannot resolve {host!r}: {error}") from error
+    return found[0][4]
+
+
 class UdpSocket:
     """One UDP socket on the running loop. `bind` a numeric or resolvable host; port 0 takes a free one."""
 
@@ -66,7 +86,7 @@ class UdpSocket:
             family, kind, proto, _, address = socket.getaddrinfo(
                 host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
             )[0]
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise AddressError(f"cannot resolve {host!r}: {error}") from error
         self._socket = socket.socket(family, kind, proto)
         try:
