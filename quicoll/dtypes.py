@@ -20,6 +20,7 @@ bfloat16 is stored as uint16, so that neither torch nor ml_dtypes is needed to c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,8 +45,11 @@ __all__ = [
     "DType",
     "Kind",
     "narrow",
+    "narrow_unguarded",
     "require_ieee",
+    "stored_as",
     "widen",
+    "widen_unguarded",
 ]
 
 Array: TypeAlias = NDArray[Any]
@@ -110,6 +114,13 @@ BOOL = DType("bool", 1, np.dtype(np.bool_), Kind.BOOL)
 
 _ALL = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, BOOL)
 DTYPES: Mapping[str, DType] = MappingProxyType({dtype.name: dtype for dtype in _ALL})
+_BY_STORAGE = {dtype.storage: dtype for dtype in _ALL if dtype is not BFLOAT16}
+
+
+def stored_as(values: Array, dtype: DType) -> DType:
+    """The type of `values`: `dtype`, or an accumulator for it."""
+    return dtype if values.dtype == dtype.storage else _BY_STORAGE[values.dtype]
+
 
 # Module variables, so that the compiler does not fold the sums in `require_ieee`.
 _ONE = 1.0
@@ -171,7 +182,7 @@ def narrow_unguarded(values: Array, acc: DType, dtype: DType, out: Array) -> Non
     else:
         # A maximum is NaN exactly if an element is, reads once and writes nothing: far cheaper than an array of
         # isnan.
-        any_nan = values.size > 0 and bool(np.isnan(values.max()))
+        any_nan = values.size > 0 and math.isnan(values.max())
         where = np.isnan(values) if any_nan else None
         if dtype.itemsize == 2:
             single = values if acc is FLOAT32 else _float64_to_odd_float32(values)
@@ -182,11 +193,32 @@ def narrow_unguarded(values: Array, acc: DType, dtype: DType, out: Array) -> Non
             out.view(dtype.bits)[where] = dtype.nan
 
 
+# Operands of the conversions. As arrays of no dimension: numpy takes three times as long to make one of a Python
+# integer.
+def _u16(value: int) -> Array:
+    return np.array(value, np.uint16)
+
+
+def _u32(value: int) -> Array:
+    return np.array(value, np.uint32)
+
+
+_SIZE_16, _SIGN_16 = _u16(0x7FFF), _u16(0x8000)
+_SIZE_32, _EXPONENT_32 = _u32(0x7FFF_FFFF), _u32(0x7F80_0000)
+_1, _13, _16 = _u32(1), _u32(13), _u32(16)
+_BELOW_HALF_OF_LAST = _u32(0x7FFF)
+_TWO_TO_16, _TWO_TO_MINUS_14 = _u32(0x4780_0000), _u32(0x3880_0000)  # as float32 bits
+_EXPONENT_OF_TWO_TO_13 = _u32(13 << 23)
+_ANCHOR_BIAS = _u16(((113 + 13) << 10) & 0xFFFF)
+_WIDENED_16 = _u32(0x8FFF_E000)  # one sign bit, five of exponent, ten of fraction
+_TWO_TO_112 = np.array(2.0**112, np.float32)
+
+
 def _copy_half(values: Array, dtype: DType, out: Array) -> None:
     """Copy 16-bit floats, every NaN made the one. On the bits: numpy's float16 arithmetic is 30 times slower."""
     if out is not values:
         np.copyto(out, values)
-    size = np.bitwise_and(values.view(np.uint16), 0x7FFF)
+    size = np.bitwise_and(values.view(np.uint16), _SIZE_16)
     if size.size and size.max() > dtype.infinity:
         out.view(np.uint16)[size > dtype.infinity] = dtype.nan
 
@@ -194,7 +226,7 @@ def _copy_half(values: Array, dtype: DType, out: Array) -> None:
 def _bfloat16_to_float32(values: Array, out: Array) -> None:
     bits = out.view(np.uint32)
     np.copyto(bits, values)
-    np.left_shift(bits, 16, out=bits)
+    np.left_shift(bits, _16, out=bits)
 
 
 def _float32_to_bfloat16(values: Array, out: Array) -> None:
@@ -204,51 +236,51 @@ def _float32_to_bfloat16(values: Array, out: Array) -> None:
     for.
     """
     bits = values.view(np.uint32)
-    rounded = np.right_shift(bits, 16)
-    rounded &= 1
-    rounded += 0x7FFF
-    rounded += bits
-    rounded >>= 16
+    rounded = np.right_shift(bits, _16)
+    np.bitwise_and(rounded, _1, out=rounded)
+    np.add(rounded, _BELOW_HALF_OF_LAST, out=rounded)
+    np.add(rounded, bits, out=rounded)
+    np.right_shift(rounded, _16, out=rounded)
     np.copyto(out, rounded, casting="unsafe")
 
 
 def _float16_to_float32(values: Array, out: Array) -> None:
-    """numpy's own cast goes element by element, four times slower."""
-    bits = values.view(np.int16)
-    if values.size and np.bitwise_and(bits, 0x7FFF).max() >= FLOAT16.infinity:
+    """numpy's own cast, element by element, is four times slower; it is asked only where an infinity or NaN is."""
+    halves = values.view(np.uint16)
+    if values.size and np.bitwise_and(halves, _SIZE_16).max() >= FLOAT16.infinity:
         np.copyto(out, values)
         return
-    wide = out.view(np.int32)
-    np.copyto(wide, bits)  # the sign comes along into bits 16..31
-    np.left_shift(wide, 13, out=wide)
-    np.bitwise_and(wide, -0x7000_2000, out=wide)  # 0x8fffe000: one sign bit, five of exponent, ten of fraction
-    np.multiply(out, np.float32(2.0**112), out=out)
+    bits = out.view(np.uint32)
+    np.copyto(bits.view(np.int32), values.view(np.int16))  # the sign comes along into bits 16..31
+    np.left_shift(bits, _13, out=bits)
+    np.bitwise_and(bits, _WIDENED_16, out=bits)
+    np.multiply(out, _TWO_TO_112, out=out)
 
 
 def _float32_to_float16(values: Array, out: Array) -> None:
-    """Let the adder round: |x| + 2**(e+13), e the exponent of x, has its last place at 2**(e-10), which is
-    float16's.
+    """Let the adder round: |x| + 2**(e+13), e the exponent of x, has its last place at 2**(e-10), as float16 has.
 
     Below 2**-14 float16 keeps that last place, so e stops there. The sum's fraction then counts last places, 1024
     to 2048 of them (0 to 1024 for a subnormal), and adding it to the exponent field lets a carry run on by itself.
     Anything from 65536 up is infinity. NaN is the caller's to put in.
     """
-    bits = values.view(np.uint32)
-    size = np.bitwise_and(bits, 0x7FFF_FFFF)
-    np.minimum(size, 0x4780_0000, out=size)  # 65536.0
-    anchor = np.maximum(size, 0x3880_0000)  # 2**-14
-    anchor &= 0x7F80_0000
-    anchor += 13 << 23
+    bits, halves = values.view(np.uint32), out.view(np.uint16)
+    size = np.bitwise_and(bits, _SIZE_32)
+    np.minimum(size, _TWO_TO_16, out=size)
+    anchor = np.maximum(size, _TWO_TO_MINUS_14)
+    np.bitwise_and(anchor, _EXPONENT_32, out=anchor)
+    np.add(anchor, _EXPONENT_OF_TWO_TO_13, out=anchor)
     total = size.view(np.float32)
     np.add(total, anchor.view(np.float32), out=total)
-    size -= anchor
-    anchor >>= 13
-    size += anchor
-    size -= (113 + 13) << 10
-    np.right_shift(bits, 16, out=anchor)
-    anchor &= 0x8000
-    size |= anchor
-    np.copyto(out.view(np.uint16), size, casting="unsafe")
+    np.copyto(halves, size, casting="unsafe")  # the count: the anchor has none of these 16 bits
+    np.right_shift(anchor, _13, out=anchor)
+    part = anchor.astype(np.uint16)
+    np.subtract(part, _ANCHOR_BIAS, out=part)
+    np.add(halves, part, out=halves)
+    np.right_shift(bits, _16, out=size)
+    np.copyto(part, size, casting="unsafe")
+    np.bitwise_and(part, _SIGN_16, out=part)
+    np.bitwise_or(halves, part, out=halves)
 
 
 def _float64_to_odd_float32(values: Array) -> Array:

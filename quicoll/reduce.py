@@ -51,6 +51,7 @@ from quicoll.dtypes import (
     Kind,
     narrow_unguarded,
     require_ieee,
+    stored_as,
     widen,
     widen_unguarded,
 )
@@ -75,8 +76,9 @@ __all__ = [
 
 Precision: TypeAlias = Literal["default", "float64"]
 
-# Elements of one block: 64 to 128 KiB of accumulator. Bits do not depend on it (tests/unit/test_reduce.py).
-BLOCK = 16384
+# Elements of one block: 128 to 256 KiB of a floating-point accumulator. Bits do not depend on it
+# (tests/unit/test_reduce.py).
+BLOCK = 32768
 
 
 class ReduceOp(StrEnum):
@@ -243,19 +245,13 @@ def _turned(values: Array, turn: int) -> Array:
 
 
 def _finish(op: ReduceOp, total: Array, leaves: int, dtype: DType, out: Array) -> None:
-    acc = _stored_as(total, dtype)
+    acc = stored_as(total, dtype)
     if op is ReduceOp.AVG and leaves > 1:
         divide = np.divide if dtype.kind is Kind.FLOAT else np.floor_divide
         target = out if acc is dtype else np.empty_like(total)
-        divide(total, acc.storage.type(leaves), out=target)
+        divide(total, np.array(leaves, acc.storage), out=target)
         total = target
     narrow_unguarded(total, acc, dtype, out)
-
-
-def _stored_as(values: Array, dtype: DType) -> DType:
-    if values.dtype == dtype.storage:
-        return dtype
-    return DTYPES[values.dtype.name]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -49,8 +49,7 @@ def all_reduce(
     wide_itemsize: int,
     chunk_bytes: int = MIB,
 ) -> Plan:
-    """The plan of `rank` for an all-reduce of `elements` elements over `leaves` leaves, which `reduce.held` hands
-    out.
+    """The plan of `rank` for an all-reduce of `elements` elements over `leaves` leaves, held as `reduce.held` says.
 
     algorithm: "direct" or "ring". itemsize, wide_itemsize: bytes of an element of the tensor's and of the
     accumulator's type. chunk_bytes: no message is longer, unless one element is. All but `rank` must be equal on
@@ -129,9 +128,9 @@ def _direct(job: _Job, elements: int, itemsize: int, wide_itemsize: int, chunk_b
     limit = max(1, chunk_bytes // (max(itemsize, wide_itemsize) if partials else itemsize))
     worth = -(-elements * itemsize // MIN_SHARE_BYTES)
     owners = shares(elements, max(1, min(job.world, worth)))
-    stride = max(
-        map(len, job.nodes)
-    )  # messages of one pair of ranks in one lane, at most; at least the 1 of the result
+    # At most so many messages go from one rank to another in a lane: a rank's nodes to the owner, or the one
+    # result.
+    stride = max(map(len, job.nodes))
     lanes = [
         (_own if owner == job.rank else _give)(job, owner, piece, number * stride)
         for number, (owner, piece) in enumerate(_interleaved(owners, limit))

@@ -8,8 +8,8 @@ read only; OUTPUT, slot 0; SCRATCH, slots that belong to one lane. Scratch may b
 
 Order. A plan is a list of lanes. Lane k of one rank exchanges messages with lane k of others and with no other
 lane, and lanes share no memory that is written. So an executor starts them in order and keeps as many open at a
-time as it likes, as long as every rank keeps the same number: the first lane that is unfinished anywhere is then
-open everywhere and can finish, hence all do. Within a lane:
+time as it likes: the first lane that is unfinished anywhere is open everywhere and can finish, hence all do. With
+the same number on every rank, messages find their receiver ready, or nearly so. Within a lane:
 
 - all Recv are posted when the lane starts, wherever they stand;
 - the other steps run in order, each after the Recv that stand before it and whose span it reads (`Lane.waits`);
@@ -113,6 +113,8 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
+    """Copy `src` to `dst`, of the same length and type."""
+
     dst: Span
     src: Span
 
@@ -122,6 +124,8 @@ Step: TypeAlias = Send | Recv | Reduce | Copy
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
+    """One slot of a lane's scratch; `wide`: of the accumulator's type."""
+
     elements: int
     wide: bool
 
