@@ -230,7 +230,7 @@ def _check(message: Control) -> None:
         if isinstance(value, tuple):
             if len(value) > MAX_RANGES:
                 raise ProtocolError(f"{type(message).__name__}.{name} lists {len(value)} ranges")
-            last = -1
+            last = 0
             for start, stop in value:
                 if not last <= start < stop <= _LIMIT64:
                     raise ProtocolError(f"{type(message).__name__}.{name} has ranges out of order")
