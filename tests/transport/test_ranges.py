@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +24,7 @@ def test_holds_exactly_what_was_added(additions: list[tuple[int, int]]) -> None:
         tuples = ranges.tuples()
         assert len(ranges) == len(tuples)
         assert all(a < b for a, b in tuples), "no range is empty"
-        assert all(b < c for (_, b), (c, _) in zip(tuples, tuples[1:], strict=False)), "ranges are merged and sorted"
+        assert all(b < c for (_, b), (c, _) in itertools.pairwise(tuples)), "ranges are merged and sorted"
         assert ranges.upto == min(set(range(62)) - plain)
 
 
