@@ -8,6 +8,7 @@
 `quicoll.blocking` has the same for synchronous loops, `quicoll.testing` a whole cluster inside one test.
 """
 
+from quicoll import blocking
 from quicoll.config import Config
 from quicoll.errors import (
     CheckpointError,
@@ -52,5 +53,6 @@ __all__ = [
     "StepAborted",
     "View",
     "__version__",
+    "blocking",
     "join",
 ]

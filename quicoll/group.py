@@ -11,6 +11,7 @@ rank is cut off). After all but the first the view is dead: leave the step, and 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Group", "ReduceOrder"]
 
 ReduceOrder: TypeAlias = Literal["canonical", "ring"]
+
+# Plans are immutable and a training loop asks for the same few again and again; a large one takes milliseconds.
+_all_reduce_plan = lru_cache(maxsize=64)(plan.all_reduce)
 
 WORLD_GROUP = 0  # the users' collectives
 STATE_GROUP = 1  # the library's own, when a view begins
@@ -98,7 +102,7 @@ class Group:
                 "ask group.shards() again in every step"
             )
         target = self._target(out, like, like.shape)
-        schedule = plan.all_reduce(
+        schedule = _all_reduce_plan(
             algorithm="direct" if reduce_order == "canonical" else "ring",
             rank=self.rank,
             world=self.world_size,

@@ -1,0 +1,247 @@
+"""Who gets in and who does not, with certificates in files and everything a user meets first. REQUIREMENTS C2, S8."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quicoll
+from quicoll import Event, LocalError, PeerError
+from quicoll.coordinator import serve
+from quicoll.errors import JournalError
+from quicoll_transport.authority import create_authority, issue
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("certs")
+    create_authority(directory, job="alpha")
+    issue(directory, role="coordinator", node="coordinator")
+    for node in ("a", "b"):
+        issue(directory, role="worker", node=node)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same names of the same job, by another authority."""
+    directory = tmp_path_factory.mktemp("foreign")
+    create_authority(directory, job="alpha")
+    issue(directory, role="coordinator", node="coordinator")
+    issue(directory, role="worker", node="a")
+    return directory
+
+
+@asynccontextmanager
+async def coordinator(certs: Path, tmp_path: Path, **settings: Any) -> AsyncIterator[str]:
+    """A coordinator on a free port; its address."""
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def observe(event: Event) -> None:
+        if event.kind == "listening" and not address.done():
+            address.set_result(event.fields["address"])
+
+    options = {"job": "alpha", "world_size": 1, "journal": tmp_path / "journal.db", **settings}
+    task = asyncio.create_task(serve(listen="127.0.0.1:0", certs=certs, observer=observe, **options))
+    done, _ = await asyncio.wait({task, address}, return_when=asyncio.FIRST_COMPLETED)
+    if task in done:
+        task.result()
+    try:
+        yield await address
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def joined(address: str, certs: Path, node: str = "a", **settings: Any) -> int:
+    options = {"job": "alpha", "listen": "127.0.0.1:0", "join_timeout": 10.0, **settings}
+    async with quicoll.join(coordinator=address, certs=str(certs), node=node, **options) as job:
+        return int((await job.group.all_reduce(np.ones(1)))[0])
+
+
+async def test_ranks_with_certificates_of_the_job_join_and_work(certs: Path, tmp_path: Path) -> None:
+    async with coordinator(certs, tmp_path, world_size=2) as address:
+        assert await asyncio.gather(joined(address, certs, "a"), joined(address, certs, "b")) == [2, 2]
+
+
+async def test_a_job_goes_on_from_its_journal_when_the_coordinator_is_started_again(
+    certs: Path, tmp_path: Path
+) -> None:
+    async def steps(address: str, count: int) -> tuple[int, int]:
+        async with quicoll.join(
+            coordinator=address, certs=str(certs), node="a", job="alpha", listen="127.0.0.1:0"
+        ) as job:
+            for _ in range(count):
+                async with job.step():
+                    await job.group.barrier()
+            return job.view.view_id, int(job.seed)
+
+    async with coordinator(certs, tmp_path) as address:
+        first = await steps(address, 3)
+    async with coordinator(certs, tmp_path) as address:
+        second = await steps(address, 2)
+    assert second[0] > first[0]
+    assert second[1] == first[1]
+
+
+async def test_a_foreign_authority_is_refused_by_both_sides(
+    certs: Path, foreign: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="quicoll"):
+        async with coordinator(certs, tmp_path) as address:
+            with pytest.raises(PeerError, match=r"not joined.*cannot reach the coordinator"):
+                await joined(address, foreign, join_timeout=1.5)
+    assert "certificate" in caplog.text
+
+
+async def test_a_client_that_trusts_us_but_was_signed_elsewhere_is_refused_with_the_reason_in_our_log(
+    certs: Path, foreign: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mixed = tmp_path / "mixed"
+    mixed.mkdir(mode=0o700)
+    # It trusts both authorities, so it accepts our coordinator; its own certificate is the foreign one.
+    (mixed / "ca.pem").write_bytes((foreign / "ca.pem").read_bytes() + (certs / "ca.pem").read_bytes())
+    for suffix in ("pem", "key"):
+        path = mixed / f"worker-a.{suffix}"
+        path.write_bytes((foreign / f"worker-a.{suffix}").read_bytes())
+        path.chmod(0o600)
+    with caplog.at_level(logging.WARNING, logger="quicoll"):
+        async with coordinator(certs, tmp_path) as address:
+            with pytest.raises(PeerError, match="not joined"):
+                await joined(address, mixed, join_timeout=1.5)
+            assert "refused a peer" in caplog.text
+            # An honest rank still gets in.
+            assert await joined(address, certs) == 1
+
+
+async def test_a_workers_certificate_does_not_make_a_coordinator(
+    certs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = tmp_path / "fake"
+    fake.mkdir(mode=0o700)
+    (fake / "ca.pem").write_bytes((certs / "ca.pem").read_bytes())
+    for suffix in ("pem", "key"):
+        path = fake / f"coordinator-coordinator.{suffix}"
+        path.write_bytes((certs / f"worker-b.{suffix}").read_bytes())
+        path.chmod(0o600)
+    with pytest.raises(LocalError, match="worker/b"):
+        async with coordinator(fake, tmp_path):
+            pass
+
+
+async def test_a_certificate_of_another_job_is_refused(
+    certs: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    create_authority(other, job="beta")
+    issue(other, role="worker", node="a")
+    issue(other, role="coordinator", node="coordinator")
+    with pytest.raises(LocalError, match="for job 'beta', not 'alpha'"):
+        await joined("127.0.0.1:9", other)
+    with pytest.raises(LocalError, match="for job 'beta', not 'alpha'"):
+        async with coordinator(other, tmp_path):
+            pass
+
+
+async def test_a_node_without_a_certificate_is_told_which_file_is_missing(certs: Path) -> None:
+    with pytest.raises(LocalError, match="worker-c.pem"):
+        await joined("127.0.0.1:9", certs, "c")
+
+
+async def test_an_unreachable_coordinator_is_a_clear_error_at_the_deadline(certs: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    with pytest.raises(PeerError, match=rf"not joined within 0.5 s: cannot reach the coordinator at 127.0.0.1:{port}"):
+        await joined(f"127.0.0.1:{port}", certs, join_timeout=0.5)
+
+
+async def test_an_occupied_port_is_a_clear_error(certs: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(LocalError, match="port is in use"):
+            await joined("127.0.0.1:9", certs, listen=address)
+        with pytest.raises(LocalError, match="port is in use"):
+            await serve(listen=address, job="alpha", certs=certs, journal=tmp_path / "j.db", world_size=1)
+
+
+async def test_a_damaged_journal_ends_the_coordinator_with_its_path(certs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    path.write_bytes(b"this is no database, whatever its name says" * 100)
+    with pytest.raises(JournalError, match="journal.db"):
+        async with coordinator(certs, tmp_path):
+            pass
+    assert path.read_bytes().startswith(b"this is no database")
+
+
+async def test_a_rank_that_wants_another_world_size_is_refused_with_the_reason(certs: Path, tmp_path: Path) -> None:
+    async with coordinator(certs, tmp_path, world_size=1) as address:
+        with pytest.raises(PeerError, match=r"refuses this rank.*world"):
+            await joined(address, certs, world_size=3)
+
+
+async def test_joining_alone_when_two_are_wanted_says_who_is_missing(certs: Path, tmp_path: Path) -> None:
+    async with coordinator(certs, tmp_path, world_size=2) as address:
+        with pytest.raises(PeerError, match=r"not joined within 0.8 s: 1 of 2"):
+            await joined(address, certs, join_timeout=0.8)
+
+
+def test_the_blocking_face_has_the_same_names_and_results(certs: Path, tmp_path: Path) -> None:
+    import threading
+
+    ready = threading.Event()
+    stop: list[Any] = []
+    found: list[str] = []
+
+    def run() -> None:
+        async def main() -> None:
+            stop.extend([asyncio.get_running_loop(), asyncio.Event()])
+            async with coordinator(certs, tmp_path, world_size=2) as address:
+                found.append(address)
+                ready.set()
+                await stop[1].wait()
+
+        asyncio.run(main())
+
+    server = threading.Thread(target=run)
+    server.start()
+    ready.wait()
+    results: dict[str, Any] = {}
+
+    def rank(node: str) -> None:
+        with quicoll.blocking.join(
+            coordinator=found[0], certs=str(certs), node=node, job="alpha", listen="127.0.0.1:0"
+        ) as job:
+            shards = job.group.shards(4)
+            total = job.group.all_reduce(shards.leaves([np.full(2, float(s)) for s in shards]))
+            gathered = job.group.all_gather(np.array([job.rank]))
+            told = job.group.broadcast(np.array([job.rank + 7]), root=1)
+            job.group.barrier()
+            committed: list[int] = []
+            with job.step() as step:
+                job.group.barrier()
+                step.on_commit(lambda: committed.append(step.number))
+            results[node] = (total.tolist(), gathered.tolist(), told.tolist(), committed, job.committed_step)
+
+    threads = [threading.Thread(target=rank, args=(node,)) for node in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop[0].call_soon_threadsafe(stop[1].set)
+    server.join()
+    assert results == {node: ([6.0, 6.0], [0, 1], [8], [1], 1) for node in ("a", "b")}
+
+
+async def test_the_blocking_face_refuses_to_block_a_running_loop() -> None:
+    with pytest.raises(LocalError, match="async with quicoll.join"), quicoll.blocking.join():
+        pass

@@ -1,0 +1,313 @@
+"""Steps commit on all ranks or on none; faults abort them and the job goes on. REQUIREMENTS S8, S9, S11-S13, A7, C4."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quicoll import Event, Job, LocalError, Mismatch, PeerError, QuicollError, StepAborted
+from quicoll.testing import cluster, cut_network
+
+
+async def outcomes(jobs: list[Job], work: Callable[[Job], Any]) -> list[Any]:
+    return list(await asyncio.gather(*(work(job) for job in jobs), return_exceptions=True))
+
+
+async def one_step(job: Job) -> int:
+    async with job.step() as step:
+        await job.group.all_reduce(np.ones(3))
+    return step.number
+
+
+async def test_steps_are_numbered_from_one_and_commit_on_all_ranks() -> None:
+    async with cluster(3) as jobs:
+        for number in (1, 2, 3):
+            assert await outcomes(jobs, one_step) == [number] * 3
+        assert {job.committed_step for job in jobs} == {3}
+        assert all(job.view == jobs[0].view for job in jobs)
+
+
+async def test_callbacks_run_at_the_commit_in_order_and_never_after_an_abort() -> None:
+    async with cluster(2) as jobs:
+        ran: list[tuple[int, str]] = []
+
+        async def step(job: Job, *, fail: bool) -> None:
+            async with job.step() as step:
+                step.on_commit(lambda: ran.append((job.rank, "first")))
+                step.on_commit(lambda: ran.append((job.rank, "second")))
+                await job.group.barrier()
+                if fail and job.rank == 0:
+                    raise ValueError("my own mistake")
+
+        got = await outcomes(jobs, lambda job: step(job, fail=True))
+        assert isinstance(got[0], ValueError)
+        assert isinstance(got[1], StepAborted)
+        assert "worker-0" in str(got[1])
+        assert "my own mistake" in str(got[1])
+        assert ran == []
+        assert await outcomes(jobs, lambda job: step(job, fail=False)) == [None, None]
+        assert sorted(ran) == [(0, "first"), (0, "second"), (1, "first"), (1, "second")]
+        assert [kind for rank, kind in ran if rank == 1] == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (lambda g: g.all_reduce(np.ones(3)), lambda g: g.all_reduce(np.ones(4)), "shape=(4)"),
+        (lambda g: g.all_reduce(np.ones(3)), lambda g: g.all_reduce(np.ones(3, np.float32)), "dtype=float32"),
+        (lambda g: g.all_reduce(np.ones(3)), lambda g: g.all_reduce(np.ones(3), op="max"), "op=max"),
+        (lambda g: g.all_reduce(np.ones(3)), lambda g: g.all_reduce(np.ones(3), reduce_order="ring"), "ring"),
+        (lambda g: g.all_reduce(np.ones(3)), lambda g: g.barrier(), "barrier"),
+        (lambda g: g.broadcast(np.ones(3)), lambda g: g.broadcast(np.ones(3), root=1), "root=1"),
+        (lambda g: g.all_gather(np.ones((3, 2))), lambda g: g.all_gather(np.ones((3, 4))), "trailing=4"),
+        (lambda g: g.all_reduce(np.ones((2, 3))), lambda g: g.all_reduce(np.ones((3, 2))), "shape=(3,2)"),
+    ],
+)
+async def test_ranks_that_call_different_things_all_get_mismatch_and_nobody_hangs(
+    first: Callable[[Any], Any], second: Callable[[Any], Any], said: str
+) -> None:
+    async with cluster(3) as jobs:
+        before = np.ones(3)
+
+        async def call(job: Job) -> Any:
+            await (second if job.rank == 2 else first)(job.group)
+
+        for inside in (False, True):
+
+            async def attempt(job: Job, inside: bool = inside) -> None:
+                await job.ready()
+                if not inside:
+                    await call(job)
+                    return
+                async with job.step():
+                    await call(job)
+
+            got = await outcomes(jobs, attempt)
+            assert [type(error) for error in got] == [Mismatch] * 3, got
+            assert any(said in str(error) for error in got)
+            assert any("worker-2" in str(error) for error in got[:2])
+            assert all(error.view is not None and not error.usable for error in got)
+        assert before.tolist() == [1.0, 1.0, 1.0]
+        # The job goes on in a new view.
+        assert await outcomes(jobs, one_step) == [1] * 3
+
+
+async def test_a_rank_that_never_calls_is_named_at_the_deadline() -> None:
+    async with cluster(3, timeout=0.4) as jobs:
+        x, out = np.ones(3), np.zeros(3)
+
+        async def attempt(job: Job) -> None:
+            if job.rank != 1:
+                await job.group.all_reduce(x, out=out)
+
+        got = await outcomes(jobs, attempt)
+        assert [type(error) for error in (got[0], got[2])] == [PeerError, PeerError]
+        assert any("rank 1 (worker-1) did not call all_reduce#0" in str(error) for error in got if error)
+        assert not out.any()
+        assert await outcomes(jobs, one_step) == [1] * 3
+
+
+async def test_cancelling_one_ranks_collective_ends_it_for_all_and_leaves_buffers_alone() -> None:
+    async with cluster(2) as jobs:
+        x = [np.full(400_000, float(rank)) for rank in range(2)]
+        out = [np.full(400_000, -1.0) for _ in range(2)]
+
+        async def attempt(job: Job) -> None:
+            async with asyncio.timeout(0.002 if job.rank == 0 else 30):
+                await job.group.all_reduce(x[job.rank], out=out[job.rank])
+
+        got = await outcomes(jobs, attempt)
+        assert isinstance(got[0], TimeoutError)
+        assert isinstance(got[1], PeerError)
+        assert "cancelled" in str(got[1])
+        for rank in range(2):
+            assert (x[rank] == rank).all()
+            assert (out[rank] == -1.0).all()
+        assert await outcomes(jobs, one_step) == [1, 1]
+
+
+async def test_ranks_with_different_results_do_not_commit() -> None:
+    async with cluster(2) as jobs:
+
+        async def step(job: Job) -> None:
+            async with job.step() as step:
+                result = await job.group.all_reduce(np.ones(3))
+                if job.rank == 1:
+                    job._record(0, 99, b"x" * 16)  # as if memory had changed under one result
+                step.on_commit(lambda: result.fill(0))
+
+        got = await outcomes(jobs, step)
+        assert all(isinstance(error, StepAborted) for error in got)
+        assert all("digests of step 1 differ" in str(error) for error in got)
+        assert await outcomes(jobs, one_step) == [1, 1]
+
+
+async def test_a_cut_rank_is_left_out_within_the_deadline_and_comes_back_with_the_others_state() -> None:
+    events: list[Event] = []
+    async with cluster(3, lost_after=0.6, observer=events.append) as jobs:
+        state = [np.zeros(4) for _ in jobs]
+
+        def register(job: Job) -> None:
+            mine = state[job.rank]
+            job.register_state(lambda: {"w": mine}, lambda new: mine.__setitem__(slice(None), new["w"]))
+
+        for job in jobs:
+            register(job)
+        ranks = {job.node: index for index, job in enumerate(jobs)}
+        aborted: dict[str, tuple[float, StepAborted]] = {}
+        cut_at = 0.0
+
+        async def train(job: Job, steps: int) -> None:
+            nonlocal cut_at
+            mine = state[ranks[job.node]]
+            while job.committed_step < steps:
+                if job.node == "worker-1" and job.committed_step == 5 and not cut_at:
+                    cut_at = time.monotonic()
+                    cut_network(job, 1.5)
+                try:
+                    async with job.step() as step:
+                        total = await job.group.all_reduce(np.full(4, float(step.number)), op="avg")
+                        step.on_commit(lambda total=total: np.add(mine, total, out=mine))
+                except StepAborted as error:
+                    aborted.setdefault(job.node, (time.monotonic(), error))
+                await asyncio.sleep(0.01)
+
+        await asyncio.gather(*(train(job, 60) for job in jobs))
+        # sum of 1..60, on every rank: no step was applied twice, none was missed
+        assert [mine.tolist() for mine in state] == [[1830.0] * 4] * 3
+        assert set(aborted) == {"worker-0", "worker-1", "worker-2"}
+        for node in ("worker-0", "worker-2"):
+            when, error = aborted[node]
+            assert when - cut_at < 0.6 + 1.0
+            assert error.lost == ("worker-1",)
+            assert error.step == 6
+        views = [event.fields["nodes"] for event in events if event.kind == "view_installed"]
+        assert ["worker-0", "worker-2"] in views
+        assert any(event.kind == "state_received" and event.node == "worker-1" for event in events)
+        assert jobs[1].world_size == 3
+
+
+async def test_corruption_on_the_way_is_mended_by_resending_from_the_source() -> None:
+    async with cluster(2) as jobs:
+        flips = [True]
+
+        def flip(view: memoryview) -> None:
+            if flips and len(view) > 1000:
+                flips.pop()
+                view[17] ^= 4
+
+        jobs[1]._engine.faults.payload_fault = flip
+        x = [np.arange(60_000.0) * (rank + 1) for rank in range(2)]
+        got = await outcomes(jobs, lambda job: job.group.all_reduce(x[job.rank]))
+        assert not flips
+        assert all(result.tobytes() == (x[0] + x[1]).tobytes() for result in got)
+
+
+async def test_corruption_that_does_not_stop_aborts_the_step_and_nothing_is_applied() -> None:
+    async with cluster(2) as jobs:
+
+        def flip(view: memoryview) -> None:
+            if len(view) > 1000:
+                view[0] ^= 1
+
+        jobs[1]._engine.faults.payload_fault = flip
+        out = np.zeros(60_000)
+
+        async def step(job: Job) -> None:
+            async with job.step() as step:
+                await job.group.all_reduce(np.ones(60_000), out=out)
+                step.on_commit(lambda: pytest.fail("nothing may be committed"))
+
+        got = await outcomes(jobs, step)
+        assert all(isinstance(error, StepAborted) for error in got), got
+        assert any("checksum" in str(error) for error in got)
+        assert not out.any()
+        jobs[1]._engine.faults.payload_fault = None
+        assert await outcomes(jobs, one_step) == [1, 1]
+
+
+async def test_steps_do_not_nest_and_resuming_comes_first() -> None:
+    async with cluster(1) as jobs:
+        job = jobs[0]
+        with pytest.raises(LocalError, match="not negative"):
+            job.resume_from(-1)
+        job.resume_from(41)
+        async with job.step() as step:
+            assert step.number == 42
+            with pytest.raises(LocalError, match="do not nest"):
+                async with job.step():
+                    pass
+        assert job.committed_step == 42
+        with pytest.raises(LocalError, match="before the first step"):
+            job.resume_from(7)
+
+
+async def test_leaving_a_step_with_collectives_still_running_aborts_it() -> None:
+    async with cluster(2, timeout=5) as jobs:
+
+        async def step(job: Job) -> None:
+            async with job.step():
+                task = asyncio.ensure_future(job.group.all_reduce(np.ones(3)))
+                await asyncio.sleep(0.05 if job.rank else 0)
+                if job.rank:
+                    await task
+                else:
+                    forgotten.append(task)
+
+        forgotten: list[asyncio.Future[Any]] = []
+        # rank 0 leaves at once; rank 1 has not called yet, so rank 0's operation cannot have ended
+        got = await outcomes(jobs, step)
+        assert isinstance(got[0], StepAborted)
+        assert "still running" in str(got[0])
+        assert isinstance(got[1], QuicollError)
+        await asyncio.gather(*forgotten, return_exceptions=True)
+
+
+async def test_states_are_handed_over_bit_for_bit_from_the_newest_rank() -> None:
+    import torch
+
+    async with cluster(3) as jobs:
+        kinds = {
+            "half": torch.arange(7, dtype=torch.bfloat16) / 3,
+            "count": torch.tensor(5, dtype=torch.int64),
+            "empty": torch.zeros(0, 3),
+            "flags": np.array([True, False]),
+            "weights": np.random.default_rng(1).standard_normal((40, 50)),
+        }
+        loaded: dict[int, Any] = {}
+        for job in jobs:
+            source = kinds if job.rank == 1 else {}
+            job.register_state(
+                lambda source=source: source, lambda new, rank=job.rank: loaded.__setitem__(rank, dict(new))
+            )
+        jobs[1].resume_from(10)
+        jobs[2].resume_from(4)
+        assert await outcomes(jobs, one_step) == [11, 11, 11]
+        assert sorted(loaded) == [0, 2]
+        for got in loaded.values():
+            assert sorted(got) == sorted(kinds)
+            for name, value in kinds.items():
+                assert type(got[name]) is type(value)
+                assert got[name].dtype == value.dtype
+                assert got[name].shape == value.shape
+                assert bytes(memoryview(np.asarray(torch.as_tensor(got[name]).reshape(-1).view(torch.uint8)))) == bytes(
+                    memoryview(np.asarray(torch.as_tensor(value).reshape(-1).view(torch.uint8)))
+                )
+
+
+async def test_a_rank_behind_without_registered_state_is_told_what_to_do() -> None:
+    async with cluster(2, timeout=3) as jobs:
+        jobs[0].resume_from(10)
+
+        async def step(job: Job) -> int:
+            return await asyncio.wait_for(one_step(job), 10)
+
+        got = await outcomes(jobs, step)
+        assert isinstance(got[1], LocalError)
+        assert "register_state" in str(got[1])
+        assert isinstance(got[0], StepAborted)

@@ -1,0 +1,55 @@
+"""Where settings come from, and what a malformed one says."""
+
+from __future__ import annotations
+
+import pytest
+
+from quicoll import Config, LocalError
+
+LOCAL = {"listen": "127.0.0.1:0"}
+
+
+def test_an_argument_beats_the_environment_which_beats_torchrun_which_beats_the_default() -> None:
+    torchrun = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    config = Config.resolve(environ=torchrun, **LOCAL)
+    assert (config.node, config.world_size, config.coordinator) == ("worker-3", 8, "127.0.0.1:29500")
+    assert config.sources["node"] == "RANK"
+    assert (config.timeout, config.sources["timeout"]) == (60.0, "default")
+
+    config = Config.resolve(environ={**torchrun, "QUICOLL_NODE": "a", "QUICOLL_WORLD_SIZE": "2"}, **LOCAL)
+    assert (config.node, config.world_size, config.rank_hint) == ("a", 2, 3)
+    assert config.sources["node"] == "QUICOLL_NODE"
+
+    config = Config.resolve(environ={**torchrun, "QUICOLL_NODE": "a"}, node="b", timeout=1.5, **LOCAL)
+    assert (config.node, config.sources["node"], config.timeout) == ("b", "argument", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("QUICOLL_WORLD_SIZE", "many", "world_size = 'many' \\(from QUICOLL_WORLD_SIZE\\)"),
+        ("QUICOLL_WORLD_SIZE", "0", "at least 1"),
+        ("QUICOLL_COORDINATOR", "nowhere", "not host:port"),
+        ("QUICOLL_LOST_AFTER", "-1", "above 0"),
+        ("QUICOLL_TIMEOUT", "nan", "above 0"),
+        ("RANK", "x", "rank_hint = 'x' \\(from RANK\\)"),
+    ],
+)
+def test_a_malformed_value_is_named_with_its_source(variable: str, value: str, said: str) -> None:
+    with pytest.raises(LocalError, match=said):
+        Config.resolve(environ={variable: value}, **LOCAL)
+
+
+def test_an_unknown_setting_is_refused_and_the_known_ones_are_listed() -> None:
+    with pytest.raises(LocalError, match="unknown setting 'lostafter'.*lost_after"):
+        Config.resolve(environ={}, lostafter=1)
+
+
+def test_an_ipv6_master_address_is_bracketed() -> None:
+    config = Config.resolve(environ={"MASTER_ADDR": "::1", "MASTER_PORT": "1"}, **LOCAL)
+    assert config.coordinator == "[::1]:1"
+
+
+def test_without_a_listen_address_the_one_towards_the_coordinator_is_taken() -> None:
+    config = Config.resolve(environ={}, coordinator="127.0.0.1:9")
+    assert config.listen == "127.0.0.1:0"
