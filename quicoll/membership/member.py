@@ -255,7 +255,8 @@ class MemberCore:
         elif isinstance(message, Welcome) and self._state is State.JOINING and not self._welcomed:
             self._welcome(message)
         elif not self._welcomed:
-            self._broken(f"{type(message).__name__} before Welcome")
+            # Meant for the link before this one: the coordinator told it before it read our Join, and then forgot it.
+            return
         elif isinstance(message, Propose):
             self._propose(message.view, now_ns)
         elif isinstance(message, Hold) and self._state is State.JOINING:
