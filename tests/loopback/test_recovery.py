@@ -1,0 +1,77 @@
+"""Whole-process failures that the demo does not show: the coordinator dies, all workers die (C2, C4, C5)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from quicoll.cli.timeline import Feed
+from quicoll.launch import Outcome, Supervisor
+
+pytestmark = [pytest.mark.loopback, pytest.mark.slow]
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "train_loop.py"
+
+
+async def train(
+    directory: Path, *arguments: str, kill: tuple[str, ...] = (), at: int = 0
+) -> tuple[Outcome, set[str], list[str]]:
+    """Run the example on 3 workers and kill the named nodes at step `at`; the outcome, the digests, all lines."""
+    lines: list[str] = []
+    events = directory / "events"
+    supervisor = Supervisor(
+        [sys.executable, str(SCRIPT), "--steps", "160", *arguments],
+        workers=3,
+        events=events,
+        lost_after=1.5,
+        backoff=0.1,
+        output=lambda node, line: lines.append(line),
+    )
+    running = asyncio.create_task(supervisor.run())
+    feed = Feed(events)
+    while not running.done():
+        steps = [moment.fields["step"] for moment in feed.read() if moment.kind == "step_committed"]
+        if kill and steps and max(steps) >= at:
+            for node in kill:
+                pid = supervisor.pid(node)
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+            kill = ()
+        await asyncio.wait([running], timeout=0.02)
+    outcome = await running
+    assert outcome.exit_status == 0, "\n".join(lines)
+    assert not kill, "the run was over before anything was killed"
+    return outcome, {line.rpartition(" ")[2] for line in lines if "digest" in line}, lines
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    _, digests, _ = asyncio.run(train(tmp_path_factory.mktemp("undisturbed")))
+    assert len(digests) == 1
+    return digests
+
+
+async def test_training_goes_on_when_the_coordinator_is_killed_and_comes_back(
+    tmp_path: Path, undisturbed: set[str]
+) -> None:
+    outcome, digests, lines = await train(tmp_path, "--pace", "0.01", kill=("coordinator",), at=30)
+    assert digests == undisturbed, "\n".join(lines)
+    assert outcome.restarts == {"coordinator": 1, "worker-0": 0, "worker-1": 0, "worker-2": 0}
+
+
+async def test_a_job_whose_workers_all_die_goes_back_to_the_checkpoint_and_to_the_same_bits(
+    tmp_path: Path, undisturbed: set[str]
+) -> None:
+    """The journal says more than 100 steps are committed, but no memory holds more than the checkpoint of step 100."""
+    saved = tmp_path / "saved"
+    outcome, digests, lines = await train(
+        tmp_path, "--pace", "0.01", "--checkpoints", str(saved), kill=("worker-0", "worker-1", "worker-2"), at=110
+    )
+    assert digests == undisturbed, "\n".join(lines)
+    assert outcome.restarts == {"coordinator": 0, "worker-0": 1, "worker-1": 1, "worker-2": 1}
+    assert sum("at step 100" in line for line in lines) == 3
