@@ -72,6 +72,7 @@ def demo(
         with story:
             outcome = asyncio.run(cluster.run())
         if outcome.exit_status > 128:
+            story.say(outcome.reason)
             raise typer.Exit(outcome.exit_status)
         baseline = None
         if outcome.exit_status == 0:

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -91,4 +92,7 @@ async def _member(options: argparse.Namespace, began: float) -> tuple[str, dict[
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)  # told to end by who started us; a traceback of every worker would say nothing more
