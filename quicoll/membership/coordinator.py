@@ -238,7 +238,8 @@ class CoordinatorCore:
         elif isinstance(message, Decline):
             # It confirmed, then lost a link while the installation was on its way: the same as a report.
             lost = tuple((other, message.reason) for other in message.unreachable)
-            self._report(node, Report(view_id=message.view_id, lost=lost, reason=message.reason), view, now_ns)
+            reason = "" if lost else message.reason
+            self._report(node, Report(view_id=message.view_id, lost=lost, reason=reason), view, now_ns)
         elif isinstance(message, Begin | Vote) and view is self._view:
             self._step(node, message, view, now_ns)
 

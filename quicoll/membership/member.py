@@ -274,7 +274,8 @@ class MemberCore:
 
     def links_ready(self, view_id: int, *, now_ns: int) -> None:
         """There is a link to every other member of the proposed view."""
-        if self._state is State.FORMING and self._view is not None and self._view.view_id == view_id:
+        view = self._view
+        if self._state is State.FORMING and view is not None and view.view_id == view_id and not self._answered:
             self._confirmed = self._answered = True
             self._deadline_ns = now_ns + self._answer_timeout_ns
             self._tell(Confirm(view_id=view_id))
