@@ -101,14 +101,18 @@ class Journal:
         is damaged, or cannot be read or written. In none of these cases is the file changed.
         """
         path = Path(path)
-        is_new = not path.exists() or path.stat().st_size == 0
         with _explained(path):
+            is_new = not path.exists() or path.stat().st_size == 0
+            if path.is_file() and not os.access(path, os.R_OK | os.W_OK):
+                # SQLite would open it for reading, and fail later with something that looks like a broken disk
+                raise JournalError("no permission to read and write it", path=str(path))
             # SQLite would make the file anew if another process removed it just now; harmless, it would be empty
             database = sqlite3.connect(path, timeout=_PROBE_SECONDS, isolation_level=None)
         journal = cls(database, path)
         try:
             with _explained(path):
                 journal._prepare(job, is_new=is_new)
+            with _explained(path, otherwise="damaged"):
                 journal._history = journal._read(job)
         except BaseException:
             database.close()
@@ -182,6 +186,8 @@ class Journal:
         schema = self._database.execute("PRAGMA user_version").fetchone()[0]
         if application != _APPLICATION_ID:
             raise JournalError("this is a database, but not a quicoll journal", path=str(self._path))
+        if schema < 1:
+            raise self._damaged(f"it has no schema {schema}")
         if schema > _SCHEMA:
             raise JournalError(
                 f"written by a newer quicoll (schema {schema}, this one knows {_SCHEMA})", path=str(self._path)
@@ -227,7 +233,7 @@ class Journal:
     def _read(self, job: str) -> History:
         found = self._database.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
-            raise self._damaged(found)
+            raise self._damaged(" ".join(found.split()))
         facts: dict[str, str] = dict(self._rows("SELECT name, value, crc FROM facts"))
         if facts.get("job") != job:
             raise JournalError(f"it belongs to the job {facts.get('job')!r}, not to {job!r}", path=str(self._path))
@@ -279,17 +285,17 @@ class Journal:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """SQLite's and the system's errors become ours, here and nowhere else."""
+def _explained(path: Path, *, otherwise: str = "it cannot be used") -> Iterator[None]:
+    """SQLite's and the system's errors become ours, here and nowhere else. otherwise: what one without a code means."""
     try:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code of an extended one
-        raise JournalError(_MEANINGS.get(code, "SQLite failed") + f" ({error})", path=str(path)) from error
+        raise JournalError(_MEANINGS.get(code, otherwise) + f" ({error})", path=str(path)) from error
     except (OSError, msgspec.DecodeError, ValueError, OverflowError) as error:
         if isinstance(error, LocalError):
             raise
-        raise JournalError(str(error), path=str(path)) from error
+        raise JournalError(f"{otherwise} ({error})", path=str(path)) from error
 
 
 _MEANINGS = {
