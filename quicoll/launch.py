@@ -35,7 +35,7 @@ from pathlib import Path
 from quicoll import lifeline
 from quicoll.errors import LocalError
 from quicoll_transport.authority import create_authority, issue
-from quicoll_transport.identity import AUTHORITY_KEY_FILE, COORDINATOR, WORKER
+from quicoll_transport.identity import AUTHORITY_KEY_FILE, COORDINATOR, WORKER, node_files
 
 __all__ = ["Outcome", "Supervisor"]
 
@@ -172,7 +172,7 @@ class Supervisor:
 
     def _prepare(self, temporary: Path) -> tuple[Path, Path, Path]:
         """Where certificates, events and journal are; what the caller did not name is made in `temporary`."""
-        certs = self._certs.resolve() if self._certs is not None else self._make_certs(temporary / "certs")
+        certs = self._checked(self._certs) if self._certs is not None else self._make_certs(temporary / "certs")
         events = self._events.resolve() if self._events is not None else temporary / "events"
         journal = self._journal.resolve() if self._journal is not None else temporary / "journal.sqlite"
         try:
@@ -366,6 +366,15 @@ class Supervisor:
         argv = [sys.executable, "-m", "quicoll.cli.main", "coordinator", "--listen", listen, "--job", self._job]
         argv += ["--journal", str(journal), "--world-size", str(len(self._workers))]
         return argv if self._lost_after is None else [*argv, "--lost-after", str(self._lost_after)]
+
+    def _checked(self, certs: Path) -> Path:
+        """Every node's files are there: a worker that lacks them would only die again and again."""
+        nodes = [(COORDINATOR, COORDINATOR), *((WORKER, child.node) for child in self._workers)]
+        for role, node in nodes:
+            for path in node_files(certs, role=role, node=node):
+                if not path.is_file():
+                    raise LocalError(f"{node} has no {path}: quicoll certs issue {certs} --role {role} --node {node}")
+        return certs.resolve()
 
     def _make_certs(self, directory: Path) -> Path:
         """A throw-away authority and the nodes' certificates; the authority's key is gone before anything starts."""

@@ -72,6 +72,19 @@ def test_the_training_loop_example_gives_the_same_digest_on_any_number_of_ranks_
     assert len(digests) == 1, straight.stdout + resumed.stdout
 
 
+def test_certificates_made_by_hand_let_their_nodes_in(tmp_path: Path) -> None:
+    """The job's name is the one in the certificates, unless another is given."""
+    certs = tmp_path / "certs"
+    quicoll("certs", "init", certs, "--job", "alpha")
+    quicoll("certs", "issue", certs, "--role", "coordinator", "--node", "coordinator")
+    for node in ("worker-0", "worker-1"):
+        quicoll("certs", "issue", certs, "--role", "worker", "--node", node)
+    done = quicoll("run", "--certs", certs, EXAMPLES / "allreduce.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "coordinator of job alpha" in done.stdout
+    assert done.stdout.count("[3. 3. 3.]") == 2
+
+
 def test_a_port_that_is_taken_is_one_clear_line() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))

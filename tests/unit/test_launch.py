@@ -17,6 +17,7 @@ import pytest
 from quicoll import lifeline
 from quicoll.errors import LocalError
 from quicoll.launch import Supervisor
+from quicoll_transport.authority import create_authority, issue
 
 COORDINATOR = """
     import json, os, pathlib, sys, time
@@ -130,6 +131,18 @@ async def test_throw_away_certificates_are_private_and_gone_afterwards(run: Run)
         "'worker-worker-0.key', 'worker-worker-0.pem']"
     )
     assert not await asyncio.to_thread(os.path.exists, where)
+
+
+async def test_certificates_of_ones_own_must_be_there_for_every_node(run: Run) -> None:
+    certs = run.directory / "mine"
+    create_authority(certs, job="local")
+    issue(certs, role="coordinator", node="coordinator")
+    issue(certs, role="worker", node="worker-0")
+    with pytest.raises(LocalError, match=r"worker-1 has no .*: quicoll certs issue .* --role worker --node worker-1"):
+        await run.supervisor("print('never')", certs=certs).run()
+    issue(certs, role="worker", node="worker-1")
+    await run.supervisor("import os; print(os.environ['QUICOLL_CERTS'])", certs=certs).run()
+    assert run.said("worker-1") == [str(certs)]
 
 
 async def test_a_worker_that_dies_is_started_again(run: Run) -> None:
