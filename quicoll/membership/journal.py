@@ -2,7 +2,8 @@
 
 SQLite, with these settings, each for a reason (https://www.sqlite.org/pragma.html, https://www.sqlite.org/wal.html):
 
-journal_mode=WAL      one fsync per append, where a rollback journal needs several
+journal_mode=WAL      one fsync per append, where a rollback journal needs several; SQLite also syncs the directory
+                      when it makes the files
 synchronous=FULL      the log is synced at every commit; NORMAL syncs it at checkpoints only, so that a power loss could
                       undo commits that were announced
 locking_mode=EXCLUSIVE, taken at once
@@ -176,9 +177,6 @@ class Journal:
                 database.execute(f"PRAGMA user_version={_SCHEMA}")
                 self._put("job", job)
         self._identify()
-        if is_new:
-            # SQLite syncs the directory for the log; for the database file nobody has done it yet
-            _sync_directory(self._path.parent)
 
     def _identify(self) -> None:
         """Raise unless the file is a journal of a version that we know."""
@@ -314,11 +312,3 @@ _MEANINGS = {
 def _crc(*values: object) -> int:
     """Checksum of a row: its values with their types, so that nothing can move from one column to the next."""
     return zlib.crc32(msgspec.msgpack.encode(values))
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
