@@ -14,8 +14,8 @@ What aioquic 1.7 lacks and this module supplies:
   a peer that has sent 1 GiB may leave a hole and make us hold the next 1 GiB. Here windows slide with what was taken.
 
 Private names used: aioquic._buffer; QuicConnection._initialize, ._streams, ._spaces, ._loss, ._local_max_data,
-._write_connection_limits, ._write_stream_limits; tls.Context._request_client_certificate, ._peer_certificate,
-._peer_certificate_chain; QuicStreamSender._buffer. `check_foundation` proves once per process that those which
+._state, ._close_event, ._write_connection_limits, ._write_stream_limits; tls.Context._request_client_certificate,
+._peer_certificate, ._peer_certificate_chain; QuicStreamSender._buffer. `check_foundation` proves once per process that those which
 security rests on still mean what we think, by handshakes in memory, and refuses to run otherwise; the canary tests
 say the same of all to whoever upgrades. Supported: aioquic >=1.7.2, <1.8.
 
@@ -37,7 +37,7 @@ from aioquic import tls
 from aioquic._buffer import Buffer, BufferReadError
 from aioquic.quic import events as quic_events
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
-from aioquic.quic.connection import QuicConnection
+from aioquic.quic.connection import QuicConnection, QuicConnectionState
 from aioquic.quic.packet import (
     QuicErrorCode,
     QuicPacketType,
@@ -267,6 +267,12 @@ class Session:
             self._last_received = received
             self.heard_ns = now_ns
         self._drain()
+        if not self.closed and self._quic._state is QuicConnectionState.DRAINING:
+            # The peer has closed; aioquic would say so three probe timeouts later (RFC 9000 section 10.2.2).
+            self.closed = True
+            end = self._quic._close_event
+            if end is not None:
+                self._events.append(Closed(end.error_code, end.reason_phrase))
 
     def handle_timer(self, now_ns: int) -> None:
         self._quic.handle_timer(now_ns / 1e9)
@@ -335,7 +341,7 @@ class Session:
 
     def _feed(self) -> None:
         """Give QUIC the next slices: round robin over a few messages, within a bound on what it holds."""
-        if not (self._waiting or self._feeding):
+        if not (self._waiting or self._feeding or self._open):
             return
         held = 0
         for stream_id in list(self._open):
@@ -387,7 +393,7 @@ class Session:
                     self._events.append(
                         Authenticated(self._quic.tls._peer_certificate, tuple(self._quic.tls._peer_certificate_chain))
                     )
-                case quic_events.ConnectionTerminated():
+                case quic_events.ConnectionTerminated() if not self.closed:
                     self.closed = True
                     self._events.append(Closed(event.error_code, event.reason_phrase))
                 case quic_events.ConnectionIdIssued():
