@@ -84,7 +84,7 @@ _FIELDS: dict[str, _Field] = {
     "listen": _Field(_address, None),
     "site": _Field(_text, ""),
     "lost_after": _Field(_seconds, 2.0),
-    "timeout": _Field(_seconds, 60.0),
+    "timeout": _Field(_seconds, 300.0),
     "join_timeout": _Field(_seconds, 60.0),
     "hold_timeout": _Field(_seconds, 600.0),
     "chunk_bytes": _Field(_count, 1 << 20),
@@ -101,7 +101,8 @@ class Config:
     world_size: ranks that the first view waits for; None leaves it to the coordinator. rank_hint: wished rank.
     listen: "host:port" that other ranks reach this one at; None takes the address that leads to the coordinator
     and a free port. site: name of the place, for hierarchical algorithms.
-    lost_after: silence after which a peer is lost. timeout: of one collective. join_timeout: until the first view.
+    lost_after: silence after which a peer is lost. timeout: of one collective; it finds code paths that differ, not
+    dead peers, so it is longer than the longest computation between two calls. join_timeout: until the first view.
     hold_timeout: how long a cut-off rank waits for a quorum. chunk_bytes: of a large tensor, one message each.
     events: directory for one JSON-lines file of events per node; None writes none.
     """

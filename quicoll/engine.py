@@ -275,6 +275,8 @@ class Engine:
         try:
             async with asyncio.timeout(timeout):
                 while (view_id, index) not in self._decisions:
+                    if self._closing:
+                        raise LocalError("the job is closed")
                     await asyncio.shield(self._changed)
         except TimeoutError:
             self.doubtful = (view_id, index)

@@ -80,7 +80,11 @@ class Step:
         self._callbacks: list[Callable[[], None]] = []
 
     def on_commit(self, callback: Callable[[], None]) -> None:
-        """Run `callback()` exactly if the step is committed, before the context is left. Never otherwise."""
+        """Run `callback()` exactly if the step is committed, before the context is left. Never otherwise.
+
+        One that raises leaves this rank's state half changed: the error reaches the caller, and the rank counts as
+        behind until it has been given the state by another one.
+        """
         self._callbacks.append(callback)
 
     async def __aenter__(self) -> Step:
@@ -294,9 +298,9 @@ class Job:
             raise
         except (PeerError, Corrupted) as error:
             raise self._aborted(error, step.number) from error
-        self._decided(step, decision)
+        await self._decided(step, decision)
 
-    def _decided(self, step: Step, decision: Decision) -> None:
+    async def _decided(self, step: Step, decision: Decision) -> None:
         if not decision.commit:
             if decision.kind == "mismatch":
                 raise Mismatch(decision.cause, node=decision.culprit, view=self._view.view_id, step=step.number)
@@ -307,9 +311,17 @@ class Job:
                 view=self._view.view_id,
                 step=step.number,
             )
-        self._decision = decision.index
+        await self._apply(step, decision.index)
+
+    async def _apply(self, step: Step, index: int) -> None:
+        """The step is committed: change the state, and say that it is changed, in this order."""
+        try:
+            step._run_callbacks()
+        except BaseException as error:
+            await self._give_up(self._view.view_id, f"{type(error).__name__} while applying step {step.number}")
+            raise
+        self._decision = index
         self._committed_step = step.number
-        step._run_callbacks()
 
     async def _settle_doubt(self) -> None:
         """A vote of ours was left without an answer; by now the membership knows it."""
@@ -317,9 +329,7 @@ class Job:
             return
         (step, (view_id, index)), self._doubtful = self._doubtful, None
         if await self._runtime.call(self._engine.was_committed(view_id, index)):
-            self._decision = index
-            self._committed_step = step.number
-            step._run_callbacks()
+            await self._apply(step, index)
 
     def _aborted(self, error: QuicollError, number: int) -> StepAborted:
         return StepAborted(

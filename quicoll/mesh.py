@@ -136,7 +136,7 @@ class Mesh:
         if announce.seq < at and (announce.group, announce.seq) not in self._slots:
             self.fail(PeerError(f"announced operation {announce.seq} twice", rank=rank, view=self.view.view_id))
             return
-        if announce.seq > at + _MAX_AHEAD:
+        if announce.seq > at + _MAX_AHEAD or len(self._slots) > _MAX_AHEAD:
             self.fail(PeerError(f"is {announce.seq - at} operations ahead", rank=rank, view=self.view.view_id))
             return
         self._put(rank, announce)
@@ -195,10 +195,13 @@ class Mesh:
         finally:
             self._running -= 1
             inner.cancel()
-            await asyncio.wait({inner})
+            try:
+                await asyncio.wait({inner})
+            finally:
+                # Last, and with no await before `fail`: a late announcement must find the slot or the failure.
+                del self._slots[group, seq]
             if not inner.cancelled():
                 inner.exception()
-            del self._slots[group, seq]
         self.fail(error)
         raise error
 

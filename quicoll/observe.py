@@ -24,7 +24,8 @@ log = logging.getLogger("quicoll")
 class Event:
     """t_ns: the loop's monotonic clock (on Linux the same for all processes of a host), or virtual time.
 
-    Kinds and fields: listening(address); view_installed(view, world_size, nodes, rank); view_ended(view, cause, lost);
+    Kinds and fields, of ranks and the coordinator: listening(address); node_joined(peer, incarnation);
+    view_proposed(view, nodes); view_installed(view, world_size, nodes, rank); view_ended(view, cause, lost);
     step_committed(step, view); step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for); held(cause);
     state_received(source, step); fault(what); refused(reason).
     """

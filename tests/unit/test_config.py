@@ -14,7 +14,7 @@ def test_an_argument_beats_the_environment_which_beats_torchrun_which_beats_the_
     config = Config.resolve(environ=torchrun, **LOCAL)
     assert (config.node, config.world_size, config.coordinator) == ("worker-3", 8, "127.0.0.1:29500")
     assert config.sources["node"] == "RANK"
-    assert (config.timeout, config.sources["timeout"]) == (60.0, "default")
+    assert (config.timeout, config.sources["timeout"]) == (300.0, "default")
 
     config = Config.resolve(environ={**torchrun, "QUICOLL_NODE": "a", "QUICOLL_WORLD_SIZE": "2"}, **LOCAL)
     assert (config.node, config.world_size, config.rank_hint) == ("a", 2, 3)

@@ -1,0 +1,30 @@
+"""`quicoll env`: each setting of a rank, as it would be taken here, and where it comes from."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from quicoll.config import Config
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("env")(env)
+
+
+def env(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+) -> None:
+    """Print the settings that `quicoll.join()` takes in this environment, with the source of each."""
+    config = Config.resolve()
+    values = {name: (getattr(config, name), source) for name, source in config.sources.items()}
+    if as_json:
+        typer.echo(json.dumps({name: {"value": value, "source": source} for name, (value, source) in values.items()}))
+        return
+    for name, (value, source) in values.items():
+        typer.echo(f"{name:<14} {'-' if value is None else value!s:<28} {source}")
