@@ -30,7 +30,6 @@ Rules, and why:
 from __future__ import annotations
 
 import enum
-from collections import deque
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,17 +37,9 @@ import msgspec
 from quicoll.errors import LocalError
 from quicoll.membership.actions import (
     Action,
-    Drop,
-    Event,
-    Held,
     NodeJoined,
     NodeLost,
-    Note,
-    Persist,
-    StepAborted,
     StepCommitted,
-    Tell,
-    ViewAborted,
     ViewInstalled,
     ViewProposed,
 )
@@ -59,26 +50,24 @@ from quicoll.membership.messages import (
     Aborted,
     Begin,
     Confirm,
-    CoordinatorMessage,
     Decision,
     Decline,
     FailureKind,
-    Hold,
     Install,
     Join,
     Leave,
     MemberMessage,
     Propose,
-    Refuse,
     Report,
     Vote,
     Welcome,
     clip,
 )
+from quicoll.membership.outbox import Outbox
 from quicoll.membership.proposal import Proposal
 from quicoll.membership.roster import Candidate, Roster
 from quicoll.membership.rules import lack, names, refusal
-from quicoll.membership.view import MAX_MEMBERS, Member, View
+from quicoll.membership.view import MAX_MEMBERS, View
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -134,8 +123,8 @@ class CoordinatorCore:
         self._config = config
         self._history = history
         self._state = State.FORMING
-        self._out: deque[Action] = deque()
         self._roster = Roster(history.view, retry_min_ns=config.retry_min_ns, retry_max_ns=config.retry_max_ns)
+        self._out = Outbox(self._roster)
         self._view: View | None = None  # the installed one
         self._ballot: Ballot | None = None
         self._vote_ns: int | None = None  # deadline of the ballot's last vote
@@ -144,7 +133,6 @@ class CoordinatorCore:
         self._hearing: Hearing | None = None  # from the end of a view to the next proposal
         self._patient = history.view is not None  # whether missing nodes get a grace
         self._settle_ns: int | None = None
-        self._held = ""
         self._wake_ns: int | None = None  # when to look again although nothing came in
         if history.seed is None and config.seed is not None:
             self._record(Seeded(config.seed))
@@ -179,7 +167,7 @@ class CoordinatorCore:
             if candidate is None or (incarnation is not None and incarnation != candidate.incarnation):
                 # After Leave a member says nothing more that matters; anyone else has to learn that it is not in.
                 if candidate is None and not isinstance(message, Leave):
-                    self._out.append(Drop(node, incarnation or 0, f"{type(message).__name__} before Join"))
+                    self._out.drop(node, incarnation or 0, f"{type(message).__name__} before Join")
                 return
             self._dispatch(candidate, message, now_ns)
         self._reconsider(now_ns)
@@ -208,7 +196,7 @@ class CoordinatorCore:
         return min((at for at in (judge_ns, self._vote_ns, self._wake_ns) if at is not None), default=None)
 
     def next_action(self) -> Action | None:
-        return self._out.popleft() if self._out else None
+        return self._out.pop()
 
     # Messages
 
@@ -227,7 +215,7 @@ class CoordinatorCore:
         view = next((view for view in views if view is not None and view.view_id == message.view_id), None)
         if message.view_id > self._history.last_view_id or (view is not None and view.rank_of(node) is None):
             cause = f"{node} spoke of view {message.view_id}, of which it cannot be a member"
-            self._refuse(node, candidate.incarnation, cause)
+            self._out.refuse(node, candidate.incarnation, cause)
             self._lose(candidate, cause, now_ns)
         elif view is None:
             pass  # of a view that is over: it crossed the news on the way
@@ -246,7 +234,7 @@ class CoordinatorCore:
     def _join(self, node: str, message: Join, now_ns: int) -> None:
         if message.incarnation < self._roster.newest(node):
             newest = self._roster.newest(node)
-            self._refuse(
+            self._out.refuse(
                 node, message.incarnation, f"incarnation {newest} of {node} has replaced {message.incarnation}"
             )
             return
@@ -258,7 +246,7 @@ class CoordinatorCore:
         if not reason and len(self._roster) >= MAX_MEMBERS:
             reason = f"{MAX_MEMBERS} nodes are connected already"
         if reason:
-            self._refuse(node, message.incarnation, reason)
+            self._out.refuse(node, message.incarnation, reason)
             return
         committed: bool | None = None
         holds = message.committed_step
@@ -268,7 +256,7 @@ class CoordinatorCore:
             holds = max(holds, message.doubt[1]) if committed else holds
         candidate = Candidate(node, message, holds)
         self._roster.add(candidate)
-        self._note(NodeJoined(now_ns=now_ns, node=node, incarnation=message.incarnation))
+        self._out.note(NodeJoined(now_ns=now_ns, node=node, incarnation=message.incarnation))
         candidate.told = self._waiting_for(now_ns)
         welcome = Welcome(
             seed=self._seed,
@@ -276,7 +264,7 @@ class CoordinatorCore:
             doubt_committed=committed,
             waiting_for=candidate.told,
         )
-        self._out.append(Tell(node, message.incarnation, welcome))
+        self._out.tell(candidate, welcome)
 
     def _answer(self, node: str, message: MemberMessage, proposal: Proposal, now_ns: int) -> None:
         if isinstance(message, Confirm):
@@ -361,14 +349,14 @@ class CoordinatorCore:
             self._patient = self._history.view is not None
             self._settle_ns = None
             self._wake_ns = self._roster.next_retry(now_ns=now_ns)
-            self._hold(missing, now_ns)
+            self._out.hold(missing, now_ns=now_ns)
             return
         absent = [node for node in self._history.base if node not in self._roster]
         if absent and self._patient:
             self._settle_ns = now_ns + self._config.settle_ns if self._settle_ns is None else self._settle_ns
             if now_ns < self._settle_ns:
                 self._wake_ns = self._settle_ns
-                self._hold(f"there is a quorum; {names(absent)} of the last view may still come", now_ns)
+                self._out.hold(f"there is a quorum; {names(absent)} of the last view may still come", now_ns=now_ns)
                 return
         self._propose(chosen, Cause.ENOUGH, now_ns)
 
@@ -420,16 +408,16 @@ class CoordinatorCore:
             for member in previous.members:
                 stays = view.rank_of(member.node) is not None
                 if boundary is not None:
-                    self._tell(member, msgspec.structs.replace(boundary, next_view=view if stays else None))
+                    self._out.tell(member, msgspec.structs.replace(boundary, next_view=view if stays else None))
                 if not stays:
-                    self._tell(member, Aborted(view_id=previous.view_id, cause=f"not in view {view.view_id}"))
+                    self._out.tell(member, Aborted(view_id=previous.view_id, cause=f"not in view {view.view_id}"))
         for member in view.members:
             if member.node not in informed:
-                self._tell(member, Propose(view=view))
+                self._out.tell(member, Propose(view=view))
         for candidate in chosen:
             candidate.told = ""
-        self._held = ""
-        self._note(ViewProposed(now_ns=now_ns, view=view))
+        self._out.resume()
+        self._out.note(ViewProposed(now_ns=now_ns, view=view))
 
     def _weigh(self, proposal: Proposal, now_ns: int) -> None:
         """Install the proposal, reject it, or wait on."""
@@ -446,8 +434,8 @@ class CoordinatorCore:
         self._patient = False
         self._boundary_ns = now_ns
         for member in view.members:
-            self._tell(member, Install(view_id=view.view_id))
-        self._note(ViewInstalled(now_ns=now_ns, view=view))
+            self._out.tell(member, Install(view_id=view.view_id))
+        self._out.note(ViewInstalled(now_ns=now_ns, view=view))
 
     def _reject(self, proposal: Proposal, now_ns: int) -> None:
         out = proposal.verdict(now_ns=now_ns)
@@ -459,11 +447,7 @@ class CoordinatorCore:
         self._state = transition(self._state, Cause.FAILED)
         self._proposal = None
         self._patient = False
-        for member in view.members:
-            self._tell(member, Aborted(view_id=view.view_id, cause=cause, lost=lost))
-        self._note(
-            ViewAborted(now_ns=now_ns, view_id=view.view_id, installed=False, cause=cause, lost=lost, culprit="")
-        )
+        self._out.failed(view, cause=cause, lost=lost, now_ns=now_ns)
 
     def _change(self, view: View, cause: str, now_ns: int, boundary: Decision | None = None) -> None:
         """Go from the installed view to the next, at a boundary; what is left may be too little for one."""
@@ -474,7 +458,7 @@ class CoordinatorCore:
             return
         if boundary is not None:
             for member in view.members:
-                self._tell(member, boundary)
+                self._out.tell(member, boundary)
         self._break(view, clip(f"{cause}; {missing}" if cause else missing), (), "", now_ns)
 
     def _break(
@@ -493,30 +477,7 @@ class CoordinatorCore:
         self._end_view()
         self._hearing = Hearing(view, gather_ns=self._config.gather_ns)
         self._patient = False
-        for member in view.members:
-            if ballot is not None and ballot.entered(member.node):
-                decision = Decision(
-                    view_id=view.view_id,
-                    step=ballot.step,
-                    commit=False,
-                    cause=cause,
-                    lost=lost,
-                    culprit=culprit,
-                    kind=kind,
-                )
-                self._tell(member, decision)
-            else:
-                aborted = Aborted(view_id=view.view_id, cause=cause, lost=lost, culprit=culprit, kind=kind)
-                self._tell(member, aborted)
-        if ballot is not None:
-            self._note(
-                StepAborted(
-                    now_ns=now_ns, view_id=view.view_id, step=ballot.step, cause=cause, lost=lost, culprit=culprit
-                )
-            )
-        self._note(
-            ViewAborted(now_ns=now_ns, view_id=view.view_id, installed=True, cause=cause, lost=lost, culprit=culprit)
-        )
+        self._out.broken(view, ballot, cause=cause, lost=lost, culprit=culprit, kind=kind, now_ns=now_ns)
         self._depart_leavers(now_ns)
 
     def _end_view(self) -> None:
@@ -534,11 +495,11 @@ class CoordinatorCore:
         for candidate in self._roster:
             if view.rank_of(candidate.node) is not None:
                 candidate.committed_step = step
-        self._note(StepCommitted(now_ns=now_ns, view_id=view.view_id, step=step, digest=digest))
+        self._out.note(StepCommitted(now_ns=now_ns, view_id=view.view_id, step=step, digest=digest))
         decision = Decision(view_id=view.view_id, step=step, commit=True)
         if tuple(candidate.node for candidate in self._choose(now_ns)) == view.nodes:
             for member in view.members:
-                self._tell(member, decision)
+                self._out.tell(member, decision)
             return
         leavers = [candidate for candidate in self._roster if candidate.leaving]
         for candidate in leavers:
@@ -579,7 +540,7 @@ class CoordinatorCore:
         self._roster.remove(candidate.node)
         if self._hearing is not None:
             self._hearing.drop(candidate.node)
-        self._note(NodeLost(now_ns=now_ns, node=candidate.node, cause=cause, left=candidate.leaving))
+        self._out.note(NodeLost(now_ns=now_ns, node=candidate.node, cause=cause, left=candidate.leaving))
 
     def _retire(self, candidate: Candidate) -> None:
         """The node no longer counts in the base of quorums; durable, or a restart would wait for it."""
@@ -597,8 +558,7 @@ class CoordinatorCore:
             candidate = self._roster.get(node)
             if candidate is not None:
                 seconds = self._roster.evict(node, now_ns=now_ns) / 1e9
-                candidate.told = clip(f"left out for {seconds:g} s: {why}")
-                self._out.append(Tell(node, candidate.incarnation, Hold(cause=candidate.told)))
+                self._out.leave_waiting(candidate, f"left out for {seconds:g} s: {why}")
 
     def _waiting_for(self, now_ns: int) -> str:
         """What a node that has just joined waits for; "" when it need not."""
@@ -618,26 +578,4 @@ class CoordinatorCore:
 
     def _record(self, record: Record) -> None:
         self._history = self._history.apply(record)
-        self._out.append(Persist(record))
-
-    def _tell(self, member: Member, message: CoordinatorMessage) -> None:
-        candidate = self._roster.get(member.node)
-        if candidate is not None and candidate.incarnation == member.incarnation:
-            self._out.append(Tell(member.node, member.incarnation, message))
-
-    def _refuse(self, node: str, incarnation: int, reason: str) -> None:
-        self._out.append(Tell(node, incarnation, Refuse(reason=clip(reason))))
-        self._out.append(Drop(node, incarnation, reason))
-
-    def _hold(self, cause: str, now_ns: int) -> None:
-        cause = clip(cause)
-        if cause != self._held:
-            self._held = cause
-            self._note(Held(now_ns=now_ns, cause=cause))
-        for candidate in self._roster:
-            if candidate.told != cause:
-                candidate.told = cause
-                self._out.append(Tell(candidate.node, candidate.incarnation, Hold(cause=cause)))
-
-    def _note(self, event: Event) -> None:
-        self._out.append(Note(event))
+        self._out.persist(record)
