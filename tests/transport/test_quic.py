@@ -201,7 +201,7 @@ def test_the_self_check_refuses_a_foundation_that_asks_for_no_client_certificate
 def test_the_self_check_refuses_a_foundation_that_hides_what_the_client_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = property(lambda self: None, lambda self, value: None)
     monkeypatch.setattr(quic.tls.Context, "_peer_certificate", hidden, raising=False)
-    with pytest.raises(ConfigurationError, match="does not show|not built as expected"):
+    with pytest.raises(ConfigurationError, match=r"does not show|not built as expected"):
         check_foundation.__wrapped__()
 
 
