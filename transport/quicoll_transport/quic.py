@@ -15,9 +15,11 @@ What aioquic 1.7 lacks and this module supplies:
 
 Private names used: aioquic._buffer; QuicConnection._initialize, ._streams, ._spaces, ._loss, ._local_max_data,
 ._state, ._close_event, ._write_connection_limits, ._write_stream_limits; tls.Context._request_client_certificate,
-._peer_certificate, ._peer_certificate_chain; QuicStreamSender._buffer. `check_foundation` proves once per process that those which
-security rests on still mean what we think, by handshakes in memory, and refuses to run otherwise; the canary tests
-say the same of all of them to whoever upgrades. Supported: aioquic >=1.7.2, <1.8.
+._peer_certificate, ._peer_certificate_chain; QuicStreamSender._buffer.
+
+`check_foundation` proves once per process that those which security rests on still mean what we think, by handshakes
+in memory, and refuses to run otherwise; the canary tests say the same of all of them to whoever upgrades. Supported:
+aioquic >=1.7.2, <1.8.
 
 The session is sans-IO: datagrams and `now_ns` in, datagrams and events out. Connection ids and keys come from the
 operating system's randomness.
