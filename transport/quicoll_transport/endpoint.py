@@ -339,6 +339,7 @@ class Endpoint:
     authorize(identity) -> reason or None: whether an authenticated peer may have a link here.
     on_link(link): a peer that we did not ask for has made a link; `link.listen` takes it over.
     incarnation: grows with every start of this node's process; peers refuse what an older one sends.
+    io: belongs to the endpoint from here on, which closes it, also when it cannot be made (ConfigurationError).
     """
 
     def __init__(
@@ -354,9 +355,13 @@ class Endpoint:
         faults: Faults | None = None,
         wall_clock: Callable[[], datetime] = _utc_now,
     ) -> None:
-        if incarnation <= 0:
-            raise ConfigurationError(f"an incarnation is a positive integer, not {incarnation}")
-        check_foundation()
+        try:
+            if incarnation <= 0:
+                raise ConfigurationError(f"an incarnation is a positive integer, not {incarnation}")
+            check_foundation()
+        except ConfigurationError:
+            io.close()  # given to us, so nobody else will
+            raise
         self.credentials = credentials
         self.identity = credentials.identity
         self.config = config
