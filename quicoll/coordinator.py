@@ -49,6 +49,8 @@ __all__ = ["NODE", "CoordinatorService", "serve"]
 
 log = logging.getLogger("quicoll.coordinator")
 
+_DROP_AFTER_S = 1.0
+
 NODE = "coordinator"  # its node name in the certificate, unless another is given
 
 
@@ -159,7 +161,8 @@ class CoordinatorService:
                 case Drop():
                     link = self._links.get(action.node)
                     if link is not None and action.incarnation in (0, link.remote_incarnation):
-                        link.close(action.reason)
+                        # What it was told before has to arrive first, or it would only come back and ask again.
+                        self._loop.call_later(_DROP_AFTER_S, link.close, action.reason)
                 case Note():
                     self._note(action.event)
         at = self.core.next_timer()

@@ -111,12 +111,10 @@ class Engine:
         self._held = ""
         self._refused = ""
         self._closing = False
+        connect_ns = round(max(2.0, 1.5 * config.lost_after) * 1e9)
         self.endpoint = Endpoint(
             credentials=credentials,
-            config=EndpointConfig(
-                lost_after_ns=round(config.lost_after * 1e9),
-                connect_ns=round(max(2.0, 1.5 * config.lost_after) * 1e9),
-            ),
+            config=EndpointConfig(lost_after_ns=round(config.lost_after * 1e9), connect_ns=connect_ns),
             io=io,
             loop=loop,
             incarnation=incarnation,
@@ -132,6 +130,9 @@ class Engine:
             world_size=config.world_size,
             rank_hint=config.rank_hint,
             site=config.site,
+            # Links first, then the proposal's deadline at the coordinator, then ours for its answer.
+            form_timeout_ns=connect_ns + 500_000_000,
+            answer_timeout_ns=round((2 * config.lost_after + 30) * 1e9),
         )
         observers.emit("listening", address=format_address(self.endpoint.address))
         self._dial_coordinator()

@@ -51,15 +51,16 @@ def pin_torch() -> None:
 class Digits:
     """The training task (`quicoll.train.Task`). Parameters, momentum and gradients are float32 on the CPU.
 
-    seed: of the initial parameters and of the samples drawn. `pin_torch` is the caller's to call, once per process.
+    seed: of the initial parameters and of the samples drawn. batch: samples per shard and step. `pin_torch` is the caller's to call, once per process.
     """
 
     shards = SHARDS
 
-    def __init__(self, *, seed: int = 0) -> None:
-        if seed < 0:
-            raise LocalError(f"seed is 0 or more, not {seed}")
+    def __init__(self, *, seed: int = 0, batch: int = BATCH) -> None:
+        if seed < 0 or batch < 1:
+            raise LocalError(f"seed is 0 or more and batch 1 or more, not {seed} and {batch}")
         self._seed = seed
+        self._batch = batch
         images, labels = _load()
         order = np.argsort(_raw(_SPLIT_KEY, 0, 0, len(labels)), kind="stable")
         fifth = len(labels) // 5
@@ -70,8 +71,8 @@ class Digits:
         self._momentum = {name: torch.zeros_like(value) for name, value in self._parameters.items()}
 
     def gradients(self, shard: int, step: int) -> list[Tensor]:
-        """Gradients of the mean loss over the shard's BATCH samples of this step, in the order of the parameters."""
-        drawn = _raw(self._seed, shard, step, BATCH) % np.uint64(len(self._labels))
+        """Gradients of the mean loss over the shard's samples of this step, in the order of the parameters."""
+        drawn = _raw(self._seed, shard, step, self._batch) % np.uint64(len(self._labels))
         index = torch.from_numpy(drawn.astype(np.int64))
         loss = F.cross_entropy(self._logits(self._images[index]), self._labels[index])
         return list(torch.autograd.grad(loss, list(self._parameters.values())))

@@ -28,6 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="quicoll.train.digits_worker", description=__doc__)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=0, help="samples per shard and step; 0 takes the task's own")
     parser.add_argument("--result", type=Path, required=True, help="directory for NODE.json")
     parser.add_argument("--baseline", action="store_true", help="alone, without any network")
     parser.add_argument("--cut-node", default="", help="node that cuts its own network once")
@@ -60,11 +61,11 @@ def _alone(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 async def _member(options: argparse.Namespace, began: float) -> tuple[str, dict[str, Any]]:
     import quicoll
     from quicoll.testing import cut_network
-    from quicoll.train.digits import Digits, pin_torch
+    from quicoll.train.digits import BATCH, Digits, pin_torch
     from quicoll.train.loop import run
 
     pin_torch()
-    task = Digits(seed=options.seed)
+    task = Digits(seed=options.seed, batch=options.batch or BATCH)
     full = int(os.environ["QUICOLL_WORLD_SIZE"])
     node = os.environ["QUICOLL_NODE"]
     to_cut = node == options.cut_node
