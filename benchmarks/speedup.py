@@ -5,8 +5,8 @@
 Each worker computes with one thread, so two workers have twice the cores; with fewer than two free cores the ratio says
 nothing. One and two workers take turns, so that a slow minute of the machine hits both, and the best run of each is
 compared: everything that can disturb a run makes it slower. Time is that of the steps, without starting and joining.
-The limit is 2 less what a step needs besides computing: one all-reduce of the bucket, the votes, one fsync. So the more a
-step computes, the closer it comes: --batch samples for each of the 8 shards, one report for each size.
+The limit is 2 less what a step needs besides computing: one all-reduce of the bucket, the votes, one fsync. So the more
+a step computes, the closer it comes: --batch samples for each of the 8 shards, a report for each.
 """
 
 import argparse

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import quicoll.group as _groups
 import quicoll.job as _asynchronous
 from quicoll.errors import LocalError
-from quicoll.observe import Observer
 
 if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.group import ReduceOrder
     from quicoll.job import Load, Save
     from quicoll.membership.view import View
+    from quicoll.observe import Observer
     from quicoll.reduce import Precision, ReduceOp
     from quicoll.seed import Seed
     from quicoll.shards import Shards

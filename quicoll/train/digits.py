@@ -51,7 +51,8 @@ def pin_torch() -> None:
 class Digits:
     """The training task (`quicoll.train.Task`). Parameters, momentum and gradients are float32 on the CPU.
 
-    seed: of the initial parameters and of the samples drawn. batch: samples per shard and step. `pin_torch` is the caller's to call, once per process.
+    seed: of the initial parameters and of the samples drawn. batch: samples per shard and step.
+    `pin_torch` is the caller's to call, once per process.
     """
 
     shards = SHARDS

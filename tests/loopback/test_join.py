@@ -152,7 +152,7 @@ async def test_a_certificate_of_another_job_is_refused(
 
 
 async def test_a_node_without_a_certificate_is_told_which_file_is_missing(certs: Path) -> None:
-    with pytest.raises(LocalError, match="worker-c.pem"):
+    with pytest.raises(LocalError, match=r"worker-c\.pem"):
         await joined("127.0.0.1:9", certs, "c")
 
 
@@ -177,7 +177,7 @@ async def test_an_occupied_port_is_a_clear_error(certs: Path, tmp_path: Path) ->
 async def test_a_damaged_journal_ends_the_coordinator_with_its_path(certs: Path, tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     path.write_bytes(b"this is no database, whatever its name says" * 100)
-    with pytest.raises(JournalError, match="journal.db"):
+    with pytest.raises(JournalError, match=r"journal\.db"):
         async with coordinator(certs, tmp_path):
             pass
     assert path.read_bytes().startswith(b"this is no database")
@@ -243,5 +243,5 @@ def test_the_blocking_face_has_the_same_names_and_results(certs: Path, tmp_path:
 
 
 async def test_the_blocking_face_refuses_to_block_a_running_loop() -> None:
-    with pytest.raises(LocalError, match="async with quicoll.join"), quicoll.blocking.join():
+    with pytest.raises(LocalError, match=r"async with quicoll\.join"), quicoll.blocking.join():
         pass

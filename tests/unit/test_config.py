@@ -41,7 +41,7 @@ def test_a_malformed_value_is_named_with_its_source(variable: str, value: str, s
 
 
 def test_an_unknown_setting_is_refused_and_the_known_ones_are_listed() -> None:
-    with pytest.raises(LocalError, match="unknown setting 'lostafter'.*lost_after"):
+    with pytest.raises(LocalError, match=r"unknown setting 'lostafter'.*lost_after"):
         Config.resolve(environ={}, lostafter=1)
 
 
