@@ -1,6 +1,7 @@
 """The same without asyncio: `quicoll run -n 3 examples/blocking.py`."""
 
 import numpy as np
+
 import quicoll.blocking
 
 with quicoll.blocking.join() as job:
