@@ -193,16 +193,16 @@ async def test_many_messages_at_once_all_arrive(world: World) -> None:
 
 async def test_unposted_messages_wait_within_the_credit_and_posted_ones_pass_them(world: World) -> None:
     a, b = await world.pair(config=EndpointConfig(lost_after_ns=30_000 * MS, credit_bytes=1 << 20))
-    datas = [payload(n, 400_000) for n in range(8)]
-    sent = [a.send(tag(n), memoryview(data)) for n, data in enumerate(datas)]
+    bodies = [payload(n, 400_000) for n in range(8)]
+    sent = [a.send(tag(n), memoryview(data)) for n, data in enumerate(bodies)]
     await exchange(a, b, 100, 3 << 20)
     await asyncio.gather(sent[0].future, sent[1].future)
     assert not any(transfer.future.done() for transfer in sent[2:])
     assert 800_000 <= b.stats.held_peak <= 1 << 20
-    memories = [bytearray(400_000) for _ in datas]
+    memories = [bytearray(400_000) for _ in bodies]
     received = [b.post(tag(n), memoryview(memories[n])) for n in reversed(range(8))]
     await asyncio.gather(*(transfer.future for transfer in [*sent, *received]))
-    assert memories == datas
+    assert memories == bodies
     assert b.stats.held_bytes == 0
 
 
