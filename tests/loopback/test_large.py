@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from quicoll.testing import cluster
+
+if TYPE_CHECKING:
+    from quicoll import Job
 
 
 @pytest.mark.slow
@@ -32,9 +36,9 @@ async def test_a_world_of_eight_reduces_gathers_and_commits() -> None:
         for result in await asyncio.gather(*(job.group.all_gather(np.array([job.rank])) for job in jobs)):
             assert result.tolist() == list(range(8))
 
-        async def step(job: object) -> int:
-            async with job.step() as step:  # type: ignore[attr-defined]
-                await job.group.barrier()  # type: ignore[attr-defined]
-            return int(step.number)
+        async def step(job: Job) -> int:
+            async with job.step() as step:
+                await job.group.barrier()
+            return step.number
 
         assert await asyncio.gather(*(step(job) for job in jobs)) == [1] * 8

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quicoll import Event, Job, LocalError, Mismatch, PeerError, QuicollError, StepAborted
+from quicoll import Event, Job, LocalError, Mismatch, Partitioned, PeerError, QuicollError, StepAborted
 from quicoll.testing import cluster, cut_network
+from quicoll_transport.faults import Cut, Installed
 
 
 async def outcomes(jobs: list[Job], work: Callable[[Job], Any]) -> list[Any]:
@@ -382,3 +383,71 @@ async def test_a_loop_that_computes_for_longer_than_the_deadline_is_not_taken_fo
             sum(range(1000))  # pure Python, so that it also holds the interpreter lock
         assert await outcomes(jobs, one_step) == [2, 2]
     assert not [event for event in events if event.kind in ("peer_lost", "view_ended") and "left" not in str(event)]
+
+
+async def test_a_rank_without_a_quorum_raises_partitioned_and_goes_on_when_it_is_heard_again() -> None:
+    async with cluster(2, lost_after=0.5, hold_timeout=1.0) as jobs:
+        assert await outcomes(jobs, one_step) == [1, 1]
+        for job in jobs:
+            job.register_state(lambda: {}, lambda new: None)
+        cut_network(jobs[1], 4.0)
+        # one of two nodes is no majority: both hold, the one with the coordinator too
+        assert [type(error) for error in await outcomes(jobs, one_step)] == [StepAborted, StepAborted]
+        held = await outcomes(jobs, one_step)
+        assert [type(error) for error in held] == [Partitioned, Partitioned], held
+        assert all("no view within 1 s" in str(error) for error in held)
+
+        async def until_heard(job: Job) -> int:
+            while True:
+                with suppress(StepAborted, Partitioned):
+                    return await one_step(job)
+
+        assert await outcomes(jobs, until_heard) == [2, 2]
+
+
+@pytest.mark.parametrize("patience", [30.0, 1.0])
+async def test_a_vote_without_an_answer_is_neither_applied_nor_discarded_until_the_journal_says(
+    patience: float,
+) -> None:
+    async with cluster(2, lost_after=0.5, hold_timeout=patience) as jobs:
+        applied: list[tuple[int, int]] = []
+
+        for job in jobs:
+            job.register_state(lambda: {}, lambda new: pytest.fail("both ranks have the step: nothing to hand over"))
+        coordinator = jobs.coordinator
+        deaf = jobs[1]._engine.endpoint.address
+
+        async def silence() -> Installed:
+            """From now on the coordinator is not heard by rank 1, but still hears it."""
+            return coordinator.faults.add(Cut(outgoing=True, addresses=(deaf[:2],)))
+
+        async def step(job: Job) -> None:
+            async with job.step() as step:
+                await job.group.barrier()
+                step.on_commit(lambda: applied.append((job.rank, step.number)))
+                if job.rank == 1:
+                    cuts.append(await job._runtime.call(silence()))
+                await job.group.barrier()
+
+        cuts: list[Installed] = []
+        first = asyncio.create_task(step(jobs[0]))
+        second = asyncio.create_task(step(jobs[1]))
+        await first
+        assert applied == [(0, 1)]
+        if patience == 1.0:
+            with pytest.raises(Partitioned, match="not known yet"):
+                await second
+            assert applied == [(0, 1)]
+            assert jobs[1].committed_step == 0
+        jobs[1]._runtime.loop.call_soon_threadsafe(cuts[0].remove)
+        if patience == 30.0:
+            await second
+            assert applied == [(0, 1), (1, 1)]
+
+        async def until_heard(job: Job) -> int:
+            while True:
+                with suppress(StepAborted, Partitioned):
+                    return await one_step(job)
+
+        assert await outcomes(jobs, until_heard) == [2, 2]
+        assert sorted(applied) == [(0, 1), (1, 1)]
