@@ -146,9 +146,9 @@ class Engine:
         try:
             credentials = Credentials.from_directory(config.certs, role=WORKER, node=config.node)
             host, port = parse_address(config.listen)
-            target = _resolve(config.coordinator)
         except TransportError as error:
             raise LocalError(str(error)) from error
+        target = await _resolve(config.coordinator)
         if credentials.identity.job != config.job:
             raise LocalError(f"the certificate is for job {credentials.identity.job!r}, not {config.job!r}")
         return await cls.start_with(
@@ -554,9 +554,10 @@ def _over(mesh: Mesh | None, view_id: int) -> QuicollError:
     return PeerError("the view is over", view=view_id)
 
 
-def _resolve(address: str) -> tuple[Any, ...]:
+async def _resolve(address: str) -> tuple[Any, ...]:
     host, port = parse_address(address)
     try:
-        return socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][4]
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        return found[0][4]
     except OSError as error:
         raise LocalError(f"cannot resolve the coordinator's address {address!r}: {error}") from error

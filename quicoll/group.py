@@ -155,7 +155,7 @@ class Group:
         holder: list[Destination] = []
         if out is not None:
             # All that can be checked before the others' sizes are known: the first dimension is `out`'s own.
-            destination(out, like, (*np.shape(out)[:1], *rest))
+            destination(out, like, (*tuple(getattr(out, "shape", ()))[:1], *rest))
 
         def make(counts: list[tuple[int, ...] | None]) -> Work:
             firsts = [item[0] for item in counts if item]

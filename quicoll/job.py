@@ -396,7 +396,7 @@ async def join(*, observer: Observer | None = None, **settings: Any) -> AsyncIte
     Raises LocalError for settings, certificates or an address that cannot work; PeerError when the coordinator
     cannot be reached or refuses us, or when the view is not complete within `join_timeout`.
     """
-    config = Config.resolve(**settings)
+    config = await asyncio.to_thread(Config.resolve, **settings)  # it may look up the coordinator's name
     engine, runtime = await Engine.start(config, observer=observer)
     try:
         view = await runtime.call(engine.wait_view(config.join_timeout, joining=True))

@@ -202,6 +202,7 @@ class Mesh:
                 del self._slots[group, seq]
             if not inner.cancelled():
                 inner.exception()
+        error.usable = False  # whatever it was, others have seen this operation begin and not end
         self.fail(error)
         raise error
 

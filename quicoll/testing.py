@@ -41,7 +41,8 @@ def cut_network(job: Job, seconds: float) -> None:
     engine, loop = job._engine, job._runtime.loop
 
     def cut() -> None:
-        engine.faults.add(Cut(until_ns=round((loop.time() + seconds) * 1e9)))
+        rule = engine.faults.add(Cut(until_ns=round((loop.time() + seconds) * 1e9)))
+        loop.call_later(seconds, rule.remove)
         engine.observers.emit("fault", what=f"network cut for {seconds:g} s")
 
     loop.call_soon_threadsafe(cut)

@@ -225,3 +225,18 @@ async def test_roots_and_leaves_out_of_range_are_refused_before_anything_is_sent
         with pytest.raises(LocalError, match="leaves differ"):
             await jobs[0].group.all_reduce(shards.leaves([np.ones(2), np.ones(3)]))
         assert [int(y[0]) for y in await everyone(jobs, lambda job: job.group.all_reduce(np.ones(1)))] == [2, 2]
+
+
+async def test_an_out_that_turns_out_too_small_for_a_gather_is_refused_and_left_alone() -> None:
+    async with cluster(2) as jobs:
+        out = np.full(3, -1.0)
+
+        async def gather(job: Job) -> Any:
+            return await job.group.all_gather(np.ones(2), out=out if job.rank == 0 else None)
+
+        got = await asyncio.gather(*(gather(job) for job in jobs), return_exceptions=True)
+        assert isinstance(got[0], LocalError)
+        assert not got[0].usable
+        assert out.tolist() == [-1.0, -1.0, -1.0]
+        with pytest.raises(LocalError, match=r"dtype|float32"):
+            await jobs[1].group.all_gather(np.ones(2), out=np.ones(4, np.float32))
