@@ -26,7 +26,7 @@ from quicoll.reduce import Precision, ReduceOp, accumulator, held
 from quicoll.shards import Leaves, Shards
 
 if TYPE_CHECKING:
-    from quicoll.job import Job
+    from quicoll.caller import Caller
 
 __all__ = ["Group", "ReduceOrder"]
 
@@ -42,24 +42,24 @@ STATE_GROUP = 1  # the library's own, when a view begins
 class Group:
     """All ranks of the job's present view. `job.group` gives it; it follows the job from view to view."""
 
-    def __init__(self, job: Job, *, group_id: int = WORLD_GROUP) -> None:
-        self._job = job
+    def __init__(self, caller: Caller, *, group_id: int = WORLD_GROUP) -> None:
+        self._caller = caller
         self._id = group_id
 
     @property
     def rank(self) -> int:
-        return self._job.rank
+        return self._caller.rank
 
     @property
     def world_size(self) -> int:
-        return self._job.world_size
+        return self._caller.world_size
 
     def shards(self, total: int) -> Shards:
         """Which of `total` logical shards this rank holds in the present view: contiguous, by rank, balanced."""
         if total < 1:
             raise LocalError(f"there must be at least one shard, not {total}")
         mine = held(self.rank, self.world_size, total)
-        return Shards(total, mine.start, len(mine), self._job.view.view_id)
+        return Shards(total, mine.start, len(mine), self._caller.view.view_id)
 
     async def all_reduce(
         self,
@@ -83,7 +83,7 @@ class Group:
         timeout: seconds for the whole collective; None takes the job's.
         Cost: each rank sends and receives 2 (p - 1) / p * x.nbytes for one leaf per rank.
         """
-        view = self._job.view
+        view = self._caller.view
         leaves = self._leaves(x)
         sources = [source(value) for value in leaves.values]
         like = sources[0] if sources else source(leaves.like)
@@ -110,7 +110,7 @@ class Group:
             leaves=leaves.shards.total,
             itemsize=like.dtype.itemsize,
             wide_itemsize=acc.itemsize,
-            chunk_bytes=self._job.config.chunk_bytes,
+            chunk_bytes=self._caller.config.chunk_bytes,
         )
         work = Work(schedule, like.dtype, acc, parsed, [item.flat for item in sources], target.flat)
         signature = f"{schedule.signature} dtype={like.dtype} shape={_shape(like)} op={parsed} precision={precision}"
@@ -132,7 +132,7 @@ class Group:
             root=root,
             elements=target.flat.size,
             itemsize=like.dtype.itemsize,
-            chunk_bytes=self._job.config.chunk_bytes,
+            chunk_bytes=self._caller.config.chunk_bytes,
         )
         inputs = [like.flat] if self.rank == root else []
         work = Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, inputs, target.flat)
@@ -166,13 +166,13 @@ class Group:
                 world=self.world_size,
                 counts=[first * rows for first in firsts],
                 itemsize=like.dtype.itemsize,
-                chunk_bytes=self._job.config.chunk_bytes,
+                chunk_bytes=self._caller.config.chunk_bytes,
             )
             return Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, [like.flat], target.flat)
 
         signature = f"all_gather dtype={like.dtype} trailing={','.join(map(str, rest)) or '-'}"
         call = Call("all_gather", signature, make, counts=(shape[0],), gathers=True)
-        seq = await self._job._collective(call, group=self._id, timeout=timeout)
+        seq = await self._caller.collective(call, group=self._id, timeout=timeout)
         return self._deliver(holder[0], seq)
 
     async def barrier(self, *, timeout: float | None = None) -> None:
@@ -181,7 +181,7 @@ class Group:
         nothing = np.empty(0, np.uint8)
         like = source(nothing)
         work = Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, [], nothing)
-        await self._job._collective(
+        await self._caller.collective(
             Call("barrier", schedule.signature, lambda _: work), group=self._id, timeout=timeout
         )
 
@@ -190,18 +190,18 @@ class Group:
     def _leaves(self, x: Any) -> Leaves:
         if isinstance(x, Leaves):
             return x
-        return Leaves(Shards(self.world_size, self.rank, 1, self._job.view.view_id), (x,))
+        return Leaves(Shards(self.world_size, self.rank, 1, self._caller.view.view_id), (x,))
 
     def _target(self, out: Any, like: Source, shape: tuple[int, ...]) -> Destination:
         """Where the result goes. With `out` the operation writes to a buffer beside it, copied once at the end."""
         return allocate(like, shape) if out is None else destination(out, like, shape)
 
     async def _run(self, call: Call, target: Destination, timeout: float | None) -> Any:
-        return self._deliver(target, await self._job._collective(call, group=self._id, timeout=timeout))
+        return self._deliver(target, await self._caller.collective(call, group=self._id, timeout=timeout))
 
     def _deliver(self, target: Destination, seq: int) -> Any:
         """Results of these collectives are equal on all ranks: their digest goes into the step's vote."""
-        self._job._record(self._id, seq, xxhash.xxh3_128_digest(memory(target.flat)))
+        self._caller.record(self._id, seq, xxhash.xxh3_128_digest(memory(target.flat)))
         return target.commit()
 
 

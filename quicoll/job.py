@@ -25,7 +25,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from hashlib import blake2b
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +32,7 @@ import msgspec
 import numpy as np
 
 from quicoll.buffers import digest, memory, source
+from quicoll.caller import Caller
 from quicoll.config import Config
 from quicoll.dtypes import DType
 from quicoll.engine import Decision, Engine
@@ -42,7 +42,6 @@ from quicoll.seed import Seed
 
 if TYPE_CHECKING:
     from quicoll.membership.view import View
-    from quicoll.mesh import Call
     from quicoll.observe import Observer
     from quicoll.runtime import Runtime
 
@@ -110,17 +109,15 @@ class Job:
 
     def __init__(self, config: Config, engine: Engine, runtime: Runtime, view: View) -> None:
         self.config = config
-        self.group = Group(self)
+        self._caller = caller = Caller(config, engine, runtime, view)
+        self.group = Group(caller)
         self._engine = engine
         self._runtime = runtime
-        self._view = view
         self._synchronised = 0  # the view in which our state was compared with the others'
         self._save: Save | None = None
         self._load: Load | None = None
         self._committed_step = 0
         self._decision = 0  # the coordinator's number of the decision that our state is of; 0: none
-        self._step: Step | None = None
-        self._results: dict[tuple[int, int], bytes] = {}
         self._doubtful: tuple[Step, tuple[int, int]] | None = None
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -128,18 +125,15 @@ class Job:
     @property
     def view(self) -> View:
         """The view this job's caller is in. Changes only where a step is entered, or by `ready`."""
-        return self._view
+        return self._caller.view
 
     @property
     def rank(self) -> int:
-        rank = self._view.rank_of(self.config.node)
-        if rank is None:
-            raise AssertionError(f"{self.config.node} is not in its own view")
-        return rank
+        return self._caller.rank
 
     @property
     def world_size(self) -> int:
-        return self._view.world_size
+        return self._caller.view.world_size
 
     @property
     def node(self) -> str:
@@ -148,7 +142,7 @@ class Job:
     @property
     def seed(self) -> Seed:
         """The job's seed: agreed, equal on all ranks, the same in every view."""
-        return Seed(self._view.seed)
+        return Seed(self._caller.view.seed)
 
     @property
     def committed_step(self) -> int:
@@ -156,7 +150,7 @@ class Job:
         return self._committed_step
 
     def __repr__(self) -> str:
-        return f"<Job rank {self.rank} of {self.world_size} view={self._view.view_id} step={self._committed_step}>"
+        return f"<Job rank {self.rank} of {self.world_size} view={self.view.view_id} step={self._committed_step}>"
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -174,7 +168,7 @@ class Job:
 
         To be called before the first step. Raises LocalError afterwards, or inside a step.
         """
-        if self._decision or self._step is not None:
+        if self._decision or self._caller.step is not None:
             raise LocalError("resume_from comes before the first step")
         if step < 0:
             raise LocalError(f"a step number is not negative: {step}")
@@ -187,11 +181,11 @@ class Job:
         StepAborted when a rank was lost meanwhile: call it again.
         """
         timeout = self.config.hold_timeout if timeout is None else timeout
-        view = await self._runtime.call(self._engine.wait_view(timeout))
+        view = await self._caller.on_engine(self._engine.wait_view(timeout))
         await self._settle_doubt()
         if view.view_id == self._synchronised:
             return
-        self._view = view
+        self._caller.view = view
         try:
             await self._synchronise()
         except (PeerError, Corrupted, Partitioned) as error:
@@ -201,7 +195,7 @@ class Job:
     async def _synchronise(self) -> None:
         """Bring every rank of the view to the newest state that any of them holds."""
         mine = np.array([self._decision, self._committed_step, self._save is not None], np.int64)
-        group = Group(self, group_id=STATE_GROUP)
+        group = Group(self._caller, group_id=STATE_GROUP)
         held = (await group.all_gather(mine)).reshape(-1, 3)
         newest = max((int(decision), int(step)) for decision, step, _ in held)
         current = [rank for rank, row in enumerate(held) if (int(row[0]), int(row[1])) == newest]
@@ -231,15 +225,15 @@ class Job:
         try:
             tensors = _manifest_decoder.decode(memory(packed))
         except msgspec.MsgspecError as error:
-            raise PeerError(f"malformed state manifest: {error}", rank=giver, view=self._view.view_id) from error
+            raise PeerError(f"malformed state manifest: {error}", rank=giver, view=self.view.view_id) from error
         if len(tensors) > _MAX_STATE_TENSORS:
-            raise PeerError(f"a state of {len(tensors)} tensors", rank=giver, view=self._view.view_id)
+            raise PeerError(f"a state of {len(tensors)} tensors", rank=giver, view=self.view.view_id)
         received: dict[str, Any] = {}
         for tensor in tensors:
             value = state[tensor.name] if self.rank == giver else _empty(tensor)
             got = await group.broadcast(value, root=giver)
             if digest(got) != tensor.digest:
-                raise Corrupted(f"the state's {tensor.name!r} fails its digest", rank=giver, view=self._view.view_id)
+                raise Corrupted(f"the state's {tensor.name!r} fails its digest", rank=giver, view=self.view.view_id)
             received[tensor.name] = got
         if self.rank not in current:
             if self._load is None:
@@ -255,21 +249,20 @@ class Job:
         return Step(self)
 
     async def _enter(self, step: Step) -> None:
-        if self._step is not None:
+        if self._caller.step is not None:
             raise LocalError("a step is already open; steps do not nest")
         await self.ready()
         step.number = self._committed_step + 1
-        step.view = self._view
-        self._results.clear()
+        step.view = self._caller.view
         try:
-            await self._runtime.call(self._engine.begin(self._view.view_id, step.number))
+            await self._caller.on_engine(self._engine.begin(self.view.view_id, step.number))
         except (PeerError, Corrupted, Partitioned) as error:
             raise self._aborted(error, step.number) from error
-        self._step = step
+        self._caller.open(step.number)
 
     async def _leave(self, step: Step, error: BaseException | None) -> None:
-        self._step = None
-        view_id = self._view.view_id
+        self._caller.close()
+        view_id = self.view.view_id
         if error is None:
             await self._commit(step, view_id)
             return
@@ -283,15 +276,12 @@ class Job:
 
     async def _give_up(self, view_id: int, reason: str) -> None:
         """Our own code failed: end the step on all ranks. Bounded, because it only queues a message."""
-        await self._runtime.call(self._engine.give_up(view_id, reason))
+        await self._caller.on_engine(self._engine.give_up(view_id, reason))
 
     async def _commit(self, step: Step, view_id: int) -> None:
-        vote = blake2b(step.number.to_bytes(8, "big"), digest_size=16)
-        for key in sorted(self._results):
-            vote.update(key[0].to_bytes(4, "big") + key[1].to_bytes(8, "big") + self._results[key])
         try:
-            decision = await self._runtime.call(
-                self._engine.vote(view_id, vote.digest(), timeout=self.config.hold_timeout)
+            decision = await self._caller.on_engine(
+                self._engine.vote(view_id, self._caller.digest(step.number), timeout=self.config.hold_timeout)
             )
         except Partitioned:
             self._doubtful = (step, self._engine.doubtful)
@@ -303,12 +293,12 @@ class Job:
     async def _decided(self, step: Step, decision: Decision) -> None:
         if not decision.commit:
             if decision.kind == "mismatch":
-                raise Mismatch(decision.cause, node=decision.culprit, view=self._view.view_id, step=step.number)
+                raise Mismatch(decision.cause, node=decision.culprit, view=self.view.view_id, step=step.number)
             raise StepAborted(
                 f"step {step.number} was not committed: {decision.cause}",
                 lost=decision.lost,
                 node=decision.culprit,
-                view=self._view.view_id,
+                view=self.view.view_id,
                 step=step.number,
             )
         await self._apply(step, decision.index)
@@ -318,7 +308,7 @@ class Job:
         try:
             step._run_callbacks()
         except BaseException as error:
-            await self._give_up(self._view.view_id, f"{type(error).__name__} while applying step {step.number}")
+            await self._give_up(self.view.view_id, f"{type(error).__name__} while applying step {step.number}")
             raise
         self._decision = index
         self._committed_step = step.number
@@ -328,7 +318,7 @@ class Job:
         if self._doubtful is None:
             return
         (step, (view_id, index)), self._doubtful = self._doubtful, None
-        if await self._runtime.call(self._engine.was_committed(view_id, index)):
+        if await self._caller.on_engine(self._engine.was_committed(view_id, index)):
             await self._apply(step, index)
 
     def _aborted(self, error: QuicollError, number: int) -> StepAborted:
@@ -337,34 +327,17 @@ class Job:
             lost=error.lost,
             rank=error.rank,
             node=error.node,
-            view=self._view.view_id,
+            view=self.view.view_id,
             step=number,
             op=error.op,
         )
-
-    # -- for Group -----------------------------------------------------------------------------------------------
-
-    async def _collective(self, call: Call, *, group: int, timeout: float | None) -> int:
-        return await self._runtime.call(
-            self._engine.collective(
-                self._view.view_id,
-                call,
-                group=group,
-                timeout=self.config.timeout if timeout is None else timeout,
-                step=self._step.number if self._step is not None else None,
-            )
-        )
-
-    def _record(self, group: int, seq: int, result: bytes) -> None:
-        if self._step is not None:
-            self._results[group, seq] = result
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def aclose(self, reason: str = "done") -> None:
         """Leave the job: the others go on without this rank. Bounded; called by `join`'s context."""
         try:
-            await self._runtime.call(self._engine.aclose(reason))
+            await self._caller.on_engine(self._engine.aclose(reason))
         finally:
             await self._runtime.aclose()
 

@@ -160,7 +160,7 @@ async def test_ranks_with_different_results_do_not_commit() -> None:
             async with job.step() as step:
                 result = await job.group.all_reduce(np.ones(3))
                 if job.rank == 1:
-                    job._record(0, 99, b"x" * 16)  # as if memory had changed under one result
+                    job._caller.record(0, 99, b"x" * 16)  # as if memory had changed under one result
                 step.on_commit(lambda: result.fill(0))
 
         got = await outcomes(jobs, step)

@@ -1,0 +1,75 @@
+"""The caller's side of an engine: the view its caller is in, and what its collectives have given in the open step.
+
+A job and its groups share one. It runs on the caller's loop and crosses to the engine's by the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from quicoll.config import Config
+    from quicoll.engine import Engine
+    from quicoll.membership.view import View
+    from quicoll.mesh import Call
+    from quicoll.runtime import Runtime
+
+__all__ = ["Caller"]
+
+T = TypeVar("T")
+
+
+class Caller:
+    """view: changes only where the job says so. step: the number of the open step, None outside of one."""
+
+    def __init__(self, config: Config, engine: Engine, runtime: Runtime, view: View) -> None:
+        self.config = config
+        self.engine = engine
+        self.runtime = runtime
+        self.view = view
+        self.step: int | None = None
+        self._results: dict[tuple[int, int], bytes] = {}
+
+    @property
+    def rank(self) -> int:
+        rank = self.view.rank_of(self.config.node)
+        if rank is None:
+            raise AssertionError(f"{self.config.node} is not in its own view")
+        return rank
+
+    @property
+    def world_size(self) -> int:
+        return self.view.world_size
+
+    async def on_engine(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the engine's loop."""
+        return await self.runtime.call(work)
+
+    async def collective(self, call: Call, *, group: int, timeout: float | None) -> int:
+        """Run a collective in the caller's view; its number in the group. timeout: None takes the job's."""
+        seconds = self.config.timeout if timeout is None else timeout
+        return await self.on_engine(
+            self.engine.collective(self.view.view_id, call, group=group, timeout=seconds, step=self.step)
+        )
+
+    def record(self, group: int, seq: int, result: bytes) -> None:
+        """Note the digest of a result that has to be equal on all ranks, for the vote of the open step."""
+        if self.step is not None:
+            self._results[group, seq] = result
+
+    def open(self, step: int) -> None:
+        """A step begins: what was recorded before is not part of it."""
+        self.step = step
+        self._results.clear()
+
+    def close(self) -> None:
+        self.step = None
+
+    def digest(self, step: int) -> bytes:
+        """16 bytes over the step's number and all recorded results, in the order of (group, number)."""
+        state = blake2b(step.to_bytes(8, "big"), digest_size=16)
+        for group, seq in sorted(self._results):
+            state.update(group.to_bytes(4, "big") + seq.to_bytes(8, "big") + self._results[group, seq])
+        return state.digest()
