@@ -177,7 +177,7 @@ class Pair:
                 to.control.append(action.data)
             case StartMessage():
                 if not action.message.done:
-                    to.streams.append(Stream(action.message, action.message.header(), action.message.payload))
+                    to.streams.append(Stream(action.message, action.message.header(), action.message.rest()))
             case ResetMessage():
                 for stream in [stream for stream in to.streams if stream.message is action.message]:
                     to.streams.remove(stream)

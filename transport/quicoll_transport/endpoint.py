@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from .channel import Channel
 from .detector import DetectorConfig
 from .errors import (
     AddressError,
@@ -131,7 +132,12 @@ class Transfer:
         # A failure that nobody awaits any more (its operation was aborted) is no news to asyncio.
         self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
 
+    def _keep(self, item: Outgoing | Posted) -> None:
+        if not item.done:
+            self._item = item
+
     def _done(self, item: Outgoing | Posted) -> None:
+        self._item = None  # with it goes our hold on the caller's memory
         if self.future.done():
             return
         if item.error is not None:
@@ -143,10 +149,11 @@ class Transfer:
         if self.future.done():
             return
         self.future.cancel()
-        if isinstance(self._item, Outgoing):
-            self._link.core.cancel(self._item)
-        elif self._item is not None:
-            self._link.core.withdraw(self._item)
+        item, self._item = self._item, None
+        if isinstance(item, Outgoing):
+            self._link.core.cancel(item)
+        elif item is not None:
+            self._link.core.withdraw(item)
         self._link.touch()
 
 
@@ -174,6 +181,7 @@ class Link:
         self.on_app: Callable[[Link, bytes], None] | None = None
         self.on_state: Callable[[Link], None] | None = None
         self._waiting_app: list[bytes] = []
+        self._channels: dict[int, Channel] = {}
         self.connection: _Connection | None = None
         self.violations = 0  # connections closed here because the peer broke the protocol
         self.next_dial_ns = now_ns
@@ -247,16 +255,38 @@ class Link:
         Done means: arrived at the peer's host and its checksum holds there.
         """
         transfer = Transfer(self)
-        transfer._item = self.core.send(tag, payload, transfer._done)
+        transfer._keep(self.core.send(tag, payload, transfer._done))
         self.touch()
         return transfer
 
     def post(self, tag: bytes, buffer: memoryview) -> Transfer:
         """Receive the message with this tag straight into `buffer` (flat, writable, exactly its size)."""
         transfer = Transfer(self)
-        transfer._item = self.core.post(tag, buffer, transfer._done)
+        transfer._keep(self.core.post(tag, buffer, transfer._done))
         self.touch()
         return transfer
+
+    def channel(self, number: int) -> Channel:
+        """The channel with this number, 0 to 2**32 - 1: whole messages in order, for which nobody posts memory.
+
+        The same object each time. Raises ConfigurationError for another number.
+        """
+        channel = self._channels.get(number)
+        if channel is None:
+            self.core.check_channel(number)
+            channel = self._channels[number] = Channel(self, number)
+        return channel
+
+    def _channel_send(self, number: int, payload: memoryview) -> Transfer:
+        transfer = Transfer(self)
+        transfer._keep(self.core.channel_send(number, payload, transfer._done))
+        self.touch()
+        return transfer
+
+    def _channel_take(self, number: int, limit: int, on_done: Callable[[Posted], None]) -> Posted:
+        posted = self.core.channel_take(number, limit, on_done)
+        self.touch()
+        return posted
 
     def discard(self, prefix: bytes) -> None:
         """Forget all unclaimed messages with tags that start with `prefix`, now and later."""
@@ -516,7 +546,7 @@ class Endpoint:
                 case StartMessage():
                     message = action.message
                     if not message.done:
-                        connection.session.start_message(message, message.header(), message.payload)
+                        connection.session.start_message(message, message.header(), message.rest())
                 case ResetMessage():
                     connection.session.reset_message(action.message)
 
