@@ -111,9 +111,14 @@ class MessageRefused(TransportError):
 
 
 class DeadlineExceeded(TransportError, TimeoutError):
-    """The operation did not end by its deadline; the link itself goes on."""
+    """The operation `what` did not end within `seconds` and was taken back; the link to `peer` goes on."""
 
     usable = True
+
+    def __init__(self, message: str, *, peer: str = "", what: str = "", seconds: float = 0.0) -> None:
+        super().__init__(message, peer=peer)
+        self.what = what
+        self.seconds = seconds
 
 
 class EndpointClosed(TransportError):
