@@ -145,6 +145,10 @@ class Detector:
         self.stalls = 0
 
     @property
+    def adapts(self) -> bool:
+        return self._config.adapts
+
+    @property
     def rtt_ns(self) -> int | None:
         """Smoothed round trip of heartbeats; None before the first answer."""
         return self.rtt.srtt_ns
