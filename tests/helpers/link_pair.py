@@ -83,6 +83,7 @@ class Pair:
         self.now = 0
         self.chunk = chunk
         self.joined = False
+        self.moved = 0  # payload bytes that flowed
         config = LinkConfig(DETECTOR, connect_ns=5000 * MS, credit_bytes=credit, max_resends=max_resends)
         self.a = self._side("b", LinkId(1, 1), config, None)
         self.b = self._side("a", LinkId(2, 7), config, fault)
@@ -183,6 +184,7 @@ class Pair:
             side.streams.remove(stream)
             return True
         piece = stream.payload[stream.offset : stream.offset + self.chunk]
+        self.moved += len(piece)
         inflow.view[inflow.filled : inflow.filled + len(piece)] = piece
         inflow.filled += len(piece)
         stream.offset += len(piece)

@@ -206,7 +206,7 @@ class Inbox:
             posted.buffer = data
         elif length != len(posted.buffer):
             try:
-                posted.buffer = memoryview(mmap.mmap(-1, length) if length >= _MAPPED else bytearray(length))
+                posted.buffer = _memory(length)
             except (MemoryError, OverflowError, OSError):
                 return MessageRefused(f"there is no memory for {length} bytes", peer=self._peer)
         return None
@@ -595,6 +595,11 @@ class Inbox:
         if place is not None:
             self._taken[place[0]] = place[1] + 1
         posted.on_done(posted)
+
+
+def _memory(length: int) -> memoryview:
+    """Zeroed memory; ACCESS_COPY makes a mapping private, so that pages nobody wrote to cost nothing."""
+    return memoryview(mmap.mmap(-1, length, access=mmap.ACCESS_COPY) if length >= _MAPPED else bytearray(length))
 
 
 def _of_caller(tag: bytes) -> bool:
