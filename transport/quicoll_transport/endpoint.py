@@ -23,10 +23,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from .addresses import DialPlan, is_numeric
 from .channel import Channel
 from .detector import DetectorConfig
 from .errors import (
-    AddressError,
     AuthenticationError,
     ConfigurationError,
     DeadlineExceeded,
@@ -82,7 +82,7 @@ from .quic import (
     error_name,
     is_unauthenticated_initial,
 )
-from .udp import DatagramIO, FaultyIO, is_numeric, resolve
+from .udp import DatagramIO, FaultyIO, Trouble, numeric, resolve_all
 
 if TYPE_CHECKING:
     from .faults import Faults
@@ -238,6 +238,7 @@ class Link:
         self.next_dial_ns = now_ns
         self.backoff_ns = _FIRST_BACKOFF_NS
         self.attempts = 0
+        self.plan = DialPlan()
         self._up: asyncio.Future[None] | None = None
         self.number = number
         self.log = logging.LoggerAdapter(log, {"peer": str(identity), "link": number})
@@ -479,13 +480,15 @@ class _Connection:
     identity: Identity | None = None
     reader: ControlReader = field(default_factory=ControlReader)
     greeted: bool = False
+    answer_ns: int | None = None  # until which a dialled peer must have sent anything at all; None once it has
     cids: list[bytes] = field(default_factory=list)  # under which it is registered
 
     def next_timer(self) -> int | None:
         at = self.session.next_timer()
         if self.greeted:
             return at
-        return self.deadline_ns if at is None else min(at, self.deadline_ns)
+        deadline = self.deadline_ns if self.answer_ns is None else min(self.deadline_ns, self.answer_ns)
+        return deadline if at is None else min(at, deadline)
 
 
 class Endpoint:
@@ -710,6 +713,7 @@ class Endpoint:
             if connection is None:
                 continue
             touched[connection] = None
+            connection.answer_ns = None
             self._guard(connection, connection.session.receive, data, address, now_ns)
         for connection in touched:
             self._process(connection, now_ns)
@@ -801,17 +805,24 @@ class Endpoint:
             self._io.send(datagrams)
         self._schedule(connection)
 
-    def _on_unreachable(self, address: Address) -> None:
+    def _on_unreachable(self, address: Address, trouble: Trouble) -> None:
+        """While dialling, any trouble ends the attempt. A link that is up only counts what says that the host lives and
+        its process does not: a route or an interface may come back within the link's deadline."""
         now_ns = self.now_ns()
         for connection in list(self._connections):
             peer = connection.session.peer_address
-            if peer is None or peer[:2] != address[:2] or connection.link is None:
+            if peer is None or peer[:2] != address[:2]:
                 continue
-            if connection.dialled and not connection.greeted:
-                self._fail(connection, CLOSE_NORMAL, "nothing listens there")
-            else:
+            if trouble.limit:
+                connection.session.limit_datagrams(trouble.limit)
+            elif connection.link is None:
+                continue
+            elif connection.dialled and not connection.greeted:
+                self._fail(connection, CLOSE_NORMAL, trouble.cause)
+            elif trouble.refused:
                 connection.link.core.unreachable(now_ns)
-            self._touch(connection.link)
+            if connection.link is not None:
+                self._touch(connection.link)
 
     # -- authentication ------------------------------------------------------------------------------------------
 
@@ -906,6 +917,8 @@ class Endpoint:
             connection.link = link
             link.core.connected()
         connection.greeted = True
+        if connection.dialled:
+            link.plan.worked()
         self._strangers -= not connection.dialled
         link.core.hello(hello, now_ns)
         connection.session.attach(link.core)
@@ -956,10 +969,12 @@ class Endpoint:
             self._detached(link, text)
 
     def _detached(self, link: Link, reason: str) -> None:
-        link.core.refusal = reason
+        link.core.refusal = link.plan.failed(reason)
         link.core.disconnected()
-        link.next_dial_ns = self.now_ns() + link.backoff_ns
-        link.backoff_ns = min(2 * link.backoff_ns, _LAST_BACKOFF_NS)
+        link.next_dial_ns = self.now_ns()
+        if not link.plan.more:  # all addresses were tried: now one has to wait
+            link.next_dial_ns += link.backoff_ns
+            link.backoff_ns = min(2 * link.backoff_ns, _LAST_BACKOFF_NS)
         self._touch(link)
 
     def _close(self, connection: _Connection, code: int, reason: str) -> None:
@@ -1001,30 +1016,34 @@ class Endpoint:
         return base
 
     def _dial(self, link: Link, now_ns: int) -> None:
-        address = link.addresses[link.attempts % len(link.addresses)]
-        link.attempts += 1
-        if is_numeric(str(address[0])):
+        """Try the next address of this round, or begin another round; names are looked up each time, as a node that
+        comes back may have moved."""
+        address = link.plan.next()
+        if address is not None:
             self._connect(link, address, now_ns)
+        elif all(is_numeric(str(address[0])) for address in link.addresses):
+            self._begin_round(link, *numeric(link.addresses))
         elif link not in self._resolving:
-            link.next_dial_ns = now_ns + self.config.handshake_ns
-            task = self._resolving[link] = self.loop.create_task(self._resolve(link, address))
+            link.next_dial_ns = now_ns + 2 * self.config.handshake_ns  # the task is quicker and sets it
+            task = self._resolving[link] = self.loop.create_task(self._resolve(link, list(link.addresses)))
             task.add_done_callback(lambda _: self._resolving.pop(link, None))
 
-    async def _resolve(self, link: Link, address: Address) -> None:
-        """Look a host name up, each time that it is dialled: a node that comes back may have moved."""
-        seconds = self.config.handshake_ns / 1e9
-        try:
-            async with asyncio.timeout(seconds):
-                found = await resolve(str(address[0]), int(address[1]), loop=self.loop, like=self.address)
-        except AddressError as error:
-            self._detached(link, str(error))
-            return
-        except TimeoutError:  # the resolver's thread may go on; its answer has nobody to go to
-            self._detached(link, f"no answer to the look-up of {address[0]!r} within {seconds:g} s")
-            return
+    async def _resolve(self, link: Link, addresses: Sequence[Address]) -> None:
+        """Look all names up at once; those that do not answer in the time of a handshake are left out."""
+        found, failed = await resolve_all(
+            addresses, timeout=self.config.handshake_ns / 1e9, loop=self.loop, like=self.address
+        )
         if not link.ended and link.connection is None:
-            self._connect(link, found, self.now_ns())
+            self._begin_round(link, found, failed)
             self._touch(link)
+
+    def _begin_round(self, link: Link, addresses: Sequence[Address], failed: Sequence[str]) -> None:
+        link.plan.begin(addresses)
+        address = link.plan.next()
+        if address is None:
+            self._detached(link, "; ".join(failed))
+        else:
+            self._connect(link, address, self.now_ns())
 
     def _connect(self, link: Link, address: Address, now_ns: int) -> None:
         session = Session.client(
@@ -1035,6 +1054,8 @@ class Endpoint:
             qlog=self._qlog,
         )
         connection = _Connection(session, dialled=True, deadline_ns=now_ns + self.config.handshake_ns, link=link)
+        connection.answer_ns = now_ns + link.plan.patience_ns(self.config.handshake_ns)
+        link.attempts += 1
         link.connection = connection
         if self.observer is not None:
             self._emit(DialStarted(now_ns, str(link.identity), link.number, address, link.attempts))
@@ -1095,7 +1116,9 @@ class Endpoint:
             self._process(connection, now_ns)
         if connection not in self._connections:
             return
-        if not connection.greeted and now_ns >= connection.deadline_ns:
+        if not connection.greeted and connection.answer_ns is not None and now_ns >= connection.answer_ns:
+            self._fail(connection, CLOSE_REFUSED, "no answer")
+        elif not connection.greeted and now_ns >= connection.deadline_ns:
             self._fail(connection, CLOSE_REFUSED, "handshake too slow")
         else:
             self._transmit(connection)

@@ -346,6 +346,11 @@ class Session:
         if trace is not None and logger is not None:
             logger.end_trace(trace)
 
+    def limit_datagrams(self, most: int) -> None:
+        """Send datagrams of `most` bytes at most from now on (never below what QUIC needs); what was lost for its size
+        is sent again in smaller ones, as after any loss (RFC 9000 section 14.2.1)."""
+        self._quic._max_datagram_size = max(1200, min(most, self._quic._max_datagram_size))
+
     @property
     def peer_address(self) -> Address | None:
         return self._quic.get_peer_address()

@@ -16,6 +16,7 @@ Memory of a rule. Delay, Rate, BurstLoss and Hold remember what they saw; one in
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -98,11 +99,11 @@ def matches(address: tuple[Any, ...], wanted: frozenset[tuple[Any, ...]]) -> boo
     return address[:2] in wanted or address[:1] in wanted
 
 
-def address_set(addresses: Addresses) -> frozenset[tuple[Any, ...]]:
+def address_set(addresses: Sequence[tuple[Any, ...] | str]) -> frozenset[tuple[Any, ...]]:
     for address in addresses:
-        if not isinstance(address, tuple) or not address:
+        if isinstance(address, str) or not address:  # a plain string would match nothing, quietly
             raise ConfigurationError(f"an address is (host, port) or (host,), not {address!r}")
-    return frozenset(address[:2] for address in addresses)
+    return frozenset(tuple(address[:2]) for address in addresses)
 
 
 def check_probability(value: float) -> float:
