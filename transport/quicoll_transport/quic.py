@@ -278,6 +278,7 @@ class Session:
         self._waiting: deque[_Feed] = deque()
         self._feeding: deque[_Feed] = deque()
         self._open: dict[int, _Feed] = {}
+        self.bytes_fed = 0  # payload bytes given to QUIC, for whoever measures what was sent again
         self._last_received: float | None = None
 
     @classmethod
@@ -391,6 +392,13 @@ class Session:
         if not self.closed:
             self._quic.close(error_code=code, reason_phrase=reason)
 
+    def release(self) -> None:
+        """Let go of everything that is the caller's; nothing is fed or delivered any more."""
+        self._sink = None
+        self._early.clear()
+        for table in (self._waiting, self._feeding, self._open, self._inbound):
+            table.clear()
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _reset_stream(self, stream_id: int) -> None:
@@ -434,6 +442,7 @@ class Session:
             # aioquic appends to a bytearray, for which a memoryview does as well as the bytes it asks for
             self._quic.send_stream_data(feed.stream_id, piece, end_stream=fin)  # type: ignore[arg-type]
             room -= len(piece)
+            self.bytes_fed += len(piece)
             if fin:
                 feed.payload = memoryview(b"")
             else:
@@ -512,7 +521,7 @@ class Session:
                 if not fin:
                     self._stop_stream(stream_id)
         if fin:
-            del self._inbound[stream_id]
+            self._inbound.pop(stream_id, None)
             if inflow is not None:
                 sink.message_end(inflow)
             elif not inbound.refused:
