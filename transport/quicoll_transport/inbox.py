@@ -172,7 +172,7 @@ class Inbox:
         tag = channel_tag(channel, counter)
         if tag in self._posted:
             raise ConfigurationError(f"the next message of channel {channel} is being waited for already")
-        posted = Posted(tag, _NOTHING, on_done, limit=limit)
+        posted = Posted(tag, memoryview(bytearray()), on_done, limit=limit)
         if error is not None:
             self._complete(posted, error)
         else:
