@@ -1116,10 +1116,10 @@ class Endpoint:
             self._process(connection, now_ns)
         if connection not in self._connections:
             return
-        if not connection.greeted and connection.answer_ns is not None and now_ns >= connection.answer_ns:
-            self._fail(connection, CLOSE_REFUSED, "no answer")
-        elif not connection.greeted and now_ns >= connection.deadline_ns:
+        if not connection.greeted and now_ns >= connection.deadline_ns:
             self._fail(connection, CLOSE_REFUSED, "handshake too slow")
+        elif not connection.greeted and connection.answer_ns is not None and now_ns >= connection.answer_ns:
+            self._fail(connection, CLOSE_REFUSED, "no answer")
         else:
             self._transmit(connection)
 
