@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 
 import pytest
@@ -21,6 +22,9 @@ from quicoll_transport.link import (
     SendState,
 )
 
+CHANNELS = (0, 7)
+LIMIT = 5000
+
 
 class World:
     """Everything that can happen to a link, and what must hold whatever happens."""
@@ -30,6 +34,10 @@ class World:
         self.pair = Pair(credit=credit, max_resends=1, fault=self.flip)
         self.credit = credit
         self.numbers = itertools.count()
+        self.begin()
+
+    def begin(self) -> None:
+        """A new link, between new incarnations."""
         self.sizes: dict[int, int] = {}
         self.unposted: list[int] = []
         self.sent: dict[int, Outgoing] = {}
@@ -37,6 +45,8 @@ class World:
         self.told: dict[int, int] = {}
         self.taken_back: list[tuple[Posted, bytes]] = []
         self.words: dict[Side, list[bytes]] = {self.pair.a: [], self.pair.b: []}
+        self.pushed: dict[int, list[tuple[Outgoing, bytes]]] = {channel: [] for channel in CHANNELS}
+        self.taken: dict[int, list[Posted]] = {channel: [] for channel in CHANNELS}
         self.pair.up()
 
     def done(self, item: Outgoing | Posted) -> None:
@@ -50,6 +60,17 @@ class World:
         self.sent[number] = message
         return message
 
+    def push(self, channel: int, size: int) -> Outgoing:
+        data = payload(next(self.numbers), size)
+        message = self.pair.a.core.channel_send(channel, memoryview(data), self.done)
+        self.pushed[channel].append((message, data))
+        return message
+
+    def take(self, channel: int) -> None:
+        taken = self.taken[channel]
+        if not taken or taken[-1].done:
+            taken.append(self.pair.b.core.channel_take(channel, LIMIT, self.done))
+
     def post(self, index: int) -> Posted | None:
         if not self.unposted:
             return None
@@ -59,10 +80,11 @@ class World:
         return posted
 
     def cancel(self, message: Outgoing) -> None:
-        self.pair.a.core.cancel(message)
+        if any(message is item for item in (*self.sent.values(), *self.channel_items())):  # not of an earlier link
+            self.pair.a.core.cancel(message)
 
     def withdraw(self, posted: Posted) -> None:
-        if not posted.done:
+        if not posted.done and posted in self.posted:
             self.pair.b.core.withdraw(posted)
             self.posted.remove(posted)
             self.taken_back.append((posted, bytes(posted.buffer)))
@@ -95,13 +117,49 @@ class World:
         if not self.pair.joined:
             self.pair.join()
 
+    def restart(self, side: Side) -> None:
+        """A node starts again: its link is gone without a word, its peer's ends, and there is another one."""
+        pair, survivor = self.pair, self.pair.other(side)
+        survivor.core.lose("the peer restarted", now_ns=pair.now)
+        for item in (*self.sent.values(), *self.posted, *self.channel_items()):
+            if isinstance(item, Outgoing) == (survivor is pair.a):
+                assert item.done, "nothing is pending at the end of a link"
+                assert self.told[id(item)] == 1
+        self.told = {}
+        before = [(posted, bytes(posted.buffer)) for posted in self.posted if not posted.done]
+        self.pair = Pair(credit=self.credit, max_resends=1, fault=self.flip)
+        self.begin()
+        self.taken_back = before if survivor is pair.b else []
+
+    def channel_items(self) -> list[Outgoing | Posted]:
+        pushed = [message for messages in self.pushed.values() for message, _ in messages]
+        return [*pushed, *(posted for taken in self.taken.values() for posted in taken)]
+
+    def check_channels(self) -> None:
+        for channel in CHANNELS:
+            for n, posted in enumerate(self.taken[channel]):
+                if not posted.done:
+                    continue
+                message, data = self.pushed[channel][n]
+                if posted.void:
+                    assert message.state is SendState.CANCELLED
+                elif posted.error is None:
+                    assert posted.buffer == data, "each at its place"
+                elif isinstance(posted.error, MessageRefused):
+                    assert len(data) > LIMIT
+                else:
+                    assert isinstance(posted.error, MessageCorrupted)
+                    assert posted.error.channel == channel
+                    assert posted.error.counter == n
+
     def check(self) -> None:
         assert 0 <= self.pair.b.core.stats.held_bytes <= self.credit
         assert 0 <= self.pair.credit_used() <= self.credit
         for side in (self.pair.a, self.pair.b):
             assert side.apps == self.words[self.pair.other(side)][: len(side.apps)], "in order, each once"
-        for item in (*self.sent.values(), *self.posted):
+        for item in (*self.sent.values(), *self.posted, *self.channel_items()):
             assert self.told.get(id(item), 0) == int(item.done)
+        self.check_channels()
         for posted in self.posted:
             number = int.from_bytes(posted.tag, "big")
             if posted.done and posted.error is None:
@@ -119,6 +177,17 @@ class World:
         while self.unposted:
             self.post(0)
         self.pair.settle()
+        for channel in CHANNELS:
+            for n in range(len(self.pushed[channel])):
+                if n == len(self.taken[channel]):
+                    self.take(channel)
+                self.pair.settle()
+                assert self.taken[channel][n].done, f"message {n} of channel {channel} does not come"
+            for waiting in self.taken[channel][len(self.pushed[channel]) :]:
+                assert not waiting.done
+                self.pair.b.core.withdraw(waiting)
+                self.taken[channel].remove(waiting)
+        assert all(item.done for item in self.channel_items())
         for number, message in self.sent.items():
             assert message.done, f"message {number} is {message.state}"
         for posted in list(self.posted):
@@ -135,8 +204,9 @@ class World:
         assert_clean(self.pair)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("QUICOLL_WALKS", "80"))))
 def test_random_walk(seed: int) -> None:
+    """QUICOLL_WALKS: how many walks of 150 steps (80)."""
     rng = random.Random(seed)
     world = World(rng.choice([0, 1500, 6000, 20_000]))
     for _ in range(150):
@@ -157,6 +227,14 @@ def test_random_walk(seed: int) -> None:
                 world.die(rng.choice([None, world.pair.a, world.pair.b]), rng.randrange(30), rng.random() < 0.8)
             case 12:
                 world.reconnect()
+            case 13 | 14:
+                world.push(rng.choice(CHANNELS), rng.choice([0, 1, 300, 1200, 3000, 8000]))
+            case 15 | 16:
+                world.take(rng.choice(CHANNELS))
+            case 17 if pushed := [m for messages in world.pushed.values() for m, _ in messages]:
+                world.cancel(rng.choice(pushed))
+            case 18 if rng.random() < 0.2:
+                world.restart(rng.choice([world.pair.a, world.pair.b]))
             case _:
                 world.move(rng.randrange(1 << 30), rng.randrange(80))
         world.check()
@@ -176,6 +254,18 @@ class LinkMachine(RuleBasedStateMachine):
     @rule(target=sends, size=st.sampled_from([0, 1, 300, 1200, 3000]))
     def send(self, size: int) -> Outgoing:
         return self.world.send(size)
+
+    @rule(target=sends, channel=st.sampled_from(CHANNELS), size=st.sampled_from([0, 1, 300, 3000, 8000]))
+    def push(self, channel: int, size: int) -> Outgoing:
+        return self.world.push(channel, size)
+
+    @rule(channel=st.sampled_from(CHANNELS))
+    def take(self, channel: int) -> None:
+        self.world.take(channel)
+
+    @rule(side=st.sampled_from("ab"))
+    def restart(self, side: str) -> None:
+        self.world.restart(getattr(self.world.pair, side))
 
     @rule(target=posts, index=st.integers(0, 100))
     def post(self, index: int) -> Posted | None:
@@ -224,7 +314,7 @@ TestLinkMachine = LinkMachine.TestCase
 TestLinkMachine.settings = settings(
     derandomize=True,
     deadline=None,
-    max_examples=60,
+    max_examples=int(os.environ.get("QUICOLL_EXAMPLES", "60")),
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
