@@ -922,9 +922,9 @@ class Endpoint:
         self._strangers -= not connection.dialled
         link.core.hello(hello, now_ns)
         connection.session.attach(link.core)
-        if self.observer is not None:
+        if self.observer is not None and not link.ended:
             address, count = connection.session.peer_address, link.stats.connections
-            event = ConnectionUp(now_ns, str(identity), link.number, address, connection.dialled, count)
+            event = ConnectionUp(self.now_ns(), str(identity), link.number, address, connection.dialled, count)
             self._emit(event)
         return True
 
@@ -1058,7 +1058,7 @@ class Endpoint:
         link.attempts += 1
         link.connection = connection
         if self.observer is not None:
-            self._emit(DialStarted(now_ns, str(link.identity), link.number, address, link.attempts))
+            self._emit(DialStarted(self.now_ns(), str(link.identity), link.number, address, link.attempts))
         self._register(connection)
         self._transmit(connection)
 
