@@ -756,8 +756,9 @@ class Endpoint:
         session = connection.session
         while session.cids:
             cid = session.cids.pop()
-            self._by_cid[cid] = connection
-            connection.cids.append(cid)
+            if self._by_cid.get(cid) is not connection:  # QUIC announces an id again when the announcement was lost
+                self._by_cid[cid] = connection
+                connection.cids.append(cid)
         while session.retired_cids:
             cid = session.retired_cids.pop()
             if self._by_cid.get(cid) is connection:
