@@ -311,6 +311,10 @@ class UdpSocket:
     def _send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
         sendto = self._socket.sendto
         for i, (data, address) in enumerate(datagrams):
+            if not self._v6 and len(address) != 2:  # sendto would raise a TypeError
+                self.lost_unsendable += 1
+                self._trouble(address, errno.EAFNOSUPPORT)
+                continue
             code = 0
             for _ in range(3):
                 try:
