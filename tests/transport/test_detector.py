@@ -229,9 +229,9 @@ def answered(clock: Clock, rtt_ns: int, *, times: int) -> None:
 
 
 @pytest.mark.parametrize("rtt_ms", [0, 1, 20, 100, 300, 1000, 60_000])
-def test_the_derived_deadline_is_eight_rto_between_floor_and_ceiling(rtt_ms: int) -> None:
+def test_the_derived_deadline_is_four_rto_between_floor_and_ceiling(rtt_ms: int) -> None:
     detector = Detector(ADAPTIVE, now_ns=0)
-    estimate = RttEstimate()
+    estimate = RttEstimate(smooth=16, vary=32)
     for i in range(40):
         detector._due_ns = i * MS + rtt_ms * MS  # no stall of ours, however long the answer takes
         detector.pong(i * MS, i * MS + rtt_ms * MS)
@@ -365,8 +365,8 @@ def test_the_deadline_comes_down_again_when_the_path_recovers() -> None:
     clock = Clock(config=ADAPTIVE)
     answered(clock, 400 * MS, times=30)
     slow = clock.detector.lost_after_ns
-    answered(clock, 5 * MS, times=60)
-    assert slow > 3 * LOST_FLOOR_NS
+    answered(clock, 5 * MS, times=200)
+    assert slow > 2 * LOST_FLOOR_NS
     assert clock.detector.lost_after_ns == LOST_FLOOR_NS
 
 

@@ -108,7 +108,7 @@ class EndpointConfig:
     """Settings of an endpoint.
 
     lost_after_ns: silence after which a peer is lost, exactly. None: it follows the measured round trips, between one
-        second and fifteen (see detector).
+        second and ten (see detector).
     connect_ns: how long a link may take to come up. handshake_ns: how long one attempt may take.
     credit_bytes, max_resends: see LinkConfig. session: see SessionConfig.
     max_handshakes: unauthenticated sessions that strangers may keep open here at once.
