@@ -220,7 +220,7 @@ def endpoint(credentials: Credentials, lost_after: int | None, observer: Observe
 
 
 def hold_the_lock(stop: threading.Event) -> None:
-    """Sorting keeps the interpreter's lock from beginning to end: about 0.4 s at a time here, then a breath."""
+    """Sorting keeps the interpreter's lock from beginning to end, 0.2 s at a time or more, then a breath."""
     numbers = [random.random() for _ in range(400_000)]
     while not stop.is_set():
         sorted(numbers)
@@ -315,7 +315,7 @@ LOADS: dict[str, tuple[int, Callable[..., None] | None]] = {
 
 def loads(seconds: float) -> list[dict[str, Any]]:
     rows = []
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # keys cannot be pickled
     made = ephemeral("bench", NODES)
     for load in LOADS:
         here, there = context.Pipe()
