@@ -75,9 +75,9 @@ class Channel:
         except TimeoutError as error:
             if isinstance(error, TransportError):
                 raise
-            raise DeadlineExceeded(
-                f"no message on channel {self.number} within {timeout} s", peer=str(self._link.identity)
-            ) from None
+            what, seconds = f"a message on channel {self.number}", timeout or 0.0
+            text = f"{what} did not come within {seconds:g} s"
+            raise DeadlineExceeded(text, peer=str(self._link.identity), what=what, seconds=seconds) from None
         finally:
             self._waiters.remove(waiter)
             self._advance()

@@ -275,7 +275,7 @@ class Inbox:
             inflow = arriving.pop(sequence)
             paused = Inflow(inflow.header, inflow.view, inflow.posted, inflow.filled, paused=True)
             inflow.alive = False  # for the session that had it
-            inflow.view = _NOTHING
+            inflow.view, inflow.posted = _NOTHING, None
             if paused.posted is not None:
                 paused.posted.inflow = paused
             if not paused.header.eager:
@@ -421,14 +421,14 @@ class Inbox:
             )
         if self._payload_fault is not None and header.length:
             self._payload_fault(inflow.view)
-        data = inflow.view
+        data, target = inflow.view, inflow.posted
         found = checksum(data)
         del self._inflows[header.sequence]
         self._end_inflow(inflow)
         if found != header.checksum:
             self._corrupt(header, found)
             return
-        posted = inflow.posted or self._posted.get(header.tag)
+        posted = target or self._posted.get(header.tag)
         if posted is None and header.tag in self._held:
             self._refuse(header, f"another message with tag {header.tag.hex()} waits")
             return
@@ -444,7 +444,7 @@ class Inbox:
         del self._posted[header.tag]
         posted.void = header.void
         # One that was posted while the message was arriving has its bytes still to get.
-        self._complete(posted, None if inflow.posted is not None else self._place(posted, header.length, data))
+        self._complete(posted, None if target is not None else self._place(posted, header.length, data))
 
     def message_reset(self, inflow: Inflow) -> None:
         if inflow.alive:
@@ -572,6 +572,7 @@ class Inbox:
         inflow.view = _NOTHING  # a session may keep the object until its stream ends; the memory is its owner's again
         if inflow.posted is not None:
             inflow.posted.inflow = None
+            inflow.posted = None
         else:
             self.held_bytes -= inflow.header.length + MESSAGE_COST
 
