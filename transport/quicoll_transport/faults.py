@@ -160,7 +160,7 @@ class Chain:
         return deliveries, decided
 
     def release(self, now_ns: int, rng: Rng) -> list[Released]:
-        # From the end, so that what waits further on goes first and what follows finds that rule open.
+        # From the end: what waits further on goes first, and what follows it does not wait there again.
         freed: list[Released] = []
         for i in reversed(range(len(self.rules))):
             for datagram, deliveries in _release(self.rules[i], now_ns, rng):

@@ -465,7 +465,6 @@ class FaultyIO:
 
     def _pass(self, datagrams: Sequence[tuple[bytes, Address]], *, outgoing: bool) -> None:
         now_ns = self._now_ns()
-        self._take_released(now_ns)
         local = self._inner.local_address
         for data, address in datagrams:
             datagram = Datagram(data, address, outgoing, local)
@@ -484,16 +483,16 @@ class FaultyIO:
         heapq.heappush(queue, (due_ns, self._judged, data, address))
 
     def _woken(self) -> None:
-        """Something that was held is free. It is passed on soon, as its owner may be anywhere in its work."""
-        if not self._closed:
-            self._take_released(self._now_ns())
-            self._arm()
-
-    def _take_released(self, now_ns: int) -> None:
+        """Something that was held is free. It queues before whatever comes now, but is passed on by the timer only, as
+        whoever released it may be anywhere in its work."""
+        if self._closed:
+            return
+        now_ns = self._now_ns()
         for datagram, deliveries in self._faults.released(now_ns):
             for delivery in deliveries:
                 due_ns = now_ns + max(0, delivery.delay_ns)
                 self._put(datagram.outgoing, datagram.address, delivery.data, due_ns)
+        self._arm()
 
     def _deliver_due(self, now_ns: int, *, outgoing: bool) -> None:
         queue = self._queues[outgoing]
