@@ -318,7 +318,7 @@ class Link:
             cwnd=0 if path is None else path.cwnd,
             bytes_in_flight=0 if path is None else path.bytes_in_flight,
             lost_packets=0 if path is None else path.lost_packets,
-            credit_used=core._outbox.credit_used,
+            credit_used=core.credit_used,
             credit_held=stats.held_bytes,
             credit_peak=stats.held_peak,
         )

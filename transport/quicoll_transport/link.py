@@ -196,6 +196,11 @@ class LinkCore:
         return self._outbox.drained
 
     @property
+    def credit_used(self) -> int:
+        """Bytes of the peer's credit that messages of ours take now."""
+        return self._outbox.credit_used
+
+    @property
     def stats(self) -> LinkStats:
         sent, received = self._outbox, self._inbox
         return LinkStats(
