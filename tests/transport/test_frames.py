@@ -44,6 +44,7 @@ TAG = bytes(range(TAG_SIZE))
 fixed = settings(derandomize=True, deadline=None, max_examples=60)
 
 u64 = st.integers(0, (1 << 64) - 1)
+u63 = st.integers(0, (1 << 63) - 1)
 u62 = st.integers(0, (1 << 62) - 1)
 tags = st.binary(min_size=TAG_SIZE, max_size=TAG_SIZE)
 channel_tags = st.builds(channel_tag, st.integers(0, MAX_CHANNEL), u64)
@@ -55,7 +56,7 @@ def headers(draw: st.DrawFn) -> Header:
     length = draw(st.integers(0, MAX_LENGTH))
     return Header(
         draw(any_tags),
-        draw(u64),
+        draw(u63),
         length,
         draw(u64),
         draw(st.integers(0, (1 << 32) - 1)),
@@ -159,6 +160,7 @@ def test_header_of_another_size_is_refused(size: int) -> None:
         ((b"qc", 1, 0x80, 0, TAG, 0, 0, 0, 0), "unknown flags"),
         ((b"qc", 1, 0, 0, TAG, 0, MAX_LENGTH + 1, 0, 0), "above the limit"),
         ((b"qc", 1, 0, 0, TAG, 0, (1 << 64) - 1, 0, 0), "above the limit"),
+        ((b"qc", 1, 0, 0, TAG, 1 << 63, 0, 0, 0), "out of range"),
         ((b"qc", 1, 0, 0, TAG, 0, 5, 0, 6), "begins at 6"),
         ((b"qc", 1, 2, 0, channel_tag(1, 2) + bytes(7) + b"x", 0, 5, 0, 0), "malformed channel"),
         ((b"qc", 1, 2, 0, channel_tag(MAX_CHANNEL + 1, 2) + bytes(8), 0, 5, 0, 0), "malformed channel"),
@@ -239,6 +241,8 @@ def test_noise_is_refused_or_waits_but_is_never_taken_for_more_than_it_is(noise:
         [1, 1, 1, 0, 0, 0, [[2 * i, 2 * i + 1] for i in range(MAX_RANGES + 1)], 0, 0],
         [10, 1, "x" * 401],
         [10, 1, b"bytes"],
+        [9, 1 << 63, 0],  # the end of its range would be above what msgpack carries
+        [5, 1 << 63],
         [11, 1, "text"],
         [8, 1, 1, 1, 1],  # an integer where a truth value belongs
         None,
@@ -251,6 +255,12 @@ def test_noise_is_refused_or_waits_but_is_never_taken_for_more_than_it_is(noise:
 def test_malformed_control_message_is_refused(value: object) -> None:
     with pytest.raises(ProtocolError):
         ControlReader().feed(framed(value))
+
+
+def test_text_that_is_no_utf8_is_refused() -> None:
+    body = bytes([0x93, 10, 1, 0xA2]) + b"\xff\xff"
+    with pytest.raises(ProtocolError, match="malformed"):
+        ControlReader().feed(len(body).to_bytes(4, "big") + body)
 
 
 def test_deeply_nested_control_message_is_refused() -> None:

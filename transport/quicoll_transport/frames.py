@@ -140,6 +140,8 @@ class Header:
             raise ProtocolError(f"message header of another protocol or version ({magic!r}, {version})")
         if flags & ~(FLAG_EAGER | FLAG_CHANNEL | FLAG_VOID):
             raise ProtocolError(f"message header with unknown flags {flags:#x}")
+        if sequence >= _LIMIT64:
+            raise ProtocolError(f"message number {sequence} is out of range")
         if length > MAX_LENGTH:
             raise ProtocolError(f"message of {length} bytes is above the limit of {MAX_LENGTH}")
         if offset > length:
@@ -269,7 +271,10 @@ def _check(message: Control) -> None:
     """Bounds that the types do not express."""
     for name in message.__struct_fields__:
         value = getattr(message, name)
-        if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value <= _LIMIT64 * 2:
+        # A sequence below 2^63 leaves room for the end of its range, and for sums, in what msgpack can carry. A digest
+        # (`found`) has all 64 bits; msgpack has no more.
+        limit = 2 * _LIMIT64 if name == "found" else _LIMIT64
+        if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value < limit:
             raise ProtocolError(f"{type(message).__name__}.{name} = {value} is out of range")
         if name == "partial":
             _check_partial(value)
@@ -292,7 +297,7 @@ def _check_partial(partial: tuple[tuple[int, int], ...]) -> None:
         raise ProtocolError(f"Hello lists {len(partial)} interrupted messages")
     last = -1
     for sequence, filled in partial:
-        if not (last < sequence <= _LIMIT64 and 0 < filled <= MAX_LENGTH):
+        if not (last < sequence < _LIMIT64 and 0 < filled <= MAX_LENGTH):
             raise ProtocolError("Hello lists interrupted messages out of order, or without a length")
         last = sequence
 
@@ -316,7 +321,7 @@ class ControlReader:
                 break
             try:
                 message = _decoder.decode(memoryview(self._buffer)[start + 4 : start + 4 + size].tobytes())
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
                 raise ProtocolError(f"malformed control message: {error}") from error
             _check(message)
             messages.append(message)
