@@ -16,9 +16,9 @@ What aioquic 1.7 lacks and this module supplies:
   a peer that has sent 1 GiB may leave a hole and make us hold the next 1 GiB. Here windows slide with what was taken.
 
 Private names used: aioquic._buffer; QuicConnection._initialize, ._streams, ._spaces, ._loss, ._local_max_data,
-._state, ._close_event, ._quic_logger, ._write_connection_limits, ._write_stream_limits; QuicPacketRecovery._rtt_*,
-._on_packets_lost; tls.Context._request_client_certificate, ._peer_certificate, ._peer_certificate_chain;
-QuicStreamSender._buffer.
+._state, ._close_event, ._close_pending, ._network_paths, ._quic_logger, ._write_connection_limits,
+._write_stream_limits; QuicPacketRecovery._rtt_*, ._on_packets_lost; tls.Context._request_client_certificate,
+._peer_certificate, ._peer_certificate_chain; QuicStreamSender._buffer.
 
 `check_foundation` proves once per process that those which security rests on still mean what we think, by handshakes
 in memory, and refuses to run otherwise; the canary tests say the same of all of them to whoever upgrades. Supported:
@@ -326,7 +326,14 @@ class Session:
 
     def datagrams_to_send(self, now_ns: int) -> list[tuple[bytes, Address]]:
         self._feed()
-        return self._quic.datagrams_to_send(now_ns / 1e9)
+        closing = self._quic._close_pending
+        out = self._quic.datagrams_to_send(now_ns / 1e9)
+        if closing and self._quic._network_paths:
+            # aioquic leaves its last words out of the limit on unvalidated addresses (RFC 9000 section 8.1).
+            path = self._quic._network_paths[0]
+            if not path.is_validated and path.bytes_sent > 3 * path.bytes_received:
+                return []
+        return out
 
     def path_stats(self) -> PathStats:
         loss = self._quic._loss
@@ -422,7 +429,9 @@ class Session:
                 del self._open[stream_id]
             else:
                 held += len(stream.sender._buffer)
-        room = min(max(_FEED_FLOOR, 2 * self._quic._loss.congestion_window), _FEED_CEILING) - held
+        # More than the peer's window (taken to be as wide as ours) could not be under way, only lie here.
+        ceiling = min(_FEED_CEILING, self._quic.configuration.max_data + _FEED_FLOOR)
+        room = min(max(_FEED_FLOOR, 2 * self._quic._loss.congestion_window), ceiling) - held
         while room > 0:
             while self._waiting and len(self._feeding) < _FEED_STREAMS:
                 feed = self._waiting.popleft()
