@@ -304,6 +304,7 @@ class TakesEverything:
 
     def __init__(self) -> None:
         self._streams: dict[int, Any] = {}
+        self.configuration = SimpleNamespace(max_data=1 << 30)
         self._loss = SimpleNamespace(congestion_window=1 << 30)
         self.given: dict[int, int] = {}
         self.ended: list[int] = []
