@@ -50,6 +50,7 @@ _TROUBLES = 256  # destinations with trouble told in one iteration of the loop; 
 _AGAIN = 0.001  # seconds until a send is tried again after ENOBUFS, which no event ends
 _QUIC_LEAST = 1200  # bytes of UDP payload that QUIC needs of a path (RFC 9000 section 14)
 _IP_RECVERR, _IPV6_RECVERR, _MSG_ERRQUEUE = 11, 25, 0x2000
+_IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_DO = 10, 23, 2
 _EXTENDED_ERROR = struct.Struct("=IBBBBII")  # struct sock_extended_err: errno, origin, type, code, pad, info, data
 
 # What an error of sending, or an ICMP message, says of the destination.
@@ -223,9 +224,13 @@ class UdpSocket:
             if family == socket.AF_INET6:  # never the host's default, net.ipv6.bindv6only
                 opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(v6only or address[0] != "::"))
             if self._errors:
-                opened.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)  # also for IPv4 through an IPv6 socket
+                # Both also for IPv4 through an IPv6 socket. QUIC must not be fragmented (RFC 9000 section 14), so what
+                # is too long for the path comes back as EMSGSIZE with the path's MTU, see _trouble.
+                opened.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
+                opened.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_DO)
                 if family == socket.AF_INET6:
                     opened.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
+                    opened.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_DO)
             opened.bind(address)
         except BaseException:
             opened.close()
@@ -280,8 +285,12 @@ class UdpSocket:
             known = self._canonical[address] = canonical(address, _scope)
         return known
 
-    def _read_errors(self) -> bool:
-        """Drain the error queue; True when there was something in it."""
+    def _read_errors(self, sending: Address | None = None) -> bool:
+        """Drain the error queue; True when there was something in it.
+
+        sending: the destination of the `sendto` that failed. Where Linux refuses an IPv4 datagram for its size, its
+        report names the host and port 0.
+        """
         if not self._errors:
             return False
         found = False
@@ -295,7 +304,10 @@ class UdpSocket:
                 ours = (level, kind) in ((socket.IPPROTO_IP, _IP_RECVERR), (socket.IPPROTO_IPV6, _IPV6_RECVERR))
                 if ours and len(data) >= _EXTENDED_ERROR.size and address:
                     code, _, _, _, _, info, _ = _EXTENDED_ERROR.unpack_from(data)
-                    self._trouble(self._from_wire(address), code, mtu=info if code == errno.EMSGSIZE else 0)
+                    told = self._from_wire(address)
+                    if told[1] == 0 and sending is not None and told[0] == sending[0]:
+                        told = sending
+                    self._trouble(told, code, mtu=info if code == errno.EMSGSIZE else 0)
         return found
 
     # -- sending -------------------------------------------------------------------------------------------------
@@ -331,7 +343,7 @@ class UdpSocket:
                         self._again = self._again or self._loop.call_later(_AGAIN, self._writable)
                         self._keep(datagrams[i:])
                         return
-                    self._read_errors()
+                    self._read_errors(address)
                     continue
                 code = 0
                 break
