@@ -19,7 +19,8 @@ which a quiet path does not foretell; the ceiling bounds what a peer that answer
 The gains are 1/16 for srtt and 1/32 for rttvar. Those of RFC 6298, 1/8 and 1/4, are for a sender with a sample each
 round trip, which has to follow a queue that fills. Here a sample is a heartbeat, and the late ones, those that a run of
 losses held up, are rare and tell the most: with 1/4, a run is forgotten four heartbeats later and the next one meets a
-short deadline. On seeded traces slower gains halve the mistakes for the same detection time (docs/detector.md).
+short deadline. On seeded traces with such runs the slower gains make about half the mistakes, and detect sooner
+(docs/detector.md).
 
 Why this one. The known adaptive detectors estimate the arrival of the next of a sequence of regular, one-way
 heartbeats: NFD-E (Chen, Toueg & Aguilera 2002, IEEE Trans. Computers 51(5)) adds a constant margin to the mean of the

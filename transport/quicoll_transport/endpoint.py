@@ -114,7 +114,7 @@ class EndpointConfig:
     max_handshakes: unauthenticated sessions that strangers may keep open here at once.
     max_links: peers; worst-case memory is max_links * credit_bytes.
     qlog_directory: where each connection leaves a qlog trace when it ends; None: no traces. qlog_files: how many of
-        them stay. Tracing costs about as much as the rest of a connection together, see qlog.
+        them stay. What that costs stands in qlog.
     """
 
     lost_after_ns: int | None = None
