@@ -19,9 +19,10 @@ from quicoll_transport.addresses import MAX_CANDIDATES, Address, DialPlan, alter
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import AddressError
 from quicoll_transport.faults import Chain, Cut, Delay, Drop, Duplicate, Faults, Hold, Rate, Reorder
+from quicoll_transport.faulty import FaultyIO
 from quicoll_transport.identity import WORKER, Credentials, Identity
 from quicoll_transport.quic import SessionConfig
-from quicoll_transport.udp import FaultyIO, OnDatagrams, OnUnreachable, Trouble, UdpSocket, resolve, resolve_all
+from quicoll_transport.udp import OnDatagrams, OnUnreachable, Trouble, UdpSocket, resolve, resolve_all
 
 MS = 1_000_000
 CredentialsOf = Callable[..., Credentials]

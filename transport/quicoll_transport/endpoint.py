@@ -35,6 +35,7 @@ from .errors import (
     ProtocolError,
     TransportError,
 )
+from .faulty import FaultyIO
 from .frames import ControlReader, Hello
 from .identity import Credentials, Identity, verify_peer
 from .link import (
@@ -82,7 +83,7 @@ from .quic import (
     error_name,
     is_unauthenticated_initial,
 )
-from .udp import DatagramIO, FaultyIO, Trouble, numeric, resolve_all
+from .udp import DatagramIO, Trouble, numeric, resolve_all
 
 if TYPE_CHECKING:
     from .faults import Faults

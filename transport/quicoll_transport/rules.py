@@ -2,7 +2,7 @@
 
 A rule looks at one datagram at a time `now_ns` and either has no opinion (None) or says what becomes of it: a list of
 deliveries, each a delay and the bytes; an empty list drops it. Whoever asked carries the deliveries out: the earlier
-due first, equal ones in the order of asking. So the same rules serve a socket (`udp.FaultyIO`) and a simulator with
+due first, equal ones in the order of asking. So the same rules serve a socket (`faulty.FaultyIO`) and a simulator with
 one `Faults` per host or per link.
 
 Rules are exact, not measured: times are integers of nanoseconds, randomness comes from the generator that is given,
