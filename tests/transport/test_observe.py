@@ -17,6 +17,7 @@ import pytest
 
 from quicoll_transport import endpoint as endpoint_module
 from quicoll_transport import observe
+from quicoll_transport.detector import LOST_FLOOR_NS, LOST_START_NS
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.faults import Cut, Drop, Faults
@@ -331,6 +332,20 @@ async def test_a_snapshot_of_a_link_without_connection_has_no_path(world: World)
     after = ours.snapshot()
     assert (after.state, after.cause) == (LinkState.CLOSED, "done")
     assert (after.path_rtt_ns, after.cwnd, after.bytes_in_flight, after.lost_packets) == (None, 0, 0, 0)
+
+
+async def test_a_snapshot_shows_how_a_derived_deadline_follows_heartbeats_and_quic(world: World) -> None:
+    config = EndpointConfig(connect_ns=30_000 * MS)
+    ours, theirs = await world.link(world.open("a", config=config), world.open("b", config=config))
+    first = ours.snapshot().lost_after_ns
+    while ours.rtt_ns is None:  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(0)
+    here = ours.snapshot()
+    assert first == LOST_START_NS
+    assert here.lost_after_ns == LOST_FLOOR_NS, "loopback is quick"
+    assert here.suspect_after_ns == LOST_FLOOR_NS * 9 // 20
+    assert ours.core.detector._path_rto_ns > 0, "QUIC's estimate is heard too"
+    await exchange(ours, theirs, 1, 1000)
 
 
 async def test_lost_packets_are_counted(world: World) -> None:
