@@ -67,6 +67,56 @@ def test_only_the_transitions_of_the_table_are_possible(before: LinkState, after
         assert pair.a.core.state is before
 
 
+def in_state(state: LinkState) -> Pair:
+    pair = Pair()
+    if state is not LinkState.CONNECTING:
+        pair.up()
+    if state is LinkState.DOWN:
+        pair.die()
+    elif state is LinkState.LOST:
+        pair.a.core.lose("gone", now_ns=0)
+    elif state is LinkState.CLOSED:
+        pair.a.core.close("done")
+    assert pair.a.core.state is state
+    return pair
+
+
+def greet(core: LinkCore) -> None:
+    core.disconnected()
+    core.connected()
+    core.hello(Hello(2, 7, 1, 1, 0, (), 0, 0), 0)
+
+
+C, U, D, L, X = LinkState.CONNECTING, LinkState.UP, LinkState.DOWN, LinkState.LOST, LinkState.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("event", "after"),
+    [  # what happens, and the state that each of C, U, D, L, X is left in
+        (greet, (U, U, U, L, X)),
+        (lambda core: core.connected(), (C, U, D, L, X)),
+        (lambda core: core.disconnected(), (C, D, D, L, X)),
+        (lambda core: core.lose("gone", now_ns=0), (L, L, L, L, X)),
+        (lambda core: core.close("done"), (X, X, X, L, X)),
+        (lambda core: core.handle_timer(0), (C, U, D, L, X)),
+        (lambda core: core.heard(0), (C, U, D, L, X)),
+        (lambda core: core.cancel(core.send(tag(1), memoryview(b"x"), lambda m: None)), (C, U, D, L, X)),
+        (lambda core: core.control(Ping(1), 0), (C, U, D, L, X)),
+        (lambda core: [core.handle_timer(n * 50 * MS) for n in range(200)], (L, L, L, L, X)),
+    ],
+    ids=["hello", "connected", "disconnected", "lose", "close", "early timer", "heard", "cancel", "ping", "silence"],
+)
+@pytest.mark.parametrize("before", LinkState)
+def test_every_event_in_every_state_leads_where_the_table_says_and_nowhere_else(
+    before: LinkState, event: Callable[[LinkCore], object], after: tuple[LinkState, ...]
+) -> None:
+    core = in_state(before).a.core
+    event(core)
+    found = after[[C, U, D, L, X].index(before)]
+    assert core.state is found
+    assert core.ended == (not TRANSITIONS[found])
+
+
 def test_every_state_is_reached_by_what_it_stands_for() -> None:
     pair = Pair()
     assert pair.a.core.state is LinkState.CONNECTING
