@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
 
 from quicoll.config import Config
@@ -25,11 +25,11 @@ from quicoll.observe import Event, Observer, Observers
 from quicoll.runtime import ThreadRuntime
 from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import EndpointConfig
-from quicoll_transport.faults import Cut
+from quicoll_transport.faults import Cut, Installed, InstalledPayload, PayloadRule, Rule
 from quicoll_transport.identity import COORDINATOR, WORKER, Identity
 from quicoll_transport.udp import UdpSocket
 
-__all__ = ["Cluster", "Event", "cluster", "cut_network"]
+__all__ = ["Cluster", "Event", "cluster", "corrupt_payloads", "cut_network", "disturb_network", "network_clock_ns"]
 
 _JOB = "test"
 
@@ -46,6 +46,53 @@ def cut_network(job: Job, seconds: float) -> None:
         engine.observers.emit("fault", what=f"network cut for {seconds:g} s")
 
     loop.call_soon_threadsafe(cut)
+
+
+def network_clock_ns(job: Job) -> int:
+    """The time by which this rank's fault rules go (`until_ns`, `Between`), in nanoseconds."""
+    return round(job._runtime.loop.time() * 1e9)
+
+
+@asynccontextmanager
+async def disturb_network(job: Job, rule: Rule) -> AsyncIterator[Installed]:
+    """`rule` judges every datagram of this rank, both ways, until the block ends; what it keeps is released then.
+
+    Gives the handle, whose `stats` count. Rules of several blocks at once: the first with an opinion decides; use Chain
+    to have them all.
+    """
+
+    async def install() -> Installed:
+        job._engine.observers.emit("fault", what=f"network disturbed: {rule!r}")
+        return job._engine.faults.add(rule)
+
+    async def remove() -> None:
+        installed.remove()
+
+    installed = await job._runtime.call(install())
+    try:
+        yield installed
+    finally:
+        with suppress(LocalError):  # the job ended inside the block, and its network with it
+            await job._runtime.call(remove())
+
+
+@asynccontextmanager
+async def corrupt_payloads(job: Job, rule: PayloadRule) -> AsyncIterator[InstalledPayload]:
+    """`rule` may change payloads that this rank received, before their checksums are checked, until the block ends."""
+
+    async def install() -> InstalledPayload:
+        job._engine.observers.emit("fault", what=f"payloads disturbed: {rule!r}")
+        return job._engine.faults.add_payload(rule)
+
+    async def remove() -> None:
+        installed.remove()
+
+    installed = await job._runtime.call(install())
+    try:
+        yield installed
+    finally:
+        with suppress(LocalError):
+            await job._runtime.call(remove())
 
 
 class Cluster(list[Job]):

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from quicoll_transport.detector import (
+    LOST_CEILING_NS,
+    LOST_FLOOR_NS,
+    LOST_RTOS,
+    LOST_START_NS,
     UNREACHABLE_COUNT,
     UNREACHABLE_SPAN_NS,
     Detector,
     DetectorConfig,
+    RttEstimate,
     Verdict,
 )
 
@@ -178,7 +187,8 @@ def test_round_trip_time_is_smoothed() -> None:
     assert detector.rtt_ns == 80 * MS
     detector.pong(100 * MS, 260 * MS)
     assert detector.rtt_ns == 90 * MS
-    detector.pong(500 * MS, 400 * MS)  # a peer that makes numbers up
+    clock_may_go_back = 300 * MS
+    detector.pong(500 * MS, clock_may_go_back)  # a peer that makes numbers up
     assert detector.rtt_ns == 90 * MS * 7 // 8
 
 
@@ -198,3 +208,169 @@ def test_tiny_deadlines_do_not_spin() -> None:
     clock = Clock(config=DetectorConfig(2, 4, 1, 1))
     clock.run(until=100)
     assert clock.verdicts[-1][1] is Verdict.LOST
+
+
+# -- deadlines that follow the measured round trips ------------------------------------------------------------------
+
+ADAPTIVE = DetectorConfig.adaptive()
+
+
+def answered(clock: Clock, rtt_ns: int, *, times: int) -> None:
+    """`times` heartbeats, each answered after `rtt_ns`, and nothing else heard."""
+    for _ in range(times):
+        count = len(clock.pings)
+        while len(clock.pings) == count:
+            clock.run(until=clock.detector.next_timer())
+            assert clock.detector.verdict is not Verdict.LOST
+        sent = clock.now
+        clock.run(until=sent + rtt_ns)
+        clock.detector.pong(sent, clock.now)
+        clock.note()
+
+
+@pytest.mark.parametrize("rtt_ms", [0, 1, 20, 100, 300, 1000, 60_000])
+def test_the_derived_deadline_is_four_rto_between_floor_and_ceiling(rtt_ms: int) -> None:
+    detector = Detector(ADAPTIVE, now_ns=0)
+    estimate = RttEstimate(smooth=16, vary=32)
+    for i in range(40):
+        detector._due_ns = i * MS + rtt_ms * MS  # no stall of ours, however long the answer takes
+        detector.pong(i * MS, i * MS + rtt_ms * MS)
+        estimate.sample(rtt_ms * MS)
+    assert detector.lost_after_ns == min(max(LOST_RTOS * estimate.rto_ns, LOST_FLOOR_NS), LOST_CEILING_NS)
+    assert detector.suspect_after_ns == detector.lost_after_ns * 9 // 20
+    assert detector.ping_every_ns == detector.lost_after_ns // 8
+    assert detector.stall_after_ns == detector.lost_after_ns // 4
+
+
+def test_rtt_and_its_variation_follow_rfc_6298() -> None:
+    estimate = RttEstimate()
+    assert estimate.rto_ns == 0
+    estimate.sample(80 * MS)
+    assert (estimate.srtt_ns, estimate.rttvar_ns, estimate.rto_ns) == (80 * MS, 40 * MS, 240 * MS)
+    estimate.sample(160 * MS)
+    assert (estimate.srtt_ns, estimate.rttvar_ns, estimate.rto_ns) == (90 * MS, 50 * MS, 290 * MS)
+    for _ in range(200):
+        estimate.sample(90 * MS)
+    assert estimate.rto_ns == (estimate.srtt_ns or 0) + 1 * MS, "never less than the clock's grain above"
+
+
+def test_before_the_first_answer_the_derived_deadline_is_the_start_value() -> None:
+    clock = Clock(config=ADAPTIVE)
+    clock.run(until=100_000 * MS)
+    assert clock.verdicts[-1] == (LOST_START_NS, Verdict.LOST)
+
+
+def test_a_path_that_quic_finds_slow_counts_from_the_next_answer_on() -> None:
+    detector = Detector(ADAPTIVE, now_ns=0)
+    detector.path(400 * MS, 50 * MS)
+    assert detector.lost_after_ns == LOST_START_NS
+    detector.pong(0, 10 * MS)
+    assert detector.lost_after_ns == LOST_RTOS * (400 + 4 * 50) * MS
+
+
+def test_the_derived_deadline_does_not_move_while_the_peer_is_silent() -> None:
+    clock = Clock(config=ADAPTIVE)
+    answered(clock, 200 * MS, times=20)
+    promised, heard = clock.detector.lost_after_ns, clock.now
+    clock.detector.path(1 * MS, 0)
+    clock.run(until=heard + 100_000 * MS)
+    assert clock.detector.lost_after_ns == promised
+    assert clock.verdicts[-1] == (heard + promised, Verdict.LOST)
+
+
+def test_a_shorter_deadline_still_has_its_heartbeats() -> None:
+    clock = Clock(config=ADAPTIVE)
+    clock.run(until=0)
+    assert clock.detector.next_timer() == LOST_START_NS // 8
+    clock.now = 1 * MS
+    clock.detector.pong(0, clock.now)
+    assert clock.detector.lost_after_ns == LOST_FLOOR_NS
+    assert clock.detector.next_timer() == 1 * MS + LOST_FLOOR_NS // 8
+    clock.run(until=100_000 * MS)
+    assert clock.verdicts[-1] == (1 * MS + LOST_FLOOR_NS, Verdict.LOST)
+    assert len([at for at in clock.pings if at > 1 * MS]) >= 6
+
+
+def test_a_peer_that_answers_late_on_purpose_wins_no_more_than_the_ceiling() -> None:
+    detector = Detector(ADAPTIVE, now_ns=0)
+    for i in range(100):
+        detector._due_ns = 10**12 + i * MS
+        detector.pong(0, 10**12 + i * MS)
+    assert detector.lost_after_ns == LOST_CEILING_NS
+
+
+def test_what_is_read_late_after_a_stall_of_ours_is_no_round_trip() -> None:
+    clock = Clock(config=ADAPTIVE)
+    answered(clock, 10 * MS, times=50)
+    before = clock.detector.lost_after_ns, clock.detector.rtt_ns
+    sent = clock.now
+    clock.run(until=clock.detector.next_timer())
+    clock.now += 8000 * MS  # stopped; on waking the socket is read first, then the timer is late
+    clock.detector.pong(sent, clock.now)
+    clock.detector.handle_timer(clock.now)
+    assert clock.detector.stalls == 1
+    clock.detector.pong(sent, clock.now + 1)
+    assert (clock.detector.lost_after_ns, clock.detector.rtt_ns) == before
+    assert clock.detector.verdict is Verdict.ALIVE
+
+
+def test_set_deadlines_stay_exact_whatever_is_measured() -> None:
+    config = DetectorConfig.from_lost_after(1000 * MS)
+    detector = Detector(config, now_ns=0)
+    for i in range(50):
+        detector.path(900 * MS, 400 * MS)
+        detector._due_ns = i * MS + 5000 * MS
+        detector.pong(i * MS, i * MS + 5000 * MS)
+    assert detector.lost_after_ns == 1000 * MS
+    assert detector.suspect_after_ns == 450 * MS
+    assert detector.ping_every_ns == 125 * MS
+
+
+def jittered(seed: int, *, base_ms: int, jitter_ms: int, loss: float, seconds: int) -> Clock:
+    """A link whose heartbeats and answers cross a path of this delay each way; what is lost is not sent again."""
+    rng = random.Random(seed)
+    clock = Clock(config=ADAPTIVE)
+    arrivals: list[tuple[int, int]] = []  # when, of the heartbeat sent when
+    while clock.now < seconds * 1000 * MS:
+        at = min([clock.detector.next_timer(), *(arrival for arrival, _ in arrivals)])
+        count = len(clock.pings)
+        clock.run(until=at)
+        clock.now = max(clock.now, at)
+        if len(clock.pings) > count and rng.random() >= loss and rng.random() >= loss:
+            delay = 2 * base_ms * MS + rng.randrange(jitter_ms * MS + 1) + rng.randrange(jitter_ms * MS + 1)
+            arrivals.append((clock.now + delay, clock.now))
+        for arrival, sent in [one for one in arrivals if one[0] <= clock.now]:
+            arrivals.remove((arrival, sent))
+            clock.detector.pong(sent, clock.now)
+            clock.note()
+        if clock.detector.verdict is Verdict.LOST:
+            break
+    return clock
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_on_a_path_with_loss_and_jitter_nobody_who_answers_is_lost(seed: int) -> None:
+    clock = jittered(seed, base_ms=75, jitter_ms=100, loss=0.05, seconds=600)
+    assert clock.detector.verdict is not Verdict.LOST
+    assert LOST_FLOOR_NS < clock.detector.lost_after_ns < LOST_CEILING_NS
+
+
+def test_a_tight_set_deadline_would_lose_that_peer() -> None:
+    clock = Clock(config=DetectorConfig.from_lost_after(150 * MS))
+    clock.run(until=1000 * MS)
+    assert clock.detector.verdict is Verdict.LOST, "the round trip alone is longer"
+
+
+def test_the_deadline_comes_down_again_when_the_path_recovers() -> None:
+    clock = Clock(config=ADAPTIVE)
+    answered(clock, 400 * MS, times=30)
+    slow = clock.detector.lost_after_ns
+    answered(clock, 5 * MS, times=200)
+    assert slow > 2 * LOST_FLOOR_NS
+    assert clock.detector.lost_after_ns == LOST_FLOOR_NS
+
+
+def test_the_same_trace_gives_the_same_verdicts() -> None:
+    runs = [jittered(3, base_ms=75, jitter_ms=100, loss=0.2, seconds=300) for _ in range(2)]
+    assert runs[0].verdicts == runs[1].verdicts
+    assert runs[0].pings == runs[1].pings

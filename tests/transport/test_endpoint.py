@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quicoll_transport import endpoint as endpoint_module
-from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, within
+from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import (
     AddressError,
     ConfigurationError,
@@ -241,7 +241,7 @@ async def test_aborted_transfers_leave_nothing_behind(world: World) -> None:
     assert a.core.drained
     assert a.core._outbox.credit_used == 0
     with pytest.raises(DeadlineExceeded, match="the gradient did not end within"):
-        await within(b.post(tag(4), memoryview(bytearray(5))), timeout=0.0, what="the gradient")
+        await b.post(tag(4), memoryview(bytearray(5))).within(0.0, what="the gradient")
 
 
 async def test_wrong_size_fails_at_both_ends_and_the_link_goes_on(world: World) -> None:

@@ -14,8 +14,10 @@ from quicoll_transport.errors import ProtocolError
 from quicoll_transport.frames import (
     HEADER_SIZE,
     MAX_APP,
+    MAX_CHANNEL,
     MAX_CONTROL,
     MAX_LENGTH,
+    MAX_PARTIALS,
     MAX_RANGES,
     TAG_SIZE,
     Ack,
@@ -32,6 +34,8 @@ from quicoll_transport.frames import (
     Ping,
     Pong,
     Refuse,
+    channel_of,
+    channel_tag,
     checksum,
     encode_control,
 )
@@ -40,17 +44,31 @@ TAG = bytes(range(TAG_SIZE))
 fixed = settings(derandomize=True, deadline=None, max_examples=60)
 
 u64 = st.integers(0, (1 << 64) - 1)
+u63 = st.integers(0, (1 << 63) - 1)
 u62 = st.integers(0, (1 << 62) - 1)
 tags = st.binary(min_size=TAG_SIZE, max_size=TAG_SIZE)
-headers = st.builds(
-    Header,
-    tag=tags,
-    sequence=u64,
-    length=st.integers(0, MAX_LENGTH),
-    checksum=u64,
-    attempt=st.integers(0, (1 << 32) - 1),
-    eager=st.booleans(),
-)
+channel_tags = st.builds(channel_tag, st.integers(0, MAX_CHANNEL), u64)
+any_tags = st.one_of(tags, channel_tags)
+
+
+@st.composite
+def headers(draw: st.DrawFn) -> Header:
+    length = draw(st.integers(0, MAX_LENGTH))
+    return Header(
+        draw(any_tags),
+        draw(u63),
+        length,
+        draw(u64),
+        draw(st.integers(0, (1 << 32) - 1)),
+        draw(st.booleans()),
+        draw(st.integers(0, length)),
+    )
+
+
+@st.composite
+def partials(draw: st.DrawFn) -> tuple[tuple[int, int], ...]:
+    sequences = sorted(draw(st.sets(u62, max_size=MAX_PARTIALS)))
+    return tuple((sequence, draw(st.integers(1, MAX_LENGTH))) for sequence in sequences)
 
 
 @st.composite
@@ -60,12 +78,12 @@ def ranges(draw: st.DrawFn) -> tuple[tuple[int, int], ...]:
 
 
 controls: st.SearchStrategy[Control] = st.one_of(
-    st.builds(Hello, u62, u62, u62, u62, u62, ranges(), u62, u62),
+    st.builds(Hello, u62, u62, u62, u62, u62, ranges(), u62, u62, partials()),
     st.builds(Ping, u62),
     st.builds(Pong, u62),
     st.builds(Ack, u62, ranges(), u62),
     st.builds(Credit, u62),
-    st.builds(Offer, u62, tags, st.integers(0, MAX_LENGTH)),
+    st.builds(Offer, u62, any_tags, st.integers(0, MAX_LENGTH)),
     st.builds(Grant, u62),
     st.builds(Nack, u62, u62, u64, st.booleans()),
     st.builds(Cancel, u62, u62),
@@ -83,13 +101,39 @@ def framed(value: object) -> bytes:
 
 
 @fixed
-@given(header=headers)
+@given(header=headers())
 def test_header_comes_back_as_it_was(header: Header) -> None:
     data = header.encode()
     assert len(data) == HEADER_SIZE
     assert Header.decode(data) == header
     assert Header.decode(bytearray(data)) == header
     assert Header.decode(memoryview(data)) == header
+
+
+def test_tags_of_channels_and_of_callers_cannot_be_taken_for_each_other() -> None:
+    tag = channel_tag(7, 9)
+    assert len(tag) != TAG_SIZE
+    assert channel_of(tag) == (7, 9)
+    assert channel_of(tag + bytes(TAG_SIZE - len(tag))) is None
+    for void in (False, True):
+        header = Header(tag, 1, 0, checksum(b""), void=void)
+        assert Header.decode(header.encode()) == header
+
+
+@pytest.mark.parametrize(
+    "partial",
+    [
+        ((3, 1), (3, 1)),
+        ((4, 1), (3, 1)),
+        ((1, 0),),
+        ((1, MAX_LENGTH + 1),),
+        (((1 << 63) + 1, 1),),
+        tuple((n, 1) for n in range(MAX_PARTIALS + 1)),
+    ],
+)
+def test_interrupted_messages_that_no_hello_of_ours_would_list(partial: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ProtocolError, match="Hello lists"):
+        ControlReader().feed(encode_control(Hello(1, 1, 0, 0, 0, (), 0, 0, partial)))
 
 
 def test_every_flipped_bit_of_a_header_is_found() -> None:
@@ -110,16 +154,22 @@ def test_header_of_another_size_is_refused(size: int) -> None:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ((b"qx", 1, 0, 0, TAG, 0, 0, 0), "another protocol"),
-        ((b"qc", 2, 0, 0, TAG, 0, 0, 0), "another protocol or version"),
-        ((b"qc", 1, 2, 0, TAG, 0, 0, 0), "unknown flags"),
-        ((b"qc", 1, 0x80, 0, TAG, 0, 0, 0), "unknown flags"),
-        ((b"qc", 1, 0, 0, TAG, 0, MAX_LENGTH + 1, 0), "above the limit"),
-        ((b"qc", 1, 0, 0, TAG, 0, (1 << 64) - 1, 0), "above the limit"),
+        ((b"qx", 1, 0, 0, TAG, 0, 0, 0, 0), "another protocol"),
+        ((b"qc", 2, 0, 0, TAG, 0, 0, 0, 0), "another protocol or version"),
+        ((b"qc", 1, 8, 0, TAG, 0, 0, 0, 0), "unknown flags"),
+        ((b"qc", 1, 0x80, 0, TAG, 0, 0, 0, 0), "unknown flags"),
+        ((b"qc", 1, 0, 0, TAG, 0, MAX_LENGTH + 1, 0, 0), "above the limit"),
+        ((b"qc", 1, 0, 0, TAG, 0, (1 << 64) - 1, 0, 0), "above the limit"),
+        ((b"qc", 1, 0, 0, TAG, 1 << 63, 0, 0, 0), "out of range"),
+        ((b"qc", 1, 0, 0, TAG, 0, 5, 0, 6), "begins at 6"),
+        ((b"qc", 1, 2, 0, channel_tag(1, 2) + bytes(7) + b"x", 0, 5, 0, 0), "malformed channel"),
+        ((b"qc", 1, 2, 0, channel_tag(MAX_CHANNEL + 1, 2) + bytes(8), 0, 5, 0, 0), "malformed channel"),
+        ((b"qc", 1, 4, 0, TAG, 0, 0, 0, 0), "void"),
+        ((b"qc", 1, 6, 0, channel_tag(1, 2) + bytes(8), 0, 1, 0, 0), "void"),
     ],
 )
 def test_header_with_a_good_checksum_but_bad_content_is_refused(values: tuple[object, ...], reason: str) -> None:
-    body = struct.pack("!2sBBI24sQQQ", *values)
+    body = struct.pack("!2sBBI24sQQQQ", *values)
     with pytest.raises(ProtocolError, match=reason):
         Header.decode(body + checksum(body).to_bytes(8, "big"))
 
@@ -191,6 +241,8 @@ def test_noise_is_refused_or_waits_but_is_never_taken_for_more_than_it_is(noise:
         [1, 1, 1, 0, 0, 0, [[2 * i, 2 * i + 1] for i in range(MAX_RANGES + 1)], 0, 0],
         [10, 1, "x" * 401],
         [10, 1, b"bytes"],
+        [9, 1 << 63, 0],  # the end of its range would be above what msgpack carries
+        [5, 1 << 63],
         [11, 1, "text"],
         [8, 1, 1, 1, 1],  # an integer where a truth value belongs
         None,
@@ -203,6 +255,12 @@ def test_noise_is_refused_or_waits_but_is_never_taken_for_more_than_it_is(noise:
 def test_malformed_control_message_is_refused(value: object) -> None:
     with pytest.raises(ProtocolError):
         ControlReader().feed(framed(value))
+
+
+def test_text_that_is_no_utf8_is_refused() -> None:
+    body = bytes([0x93, 10, 1, 0xA2]) + b"\xff\xff"
+    with pytest.raises(ProtocolError, match="malformed"):
+        ControlReader().feed(len(body).to_bytes(4, "big") + body)
 
 
 def test_deeply_nested_control_message_is_refused() -> None:

@@ -1,19 +1,14 @@
-"""Two link cores joined without QUIC: a virtual clock, control bytes and message streams as queues that die at will."""
+"""The core of a link: states, messages, credit, cancelling, reconnection, corruption, the end, and a lying peer."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from link_pair import MS, Flip, Pair, assert_clean, holds, payload, tag
 
-from quicoll_transport.detector import DetectorConfig
 from quicoll_transport.errors import (
     ConfigurationError,
     LinkLost,
@@ -27,12 +22,10 @@ from quicoll_transport.frames import (
     MAX_OFFERS,
     MAX_RANGES,
     MESSAGE_COST,
-    TAG_SIZE,
     Ack,
     App,
     Cancel,
     Control,
-    ControlReader,
     Credit,
     Grant,
     Header,
@@ -47,234 +40,14 @@ from quicoll_transport.frames import (
 )
 from quicoll_transport.link import (
     TRANSITIONS,
-    Inflow,
-    LinkConfig,
     LinkCore,
-    LinkId,
     LinkState,
     Outgoing,
     Posted,
     ResetMessage,
-    SendControl,
     SendState,
     StartMessage,
 )
-
-MS = 1_000_000
-DETECTOR = DetectorConfig.from_lost_after(1000 * MS)
-
-
-def tag(number: int, *, view: int = 0) -> bytes:
-    return view.to_bytes(8, "big") + number.to_bytes(TAG_SIZE - 8, "big")
-
-
-def payload(number: int, size: int) -> bytes:
-    return random.Random(number).randbytes(size)
-
-
-# -- the harness -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class Stream:
-    """A message on its way: header, then payload read from the sender's memory as it goes."""
-
-    message: Outgoing
-    header: bytes
-    payload: memoryview
-    offset: int = 0
-    inflow: Inflow | None = None
-    begun: bool = False
-
-
-@dataclass(eq=False)
-class Side:
-    """One core, what it told its owner, and what is on its way to it."""
-
-    core: LinkCore
-    apps: list[bytes] = field(default_factory=list)
-    states: list[LinkState] = field(default_factory=list)
-    control: deque[bytes] = field(default_factory=deque)
-    streams: list[Stream] = field(default_factory=list)
-    reader: ControlReader = field(default_factory=ControlReader)
-    greeted: bool = False
-    said: list[Control] = field(default_factory=list)  # everything that it was told, for assertions
-
-
-class Pair:
-    """Sides a and b of one link. Nothing moves but by `step` or `settle`."""
-
-    def __init__(
-        self,
-        *,
-        credit: int = 100_000,
-        max_resends: int = 2,
-        fault: Callable[[memoryview], None] | None = None,
-        chunk: int = 1000,
-    ) -> None:
-        self.now = 0
-        self.chunk = chunk
-        self.joined = False
-        config = LinkConfig(DETECTOR, connect_ns=5000 * MS, credit_bytes=credit, max_resends=max_resends)
-        self.a = self._side("b", LinkId(1, 1), config, None)
-        self.b = self._side("a", LinkId(2, 7), config, fault)
-
-    def _side(self, peer: str, local: LinkId, config: LinkConfig, fault: Callable[[memoryview], None] | None) -> Side:
-        apps: list[bytes] = []
-        states: list[LinkState] = []
-        core = LinkCore(
-            peer=peer,
-            local=local,
-            config=config,
-            now_ns=self.now,
-            on_app=apps.append,
-            on_state=states.append,
-            payload_fault=fault,
-        )
-        return Side(core, apps, states)
-
-    def other(self, side: Side) -> Side:
-        return self.b if side is self.a else self.a
-
-    def join(self) -> Pair:
-        """A new connection; the Hellos are on their way."""
-        for side in (self.a, self.b):
-            self._leave(side)
-        for side in (self.a, self.b):
-            side.core.connected()
-        self.joined = True
-        return self
-
-    def up(self) -> Pair:
-        self.join()
-        self.settle()
-        assert self.a.core.state is self.b.core.state is LinkState.UP
-        return self
-
-    def _leave(self, side: Side) -> None:
-        side.core.disconnected()
-        side.control.clear()
-        side.streams.clear()
-        side.reader = ControlReader()
-        side.greeted = False
-
-    def die(self, *, first: Side | None = None) -> None:
-        """The connection dies, with everything on its way; with `first`, only that side has noticed so far."""
-        self.joined = False
-        for side in (self.a, self.b) if first is None else (first,):
-            self._leave(side)
-
-    def pull(self, side: Side) -> bool:
-        """Carry out one action of a side."""
-        action = side.core.poll()
-        if action is None:
-            return False
-        if not self.joined:
-            return True  # written into a dead connection
-        to = self.other(side)
-        match action:
-            case SendControl():
-                to.control.append(action.data)
-            case StartMessage():
-                if not action.message.done:
-                    to.streams.append(Stream(action.message, action.message.header(), action.message.payload))
-            case ResetMessage():
-                for stream in [stream for stream in to.streams if stream.message is action.message]:
-                    to.streams.remove(stream)
-                    if stream.inflow is not None:
-                        to.core.message_reset(stream.inflow)
-        return True
-
-    def hear(self, side: Side) -> bool:
-        """One piece of control bytes arrives."""
-        if not side.control:
-            return False
-        for message in side.reader.feed(side.control.popleft()):
-            side.said.append(message)
-            if isinstance(message, Hello):
-                side.core.hello(message, self.now)
-                side.greeted = True
-            else:
-                side.core.control(message, self.now)
-        return True
-
-    def flow(self, side: Side, index: int = 0) -> bool:
-        """One piece of one message stream arrives; messages wait for the Hello, as in a session."""
-        if not side.streams or not side.greeted:
-            return False
-        stream = side.streams[index % len(side.streams)]
-        if not stream.begun:
-            stream.begun = True
-            stream.inflow = side.core.message_begin(Header.decode(stream.header))
-            if stream.inflow is None:
-                side.streams.remove(stream)
-                return True
-        inflow = stream.inflow
-        assert inflow is not None
-        if not inflow.alive:
-            side.streams.remove(stream)
-            return True
-        piece = stream.payload[stream.offset : stream.offset + self.chunk]
-        inflow.view[inflow.filled : inflow.filled + len(piece)] = piece
-        inflow.filled += len(piece)
-        stream.offset += len(piece)
-        if stream.offset == len(stream.payload):
-            side.streams.remove(stream)
-            side.core.message_end(inflow)
-        return True
-
-    def walk(self, moves: str) -> None:
-        """Moves by their first letters: "pa" pulls an action of a, "hb" lets b hear, "fb" lets a stream flow to b."""
-        for work, side in moves.split():
-            {"p": self.pull, "h": self.hear, "f": self.flow}[work](getattr(self, side))
-
-    def settle(self) -> None:
-        for _ in range(200_000):
-            if not any(work(side) for side in (self.a, self.b) for work in (self.pull, self.hear, self.flow)):
-                return
-        raise AssertionError("the two sides never come to rest")
-
-    # what tests do most
-
-    def send(self, number: int, size: int, *, side: Side | None = None, view: int = 0) -> Outgoing:
-        core = (side or self.a).core
-        return core.send(tag(number, view=view), memoryview(payload(number, size)), lambda message: None)
-
-    def post(self, number: int, size: int, *, side: Side | None = None, view: int = 0) -> Posted:
-        core = (side or self.b).core
-        return core.post(tag(number, view=view), memoryview(bytearray(size)), lambda posted: None)
-
-    def credit_used(self) -> int:
-        return self.a.core._outbox.credit_used
-
-
-def holds(posted: Posted, number: int) -> bool:
-    return posted.done and posted.error is None and bytes(posted.buffer) == payload(number, len(posted.buffer))
-
-
-def assert_clean(pair: Pair) -> None:
-    """Nothing is left of finished work: no credit, no memory, no entry in a table."""
-    for side in (pair.a, pair.b):
-        out, inn = side.core._outbox, side.core._inbox
-        assert out.credit_used == 0
-        assert out._offered == 0
-        assert not out._outgoing
-        assert not out._queue
-        assert not out._cancelled
-        assert not out._app
-        assert out._app_bytes == 0
-        assert inn.held_bytes == 0
-        assert not inn._inflows
-        assert not inn._held
-        assert not inn._offers
-        assert not inn._offer_tags
-        assert not inn._granted
-        assert not inn._failures
-        assert not inn._rejected
-        assert not inn._posted
-        assert len(inn._received) <= 1
-        assert inn._received.upto == pair.other(side).core._outbox._next
-
 
 # -- states ----------------------------------------------------------------------------------------------------------
 
@@ -292,6 +65,56 @@ def test_only_the_transitions_of_the_table_are_possible(before: LinkState, after
         with pytest.raises(AssertionError, match="cannot become"):
             pair.a.core._become(after)
         assert pair.a.core.state is before
+
+
+def in_state(state: LinkState) -> Pair:
+    pair = Pair()
+    if state is not LinkState.CONNECTING:
+        pair.up()
+    if state is LinkState.DOWN:
+        pair.die()
+    elif state is LinkState.LOST:
+        pair.a.core.lose("gone", now_ns=0)
+    elif state is LinkState.CLOSED:
+        pair.a.core.close("done")
+    assert pair.a.core.state is state
+    return pair
+
+
+def greet(core: LinkCore) -> None:
+    core.disconnected()
+    core.connected()
+    core.hello(Hello(2, 7, 1, 1, 0, (), 0, 0), 0)
+
+
+C, U, D, L, X = LinkState.CONNECTING, LinkState.UP, LinkState.DOWN, LinkState.LOST, LinkState.CLOSED
+
+
+@pytest.mark.parametrize(
+    ("event", "after"),
+    [  # what happens, and the state that each of C, U, D, L, X is left in
+        (greet, (U, U, U, L, X)),
+        (lambda core: core.connected(), (C, U, D, L, X)),
+        (lambda core: core.disconnected(), (C, D, D, L, X)),
+        (lambda core: core.lose("gone", now_ns=0), (L, L, L, L, X)),
+        (lambda core: core.close("done"), (X, X, X, L, X)),
+        (lambda core: core.handle_timer(0), (C, U, D, L, X)),
+        (lambda core: core.heard(0), (C, U, D, L, X)),
+        (lambda core: core.cancel(core.send(tag(1), memoryview(b"x"), lambda m: None)), (C, U, D, L, X)),
+        (lambda core: core.control(Ping(1), 0), (C, U, D, L, X)),
+        (lambda core: [core.handle_timer(n * 50 * MS) for n in range(200)], (L, L, L, L, X)),
+    ],
+    ids=["hello", "connected", "disconnected", "lose", "close", "early timer", "heard", "cancel", "ping", "silence"],
+)
+@pytest.mark.parametrize("before", LinkState)
+def test_every_event_in_every_state_leads_where_the_table_says_and_nowhere_else(
+    before: LinkState, event: Callable[[LinkCore], object], after: tuple[LinkState, ...]
+) -> None:
+    core = in_state(before).a.core
+    event(core)
+    found = after[[C, U, D, L, X].index(before)]
+    assert core.state is found
+    assert core.ended == (not TRANSITIONS[found])
 
 
 def test_every_state_is_reached_by_what_it_stands_for() -> None:
@@ -834,18 +657,6 @@ def test_a_refusal_that_died_with_its_connection_does_not_pass_for_success() -> 
 # -- corruption ------------------------------------------------------------------------------------------------------
 
 
-class Flip:
-    """Spoils the first `times` payloads that it sees."""
-
-    def __init__(self, times: int) -> None:
-        self.times = times
-
-    def __call__(self, view: memoryview) -> None:
-        if self.times > 0:
-            self.times -= 1
-            view[len(view) // 2] ^= 0x10
-
-
 @pytest.mark.parametrize("credit", [100_000, 100])
 @pytest.mark.parametrize("posted_first", [True, False])
 @pytest.mark.parametrize("times", [1, 2])
@@ -1228,214 +1039,3 @@ def test_control_words_fit_the_wire() -> None:
     assert isinstance(action, StartMessage)
     assert len(action.message.header()) == HEADER_SIZE
     assert encode_control(Ping(1))
-
-
-# -- everything at once ----------------------------------------------------------------------------------------------
-
-
-class World:
-    """Everything that can happen to a link, and what must hold whatever happens."""
-
-    def __init__(self, credit: int) -> None:
-        self.flip = Flip(0)
-        self.pair = Pair(credit=credit, max_resends=1, fault=self.flip)
-        self.credit = credit
-        self.numbers = itertools.count()
-        self.sizes: dict[int, int] = {}
-        self.unposted: list[int] = []
-        self.sent: dict[int, Outgoing] = {}
-        self.posted: list[Posted] = []
-        self.told: dict[int, int] = {}
-        self.taken_back: list[tuple[Posted, bytes]] = []
-        self.words: dict[Side, list[bytes]] = {self.pair.a: [], self.pair.b: []}
-        self.pair.up()
-
-    def done(self, item: Outgoing | Posted) -> None:
-        self.told[id(item)] = self.told.get(id(item), 0) + 1
-
-    def send(self, size: int) -> Outgoing:
-        number = next(self.numbers)
-        self.sizes[number] = size
-        self.unposted.append(number)
-        message = self.pair.a.core.send(tag(number), memoryview(payload(number, size)), self.done)
-        self.sent[number] = message
-        return message
-
-    def post(self, index: int) -> Posted | None:
-        if not self.unposted:
-            return None
-        number = self.unposted.pop(index % len(self.unposted))
-        posted = self.pair.b.core.post(tag(number), memoryview(bytearray(self.sizes[number])), self.done)
-        self.posted.append(posted)
-        return posted
-
-    def cancel(self, message: Outgoing) -> None:
-        self.pair.a.core.cancel(message)
-
-    def withdraw(self, posted: Posted) -> None:
-        if not posted.done:
-            self.pair.b.core.withdraw(posted)
-            self.posted.remove(posted)
-            self.taken_back.append((posted, bytes(posted.buffer)))
-            self.unposted.append(int.from_bytes(posted.tag, "big"))
-
-    def say(self, side: Side) -> None:
-        word = str(next(self.numbers)).encode()
-        self.words[side].append(word)
-        side.core.send_app(word)
-
-    def move(self, seed: int, count: int) -> None:
-        rng = random.Random(seed)
-        for _ in range(count):
-            side, work = rng.choice([self.pair.a, self.pair.b]), rng.choice("phf")
-            if work == "p":
-                self.pair.pull(side)
-            elif work == "h":
-                self.pair.hear(side)
-            else:
-                self.pair.flow(side, rng.randrange(6))
-
-    def die(self, first: Side | None, linger: int, again: bool) -> None:
-        """The connection dies; the side that has not noticed goes on with what reached it; perhaps there is another."""
-        self.pair.die(first=first)
-        self.move(linger, linger)
-        if again:
-            self.pair.join()
-
-    def reconnect(self) -> None:
-        if not self.pair.joined:
-            self.pair.join()
-
-    def check(self) -> None:
-        assert 0 <= self.pair.b.core.stats.held_bytes <= self.credit
-        assert 0 <= self.pair.credit_used() <= self.credit
-        for side in (self.pair.a, self.pair.b):
-            assert side.apps == self.words[self.pair.other(side)][: len(side.apps)], "in order, each once"
-        for item in (*self.sent.values(), *self.posted):
-            assert self.told.get(id(item), 0) == int(item.done)
-        for posted in self.posted:
-            number = int.from_bytes(posted.tag, "big")
-            if posted.done and posted.error is None:
-                assert holds(posted, number)
-            if isinstance(posted.error, MessageCorrupted):
-                twin = self.sent[number]
-                assert not twin.done or twin.state is SendState.CANCELLED or isinstance(twin.error, MessageCorrupted)
-        for posted, before in self.taken_back:
-            assert bytes(posted.buffer) == before, "a withdrawn buffer is not written"
-
-    def finish(self) -> None:
-        """Whatever happened: with one more connection everything is either done or waits for its other half."""
-        self.pair.join()
-        self.pair.settle()
-        while self.unposted:
-            self.post(0)
-        self.pair.settle()
-        for number, message in self.sent.items():
-            assert message.done, f"message {number} is {message.state}"
-        for posted in list(self.posted):
-            if not posted.done:  # its message was cancelled or refused
-                number = int.from_bytes(posted.tag, "big")
-                twin = self.sent[number]
-                assert twin.state is SendState.CANCELLED or isinstance(twin.error, MessageRefused)
-                self.withdraw(posted)
-        self.pair.b.core.discard(b"")  # what has arrived and nobody took
-        self.pair.settle()
-        self.check()
-        for side in (self.pair.a, self.pair.b):
-            assert side.apps == self.words[self.pair.other(side)]
-        assert_clean(self.pair)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_random_walk(seed: int) -> None:
-    rng = random.Random(seed)
-    world = World(rng.choice([0, 1500, 6000, 20_000]))
-    for _ in range(150):
-        match rng.randrange(16):
-            case 0 | 1 | 2:
-                world.send(rng.choice([0, 1, 300, 1200, 3000, 8000]))
-            case 3 | 4 | 5:
-                world.post(rng.randrange(1000))
-            case 6 if world.sent:
-                world.cancel(rng.choice(list(world.sent.values())))
-            case 7 if world.posted:
-                world.withdraw(rng.choice(world.posted))
-            case 8:
-                world.say(rng.choice([world.pair.a, world.pair.b]))
-            case 9:
-                world.flip.times = rng.randrange(4)
-            case 10 | 11:
-                world.die(rng.choice([None, world.pair.a, world.pair.b]), rng.randrange(30), rng.random() < 0.8)
-            case 12:
-                world.reconnect()
-            case _:
-                world.move(rng.randrange(1 << 30), rng.randrange(80))
-        world.check()
-    world.finish()
-
-
-class LinkMachine(RuleBasedStateMachine):
-    """The same world, driven by hypothesis, which looks for small examples."""
-
-    sends: Bundle[Outgoing] = Bundle("sends")
-    posts: Bundle[Posted | None] = Bundle("posts")
-
-    @initialize(credit=st.sampled_from([0, 1500, 6000]))
-    def start(self, credit: int) -> None:
-        self.world = World(credit)
-
-    @rule(target=sends, size=st.sampled_from([0, 1, 300, 1200, 3000]))
-    def send(self, size: int) -> Outgoing:
-        return self.world.send(size)
-
-    @rule(target=posts, index=st.integers(0, 100))
-    def post(self, index: int) -> Posted | None:
-        return self.world.post(index)
-
-    @rule(message=consumes(sends))
-    def cancel(self, message: Outgoing) -> None:
-        self.world.cancel(message)
-
-    @rule(posted=consumes(posts))
-    def withdraw(self, posted: Posted | None) -> None:
-        if posted is not None:
-            self.world.withdraw(posted)
-
-    @rule(side=st.sampled_from("ab"))
-    def say(self, side: str) -> None:
-        self.world.say(getattr(self.world.pair, side))
-
-    @rule(times=st.integers(1, 3))
-    def corrupt(self, times: int) -> None:
-        self.world.flip.times = times
-
-    @rule(seed=st.integers(0, 1 << 20), count=st.integers(1, 60))
-    def move(self, seed: int, count: int) -> None:
-        self.world.move(seed, count)
-
-    @rule(first=st.sampled_from([None, "a", "b"]), linger=st.integers(0, 20), again=st.booleans())
-    def die(self, first: str | None, linger: int, again: bool) -> None:
-        self.world.die(None if first is None else getattr(self.world.pair, first), linger, again)
-
-    @rule()
-    def reconnect(self) -> None:
-        self.world.reconnect()
-
-    @invariant()
-    def holds(self) -> None:
-        if hasattr(self, "world"):
-            self.world.check()
-
-    def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.world.finish()
-
-
-TestLinkMachine = LinkMachine.TestCase
-TestLinkMachine.settings = settings(
-    derandomize=True,
-    deadline=None,
-    max_examples=60,
-    stateful_step_count=40,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)

@@ -17,14 +17,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from .addresses import DialPlan, is_numeric
+from .channel import Channel
 from .detector import DetectorConfig
 from .errors import (
-    AddressError,
     AuthenticationError,
     ConfigurationError,
     DeadlineExceeded,
@@ -33,6 +35,7 @@ from .errors import (
     ProtocolError,
     TransportError,
 )
+from .faulty import FaultyIO
 from .frames import ControlReader, Hello
 from .identity import Credentials, Identity, verify_peer
 from .link import (
@@ -47,6 +50,21 @@ from .link import (
     SendControl,
     StartMessage,
 )
+from .observe import (
+    ConnectionDown,
+    ConnectionUp,
+    Corrupted,
+    DialStarted,
+    LinkChanged,
+    LinkSnapshot,
+    Observer,
+    PeerRefused,
+    Resent,
+    Stalled,
+    SuspicionChanged,
+    TransportEvent,
+)
+from .qlog import QlogDirectory
 from .quic import (
     CLOSE_GONE,
     CLOSE_NORMAL,
@@ -65,7 +83,7 @@ from .quic import (
     error_name,
     is_unauthenticated_initial,
 )
-from .udp import DatagramIO, FaultyIO, is_numeric, resolve
+from .udp import DatagramIO, Trouble, numeric, resolve_all
 
 if TYPE_CHECKING:
     from .faults import Faults
@@ -90,14 +108,17 @@ def _utc_now() -> datetime:
 class EndpointConfig:
     """Settings of an endpoint.
 
-    lost_after_ns: silence after which a peer is lost. link_detector overrides the proportions derived from it.
+    lost_after_ns: silence after which a peer is lost, exactly. None: it follows the measured round trips, between one
+        second and ten (see detector).
     connect_ns: how long a link may take to come up. handshake_ns: how long one attempt may take.
     credit_bytes, max_resends: see LinkConfig. session: see SessionConfig.
     max_handshakes: unauthenticated sessions that strangers may keep open here at once.
     max_links: peers; worst-case memory is max_links * credit_bytes.
+    qlog_directory: where each connection leaves a qlog trace when it ends; None: no traces. qlog_files: how many of
+        them stay. What that costs stands in qlog.
     """
 
-    lost_after_ns: int = 2_000_000_000
+    lost_after_ns: int | None = None
     connect_ns: int = 10_000_000_000
     handshake_ns: int = 3_000_000_000
     credit_bytes: int = 32 << 20
@@ -106,6 +127,8 @@ class EndpointConfig:
     max_links: int = 4096
     retry: bool = True
     session: SessionConfig = field(default_factory=SessionConfig)
+    qlog_directory: str | os.PathLike[str] | None = None
+    qlog_files: int = 64
 
     def link(self) -> LinkConfig:
         return LinkConfig(
@@ -117,9 +140,11 @@ class EndpointConfig:
 
 
 class Transfer:
-    """A message being sent or awaited. Await `future`; `abort` takes it back at once and cancels the future.
+    """A message being sent or awaited. Await `future`, or `within` for a deadline; `abort` takes it back at once.
 
-    Awaiting raises a TransportError when it failed: LinkLost, MessageCorrupted, MessageRefused.
+    Awaiting raises a TransportError when it failed: LinkLost, MessageCorrupted, MessageRefused. Whoever is cancelled
+    while awaiting `future` has cancelled the transfer: before the caller runs again, the message is withdrawn and
+    nobody reads or writes its memory any more. `asyncio.shield(transfer.future)` waits without that.
     """
 
     __slots__ = ("_item", "_link", "future")
@@ -128,10 +153,21 @@ class Transfer:
         self._link = link
         self._item: Outgoing | Posted | None = None
         self.future: asyncio.Future[None] = link.loop.create_future()
-        # A failure that nobody awaits any more (its operation was aborted) is no news to asyncio.
-        self.future.add_done_callback(lambda future: future.cancelled() or future.exception())
+        # The first callback, so it runs before whoever awaits: cancelling a task cancels the future that it awaits.
+        self.future.add_done_callback(self._ended)
+
+    def _ended(self, future: asyncio.Future[None]) -> None:
+        if future.cancelled():
+            self._take_back()
+        else:
+            future.exception()  # a failure that nobody awaits any more is no news to asyncio
+
+    def _keep(self, item: Outgoing | Posted) -> None:
+        if not item.done:
+            self._item = item
 
     def _done(self, item: Outgoing | Posted) -> None:
+        self._item = None  # with it goes our hold on the caller's memory
         if self.future.done():
             return
         if item.error is not None:
@@ -140,14 +176,37 @@ class Transfer:
             self.future.set_result(None)
 
     def abort(self) -> None:
-        if self.future.done():
+        """Take the message back; afterwards its memory is the caller's again. Nothing happens to one that is done."""
+        if not self.future.done():
+            self.future.cancel()
+        if self.future.cancelled():
+            self._take_back()
+
+    def _take_back(self) -> None:
+        item, self._item = self._item, None
+        if item is None:
             return
-        self.future.cancel()
-        if isinstance(self._item, Outgoing):
-            self._link.core.cancel(self._item)
-        elif self._item is not None:
-            self._link.core.withdraw(self._item)
+        if isinstance(item, Outgoing):
+            self._link.core.cancel(item)
+        else:
+            self._link.core.withdraw(item)
         self._link.touch()
+
+    async def within(self, timeout: float, *, what: str) -> None:
+        """Await the transfer for at most `timeout` seconds; late or cancelled, it is taken back.
+
+        what: for people, in DeadlineExceeded, which also names the peer and the time. Raises what `future` raises.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                await self.future
+        except TimeoutError as error:
+            if isinstance(error, TransportError):
+                raise
+            text = f"{what} did not end within {timeout:g} s"
+            raise DeadlineExceeded(text, peer=str(self._link.identity), what=what, seconds=timeout) from None
+        finally:
+            self.abort()
 
 
 class Link:
@@ -174,12 +233,19 @@ class Link:
         self.on_app: Callable[[Link, bytes], None] | None = None
         self.on_state: Callable[[Link], None] | None = None
         self._waiting_app: list[bytes] = []
+        self._channels: dict[int, Channel] = {}
         self.connection: _Connection | None = None
         self.violations = 0  # connections closed here because the peer broke the protocol
         self.next_dial_ns = now_ns
         self.backoff_ns = _FIRST_BACKOFF_NS
         self.attempts = 0
+        self.plan = DialPlan()
         self._up: asyncio.Future[None] | None = None
+        self.number = number
+        self.log = logging.LoggerAdapter(log, {"peer": str(identity), "link": number})
+        self._told_state = LinkState.CONNECTING
+        self._told_suspect = False
+        self._told_resends = self._told_corrupt = self._told_stalls = 0
         faults = endpoint.faults
         self.core = LinkCore(
             peer=str(identity),
@@ -224,6 +290,40 @@ class Link:
     def rtt_ns(self) -> int | None:
         return self.core.detector.rtt_ns
 
+    def snapshot(self) -> LinkSnapshot:
+        """All figures of this moment, in one frozen piece."""
+        core, detector, stats = self.core, self.core.detector, self.core.stats
+        path = None if self.connection is None else self.connection.session.path_stats()
+        return LinkSnapshot(
+            t_ns=self._endpoint.now_ns(),
+            peer=str(self.identity),
+            link=self.number,
+            state=core.state,
+            suspect=core.suspect,
+            cause=core.cause,
+            suspect_after_ns=detector.suspect_after_ns,
+            lost_after_ns=detector.lost_after_ns,
+            bytes_sent=stats.bytes_sent,
+            bytes_received=stats.bytes_received,
+            messages_sent=stats.messages_sent,
+            messages_received=stats.messages_received,
+            resends=stats.resends,
+            corrupt=stats.corrupt,
+            stalls=detector.stalls,
+            connections=stats.connections,
+            rtt_ns=detector.rtt_ns,
+            rttvar_ns=None if detector.rtt_ns is None else detector.rtt.rttvar_ns,
+            path_rtt_ns=None if path is None else path.rtt_ns,
+            path_rttvar_ns=None if path is None else path.rttvar_ns,
+            path_min_rtt_ns=None if path is None else path.min_rtt_ns,
+            cwnd=0 if path is None else path.cwnd,
+            bytes_in_flight=0 if path is None else path.bytes_in_flight,
+            lost_packets=0 if path is None else path.lost_packets,
+            credit_used=core.credit_used,
+            credit_held=stats.held_bytes,
+            credit_peak=stats.held_peak,
+        )
+
     @property
     def remote_incarnation(self) -> int:
         return self.core.remote.incarnation if self.core.remote is not None else 0
@@ -247,24 +347,49 @@ class Link:
         Done means: arrived at the peer's host and its checksum holds there.
         """
         transfer = Transfer(self)
-        transfer._item = self.core.send(tag, payload, transfer._done)
+        transfer._keep(self.core.send(tag, payload, transfer._done))
         self.touch()
         return transfer
 
     def post(self, tag: bytes, buffer: memoryview) -> Transfer:
         """Receive the message with this tag straight into `buffer` (flat, writable, exactly its size)."""
         transfer = Transfer(self)
-        transfer._item = self.core.post(tag, buffer, transfer._done)
+        transfer._keep(self.core.post(tag, buffer, transfer._done))
         self.touch()
         return transfer
+
+    def channel(self, number: int) -> Channel:
+        """The channel with this number, 0 to 2**32 - 1: whole messages in order, for which nobody posts memory.
+
+        The same object each time. Raises ConfigurationError for another number.
+        """
+        channel = self._channels.get(number)
+        if channel is None:
+            self.core.check_channel(number)
+            channel = self._channels[number] = Channel(self, number)
+        return channel
+
+    def _channel_send(self, number: int, payload: memoryview) -> Transfer:
+        transfer = Transfer(self)
+        transfer._keep(self.core.channel_send(number, payload, transfer._done))
+        self.touch()
+        return transfer
+
+    def _channel_take(self, number: int, limit: int, on_done: Callable[[Posted], None]) -> Posted:
+        posted = self.core.channel_take(number, limit, on_done)
+        self.touch()
+        return posted
 
     def discard(self, prefix: bytes) -> None:
         """Forget all unclaimed messages with tags that start with `prefix`, now and later."""
         self.core.discard(prefix)
         self.touch()
 
-    async def wait_up(self) -> None:
-        """Wait until the link is up; raises LinkLost when it ends instead (its connect deadline bounds the wait)."""
+    async def wait_up(self, *, timeout: float | None = None) -> None:
+        """Wait until the link is up; raises LinkLost when it ends instead (its connect deadline bounds the wait).
+
+        timeout: seconds for this wait alone, after which DeadlineExceeded is raised and the link goes on connecting.
+        """
         if self.core.error is not None:
             raise self.core.error
         if self.state is LinkState.UP:
@@ -272,7 +397,13 @@ class Link:
         if self._up is None:
             self._up = self.loop.create_future()
             self._up.add_done_callback(lambda future: future.cancelled() or future.exception())
-        await asyncio.shield(self._up)
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(self._up)
+        except TimeoutError:
+            seconds = timeout or 0.0
+            text = f"the link did not come up within {seconds:g} s"
+            raise DeadlineExceeded(text, peer=str(self.identity), what="connecting", seconds=seconds) from None
 
     def close(self, reason: str) -> None:
         """End the link; the peer is told. Pending transfers fail with LinkLost."""
@@ -301,9 +432,35 @@ class Link:
             if self._up is not None and not self._up.done():
                 self._up.set_exception(self.core.error or LinkLost("ended", peer=str(self.identity)))
             self._endpoint._link_ended(self)
-        log.debug("%r: %s", self, self.core.cause or state.value)
+        self.log.debug("%r: %s", self, self.core.cause or state.value)
+        if self._endpoint.observer is not None:
+            self._tell_state(self._endpoint.observer)
         if self.on_state is not None:
             self._endpoint._call(self.on_state, self)
+
+    def _tell_state(self, observer: Observer) -> None:
+        core, now_ns, peer = self.core, self._endpoint.now_ns(), str(self.identity)
+        if core.suspect is not self._told_suspect and not core.ended:
+            self._told_suspect = core.suspect
+            silent_ns = round(core.detector.silent_for(now_ns) * 1e9)
+            self._endpoint._call(observer, SuspicionChanged(now_ns, peer, self.number, core.suspect, silent_ns))
+        if core.state is not self._told_state:
+            self._told_state = core.state
+            self._endpoint._call(observer, LinkChanged(now_ns, peer, self.number, core.state, core.cause))
+
+    def tell_counts(self, observer: Observer) -> None:
+        """Counters are the core's; what they gained since the last look is an event."""
+        stats, stalls = self.core.stats, self.core.detector.stalls
+        now_ns, peer, call = self._endpoint.now_ns(), str(self.identity), self._endpoint._call
+        if (more := stats.resends - self._told_resends) > 0:
+            self._told_resends = stats.resends
+            call(observer, Resent(now_ns, peer, self.number, more, stats.resends))
+        if (more := stats.corrupt - self._told_corrupt) > 0:
+            self._told_corrupt = stats.corrupt
+            call(observer, Corrupted(now_ns, peer, self.number, more, stats.corrupt))
+        if stalls > self._told_stalls:
+            call(observer, Stalled(now_ns, peer, self.number, stalls))
+        self._told_stalls = stalls  # a link that comes up starts with a new detector
 
     def next_timer(self) -> int | None:
         """When the endpoint must look at this link again."""
@@ -324,13 +481,15 @@ class _Connection:
     identity: Identity | None = None
     reader: ControlReader = field(default_factory=ControlReader)
     greeted: bool = False
+    answer_ns: int | None = None  # until which a dialled peer must have sent anything at all; None once it has
     cids: list[bytes] = field(default_factory=list)  # under which it is registered
 
     def next_timer(self) -> int | None:
         at = self.session.next_timer()
         if self.greeted:
             return at
-        return self.deadline_ns if at is None else min(at, self.deadline_ns)
+        deadline = self.deadline_ns if self.answer_ns is None else min(self.deadline_ns, self.answer_ns)
+        return deadline if at is None else min(at, deadline)
 
 
 class Endpoint:
@@ -339,6 +498,7 @@ class Endpoint:
     authorize(identity) -> reason or None: whether an authenticated peer may have a link here.
     on_link(link): a peer that we did not ask for has made a link; `link.listen` takes it over.
     incarnation: grows with every start of this node's process; peers refuse what an older one sends.
+    observer: gets every event of the transport, see observe; None costs nothing.
     io: belongs to the endpoint from here on, which closes it, also when it cannot be made (ConfigurationError).
     """
 
@@ -353,6 +513,7 @@ class Endpoint:
         authorize: Callable[[Identity], str | None],
         on_link: Callable[[Link], None],
         faults: Faults | None = None,
+        observer: Observer | None = None,
         wall_clock: Callable[[], datetime] = _utc_now,
     ) -> None:
         try:
@@ -368,12 +529,21 @@ class Endpoint:
         self.loop = loop
         self.incarnation = incarnation
         self.faults = faults
+        self.observer = observer
         self.links: dict[Identity, Link] = {}
         self._io: DatagramIO = FaultyIO(io, faults, loop=loop) if faults is not None else io
         self._authorize = authorize
         self._on_link = on_link
         self._wall_clock = wall_clock
-        self._gate = Gate(credentials=credentials, config=self._session_config(io.local_address), retry=config.retry)
+        self._qlog: QlogDirectory | None = None
+        if config.qlog_directory is not None:
+            self._qlog = QlogDirectory(config.qlog_directory, label=self.identity.node, files=config.qlog_files)
+        self._gate = Gate(
+            credentials=credentials,
+            config=self._session_config(io.local_address),
+            retry=config.retry,
+            qlog=self._qlog,
+        )
         self._connections: dict[_Connection, None] = {}
         self._strangers = 0  # accepted connections that have not said a valid Hello
         self._resolving: dict[Link, asyncio.Task[None]] = {}
@@ -415,7 +585,8 @@ class Endpoint:
     async def aclose(self, *, timeout: float = 1.0) -> None:
         """Close every link within `timeout` seconds: what was given to them is delivered first, if that is quick.
 
-        Cancelled, it closes at once. Called again, it waits for the first call.
+        Cancelled, it closes at once. Called again, it waits for the first call. Afterwards no task, timer or file of
+        the endpoint is left.
         """
         if self._closing is not None:
             await asyncio.shield(self._closing)
@@ -428,8 +599,12 @@ class Endpoint:
                     async with asyncio.timeout(timeout):
                         await self._settled
         finally:
+            resolving = list(self._resolving.values())
             self._shut()
-            self._closing.set_result(None)
+            try:  # they are cancelled; one turn of the loop and they are gone
+                await asyncio.gather(*resolving, return_exceptions=True)
+            finally:
+                self._closing.set_result(None)
 
     def _undelivered(self) -> bool:
         return any(link.state is LinkState.UP and not link.core.drained for link in self.links.values())
@@ -472,10 +647,15 @@ class Endpoint:
     def _link_ended(self, link: Link) -> None:
         if self.links.get(link.identity) is link:
             del self.links[link.identity]
-        task = self._resolving.pop(link, None)
+        task = self._resolving.get(link)
         if task is not None:
             task.cancel()
         self._touch(link)
+
+    def _emit(self, event: TransportEvent) -> None:
+        """Only where `observer` is set; callers look, so that nothing is built for nobody."""
+        if self.observer is not None:
+            self._call(self.observer, event)
 
     def _touch(self, link: Link) -> None:
         if self._closed:
@@ -492,6 +672,8 @@ class Endpoint:
             link = next(iter(self._dirty))
             del self._dirty[link]
             self._serve(link)
+            if self.observer is not None:
+                link.tell_counts(self.observer)
             if link.connection is not None:
                 self._transmit(link.connection)
             if link.ended and link.connection is not None:
@@ -516,7 +698,7 @@ class Endpoint:
                 case StartMessage():
                     message = action.message
                     if not message.done:
-                        connection.session.start_message(message, message.header(), message.payload)
+                        connection.session.start_message(message, message.header(), message.rest())
                 case ResetMessage():
                     connection.session.reset_message(action.message)
 
@@ -532,6 +714,7 @@ class Endpoint:
             if connection is None:
                 continue
             touched[connection] = None
+            connection.answer_ns = None
             self._guard(connection, connection.session.receive, data, address, now_ns)
         for connection in touched:
             self._process(connection, now_ns)
@@ -553,7 +736,7 @@ class Endpoint:
         try:
             admitted = self._gate.admit(data, address, now_ns)
         except Exception:
-            log.exception("a first datagram could not be judged")
+            log.exception("a first datagram could not be judged", extra=_who())
             return None
         if isinstance(admitted, bytes):
             self._io.send([(admitted, address)])
@@ -574,8 +757,9 @@ class Endpoint:
         session = connection.session
         while session.cids:
             cid = session.cids.pop()
-            self._by_cid[cid] = connection
-            connection.cids.append(cid)
+            if self._by_cid.get(cid) is not connection:  # QUIC announces an id again when the announcement was lost
+                self._by_cid[cid] = connection
+                connection.cids.append(cid)
         while session.retired_cids:
             cid = session.retired_cids.pop()
             if self._by_cid.get(cid) is connection:
@@ -591,7 +775,8 @@ class Endpoint:
             self._fail(connection, CLOSE_PROTOCOL, str(error))
         except Exception:
             # aioquic asserts its way through some malformed input; the peer's bytes must not end our endpoint
-            log.exception("connection of %s closed after an unexpected error", connection.identity or "a stranger")
+            who = connection.identity or "a stranger"
+            log.exception("connection of %s closed after an unexpected error", who, extra=_who(connection))
             self._fail(connection, CLOSE_PROTOCOL, "internal error")
         else:
             return True
@@ -622,17 +807,24 @@ class Endpoint:
             self._io.send(datagrams)
         self._schedule(connection)
 
-    def _on_unreachable(self, address: Address) -> None:
+    def _on_unreachable(self, address: Address, trouble: Trouble) -> None:
+        """While dialling, any trouble ends the attempt. A link that is up only counts what says that the host lives and
+        its process does not: a route or an interface may come back within the link's deadline."""
         now_ns = self.now_ns()
         for connection in list(self._connections):
             peer = connection.session.peer_address
-            if peer is None or peer[:2] != address[:2] or connection.link is None:
+            if peer is None or peer[:2] != address[:2]:
                 continue
-            if connection.dialled and not connection.greeted:
-                self._fail(connection, CLOSE_NORMAL, "nothing listens there")
-            else:
+            if trouble.limit:
+                connection.session.limit_datagrams(trouble.limit)
+            elif connection.link is None:
+                continue
+            elif connection.dialled and not connection.greeted:
+                self._fail(connection, CLOSE_NORMAL, trouble.cause)
+            elif trouble.refused:
                 connection.link.core.unreachable(now_ns)
-            self._touch(connection.link)
+            if connection.link is not None:
+                self._touch(connection.link)
 
     # -- authentication ------------------------------------------------------------------------------------------
 
@@ -653,7 +845,7 @@ class Endpoint:
                 raise AuthenticationError(reason, peer=str(identity))
         except AuthenticationError as error:
             address = connection.session.peer_address
-            log.warning("refused a peer at %s: %s", address, error)
+            log.warning("refused a peer at %s: %s", address, error, extra={**_who(connection), "peer": error.peer})
             self.refused = [*self.refused[-63:], str(error)]
             self._fail(connection, CLOSE_REFUSED, "refused", note=f"we refuse the peer: {error}")
             return
@@ -667,7 +859,7 @@ class Endpoint:
         try:
             return self._authorize(identity)
         except Exception:
-            log.exception("authorization of %s failed", identity)
+            log.exception("authorization of %s failed", identity, extra={**_who(), "peer": str(identity)})
             return "its authorization failed"
 
     def _control(self, connection: _Connection, data: bytes, now_ns: int) -> None:
@@ -727,9 +919,15 @@ class Endpoint:
             connection.link = link
             link.core.connected()
         connection.greeted = True
+        if connection.dialled:
+            link.plan.worked()
         self._strangers -= not connection.dialled
         link.core.hello(hello, now_ns)
         connection.session.attach(link.core)
+        if self.observer is not None and not link.ended:
+            address, count = connection.session.peer_address, link.stats.connections
+            event = ConnectionUp(self.now_ns(), str(identity), link.number, address, connection.dialled, count)
+            self._emit(event)
         return True
 
     # -- ends of connections -------------------------------------------------------------------------------------
@@ -737,6 +935,11 @@ class Endpoint:
     def _fail(self, connection: _Connection, code: int, reason: str, *, note: str = "") -> None:
         """Close a connection from here; its link, if it lives, may be redialled. `note`: what only we may know."""
         link = connection.link
+        turned_away = not connection.greeted and code != CLOSE_REPLACED and (note or not connection.dialled)
+        if self.observer is not None and turned_away and connection in self._connections:
+            peer = "" if connection.identity is None else str(connection.identity)
+            address = connection.session.peer_address
+            self._emit(PeerRefused(self.now_ns(), peer, address, note or reason))
         self._close(connection, code, reason)
         if link is None or link.connection is not connection:
             return
@@ -749,11 +952,13 @@ class Endpoint:
 
     def _gone(self, connection: _Connection, code: int, reason: str, now_ns: int) -> None:
         """The connection ended: closed by the peer, or by QUIC itself."""
+        self._tell_down(connection, code, reason, by_peer=True)
         self._forget(connection)
         link = connection.link
         if link is None or link.connection is not connection:
             if not connection.dialled and not connection.greeted:
-                log.info("a connection ended before it was authenticated: %s %s", error_name(code), reason)
+                text = "a connection ended before it was authenticated: %s %s"
+                log.info(text, error_name(code), reason, extra=_who(connection))
             return
         link.connection = None
         text = f"{error_name(code)}{': ' + reason if reason else ''}"
@@ -766,14 +971,17 @@ class Endpoint:
             self._detached(link, text)
 
     def _detached(self, link: Link, reason: str) -> None:
-        link.core.refusal = reason
+        link.core.refusal = link.plan.failed(reason)
         link.core.disconnected()
-        link.next_dial_ns = self.now_ns() + link.backoff_ns
-        link.backoff_ns = min(2 * link.backoff_ns, _LAST_BACKOFF_NS)
+        link.next_dial_ns = self.now_ns()
+        if not link.plan.more:  # all addresses were tried: now one has to wait
+            link.next_dial_ns += link.backoff_ns
+            link.backoff_ns = min(2 * link.backoff_ns, _LAST_BACKOFF_NS)
         self._touch(link)
 
     def _close(self, connection: _Connection, code: int, reason: str) -> None:
         if connection in self._connections:
+            self._tell_down(connection, code, reason, by_peer=False)
             connection.session.close(code, reason[:200])
             with contextlib.suppress(Exception):
                 datagrams = connection.session.datagrams_to_send(self.now_ns())
@@ -781,15 +989,24 @@ class Endpoint:
                     self._io.send(datagrams)
             self._forget(connection)
 
+    def _tell_down(self, connection: _Connection, code: int, reason: str, *, by_peer: bool) -> None:
+        link = connection.link
+        if self.observer is not None and link is not None and connection in self._connections:
+            peer, greeted = str(link.identity), connection.greeted
+            self._emit(ConnectionDown(self.now_ns(), peer, link.number, code, reason, by_peer, greeted))
+
     def _forget(self, connection: _Connection) -> None:
         if connection not in self._connections:
             return
         del self._connections[connection]
+        connection.session.release()
         self._due.pop(connection, None)
         self._strangers -= not connection.dialled and not connection.greeted
         for cid in connection.cids:
             if self._by_cid.get(cid) is connection:
                 del self._by_cid[cid]
+        if self._qlog is not None:
+            connection.session.end_trace()
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -801,33 +1018,49 @@ class Endpoint:
         return base
 
     def _dial(self, link: Link, now_ns: int) -> None:
-        address = link.addresses[link.attempts % len(link.addresses)]
-        link.attempts += 1
-        if is_numeric(str(address[0])):
+        """Try the next address of this round, or begin another round; names are looked up each time, as a node that
+        comes back may have moved."""
+        address = link.plan.next()
+        if address is not None:
             self._connect(link, address, now_ns)
+        elif all(is_numeric(str(address[0])) for address in link.addresses):
+            self._begin_round(link, *numeric(link.addresses))
         elif link not in self._resolving:
-            link.next_dial_ns = now_ns + self.config.handshake_ns
-            self._resolving[link] = self.loop.create_task(self._resolve(link, address))
+            link.next_dial_ns = now_ns + 2 * self.config.handshake_ns  # the task is quicker and sets it
+            task = self._resolving[link] = self.loop.create_task(self._resolve(link, list(link.addresses)))
+            task.add_done_callback(lambda _: self._resolving.pop(link, None))
 
-    async def _resolve(self, link: Link, address: Address) -> None:
-        """Look a host name up, each time that it is dialled: a node that comes back may have moved."""
-        try:
-            found = await resolve(str(address[0]), int(address[1]), loop=self.loop, like=self.address)
-        except AddressError as error:
-            self._detached(link, str(error))
-            return
-        finally:
-            self._resolving.pop(link, None)
+    async def _resolve(self, link: Link, addresses: Sequence[Address]) -> None:
+        """Look all names up at once; those that do not answer in the time of a handshake are left out."""
+        found, failed = await resolve_all(
+            addresses, timeout=self.config.handshake_ns / 1e9, loop=self.loop, like=self.address
+        )
         if not link.ended and link.connection is None:
-            self._connect(link, found, self.now_ns())
+            self._begin_round(link, found, failed)
             self._touch(link)
+
+    def _begin_round(self, link: Link, addresses: Sequence[Address], failed: Sequence[str]) -> None:
+        link.plan.begin(addresses)
+        address = link.plan.next()
+        if address is None:
+            self._detached(link, "; ".join(failed))
+        else:
+            self._connect(link, address, self.now_ns())
 
     def _connect(self, link: Link, address: Address, now_ns: int) -> None:
         session = Session.client(
-            credentials=self.credentials, config=self._session_config(address), address=address, now_ns=now_ns
+            credentials=self.credentials,
+            config=self._session_config(address),
+            address=address,
+            now_ns=now_ns,
+            qlog=self._qlog,
         )
         connection = _Connection(session, dialled=True, deadline_ns=now_ns + self.config.handshake_ns, link=link)
+        connection.answer_ns = now_ns + link.plan.patience_ns(self.config.handshake_ns)
+        link.attempts += 1
         link.connection = connection
+        if self.observer is not None:
+            self._emit(DialStarted(self.now_ns(), str(link.identity), link.number, address, link.attempts))
         self._register(connection)
         self._transmit(connection)
 
@@ -868,6 +1101,11 @@ class Endpoint:
     def _link_timer(self, link: Link, now_ns: int) -> None:
         at = link.core.next_timer()
         if at is not None and now_ns >= at:
+            detector, connection = link.core.detector, link.connection
+            if detector.adapts and connection is not None and connection.greeted:
+                path = connection.session.path_stats()
+                if path.rtt_ns is not None and path.rttvar_ns is not None:
+                    detector.path(path.rtt_ns, path.rttvar_ns)
             link.core.handle_timer(now_ns)
         if link.dial and link.connection is None and now_ns >= link.next_dial_ns and not link.ended:
             self._dial(link, now_ns)
@@ -882,18 +1120,16 @@ class Endpoint:
             return
         if not connection.greeted and now_ns >= connection.deadline_ns:
             self._fail(connection, CLOSE_REFUSED, "handshake too slow")
+        elif not connection.greeted and connection.answer_ns is not None and now_ns >= connection.answer_ns:
+            self._fail(connection, CLOSE_REFUSED, "no answer")
         else:
             self._transmit(connection)
 
 
-async def within(transfer: Transfer, *, timeout: float, what: str) -> None:
-    """Await a transfer for at most `timeout` seconds; it is aborted at the deadline and when cancelled."""
-    try:
-        async with asyncio.timeout(timeout):
-            await transfer.future
-    except TimeoutError as error:
-        if isinstance(error, TransportError):
-            raise
-        raise DeadlineExceeded(f"{what} did not end within {timeout} s", peer=str(transfer._link.identity)) from None
-    finally:
-        transfer.abort()
+def _who(connection: _Connection | None = None) -> dict[str, object]:
+    """Fields of a log record; always both, so that a format may use them."""
+    if connection is None:
+        return {"peer": "", "link": 0}
+    link = connection.link
+    peer = connection.identity or (None if link is None else link.identity)
+    return {"peer": "" if peer is None else str(peer), "link": 0 if link is None else link.number}

@@ -72,12 +72,33 @@ class LinkLost(TransportError):
 
 
 class MessageCorrupted(TransportError):
-    """A payload failed its checksum more often than `max_resends`; both ends raise it."""
+    """A payload failed its checksum more often than `max_resends`; both ends raise it.
 
-    def __init__(self, *, peer: str, sequence: int, expected: int, found: int) -> None:
+    tag: the message's tag, b"" for one of a channel; channel, counter: of a channel's message, otherwise None.
+    sequence: its number on the link. expected: xxh3-64 at the source; found: at the destination.
+    """
+
+    usable = True
+
+    def __init__(
+        self,
+        *,
+        peer: str,
+        sequence: int,
+        expected: int,
+        found: int,
+        tag: bytes = b"",
+        channel: tuple[int, int] | None = None,
+    ) -> None:
+        name = f"tag {tag.hex()}" if channel is None else f"message {channel[1]} of channel {channel[0]}"
         super().__init__(
-            f"message {sequence} is corrupt: checksum {expected:016x} at the source, {found:016x} here", peer=peer
+            f"message {sequence} ({name}) is corrupt: checksum {expected:016x} at the source, {found:016x} at the "
+            "destination",
+            peer=peer,
         )
+        self.tag = tag if channel is None else b""
+        self.channel: int | None = None if channel is None else channel[0]
+        self.counter: int | None = None if channel is None else channel[1]
         self.sequence = sequence
         self.expected = expected
         self.found = found
@@ -90,9 +111,14 @@ class MessageRefused(TransportError):
 
 
 class DeadlineExceeded(TransportError, TimeoutError):
-    """The operation did not end by its deadline; the link itself goes on."""
+    """The operation `what` did not end within `seconds` and was taken back; the link to `peer` goes on."""
 
     usable = True
+
+    def __init__(self, message: str, *, peer: str = "", what: str = "", seconds: float = 0.0) -> None:
+        super().__init__(message, peer=peer)
+        self.what = what
+        self.seconds = seconds
 
 
 class EndpointClosed(TransportError):

@@ -21,11 +21,14 @@ import xxhash
 from .errors import ProtocolError
 
 __all__ = [
+    "CHANNEL_TAG_SIZE",
     "HEADER_SIZE",
     "MAX_APP",
+    "MAX_CHANNEL",
     "MAX_CONTROL",
     "MAX_LENGTH",
     "MAX_OFFERS",
+    "MAX_PARTIALS",
     "MAX_RANGES",
     "MESSAGE_COST",
     "TAG_SIZE",
@@ -43,24 +46,32 @@ __all__ = [
     "Ping",
     "Pong",
     "Refuse",
+    "channel_of",
+    "channel_tag",
     "checksum",
     "encode_control",
 ]
 
 VERSION = 1
 TAG_SIZE = 24
-HEADER_SIZE = 64
+CHANNEL_TAG_SIZE = 16  # so no tag of a caller can be one of a channel, in any table that is keyed by tags
+MAX_CHANNEL = (1 << 32) - 1
+HEADER_SIZE = 72
 MAX_LENGTH = 1 << 48  # one message; far above any tensor, far below what overflows arithmetic elsewhere
 MAX_CONTROL = 4 << 20  # one control message, encoded; a view of a thousand members takes more than 1 MiB
 MAX_APP = MAX_CONTROL - 64  # one application message
 MAX_RANGES = 1024  # receive ranges that one acknowledgement may list
+MAX_PARTIALS = 64  # interrupted messages that a Hello lists; any further ones start again from their first byte
 MAX_OFFERS = 16384  # offers that a sender lets wait; each costs the receiver about 300 bytes
 MAX_REASON = 400  # characters of a refusal; it ends up in errors and logs
 MESSAGE_COST = 256  # credit that an eager message takes beside its payload: what an empty one costs to hold
 
-_HEADER = struct.Struct("!2sBBI24sQQQ")
+_HEADER = struct.Struct("!2sBBI24sQQQQ")
+_CHANNEL_TAG = struct.Struct("!QQ")
 _MAGIC = b"qc"
 FLAG_EAGER = 1  # sent on the link's credit; otherwise the receiver granted it
+FLAG_CHANNEL = 2  # the first CHANNEL_TAG_SIZE bytes of the tag field are a channel and a counter, the rest is zero
+FLAG_VOID = 4  # takes the place of a channel's message that its sender withdrew; always empty
 
 
 def checksum(data: bytes | bytearray | memoryview) -> int:
@@ -68,14 +79,28 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
+def channel_tag(channel: int, counter: int) -> bytes:
+    """The tag of the message number `counter` of a channel: CHANNEL_TAG_SIZE bytes, which no caller's tag has."""
+    return _CHANNEL_TAG.pack(channel, counter)
+
+
+def channel_of(tag: bytes) -> tuple[int, int] | None:
+    """(channel, counter) of a channel's tag; None for a caller's."""
+    if len(tag) != CHANNEL_TAG_SIZE:
+        return None
+    channel, counter = _CHANNEL_TAG.unpack(tag)
+    return channel, counter
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The fixed header of a message.
 
-    tag: 24 bytes that say which posted buffer it is for; opaque to the transport.
+    tag: 24 bytes that say which posted buffer it is for, opaque to the transport; or a channel's, see channel_tag.
     sequence: number of the message on its link, from 0; a resend carries the same one.
     attempt: 0 for the first sending, counts resends after a checksum failure or a reconnection.
-    length, checksum: of the payload, in bytes, xxh3-64.
+    length, checksum: of the whole payload, in bytes, xxh3-64.
+    offset: where in the payload the stream begins: the bytes before it were in place when a connection died.
     """
 
     tag: bytes
@@ -84,17 +109,21 @@ class Header:
     checksum: int
     attempt: int = 0
     eager: bool = True
+    offset: int = 0
+    void: bool = False
 
     def encode(self) -> bytes:
+        channel = len(self.tag) == CHANNEL_TAG_SIZE
         body = _HEADER.pack(
             _MAGIC,
             VERSION,
-            FLAG_EAGER if self.eager else 0,
+            FLAG_EAGER * self.eager | FLAG_CHANNEL * channel | FLAG_VOID * self.void,
             self.attempt,
             self.tag,
             self.sequence,
             self.length,
             self.checksum,
+            self.offset,
         )
         return body + checksum(body).to_bytes(8, "big")
 
@@ -106,14 +135,29 @@ class Header:
         body = bytes(data[:-8])
         if int.from_bytes(data[-8:], "big") != checksum(body):
             raise ProtocolError("message header fails its checksum")
-        magic, version, flags, attempt, tag, sequence, length, digest = _HEADER.unpack(body)
+        magic, version, flags, attempt, tag, sequence, length, digest, offset = _HEADER.unpack(body)
         if magic != _MAGIC or version != VERSION:
             raise ProtocolError(f"message header of another protocol or version ({magic!r}, {version})")
-        if flags & ~FLAG_EAGER:
+        if flags & ~(FLAG_EAGER | FLAG_CHANNEL | FLAG_VOID):
             raise ProtocolError(f"message header with unknown flags {flags:#x}")
+        if sequence >= _LIMIT64:
+            raise ProtocolError(f"message number {sequence} is out of range")
         if length > MAX_LENGTH:
             raise ProtocolError(f"message of {length} bytes is above the limit of {MAX_LENGTH}")
-        return cls(tag, sequence, length, digest, attempt, bool(flags & FLAG_EAGER))
+        if offset > length:
+            raise ProtocolError(f"message of {length} bytes begins at {offset}")
+        if flags & FLAG_CHANNEL:
+            tag, padding = tag[:CHANNEL_TAG_SIZE], tag[CHANNEL_TAG_SIZE:]
+            if any(padding) or not _is_tag(tag):
+                raise ProtocolError("message header with a malformed channel")
+        if flags & FLAG_VOID and (length or not flags & FLAG_CHANNEL):
+            raise ProtocolError("message header of a void message that is not empty, or of no channel")
+        return cls(tag, sequence, length, digest, attempt, bool(flags & FLAG_EAGER), offset, bool(flags & FLAG_VOID))
+
+
+def _is_tag(tag: bytes) -> bool:
+    channel = channel_of(tag)
+    return len(tag) == TAG_SIZE if channel is None else channel[0] <= MAX_CHANNEL
 
 
 class _Control(msgspec.Struct, frozen=True, tag_field="t", array_like=True, forbid_unknown_fields=True):
@@ -127,6 +171,7 @@ class Hello(_Control, tag=1, frozen=True):
     peer_incarnation, peer_link: the identity that this side believes the other has; 0, 0 for a first meeting.
     app: application messages received so far (all below). received: message sequences received so far, as
     half-open ranges. released: bytes of eager payload released in all. credit: eager bytes this side will hold.
+    partial: (sequence, bytes in place from the first on) of interrupted messages, which continue from there.
     """
 
     incarnation: int
@@ -137,6 +182,7 @@ class Hello(_Control, tag=1, frozen=True):
     received: tuple[tuple[int, int], ...]
     released: int
     credit: int
+    partial: tuple[tuple[int, int], ...] = ()
 
 
 class Ping(_Control, tag=2, frozen=True):
@@ -225,9 +271,14 @@ def _check(message: Control) -> None:
     """Bounds that the types do not express."""
     for name in message.__struct_fields__:
         value = getattr(message, name)
-        if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value <= _LIMIT64 * 2:
+        # A sequence below 2^63 leaves room for the end of its range, and for sums, in what msgpack can carry. A digest
+        # (`found`) has all 64 bits; msgpack has no more.
+        limit = 2 * _LIMIT64 if name == "found" else _LIMIT64
+        if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value < limit:
             raise ProtocolError(f"{type(message).__name__}.{name} = {value} is out of range")
-        if isinstance(value, tuple):
+        if name == "partial":
+            _check_partial(value)
+        elif isinstance(value, tuple):
             if len(value) > MAX_RANGES:
                 raise ProtocolError(f"{type(message).__name__}.{name} lists {len(value)} ranges")
             last = 0
@@ -235,10 +286,20 @@ def _check(message: Control) -> None:
                 if not last <= start < stop <= _LIMIT64:
                     raise ProtocolError(f"{type(message).__name__}.{name} has ranges out of order")
                 last = stop
-    if isinstance(message, Offer) and (len(message.tag) != TAG_SIZE or message.length > MAX_LENGTH):
+    if isinstance(message, Offer) and (not _is_tag(message.tag) or message.length > MAX_LENGTH):
         raise ProtocolError("offer with a malformed tag or length")
     if isinstance(message, Refuse) and len(message.reason) > MAX_REASON:
         raise ProtocolError(f"refusal with a reason of {len(message.reason)} characters")
+
+
+def _check_partial(partial: tuple[tuple[int, int], ...]) -> None:
+    if len(partial) > MAX_PARTIALS:
+        raise ProtocolError(f"Hello lists {len(partial)} interrupted messages")
+    last = -1
+    for sequence, filled in partial:
+        if not (last < sequence < _LIMIT64 and 0 < filled <= MAX_LENGTH):
+            raise ProtocolError("Hello lists interrupted messages out of order, or without a length")
+        last = sequence
 
 
 class ControlReader:
@@ -260,7 +321,7 @@ class ControlReader:
                 break
             try:
                 message = _decoder.decode(memoryview(self._buffer)[start + 4 : start + 4 + size].tobytes())
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
                 raise ProtocolError(f"malformed control message: {error}") from error
             _check(message)
             messages.append(message)

@@ -4,6 +4,12 @@ A buffer is posted under a tag; a message with that tag is written there as it a
 checksum holds. Eager messages whose buffer is not posted yet wait in memory of ours; larger ones were only offered,
 and are granted when their buffer is posted.
 
+A buffer may also be posted without memory of its own (`take`, for channels): it gets the memory in which the message
+waits already, or memory of its size when its size is known, within the limit that the caller set.
+
+A message that a dying connection interrupts is paused: what has arrived stays where it is, our Hello says how much,
+and the sender continues from there. Whatever happens to a message under way can happen to a paused one.
+
 A sequence ends here once: verified (acknowledged), or rejected. A verdict (Refuse, or the last Nack) is repeated on
 every connection until the sender has answered it with Cancel; were it lost, the acknowledgement after it would look
 like success.
@@ -13,6 +19,8 @@ Bounds on what a peer can make us hold:
     offers                        _MAX_OFFERS
     verdicts, failed checksums    _MAX_OFFERS each
     gaps in the sequence          as many messages as an honest sender may have under way
+    interrupted messages          MAX_PARTIALS; those without a posted buffer go on counting as unposted
+    one taken message             the limit that its taker set, one per channel; its pages are touched as bytes arrive
 
 Callbacks. `on_done` of a posted buffer is called exactly once, as the last thing that happens to it, unless it is
 withdrawn; then never.
@@ -20,13 +28,16 @@ withdrawn; then never.
 
 from __future__ import annotations
 
+import mmap
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from .errors import ConfigurationError, MessageCorrupted, MessageRefused, ProtocolError, TransportError
 from .frames import (
+    CHANNEL_TAG_SIZE,
     MAX_OFFERS,
+    MAX_PARTIALS,
     MAX_RANGES,
     MESSAGE_COST,
     TAG_SIZE,
@@ -40,6 +51,8 @@ from .frames import (
     Nack,
     Offer,
     Refuse,
+    channel_of,
+    channel_tag,
     checksum,
 )
 from .outbox import require_flat
@@ -49,6 +62,8 @@ __all__ = ["Inbox", "Inflow", "Posted"]
 
 # Above the sender's own bound: after a reconnection it offers again what had been granted.
 _MAX_OFFERS = 4 * MAX_OFFERS
+_NOTHING = memoryview(b"")
+_MAPPED = 1 << 20  # from here on memory is mapped, so that a size which was only named costs no pages
 _MAX_DISCARDED = 16384  # prefixes remembered; what comes later for an older one is held, and costs credit
 
 
@@ -62,6 +77,8 @@ class Posted:
     done: bool = False
     error: TransportError | None = None
     inflow: Inflow | None = None  # the message that is being written into it
+    limit: int | None = None  # its memory is made when the message's size is known, up to so many bytes
+    void: bool = False  # the sender withdrew the message whose place this is
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +90,7 @@ class Inflow:
     posted: Posted | None
     filled: int = 0
     alive: bool = True  # False once nobody wants it any more; the session stops its stream
+    paused: bool = False  # its connection died; it continues on the next one, as another object
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +140,7 @@ class Inbox:
         self._credit_due = False
         self._app_received = 0
         self._app_due = False
+        self._taken: dict[int, int] = {}  # channel -> counter of its next message
         self._discarded: dict[bytes, None] = {}
         self._discarded_sizes: list[int] = []
 
@@ -144,21 +163,53 @@ class Inbox:
         if error is not None:
             self._complete(posted, error)
             return posted
-        held = self._held.pop(tag, None)
+        self._expect(posted)
+        return posted
+
+    def take(self, channel: int, limit: int, on_done: Callable[[Posted], None], error: TransportError | None) -> Posted:
+        """Post for the next message of a channel, of any size up to `limit`; its `buffer` holds it when it is done."""
+        counter = self._taken.get(channel, 0)
+        tag = channel_tag(channel, counter)
+        if tag in self._posted:
+            raise ConfigurationError(f"the next message of channel {channel} is being waited for already")
+        posted = Posted(tag, memoryview(bytearray()), on_done, limit=limit)
+        if error is not None:
+            self._complete(posted, error)
+        else:
+            self._expect(posted)
+        return posted
+
+    def _expect(self, posted: Posted) -> None:
+        """Match a buffer with what has arrived or is offered already."""
+        held = self._held.pop(posted.tag, None)
         if held is not None:
             self._release(held.header, held=True)
-            if held.error is None and held.header.length == len(buffer):
-                buffer[:] = held.data
-            elif held.error is None:
-                held.error = self._wrong_size(held.header.length, len(buffer))
-            self._complete(posted, held.error)
-            return posted
+            posted.void = held.header.void
+            self._complete(posted, held.error or self._place(posted, held.header.length, held.data))
+            return
         self._posted[posted.tag] = posted
-        offer = self._offers.get(tag)
+        offer = self._offers.get(posted.tag)
         if offer is not None:
             self._drop_offer(offer.sequence)
             self._answer(offer, posted)
-        return posted
+
+    def _place(self, posted: Posted, length: int, data: memoryview | None = None) -> TransportError | None:
+        """Make `posted` ready for `length` bytes, or hand `data` over to it; the reason when it cannot be."""
+        if posted.limit is None:
+            if length != len(posted.buffer):
+                return self._wrong_size(length, len(posted.buffer))
+            if data is not None:
+                posted.buffer[:] = data
+        elif length > posted.limit:
+            return MessageRefused(f"the message has {length} bytes, above the limit of {posted.limit}", peer=self._peer)
+        elif data is not None:
+            posted.buffer = data
+        elif length != len(posted.buffer):
+            try:
+                posted.buffer = _memory(length)
+            except (MemoryError, OverflowError, OSError):
+                return MessageRefused(f"there is no memory for {length} bytes", peer=self._peer)
+        return None
 
     def withdraw(self, posted: Posted) -> None:
         if posted.done:
@@ -175,14 +226,15 @@ class Inbox:
                 del self._discarded[next(iter(self._discarded))]
             if len(prefix) not in self._discarded_sizes:
                 self._discarded_sizes.append(len(prefix))
-        for tag in [tag for tag in self._held if tag.startswith(prefix)]:
+        for tag in [tag for tag in self._held if _of_caller(tag) and tag.startswith(prefix)]:
             self._release(self._held.pop(tag).header, held=True)
-        for tag in [tag for tag in self._offers if tag.startswith(prefix)]:
+        for tag in [tag for tag in self._offers if _of_caller(tag) and tag.startswith(prefix)]:
             sequence = self._offers[tag].sequence
             self._drop_offer(sequence)
             self._reject(sequence, Refuse(sequence, "discarded"))
         for inflow in list(self._inflows.values()):
-            if inflow.posted is None and inflow.header.tag.startswith(prefix):
+            tag = inflow.header.tag
+            if inflow.posted is None and _of_caller(tag) and tag.startswith(prefix):
                 self._drop_inflow(inflow, "discarded")
 
     # -- connections ---------------------------------------------------------------------------------------------
@@ -203,23 +255,42 @@ class Inbox:
         self._credit_due = self._app_due = False
         return self._app_received, tuple(ranges[:MAX_RANGES]), self._released
 
+    def partial(self) -> tuple[tuple[int, int], ...]:
+        """For Hello: interrupted messages, as (sequence, bytes in place)."""
+        return tuple((s, self._inflows[s].filled) for s in sorted(self._inflows) if self._inflows[s].paused)
+
     def resume(self) -> None:
         """The peer said Hello: repeat the verdicts that it may not have heard."""
         for sequence in sorted(self._rejected):
             self._control(self._rejected[sequence])
 
     def disconnected(self) -> None:
-        """What was on its way comes again, and is offered again."""
-        for inflow in self._inflows.values():
-            self._end_inflow(inflow)
-        self._inflows.clear()
+        """What was on its way is paused, the fullest first; the rest comes again, and is offered again."""
         self._offers.clear()
         self._offer_tags.clear()
         self._granted.clear()
+        arriving, self._inflows = self._inflows, {}
+        fullest = sorted((-inflow.filled, sequence) for sequence, inflow in arriving.items() if inflow.filled)
+        for _, sequence in fullest[:MAX_PARTIALS]:
+            inflow = arriving.pop(sequence)
+            paused = Inflow(inflow.header, inflow.view, inflow.posted, inflow.filled, paused=True)
+            inflow.alive = False  # for the session that had it
+            inflow.view, inflow.posted = _NOTHING, None
+            if paused.posted is not None:
+                paused.posted.inflow = paused
+            if not paused.header.eager:
+                self._granted.add(sequence)
+            self._inflows[sequence] = paused
+        for inflow in arriving.values():
+            self._end_inflow(inflow)
 
     def end(self, error: TransportError) -> None:
         """The link has ended: nothing is pending afterwards, and nothing is written any more."""
         self.disconnected()
+        for inflow in self._inflows.values():
+            self._end_inflow(inflow)
+        self._inflows.clear()
+        self._granted.clear()
         posted, self._posted = list(self._posted.values()), {}
         self._held.clear()
         self._rejected.clear()
@@ -262,6 +333,8 @@ class Inbox:
             self._again(sequence)
         elif self._is_discarded(tag):
             self._reject(sequence, Refuse(sequence, "discarded"))
+        elif self._is_past(tag):
+            self._reject(sequence, Refuse(sequence, "its channel is past it"))
         elif posted is not None:
             self._answer(offer, posted)
         elif tag in self._held or (other is not None and other.sequence != sequence):
@@ -297,15 +370,26 @@ class Inbox:
         if sequence in self._received:
             self._again(sequence)
             return None
-        if sequence in self._inflows:
+        paused = self._inflows.get(sequence)
+        if paused is not None and not paused.paused:
             raise ProtocolError(f"message {sequence} arrives twice at once", peer=self._peer)
         if not header.eager and sequence not in self._granted:
             raise ProtocolError(f"message {sequence} was neither granted nor eager", peer=self._peer)
+        if header.offset:
+            return self._continue(header, paused)
+        if paused is not None:
+            del self._inflows[sequence]
+            self._end_inflow(paused)
+        if header.void:  # its sender withdrew what came with this tag before
+            for other in [inflow for inflow in self._inflows.values() if inflow.header.tag == tag]:
+                self._drop_inflow(other, "its sender withdrew it")
         self._drop_offer(sequence)
         posted = self._posted.get(tag)
         refusal = ""
         if self._is_discarded(tag):
             refusal = "discarded"
+        elif self._is_past(tag):
+            refusal = "its channel is past it"
         elif posted is None and not header.eager:
             refusal = "its buffer was withdrawn"
         elif tag in self._held or (posted is not None and posted.inflow is not None):
@@ -313,8 +397,7 @@ class Inbox:
         if refusal:
             self._refuse(header, refusal)
             return None
-        if posted is not None and len(posted.buffer) != header.length:
-            error = self._wrong_size(header.length, len(posted.buffer))
+        if posted is not None and (error := self._place(posted, header.length)) is not None:
             del self._posted[tag]
             self._refuse(header, str(error))
             self._complete(posted, error)
@@ -338,13 +421,14 @@ class Inbox:
             )
         if self._payload_fault is not None and header.length:
             self._payload_fault(inflow.view)
-        found = checksum(inflow.view)
+        data, target = inflow.view, inflow.posted
+        found = checksum(data)
         del self._inflows[header.sequence]
         self._end_inflow(inflow)
         if found != header.checksum:
             self._corrupt(header, found)
             return
-        posted = inflow.posted or self._posted.get(header.tag)
+        posted = target or self._posted.get(header.tag)
         if posted is None and header.tag in self._held:
             self._refuse(header, f"another message with tag {header.tag.hex()} waits")
             return
@@ -354,17 +438,13 @@ class Inbox:
         self.bytes_received += header.length
         if posted is None:
             self._hold(header)
-            self._held[header.tag] = _Held(header, inflow.view)
+            self._held[header.tag] = _Held(header, data)
             return
         self._release(header)
         del self._posted[header.tag]
-        error = None
-        if inflow.posted is None:  # posted while the message was arriving
-            if len(posted.buffer) == header.length:
-                posted.buffer[:] = inflow.view
-            else:
-                error = self._wrong_size(header.length, len(posted.buffer))
-        self._complete(posted, error)
+        posted.void = header.void
+        # One that was posted while the message was arriving has its bytes still to get.
+        self._complete(posted, None if target is not None else self._place(posted, header.length, data))
 
     def message_reset(self, inflow: Inflow) -> None:
         if inflow.alive:
@@ -372,6 +452,24 @@ class Inbox:
             self._end_inflow(inflow)
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _continue(self, header: Header, paused: Inflow | None) -> Inflow:
+        """A message goes on where the last connection left it."""
+        first = None if paused is None else paused.header
+        if (
+            paused is None
+            or first is None
+            or (paused.filled, first.length, first.checksum, first.tag, first.eager)
+            != (header.offset, header.length, header.checksum, header.tag, header.eager)
+        ):
+            raise ProtocolError(
+                f"message {header.sequence} continues at {header.offset} where it was not interrupted", peer=self._peer
+            )
+        inflow = Inflow(header, paused.view, paused.posted, paused.filled)
+        if inflow.posted is not None:
+            inflow.posted.inflow = inflow
+        self._inflows[header.sequence] = inflow
+        return inflow
 
     def _corrupt(self, header: Header, found: int) -> None:
         self.corrupt += 1
@@ -384,7 +482,14 @@ class Inbox:
             self._control(nack)
             return
         self._reject(header.sequence, nack)
-        error = MessageCorrupted(peer=self._peer, sequence=header.sequence, expected=header.checksum, found=found)
+        error = MessageCorrupted(
+            peer=self._peer,
+            sequence=header.sequence,
+            expected=header.checksum,
+            found=found,
+            tag=header.tag,
+            channel=channel_of(header.tag),
+        )
         posted = self._posted.pop(header.tag, None)
         if posted is not None:
             self._release(header)
@@ -397,8 +502,7 @@ class Inbox:
 
     def _answer(self, offer: Offer, posted: Posted) -> None:
         """A message is offered for which a buffer is posted."""
-        if offer.length != len(posted.buffer):
-            error = self._wrong_size(offer.length, len(posted.buffer))
+        if (error := self._place(posted, offer.length)) is not None:
             del self._posted[posted.tag]
             self._reject(offer.sequence, Refuse(offer.sequence, str(error)))
             self._complete(posted, error)
@@ -465,13 +569,20 @@ class Inbox:
     def _end_inflow(self, inflow: Inflow) -> None:
         """What arrives further is not written anywhere; memory of ours that it used is free."""
         inflow.alive = False
+        inflow.view = _NOTHING  # a session may keep the object until its stream ends; the memory is its owner's again
         if inflow.posted is not None:
             inflow.posted.inflow = None
+            inflow.posted = None
         else:
             self.held_bytes -= inflow.header.length + MESSAGE_COST
 
     def _is_discarded(self, tag: bytes) -> bool:
-        return any(tag[:size] in self._discarded for size in self._discarded_sizes)
+        return _of_caller(tag) and any(tag[:size] in self._discarded for size in self._discarded_sizes)
+
+    def _is_past(self, tag: bytes) -> bool:
+        """Whether this is a channel's message whose place was taken before, by itself or by a void one."""
+        place = channel_of(tag)
+        return place is not None and place[1] < self._taken.get(place[0], 0)
 
     def _wrong_size(self, got: int, wanted: int) -> MessageRefused:
         return MessageRefused(f"the message has {got} bytes where a buffer of {wanted} is posted", peer=self._peer)
@@ -479,4 +590,18 @@ class Inbox:
     def _complete(self, posted: Posted, error: TransportError | None) -> None:
         posted.done = True
         posted.error = error
+        if error is not None and posted.limit is not None:
+            posted.buffer = _NOTHING
+        place = channel_of(posted.tag)
+        if place is not None:
+            self._taken[place[0]] = place[1] + 1
         posted.on_done(posted)
+
+
+def _memory(length: int) -> memoryview:
+    """Zeroed memory; ACCESS_COPY makes a mapping private, so that pages nobody wrote to cost nothing."""
+    return memoryview(mmap.mmap(-1, length, access=mmap.ACCESS_COPY) if length >= _MAPPED else bytearray(length))
+
+
+def _of_caller(tag: bytes) -> bool:
+    return len(tag) != CHANNEL_TAG_SIZE

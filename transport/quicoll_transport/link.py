@@ -1,7 +1,7 @@
 """One peer: the sans-IO core of a link. Messages exactly once, resumed over connections, bounded by credit.
 
 A link joins two endpoints for as long as both live and hear each other. Connections (QUIC sessions) come and go
-under it; the link re-sends what was not acknowledged, from the caller's memory. It ends once, and for good:
+under it; the link re-sends what has not arrived, from the caller's memory. It ends once, and for good:
 
     state        may become          because
     CONNECTING   UP                  Hello exchanged
@@ -22,6 +22,12 @@ willing to hold for buffers not yet posted. A message above what is left of the 
 its buffer is posted ("granted"); so posted receives always progress, whatever waits unposted. The two halves have
 their own modules, outbox and inbox; this one owns the state, the connections and the order of things.
 
+A message that a dying connection interrupts continues on the next one behind the bytes that the receiver's Hello names;
+the checksum is over the whole payload, and when it fails the whole goes again.
+
+A message has a tag, which names the buffer that it is for, or it belongs to a channel: numbered by its sender, taken in
+that order by the receiver, who posts no memory. Both kinds are the same messages, with the same credit and offers.
+
 Invariants (tests walk them):
     - a sequence is handed over at most once; what was acknowledged was verified;
     - bytes held for unposted messages never exceed credit_bytes; a peer that sends more breaks the protocol;
@@ -40,8 +46,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .detector import Detector, DetectorConfig, Verdict
-from .errors import LinkLost, ProtocolError
+from .errors import ConfigurationError, LinkLost, ProtocolError
 from .frames import (
+    MAX_CHANNEL,
     Ack,
     App,
     Cancel,
@@ -132,6 +139,7 @@ class LinkStats:
     resends: int = 0
     corrupt: int = 0
     connections: int = 0
+    bytes_resumed: int = 0
     held_bytes: int = 0
     held_peak: int = 0
 
@@ -188,6 +196,11 @@ class LinkCore:
         return self._outbox.drained
 
     @property
+    def credit_used(self) -> int:
+        """Bytes of the peer's credit that messages of ours take now."""
+        return self._outbox.credit_used
+
+    @property
     def stats(self) -> LinkStats:
         sent, received = self._outbox, self._inbox
         return LinkStats(
@@ -198,6 +211,7 @@ class LinkCore:
             resends=sent.resends,
             corrupt=received.corrupt,
             connections=self._connections,
+            bytes_resumed=sent.bytes_resumed,
             held_bytes=received.held_bytes,
             held_peak=received.held_peak,
         )
@@ -289,6 +303,7 @@ class LinkCore:
                 received,
                 released,
                 self.config.credit_bytes,
+                self._inbox.partial(),
             )
         )
 
@@ -330,6 +345,25 @@ class LinkCore:
         names one message for the life of the link; a second one with the same tag is refused by the peer.
         """
         return self._outbox.message(tag, payload, on_done, self.error)
+
+    def channel_send(self, channel: int, payload: memoryview, on_done: Callable[[Outgoing], None]) -> Outgoing:
+        """Queue the next message of a channel, like `send`; the peer takes them in the order of these calls."""
+        self.check_channel(channel)
+        return self._outbox.channel_message(channel, payload, on_done, self.error)
+
+    def channel_take(self, channel: int, limit: int, on_done: Callable[[Posted], None]) -> Posted:
+        """Wait for the next message of a channel; one wait per channel at a time, and one that ends is the next's.
+
+        `on_done` is called exactly once; then `buffer` holds the message, or `void` says that its sender withdrew it.
+        More than `limit` bytes are refused, with MessageRefused at both ends.
+        """
+        self.check_channel(channel)
+        return self._inbox.take(channel, limit, on_done, self.error)
+
+    def check_channel(self, channel: int) -> None:
+        """Raises ConfigurationError for what is no channel's number."""
+        if not 0 <= channel <= MAX_CHANNEL:
+            raise ConfigurationError(f"a channel is a number from 0 to {MAX_CHANNEL}, not {channel}")
 
     def cancel(self, message: Outgoing) -> None:
         """Withdraw a message; it is not read any more once the actions that follow are carried out."""

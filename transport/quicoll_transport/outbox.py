@@ -2,12 +2,16 @@
 
     QUEUED -> OFFERED -> SENDING -> ACKED          eager messages skip OFFERED
     any but ACKED -> CANCELLED (withdrawn) | FAILED (refused, corrupt, link ended)
-    SENDING -> SENDING again after a Nack or a new connection (attempt + 1, from the same memory)
+    SENDING -> SENDING again after a Nack (from the first byte) or a new connection (from the first byte that the
+               peer's Hello does not have); attempt + 1, from the same memory
 
 Credit. An eager message takes its payload's bytes and MESSAGE_COST of the credit that the peer's Hello names, and
 keeps them until the peer has handed it over, through resends and reconnections alike. Both sides count running
 totals (`_eager_sent` here, `released` there), so a lost update does no harm. A message that was cancelled gives its
 credit back by way of the peer: only the peer knows whether it had arrived.
+
+Channels. A channel's messages are numbered as they are sent, and taken in that order. One that is withdrawn leaves
+its number to a void message, which needs credit or an offer like any other; so the peer keeps no list of gaps.
 
 Callbacks. `on_done` is called exactly once for each message, always as the last thing that happens to it, and may
 send, cancel or end the link.
@@ -36,6 +40,8 @@ from .frames import (
     Nack,
     Offer,
     Refuse,
+    channel_of,
+    channel_tag,
     checksum,
 )
 from .ranges import Ranges
@@ -66,6 +72,8 @@ class Outgoing:
     on_done: Callable[[Outgoing], None]
     state: SendState = SendState.QUEUED
     attempt: int = 0
+    offset: int = 0  # the peer has so many bytes already
+    void: bool = False
     eager: int = 0  # credit that it took, bytes; 0 for one that is offered first
     error: TransportError | None = None
 
@@ -75,8 +83,19 @@ class Outgoing:
 
     def header(self) -> bytes:
         return Header(
-            self.tag, self.sequence, len(self.payload), self.checksum, self.attempt, eager=self.eager > 0
+            self.tag,
+            self.sequence,
+            len(self.payload),
+            self.checksum,
+            self.attempt,
+            eager=self.eager > 0,
+            offset=self.offset,
+            void=self.void,
         ).encode()
+
+    def rest(self) -> memoryview:
+        """What of the payload follows the header."""
+        return self.payload[self.offset :]
 
 
 # What the shell must do, in order.
@@ -109,6 +128,7 @@ class Outbox:
         self.messages_sent = 0
         self.bytes_sent = 0
         self.resends = 0
+        self.bytes_resumed = 0  # bytes that did not travel again
         self._peer = peer
         self._control = control
         self._start = start
@@ -123,6 +143,7 @@ class Outbox:
         self._peer_credit = 0
         self._eager_sent = 0
         self._peer_released = 0
+        self._channels: dict[int, int] = {}  # channel -> counter of its next message
         self._app: deque[App] = deque()
         self._app_bytes = 0
         self._app_next = 0
@@ -145,15 +166,31 @@ class Outbox:
         if len(tag) != TAG_SIZE:
             raise ConfigurationError(f"a tag has {TAG_SIZE} bytes, not {len(tag)}")
         require_flat(payload)
-        message = Outgoing(self._next, bytes(tag), payload, checksum(payload), on_done)
+        return self._add(Outgoing(self._next, bytes(tag), payload, checksum(payload), on_done), error)
+
+    def channel_message(
+        self, channel: int, payload: memoryview, on_done: Callable[[Outgoing], None], error: TransportError | None
+    ) -> Outgoing:
+        """Queue the next message of a channel; with `error`, one that has failed already."""
+        require_flat(payload)
+        counter = self._channels.get(channel, 0)
+        message = Outgoing(self._next, channel_tag(channel, counter), payload, checksum(payload), on_done)
+        if error is None:
+            self._channels[channel] = counter + 1
+        return self._add(message, error)
+
+    def _add(self, message: Outgoing, error: TransportError | None) -> Outgoing:
         if error is not None:
             self._finish(message, SendState.FAILED, error)
             return message
+        self._queue_last(message)
+        self.pump()
+        return message
+
+    def _queue_last(self, message: Outgoing) -> None:
         self._next += 1
         self._outgoing[message.sequence] = message
         self._queue.append(message)
-        self.pump()
-        return message
 
     def cancel(self, message: Outgoing, *, ended: bool) -> None:
         if message.done:
@@ -169,6 +206,11 @@ class Outbox:
             told = self._cancelled[message.sequence] = Cancel(message.sequence, message.eager)
             if self._open:
                 self._control(told)
+            if channel_of(message.tag) is not None and not message.void:
+                empty = memoryview(b"")
+                self._queue_last(
+                    Outgoing(self._next, message.tag, empty, checksum(empty), lambda message: None, void=True)
+                )
         self._finish(message, SendState.CANCELLED, None)
         self.pump()
 
@@ -201,6 +243,14 @@ class Outbox:
             or any(message.sequence in arrived for message in self._queue)
         ):
             raise ProtocolError("Hello acknowledges what was never sent", peer=self._peer)
+        for sequence, filled in hello.partial:
+            interrupted = self._outgoing.get(sequence)
+            if sequence >= self._next or (
+                interrupted is not None
+                and (interrupted.state is not SendState.SENDING or filled > len(interrupted.payload))
+            ):
+                raise ProtocolError("Hello has bytes that were never sent", peer=self._peer)
+        partial = dict(hello.partial)
         self._peer_credit = hello.credit
         self._peer_released = max(self._peer_released, hello.released)
         # First what has callbacks; what those add is then said with the rest.
@@ -216,7 +266,9 @@ class Outbox:
             if pending.state is SendState.SENDING:
                 pending.attempt += 1
                 self.resends += 1
-                if pending.eager:
+                pending.offset = partial.get(sequence, 0)
+                self.bytes_resumed += pending.offset
+                if pending.eager or pending.offset:
                     self._start(pending)
                 else:
                     self._offer(pending)
@@ -271,6 +323,7 @@ class Outbox:
         if message is not None and message.state is SendState.OFFERED:
             self._offered -= 1
             message.state = SendState.SENDING
+            message.offset = 0
             self._start(message)
             self.pump()
 
@@ -280,11 +333,17 @@ class Outbox:
             error = None
             if message is not None:
                 error = MessageCorrupted(
-                    peer=self._peer, sequence=nack.sequence, expected=message.checksum, found=nack.found
+                    peer=self._peer,
+                    sequence=nack.sequence,
+                    expected=message.checksum,
+                    found=nack.found,
+                    tag=message.tag,
+                    channel=channel_of(message.tag),
                 )
             self._rejected(nack.sequence, message, error)
         elif message is not None and message.state is SendState.SENDING and nack.attempt == message.attempt:
             message.attempt += 1
+            message.offset = 0  # whichever byte was wrong
             self.resends += 1
             self._start(message)
 

@@ -1,4 +1,6 @@
-"""The one module that touches aioquic, its private parts included. Above it there are messages, not packets.
+"""The one module that touches aioquic (but for qlog's traces), its private parts included.
+
+Above it there are messages, not packets.
 
 What aioquic 1.7 lacks and this module supplies:
 
@@ -14,7 +16,8 @@ What aioquic 1.7 lacks and this module supplies:
   a peer that has sent 1 GiB may leave a hole and make us hold the next 1 GiB. Here windows slide with what was taken.
 
 Private names used: aioquic._buffer; QuicConnection._initialize, ._streams, ._spaces, ._loss, ._local_max_data,
-._state, ._close_event, ._write_connection_limits, ._write_stream_limits; tls.Context._request_client_certificate,
+._state, ._close_event, ._close_pending, ._network_paths, ._quic_logger, ._write_connection_limits,
+._write_stream_limits; QuicPacketRecovery._rtt_*, ._on_packets_lost; tls.Context._request_client_certificate,
 ._peer_certificate, ._peer_certificate_chain; QuicStreamSender._buffer.
 
 `check_foundation` proves once per process that those which security rests on still mean what we think, by handshakes
@@ -54,6 +57,7 @@ from .frames import HEADER_SIZE, Header
 from .identity import COORDINATOR, WORKER, Credentials, Identity
 
 if TYPE_CHECKING:
+    from aioquic.quic.logger import QuicLogger
     from cryptography.x509 import Certificate
 
     from .link import Inflow
@@ -71,6 +75,7 @@ __all__ = [
     "ControlData",
     "Gate",
     "MessageSink",
+    "PathStats",
     "Session",
     "SessionConfig",
     "check_foundation",
@@ -116,6 +121,21 @@ class SessionConfig:
     initial_rtt_ns: int = 50_000_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathStats:
+    """What QUIC knows of a connection's path. Times are None before the first acknowledgement.
+
+    lost_packets: declared lost since the connection began; what is sent again as a probe counts too.
+    """
+
+    rtt_ns: int | None
+    rttvar_ns: int | None
+    min_rtt_ns: int | None
+    cwnd: int
+    bytes_in_flight: int
+    lost_packets: int
+
+
 class MessageSink(Protocol):
     """Where a session puts messages: a LinkCore."""
 
@@ -152,7 +172,18 @@ SessionEvent = Authenticated | ControlData | Closed
 
 
 class _Connection(QuicConnection):
-    """QuicConnection that asks clients for a certificate, and whose receive windows are bounded."""
+    """QuicConnection that asks clients for a certificate, whose receive windows are bounded, and that counts losses."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.lost_packets = 0
+        declare_lost = self._loss._on_packets_lost
+
+        def counted(*, packets: Any, **more: Any) -> None:
+            self.lost_packets += len(packets)
+            declare_lost(packets=packets, **more)
+
+        self._loss._on_packets_lost = counted  # type: ignore[method-assign]
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
@@ -247,14 +278,22 @@ class Session:
         self._waiting: deque[_Feed] = deque()
         self._feeding: deque[_Feed] = deque()
         self._open: dict[int, _Feed] = {}
+        self.bytes_fed = 0  # payload bytes given to QUIC, for whoever measures what was sent again
         self._last_received: float | None = None
 
     @classmethod
     def client(
-        cls, *, credentials: Credentials | None, config: SessionConfig, address: Address, now_ns: int
+        cls,
+        *,
+        credentials: Credentials | None,
+        config: SessionConfig,
+        address: Address,
+        now_ns: int,
+        qlog: QuicLogger | None = None,
     ) -> Session:
         """Dial `address`; the first datagrams are ready at once. No credentials means none are shown (tests)."""
         quic = _configuration(credentials, config, is_client=True)
+        quic.quic_logger = qlog
         connection = _Connection(configuration=quic)
         connection.connect(address, now_ns / 1e9)
         return cls(connection, is_client=True, cids=[connection.host_cid])
@@ -287,7 +326,38 @@ class Session:
 
     def datagrams_to_send(self, now_ns: int) -> list[tuple[bytes, Address]]:
         self._feed()
-        return self._quic.datagrams_to_send(now_ns / 1e9)
+        closing = self._quic._close_pending
+        out = self._quic.datagrams_to_send(now_ns / 1e9)
+        if closing and self._quic._network_paths:
+            # aioquic leaves its last words out of the limit on unvalidated addresses (RFC 9000 section 8.1).
+            path = self._quic._network_paths[0]
+            if not path.is_validated and path.bytes_sent > 3 * path.bytes_received:
+                return []
+        return out
+
+    def path_stats(self) -> PathStats:
+        loss = self._quic._loss
+        known = loss._rtt_initialized
+        return PathStats(
+            rtt_ns=int(loss._rtt_smoothed * 1e9) if known else None,
+            rttvar_ns=int(loss._rtt_variance * 1e9) if known else None,
+            min_rtt_ns=int(loss._rtt_min * 1e9) if known else None,
+            cwnd=loss.congestion_window,
+            bytes_in_flight=loss.bytes_in_flight,
+            lost_packets=self._quic.lost_packets if isinstance(self._quic, _Connection) else 0,
+        )
+
+    def end_trace(self) -> None:
+        """Nothing more will happen here: hand the qlog trace, if there is one, to whoever writes it."""
+        trace, self._quic._quic_logger = self._quic._quic_logger, None
+        logger = self._quic.configuration.quic_logger
+        if trace is not None and logger is not None:
+            logger.end_trace(trace)
+
+    def limit_datagrams(self, most: int) -> None:
+        """Send datagrams of `most` bytes at most from now on (never below what QUIC needs); what was lost for its size
+        is sent again in smaller ones, as after any loss (RFC 9000 section 14.2.1)."""
+        self._quic._max_datagram_size = max(1200, min(most, self._quic._max_datagram_size))
 
     @property
     def peer_address(self) -> Address | None:
@@ -329,6 +399,13 @@ class Session:
         if not self.closed:
             self._quic.close(error_code=code, reason_phrase=reason)
 
+    def release(self) -> None:
+        """Let go of everything that is the caller's; nothing is fed or delivered any more."""
+        self._sink = None
+        self._early.clear()
+        for table in (self._waiting, self._feeding, self._open, self._inbound):
+            table.clear()
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _reset_stream(self, stream_id: int) -> None:
@@ -352,7 +429,9 @@ class Session:
                 del self._open[stream_id]
             else:
                 held += len(stream.sender._buffer)
-        room = min(max(_FEED_FLOOR, 2 * self._quic._loss.congestion_window), _FEED_CEILING) - held
+        # More than the peer's window (taken to be as wide as ours) could not be under way, only lie here.
+        ceiling = min(_FEED_CEILING, self._quic.configuration.max_data + _FEED_FLOOR)
+        room = min(max(_FEED_FLOOR, 2 * self._quic._loss.congestion_window), ceiling) - held
         while room > 0:
             while self._waiting and len(self._feeding) < _FEED_STREAMS:
                 feed = self._waiting.popleft()
@@ -372,6 +451,7 @@ class Session:
             # aioquic appends to a bytearray, for which a memoryview does as well as the bytes it asks for
             self._quic.send_stream_data(feed.stream_id, piece, end_stream=fin)  # type: ignore[arg-type]
             room -= len(piece)
+            self.bytes_fed += len(piece)
             if fin:
                 feed.payload = memoryview(b"")
             else:
@@ -450,7 +530,7 @@ class Session:
                 if not fin:
                     self._stop_stream(stream_id)
         if fin:
-            del self._inbound[stream_id]
+            self._inbound.pop(stream_id, None)
             if inflow is not None:
                 sink.message_end(inflow)
             elif not inbound.refused:
@@ -463,8 +543,11 @@ class Gate:
     Nothing is kept for a source before it has shown that it receives at its address.
     """
 
-    def __init__(self, *, credentials: Credentials, config: SessionConfig, retry: bool = True) -> None:
+    def __init__(
+        self, *, credentials: Credentials, config: SessionConfig, retry: bool = True, qlog: QuicLogger | None = None
+    ) -> None:
         self._quic = _configuration(credentials, config, is_client=False)
+        self._quic.quic_logger = qlog
         self._tokens = QuicRetryTokenHandler() if retry else None
 
     def admit(self, data: bytes, address: Address, now_ns: int) -> Session | bytes | None:

@@ -1,7 +1,12 @@
-"""Datagrams in and out: the interface that endpoints use, the real socket, and a wrapper that applies faults.
+"""Datagrams in and out: the interface that endpoints use, and the real socket.
 
-The socket is drained in batches, so that an endpoint answers once for many packets. Linux's error queue (IP_RECVERR)
-tells which peer's port is closed; that turns a killed process on a reachable host into news within a heartbeat.
+The socket is drained in batches, so that an endpoint answers once for many packets. Linux's error queue (IP_RECVERR,
+IPV6_RECVERR; ip(7)) tells which peer's port is closed; that turns a killed process on a reachable host into news within
+a heartbeat. What the system says of a destination becomes `Trouble`, a name for people and what follows from it; that
+and AddressError are the only ways in which an OSError leaves this module.
+
+One socket serves both families: bound to "::" it takes IPv4 peers too, as mapped addresses (RFC 4291 section 2.5.5.2),
+which do not show outside: addresses here are `addresses.canonical`.
 """
 
 from __future__ import annotations
@@ -9,31 +14,95 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import socket
+import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from .addresses import Address, canonical, is_numeric, is_v6, parse_address, show
 from .errors import AddressError
-from .faults import Datagram, Faults
-from .quic import Address
 
-__all__ = ["DatagramIO", "FaultyIO", "UdpSocket", "is_numeric", "parse_address", "resolve"]
-
-OnDatagrams = Callable[[list[tuple[bytes, Address]]], None]
-OnUnreachable = Callable[[Address], None]
+__all__ = [
+    "DatagramIO",
+    "OnDatagrams",
+    "OnUnreachable",
+    "Trouble",
+    "UdpSocket",
+    "is_numeric",
+    "numeric",
+    "parse_address",
+    "resolve",
+    "resolve_all",
+]
 
 _BATCH = 128  # datagrams taken before the endpoint answers; more would delay acknowledgements
 _DATAGRAM = 65536
 _BUFFER = 4 << 20  # socket buffers asked for; the kernel may grant less
 _BACKLOG = 2048  # datagrams kept while the socket is full; beyond it they are lost, which QUIC repairs
+_ADDRESSES = 4096  # whose other form is remembered
+_TROUBLES = 256  # destinations with trouble told in one iteration of the loop; the rest will have it again
+_AGAIN = 0.001  # seconds until a send is tried again after ENOBUFS, which no event ends
+_QUIC_LEAST = 1200  # bytes of UDP payload that QUIC needs of a path (RFC 9000 section 14)
 _IP_RECVERR, _IPV6_RECVERR, _MSG_ERRQUEUE = 11, 25, 0x2000
+_IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_DO = 10, 23, 2
+_EXTENDED_ERROR = struct.Struct("=IBBBBII")  # struct sock_extended_err: errno, origin, type, code, pad, info, data
+
+# What an error of sending, or an ICMP message, says of the destination.
+_CAUSES = {
+    errno.ECONNREFUSED: "nothing listens there",
+    errno.EHOSTUNREACH: "the host is unreachable",
+    errno.EHOSTDOWN: "the host is unreachable",
+    errno.ENETUNREACH: "the network is unreachable",
+    errno.ENETDOWN: "the network interface is down",
+    errno.ENODEV: "the network interface is gone",
+    errno.ENXIO: "the network interface is gone",
+    errno.EADDRNOTAVAIL: "no address here to send from; has the interface gone?",
+    errno.EAFNOSUPPORT: "the address family is not available here",
+    errno.EACCES: "not permitted (broadcast address, or a firewall)",
+    errno.EPERM: "not permitted (a firewall here)",
+    errno.EINVAL: "no valid destination (a link-local address needs its interface, fe80::1%eth0)",
+    errno.EPROTO: "the host does not speak this protocol",
+    errno.ENOPROTOOPT: "the host does not speak this protocol",
+}
+# Why a local address cannot be bound.
+_BINDING = {
+    errno.EADDRINUSE: "the port is in use",
+    errno.EACCES: "no permission (ports below 1024 need it)",
+    errno.EPERM: "no permission",
+    errno.EADDRNOTAVAIL: "it is no address of this host",
+    errno.EAFNOSUPPORT: "the address family is not available here",
+    errno.ENODEV: "there is no such interface",
+    errno.EINVAL: "no valid address to listen on (a link-local address needs its interface, fe80::1%eth0)",
+    errno.EMFILE: "this process has too many open files",
+    errno.ENFILE: "this host has too many open files",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why datagrams do not reach an address. cause: for people.
+
+    refused: the host is there and says that nothing listens; other causes may pass. limit: not 0 means only that
+    datagrams were too large, and that so many bytes of UDP payload arrive.
+    """
+
+    cause: str = _CAUSES[errno.ECONNREFUSED]
+    refused: bool = True
+    limit: int = 0
+
+
+OnDatagrams = Callable[[list[tuple[bytes, Address]]], None]
+OnUnreachable = Callable[[Address, Trouble], None]
 
 
 class DatagramIO(Protocol):
-    """What an endpoint needs of a network. Every method is called on the endpoint's loop."""
+    """What an endpoint needs of a network. Every method is called on the endpoint's loop; addresses are canonical.
+
+    start: on_unreachable is never called from within `send`. close: nothing is called any more, sending does nothing.
+    """
 
     @property
     def local_address(self) -> Address: ...
@@ -42,73 +111,132 @@ class DatagramIO(Protocol):
     def close(self) -> None: ...
 
 
-def parse_address(text: str, *, default_port: int | None = None) -> tuple[str, int]:
-    """ "host:port" or "[v6]:port" to a pair; raises AddressError for anything else."""
-    host, separator, port = text.strip().rpartition(":")
-    if not separator and default_port is not None:
-        host, port = port, str(default_port)
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise AddressError(f"{text!r} is not host:port")
-    return host, int(port)
-
-
-def is_numeric(host: str) -> bool:
-    """Whether `host` is an IP address, so that sending to it needs no look-up (which would block the loop)."""
+def _scope(zone: str) -> int:
     try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+        return socket.if_nametoindex(zone)
+    except OSError:
+        return int(zone)
 
 
-async def resolve(host: str, port: int, *, loop: asyncio.AbstractEventLoop, like: Address) -> Address:
-    """The first address of `host` in the family of `like`, a socket's own address; raises AddressError."""
-    family = socket.AF_INET6 if ":" in str(like[0]) else socket.AF_INET
+async def resolve(host: str, port: int, *, loop: asyncio.AbstractEventLoop, like: Address) -> list[Address]:
+    """The addresses of `host` that a socket bound to `like` can reach, in the resolver's order; raises AddressError."""
+    if is_numeric(host):
+        return [canonical((host, port), _scope)]  # scope: in the host, fe80::1%eth0
+    # A socket on "::" is for both families, unless it was made for one; then sending says so, and the next is tried.
+    family = socket.AF_UNSPEC if like[0] == "::" else socket.AF_INET6 if is_v6(like) else socket.AF_INET
     try:
         found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as error:
         raise AddressError(f"cannot resolve {host!r}: {error}") from error
-    return found[0][4]
+    return [canonical(address, _scope) for _, _, _, _, address in found]
+
+
+async def resolve_all(
+    addresses: Sequence[Address], *, timeout: float, loop: asyncio.AbstractEventLoop, like: Address
+) -> tuple[list[Address], list[str]]:
+    """All of these in canonical form, names looked up together, and why others are missing; both in the given order.
+
+    timeout: seconds for all. The resolver's threads may go on after it; their answers have nobody to go to.
+    """
+    tasks = [loop.create_task(resolve(str(a[0]), int(a[1]), loop=loop, like=like)) for a in addresses]
+    try:
+        await asyncio.wait(tasks, timeout=timeout)
+        found: list[Address] = []
+        failed: list[str] = []
+        for task, address in zip(tasks, addresses, strict=True):
+            if not task.done():
+                failed.append(f"no answer to the look-up of {address[0]!r} within {timeout:g} s")
+            elif (error := task.exception()) is not None:
+                failed.append(str(error))
+            else:
+                found.extend(task.result())
+        return found, failed
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def numeric(addresses: Sequence[Address]) -> tuple[list[Address], list[str]]:
+    """Like `resolve_all`, at once, for addresses without names."""
+    found: list[Address] = []
+    failed: list[str] = []
+    for address in addresses:
+        try:
+            found.append(canonical(address, _scope))
+        except AddressError as error:
+            failed.append(str(error))
+    return found, failed
 
 
 class UdpSocket:
-    """One UDP socket on the running loop. `bind` a numeric or resolvable host; port 0 takes a free one."""
+    """One UDP socket on the running loop.
 
-    def __init__(self, host: str, port: int, *, loop: asyncio.AbstractEventLoop) -> None:
+    host: numeric or resolvable, the first of its addresses that can be bound is taken; "::" listens to IPv4 as well,
+    unless `v6only`. port: 0 takes a free one. Raises AddressError, which names the address and what is wrong with it.
+
+    lost_backlog: datagrams lost because the socket was full for long. lost_unsendable: because the system refused them.
+    """
+
+    def __init__(self, host: str, port: int, *, loop: asyncio.AbstractEventLoop, v6only: bool = False) -> None:
         self._loop = loop
         self._backlog: deque[tuple[bytes, Address]] = deque()
         self._on_datagrams: OnDatagrams | None = None
         self._on_unreachable: OnUnreachable | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._troubles: dict[Address, Trouble] = {}
+        self._telling: asyncio.Handle | None = None
+        self._canonical: dict[Address, Address] = {}
+        self._wire: dict[Address, Address] = {}
         self.lost_backlog = 0
+        self.lost_unsendable = 0
+        self._errors = sys.platform == "linux"
         try:
-            family, kind, proto, _, address = socket.getaddrinfo(
-                host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
-            )[0]
-        except (OSError, UnicodeError) as error:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
+        except (OSError, UnicodeError, OverflowError) as error:
             raise AddressError(f"cannot resolve {host!r}: {error}") from error
-        self._socket = socket.socket(family, kind, proto)
+        failed: OSError | None = None
+        for family, kind, proto, _, address in found:
+            try:
+                self._socket = self._open(family, kind, proto, address, v6only=v6only)
+            except OSError as error:
+                failed = failed or error
+                continue
+            break
+        else:
+            assert failed is not None  # noqa: S101 - getaddrinfo finds something or raises
+            why = _BINDING.get(failed.errno or 0, str(failed))
+            raise AddressError(f"cannot listen on {show((host, port))}: {why}") from failed
+        self._v6 = self._socket.family == socket.AF_INET6
+        both = self._v6 and not self._socket.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+        self._families = (False, True) if both else (self._v6,)  # by is_v6
+        self.local_address: Address = canonical(self._socket.getsockname(), _scope)
+
+    def _open(self, family: int, kind: int, proto: int, address: Address, *, v6only: bool) -> socket.socket:
+        opened = socket.socket(family, kind, proto)
         try:
-            self._socket.setblocking(False)
+            opened.setblocking(False)
             for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
                 with contextlib.suppress(OSError):  # a wish; the kernel's limits stand
-                    self._socket.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
-            self._errors = sys.platform == "linux"
+                    opened.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
+            if family == socket.AF_INET6:  # never the host's default, net.ipv6.bindv6only
+                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(v6only or address[0] != "::"))
             if self._errors:
+                # Both also for IPv4 through an IPv6 socket. QUIC must not be fragmented (RFC 9000 section 14), so what
+                # is too long for the path comes back as EMSGSIZE with the path's MTU, see _trouble.
+                opened.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
+                opened.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_DO)
                 if family == socket.AF_INET6:
-                    self._socket.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
-                else:
-                    self._socket.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
-            self._socket.bind(address)
-        except OSError as error:
-            self._socket.close()
-            why = "the port is in use" if error.errno == errno.EADDRINUSE else str(error)
-            raise AddressError(f"cannot listen on {host}:{port}: {why}") from error
-        self._family = family
-        self.local_address: Address = self._socket.getsockname()
+                    opened.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
+                    opened.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_DO)
+            opened.bind(address)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
 
     def start(self, on_datagrams: OnDatagrams, on_unreachable: OnUnreachable) -> None:
+        if self._socket.fileno() < 0:
+            raise AddressError(f"the socket on {show(self.local_address)} is closed")
         self._on_datagrams = on_datagrams
         self._on_unreachable = on_unreachable
         self._loop.add_reader(self._socket.fileno(), self._readable)
@@ -118,7 +246,15 @@ class UdpSocket:
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
             self._socket.close()
+        for handle in (self._again, self._telling):
+            if handle is not None:
+                handle.cancel()
+        self._again = self._telling = None
+        self._on_datagrams = self._on_unreachable = None
         self._backlog.clear()
+        self._troubles.clear()
+
+    # -- receiving -----------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
         batch: list[tuple[bytes, Address]] = []
@@ -127,15 +263,31 @@ class UdpSocket:
             try:
                 batch.append(receive(_DATAGRAM))
             except BlockingIOError:
+                if not batch:  # woken by the error queue alone, or it would wake us for ever
+                    self._read_errors()
                 break
             except OSError:  # a queued ICMP error, reported on the next call of any kind
                 if not self._read_errors():
                     break
         if batch and self._on_datagrams is not None:
+            if self._v6:
+                batch = [(data, self._from_wire(address)) for data, address in batch]
             self._on_datagrams(batch)
 
-    def _read_errors(self) -> bool:
-        """Drain the error queue; True when there was something in it."""
+    def _from_wire(self, address: Address) -> Address:
+        known = self._canonical.get(address)
+        if known is None:
+            if len(self._canonical) >= _ADDRESSES:  # strangers can fill it; it costs only time to fill again
+                self._canonical.clear()
+            known = self._canonical[address] = canonical(address, _scope)
+        return known
+
+    def _read_errors(self, sending: Address | None = None) -> bool:
+        """Drain the error queue; True when there was something in it.
+
+        sending: the destination of the `sendto` that failed. Where Linux refuses an IPv4 datagram for its size, its
+        report names the host and port 0.
+        """
         if not self._errors:
             return False
         found = False
@@ -145,32 +297,65 @@ class UdpSocket:
             except OSError:
                 break
             found = True
-            for _level, _kind, data in ancillary:
-                # struct sock_extended_err starts with the errno of the failed send (ip(7))
-                code = int.from_bytes(data[:4], sys.byteorder)
-                if code in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH) and self._on_unreachable:
-                    self._on_unreachable(address)
+            for level, kind, data in ancillary:
+                ours = (level, kind) in ((socket.IPPROTO_IP, _IP_RECVERR), (socket.IPPROTO_IPV6, _IPV6_RECVERR))
+                if ours and len(data) >= _EXTENDED_ERROR.size and address:
+                    code, _, _, _, _, info, _ = _EXTENDED_ERROR.unpack_from(data)
+                    told = self._from_wire(address)
+                    if told[1] == 0 and sending is not None and told[0] == sending[0]:
+                        told = sending
+                    self._trouble(told, code, mtu=info if code == errno.EMSGSIZE else 0)
         return found
 
+    # -- sending -------------------------------------------------------------------------------------------------
+
     def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+        """Send, now or when the socket has room. What cannot be sent is lost, as on any network; the destination's
+        trouble is told."""
         if self._backlog:
             self._keep(datagrams)
-            return
+        elif self._socket.fileno() >= 0:
+            self._send(datagrams)
+
+    def _send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
         sendto = self._socket.sendto
         for i, (data, address) in enumerate(datagrams):
-            for _ in range(2):
+            if not self._v6 and len(address) != 2:  # sendto would raise a TypeError
+                self.lost_unsendable += 1
+                self._trouble(address, errno.EAFNOSUPPORT)
+                continue
+            code = 0
+            for _ in range(3):
                 try:
-                    sendto(data, address)
+                    sendto(data, self._to_wire(address) if self._v6 else address)
                 except BlockingIOError:
                     self._loop.add_writer(self._socket.fileno(), self._writable)
                     self._keep(datagrams[i:])
                     return
-                except OSError:
-                    # An ICMP error of an earlier datagram is reported here and consumed; then this one goes. A
-                    # datagram that cannot be sent at all is lost, as on any network.
-                    self._read_errors()
+                except OSError as error:
+                    # An ICMP error of an earlier datagram is reported here and consumed; then this one goes. What
+                    # fails every time is this one's own.
+                    code = error.errno or errno.EIO
+                    if code == errno.ENOBUFS:
+                        self._again = self._again or self._loop.call_later(_AGAIN, self._writable)
+                        self._keep(datagrams[i:])
+                        return
+                    self._read_errors(address)
                     continue
+                code = 0
                 break
+            if code != 0:
+                self.lost_unsendable += 1
+                self._trouble(address, errno.EAFNOSUPPORT if is_v6(address) not in self._families else code)
+
+    def _to_wire(self, address: Address) -> Address:
+        known = self._wire.get(address)
+        if known is None:
+            if len(self._wire) >= _ADDRESSES:
+                self._wire.clear()
+            known = address if is_v6(address) else ("::ffff:" + str(address[0]), address[1], 0, 0)
+            self._wire[address] = known
+        return known
 
     def _keep(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
         room = _BACKLOG - len(self._backlog)
@@ -178,74 +363,34 @@ class UdpSocket:
         self.lost_backlog += max(0, len(datagrams) - room)
 
     def _writable(self) -> None:
+        self._again = None
         self._loop.remove_writer(self._socket.fileno())
         waiting, self._backlog = list(self._backlog), deque()
-        self.send(waiting)
+        self._send(waiting)
 
+    # -- trouble -------------------------------------------------------------------------------------------------
 
-class FaultyIO:
-    """A DatagramIO with faults between it and the endpoint, in both directions."""
+    def _trouble(self, address: Address, code: int, *, mtu: int = 0) -> None:
+        """Tell it soon, once for each destination: never from within a `send`, whose caller is in the middle of it."""
+        if code == errno.EMSGSIZE:
+            # RFC 791, 8200, 768: headers without options. Without a size only what every path carries is safe.
+            limit = mtu - (48 if is_v6(address) else 28) if mtu else _QUIC_LEAST
+            cause = f"datagrams are too long; the path carries {limit} bytes"
+            if limit < _QUIC_LEAST:
+                trouble = Trouble(f"{cause}, and QUIC needs {_QUIC_LEAST}", refused=False)
+            else:
+                trouble = Trouble(cause, refused=False, limit=limit)
+        else:
+            cause = _CAUSES.get(code) or f"sending failed: {errno.errorcode.get(code, code)}"
+            trouble = Trouble(cause, refused=code == errno.ECONNREFUSED)
+        if len(self._troubles) < _TROUBLES:
+            self._troubles.setdefault(address, trouble)
+        if self._telling is None:
+            self._telling = self._loop.call_soon(self._tell)
 
-    def __init__(self, inner: DatagramIO, faults: Faults, *, loop: asyncio.AbstractEventLoop) -> None:
-        self._inner = inner
-        self._faults = faults
-        self._loop = loop
-        self._on_datagrams: OnDatagrams | None = None
-        self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._next_timer = 0
-        self._closed = False
-
-    @property
-    def local_address(self) -> Address:
-        return self._inner.local_address
-
-    def start(self, on_datagrams: OnDatagrams, on_unreachable: OnUnreachable) -> None:
-        self._on_datagrams = on_datagrams
-        self._inner.start(self._received, on_unreachable)
-
-    def close(self) -> None:
-        self._closed = True
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-        self._inner.close()
-
-    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
-        if not self._faults.rules:
-            self._inner.send(datagrams)
-            return
-        self._pass(datagrams, outgoing=True)
-
-    def _received(self, datagrams: list[tuple[bytes, Address]]) -> None:
-        if not self._faults.rules:
-            self._deliver(datagrams, outgoing=False)
-            return
-        self._pass(datagrams, outgoing=False)
-
-    def _pass(self, datagrams: Sequence[tuple[bytes, Address]], *, outgoing: bool) -> None:
-        now_ns = round(self._loop.time() * 1e9)
-        direct: list[tuple[bytes, Address]] = []
-        for data, address in datagrams:
-            for delivery in self._faults.judge(Datagram(data, address, outgoing), now_ns):
-                if delivery.delay_ns <= 0:
-                    direct.append((delivery.data, address))
-                    continue
-                key = self._next_timer
-                self._next_timer += 1
-                self._timers[key] = self._loop.call_later(
-                    delivery.delay_ns / 1e9, self._later, key, delivery.data, address, outgoing
-                )
-        if direct:
-            self._deliver(direct, outgoing=outgoing)
-
-    def _later(self, key: int, data: bytes, address: Address, outgoing: bool) -> None:
-        del self._timers[key]
-        self._deliver([(data, address)], outgoing=outgoing)
-
-    def _deliver(self, datagrams: Sequence[tuple[bytes, Address]], *, outgoing: bool) -> None:
-        if self._closed:
-            return
-        if outgoing:
-            self._inner.send(datagrams)
-        elif self._on_datagrams is not None:
-            self._on_datagrams(list(datagrams))
+    def _tell(self) -> None:
+        self._telling = None
+        troubles, self._troubles = self._troubles, {}
+        for address, trouble in troubles.items():
+            if self._on_unreachable is not None:
+                self._on_unreachable(address, trouble)
