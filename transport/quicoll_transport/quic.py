@@ -510,7 +510,7 @@ class Session:
             match event:
                 case quic_events.StreamDataReceived():
                     self._stream_data(event.stream_id, event.data, event.end_stream)
-                case quic_events.StreamReset() | quic_events.StopSendingReceived() if event.stream_id == _CONTROL_STREAM:
+                case quic_events.StreamReset(stream_id=0) | quic_events.StopSendingReceived(stream_id=0):
                     raise ProtocolError("the peer gave up the control stream")
                 case quic_events.StreamReset():
                     inbound = self._inbound.pop(event.stream_id, None)
