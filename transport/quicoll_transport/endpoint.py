@@ -23,6 +23,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from cryptography.hazmat.primitives.hashes import SHA256
+
 from .addresses import DialPlan, is_numeric
 from .channel import Channel
 from .detector import DetectorConfig
@@ -54,6 +56,7 @@ from .observe import (
     ConnectionDown,
     ConnectionUp,
     Corrupted,
+    CredentialsRotated,
     DialStarted,
     LinkChanged,
     LinkSnapshot,
@@ -64,6 +67,7 @@ from .observe import (
     SuspicionChanged,
     TransportEvent,
 )
+from .policy import Policy
 from .qlog import QlogDirectory
 from .quic import (
     CLOSE_GONE,
@@ -243,6 +247,7 @@ class Link:
         self._up: asyncio.Future[None] | None = None
         self.number = number
         self.log = logging.LoggerAdapter(log, {"peer": str(identity), "link": number})
+        self.fingerprint = ""  # of the certificate that its last connection showed
         self._told_state = LinkState.CONNECTING
         self._told_suspect = False
         self._told_resends = self._told_corrupt = self._told_stalls = 0
@@ -479,6 +484,7 @@ class _Connection:
     deadline_ns: int  # until which authentication and Hello must be through
     link: Link | None = None
     identity: Identity | None = None
+    fingerprint: str = ""  # of the peer's certificate, once it is verified
     reader: ControlReader = field(default_factory=ControlReader)
     greeted: bool = False
     answer_ns: int | None = None  # until which a dialled peer must have sent anything at all; None once it has
@@ -495,7 +501,8 @@ class _Connection:
 class Endpoint:
     """See the module's head.
 
-    authorize(identity) -> reason or None: whether an authenticated peer may have a link here.
+    authorize(identity) -> reason or None: whether an authenticated peer may have a link here. A Policy also has a list
+        of denied certificates, which `deny` adds to.
     on_link(link): a peer that we did not ask for has made a link; `link.listen` takes it over.
     incarnation: grows with every start of this node's process; peers refuse what an older one sends.
     observer: gets every event of the transport, see observe; None costs nothing.
@@ -533,6 +540,7 @@ class Endpoint:
         self.links: dict[Identity, Link] = {}
         self._io: DatagramIO = FaultyIO(io, faults, loop=loop) if faults is not None else io
         self._authorize = authorize
+        self.policy = authorize if isinstance(authorize, Policy) else Policy()
         self._on_link = on_link
         self._wall_clock = wall_clock
         self._qlog: QlogDirectory | None = None
@@ -581,6 +589,39 @@ class Endpoint:
             link.dial = link.dial or dial
         self._touch(link)
         return link
+
+    def deny(self, fingerprint: str) -> None:
+        """Shut a certificate out (SHA-256, hexadecimal): its links end at once, new connections of it are refused.
+
+        A link counts as that certificate's when its last connection showed it, also while it is being resumed. The
+        node may come back with another certificate. Raises ConfigurationError for what is no fingerprint.
+        """
+        denied = self.policy.deny(fingerprint)
+        log.warning("certificate sha256=%s is denied from now on", denied, extra=_who())
+        for connection in [one for one in self._connections if one.fingerprint == denied]:
+            link = connection.link
+            if link is not None and link.connection is connection:
+                link.connection, link.fingerprint = None, denied
+            # "gone" as a code: an honest peer need not dial again and again until its deadline
+            self._close(connection, CLOSE_GONE, "refused")
+        for link in [one for one in self.links.values() if one.fingerprint == denied]:
+            link.core.lose("its certificate is denied", now_ns=self.now_ns())
+        self._flush()
+
+    def rotate(self, credentials: Credentials) -> None:
+        """Use another certificate, key and trust for every handshake from now on; links that live go on as they are.
+
+        Raises ConfigurationError for another identity, EndpointClosed.
+        """
+        if self._closing is not None:
+            raise EndpointClosed("the endpoint is closed")
+        if credentials.identity != self.identity:
+            raise ConfigurationError(f"the new certificate is for {credentials.identity.uri}, not {self.identity.uri}")
+        self.credentials = credentials
+        self._gate.rotate(credentials)
+        log.info("new connections show the certificate sha256=%s", credentials.fingerprint, extra=_who())
+        if self.observer is not None:
+            self._emit(CredentialsRotated(self.now_ns(), credentials.fingerprint))
 
     async def aclose(self, *, timeout: float = 1.0) -> None:
         """Close every link within `timeout` seconds: what was given to them is delivered first, if that is quick.
@@ -838,6 +879,9 @@ class Endpoint:
                 job=self.identity.job,
                 now=self._wall_clock(),
             )
+            fingerprint = "" if event.certificate is None else event.certificate.fingerprint(SHA256()).hex()
+            if (reason := self.policy.judge_certificate(fingerprint)) is not None:
+                raise AuthenticationError(reason, peer=str(identity))
             expected = connection.link.identity if connection.link is not None else None
             if expected is not None and identity != expected:
                 raise AuthenticationError(f"dialled {expected}, found {identity}", peer=str(identity))
@@ -850,6 +894,7 @@ class Endpoint:
             self._fail(connection, CLOSE_REFUSED, "refused", note=f"we refuse the peer: {error}")
             return
         connection.identity = identity
+        connection.fingerprint = fingerprint
         connection.session.authenticated = True
         if connection.link is not None and connection.link.connection is connection:
             connection.link.core.connected()
@@ -919,6 +964,7 @@ class Endpoint:
             connection.link = link
             link.core.connected()
         connection.greeted = True
+        link.fingerprint = connection.fingerprint
         if connection.dialled:
             link.plan.worked()
         self._strangers -= not connection.dialled

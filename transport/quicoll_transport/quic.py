@@ -16,7 +16,8 @@ What aioquic 1.7 lacks and this module supplies:
   a peer that has sent 1 GiB may leave a hole and make us hold the next 1 GiB. Here windows slide with what was taken.
 
 Private names used: aioquic._buffer; QuicConnection._initialize, ._streams, ._spaces, ._loss, ._local_max_data,
-._state, ._close_event, ._close_pending, ._network_paths, ._quic_logger, ._write_connection_limits,
+._state, ._close_event, ._close_pending, ._network_paths, ._quic_logger, ._cryptos, ._packet_number,
+._handshake_confirmed, ._write_connection_limits,
 ._write_stream_limits; QuicPacketRecovery._rtt_*, ._on_packets_lost; tls.Context._request_client_certificate,
 ._peer_certificate, ._peer_certificate_chain; QuicStreamSender._buffer.
 
@@ -100,6 +101,7 @@ _FEED_FLOOR = 256 * 1024  # unacknowledged bytes that QUIC may hold however smal
 _FEED_CEILING = 64 << 20  # and however large
 _EARLY_BYTES = 4 << 20  # message bytes that may overtake the peer's Hello, 64 for each piece added
 _CONTROL_BYTES = 32 << 20  # control messages that the peer has not acknowledged
+_MOST_KEY_PACKETS = 1 << 22  # half of what AES-GCM may protect with one key (RFC 9001 section 6.6)
 _SUPPORTED = ((1, 7, 2), (1, 8))
 
 
@@ -112,6 +114,9 @@ class SessionConfig:
     idle_ns: QUIC's own idle timeout; a backstop, failures are noticed by the link's detector long before.
     window_bytes: QUIC flow-control window, per stream and per connection: what a peer can make us hold of streams
         with holes, and an upper limit on the rate, window_bytes per RTT.
+    key_packets: packets that this side protects with one key before it asks for the next, 1 to 2**22. An update costs
+        what the peer has under way, which is sent again.
+    Raises ConfigurationError.
     """
 
     datagram_bytes: int = 0
@@ -119,6 +124,11 @@ class SessionConfig:
     window_bytes: int = 16 << 20
     congestion: str = "cubic"
     initial_rtt_ns: int = 50_000_000
+    key_packets: int = _MOST_KEY_PACKETS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.key_packets <= _MOST_KEY_PACKETS:
+            raise ConfigurationError(f"key_packets must be 1 to {_MOST_KEY_PACKETS}, is {self.key_packets}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +270,14 @@ class _Inbound:
 class Session:
     """One QUIC connection. Create with `client`, or through a Gate for the server side."""
 
-    def __init__(self, connection: QuicConnection, *, is_client: bool, cids: Sequence[bytes]) -> None:
+    def __init__(
+        self,
+        connection: QuicConnection,
+        *,
+        is_client: bool,
+        cids: Sequence[bytes],
+        key_packets: int = _MOST_KEY_PACKETS,
+    ) -> None:
         self._quic = connection
         self.is_client = is_client
         self.cids: list[bytes] = list(cids)  # connection ids whose datagrams are for this session
@@ -280,6 +297,11 @@ class Session:
         self._open: dict[int, _Feed] = {}
         self.bytes_fed = 0  # payload bytes given to QUIC, for whoever measures what was sent again
         self._last_received: float | None = None
+        self.key_updates = 0  # of both sides together
+        self._key_packets = key_packets
+        self._key_phase = 0
+        self._key_asked = False
+        self._key_since = 0  # number of the first packet that may be under the present key
 
     @classmethod
     def client(
@@ -296,13 +318,14 @@ class Session:
         quic.quic_logger = qlog
         connection = _Connection(configuration=quic)
         connection.connect(address, now_ns / 1e9)
-        return cls(connection, is_client=True, cids=[connection.host_cid])
+        return cls(connection, is_client=True, cids=[connection.host_cid], key_packets=config.key_packets)
 
     # -- datagrams and time --------------------------------------------------------------------------------------
 
     def receive(self, data: bytes, address: Address, now_ns: int) -> None:
         """Take one datagram; afterwards drain `next_event`. Raises ProtocolError, upon which the caller closes."""
         self._quic.receive_datagram(data, address, now_ns / 1e9)
+        self._watch_keys(self._quic._packet_number)
         received = self._quic._spaces[tls.Epoch.ONE_RTT].largest_received_time if self._quic._spaces else None
         if received is not None and received != self._last_received:
             self._last_received = received
@@ -327,7 +350,10 @@ class Session:
     def datagrams_to_send(self, now_ns: int) -> list[tuple[bytes, Address]]:
         self._feed()
         closing = self._quic._close_pending
+        self._renew_keys()
+        first = self._quic._packet_number
         out = self._quic.datagrams_to_send(now_ns / 1e9)
+        self._watch_keys(first)
         if closing and self._quic._network_paths:
             # aioquic leaves its last words out of the limit on unvalidated addresses (RFC 9000 section 8.1).
             path = self._quic._network_paths[0]
@@ -408,6 +434,28 @@ class Session:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    def _watch_keys(self, first: int) -> None:
+        """Notice that the keys have changed, by either side; a datagram holds one short header, so at most one change.
+
+        first: number of the first packet that can be under the new ones.
+        """
+        crypto = self._quic._cryptos.get(tls.Epoch.ONE_RTT)
+        if crypto is not None and crypto.send.key_phase != self._key_phase:
+            self._key_phase = crypto.send.key_phase
+            self._key_since = first
+            self._key_asked = False
+            self.key_updates += 1
+
+    def _renew_keys(self) -> None:
+        """Ask for the next keys in time (RFC 9001 section 6.6), never before the peer has acknowledged a packet under
+        the present ones (section 6.1): two steps ahead of the peer, the phase bit would look like no step at all."""
+        connection, since = self._quic, self._key_since
+        if connection._packet_number - since < self._key_packets or self._key_asked:
+            return
+        if connection._handshake_confirmed and connection._spaces[tls.Epoch.ONE_RTT].largest_acked_packet >= since:
+            self._key_asked = True
+            connection.request_key_update()
+
     def _reset_stream(self, stream_id: int) -> None:
         self._open.pop(stream_id, None)
         self._feeding = deque(feed for feed in self._feeding if feed.stream_id != stream_id)
@@ -462,6 +510,8 @@ class Session:
             match event:
                 case quic_events.StreamDataReceived():
                     self._stream_data(event.stream_id, event.data, event.end_stream)
+                case quic_events.StreamReset(stream_id=0) | quic_events.StopSendingReceived(stream_id=0):
+                    raise ProtocolError("the peer gave up the control stream")
                 case quic_events.StreamReset():
                     inbound = self._inbound.pop(event.stream_id, None)
                     self._early = [piece for piece in self._early if piece[0] != event.stream_id]
@@ -546,9 +596,15 @@ class Gate:
     def __init__(
         self, *, credentials: Credentials, config: SessionConfig, retry: bool = True, qlog: QuicLogger | None = None
     ) -> None:
-        self._quic = _configuration(credentials, config, is_client=False)
-        self._quic.quic_logger = qlog
+        self._config = config
+        self._qlog = qlog
+        self.rotate(credentials)
         self._tokens = QuicRetryTokenHandler() if retry else None
+
+    def rotate(self, credentials: Credentials) -> None:
+        """Show these from the next session on. Tokens stay good: whoever has one has shown its address, no more."""
+        self._quic = _configuration(credentials, self._config, is_client=False)
+        self._quic.quic_logger = self._qlog
 
     def admit(self, data: bytes, address: Address, now_ns: int) -> Session | bytes | None:
         """For a datagram of no known session: a new Session (not yet fed with it), a reply to send, or None."""
@@ -589,7 +645,8 @@ class Gate:
             original_destination_connection_id=original,
             retry_source_connection_id=retried,
         )
-        return Session(connection, is_client=False, cids=[header.destination_cid, connection.host_cid])
+        cids = [header.destination_cid, connection.host_cid]
+        return Session(connection, is_client=False, cids=cids, key_packets=self._config.key_packets)
 
 
 def destination_cid(data: bytes) -> bytes | None:

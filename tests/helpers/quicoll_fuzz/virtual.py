@@ -1,0 +1,143 @@
+"""A loop whose clock jumps to the next timer, a network in memory, and seeded chance below TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import selectors
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from aioquic import tls
+from cryptography.hazmat.primitives.asymmetric import x25519
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from quicoll_transport import authority
+from quicoll_transport.quic import Address
+
+__all__ = ["MemoryIO", "Net", "VirtualLoop", "seeded_chance"]
+
+Receive = Callable[[list[tuple[bytes, Address]]], None]
+# What becomes of a datagram: (data, source, destination) -> what is delivered, each with a delay in seconds more.
+Tap = Callable[[bytes, Address, Address], list[tuple[float, bytes, Address]]]
+
+LATENCY = 0.0005
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    """Never waits: where a selector would wait for `timeout` seconds, the loop's clock has them behind it."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if not ready:
+            if timeout is None:
+                raise RuntimeError("nothing is scheduled and nobody can wake this loop: a wait without a deadline")
+            self.loop.now += max(0.0, timeout)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time. Hours pass in no time; the order of events depends on nothing outside."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        selector = _JumpingSelector()
+        selector.loop = self
+        super().__init__(selector)
+        self._clock_resolution = 1e-9  # as time() is exact, a timer is due when it says so
+
+    def time(self) -> float:
+        return self.now
+
+    @property
+    def scheduled(self) -> int:
+        """Timers that the loop holds, cancelled ones too until asyncio drops them."""
+        return len(self._scheduled)  # type: ignore[attr-defined]
+
+
+class Net:
+    """Datagrams between addresses, each address with a receiver. Counts what goes to and comes from each."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.hosts: dict[Address, Receive] = {}
+        self.tap: Tap | None = None
+        self.datagrams = 0
+        self.to_nobody: dict[Address, int] = {}  # bytes sent to addresses where nobody is
+        self.from_nobody: dict[Address, int] = {}
+        self._queues: dict[Address, list[tuple[bytes, Address]]] = {}
+
+    def send(self, data: bytes, source: Address, destination: Address) -> None:
+        """Send one datagram through the tap."""
+        if destination not in self.hosts:
+            self.to_nobody[destination] = self.to_nobody.get(destination, 0) + len(data)
+        if self.tap is None:
+            self.inject(data, source, destination)
+            return
+        for delay, changed, origin in self.tap(data, source, destination):
+            if delay:
+                self.loop.call_later(delay, self.inject, changed, origin, destination)
+            else:
+                self.inject(changed, origin, destination)
+
+    def inject(self, data: bytes, source: Address, destination: Address) -> None:
+        """Put a datagram on the wire behind the tap; its source may be anybody."""
+        self.datagrams += 1
+        if source not in self.hosts:
+            self.from_nobody[source] = self.from_nobody.get(source, 0) + len(data)
+        if destination not in self.hosts:
+            return
+        queue = self._queues.get(destination)
+        if queue is None:
+            queue = self._queues[destination] = []
+            self.loop.call_later(LATENCY, self._deliver, destination)
+        queue.append((data, source))
+
+    def _deliver(self, destination: Address) -> None:
+        queue = self._queues.pop(destination)
+        receive = self.hosts.get(destination)
+        for start in range(0, len(queue), 32):
+            if receive is not None:
+                receive(queue[start : start + 32])
+
+
+class MemoryIO:
+    """The DatagramIO of an endpoint on a Net."""
+
+    def __init__(self, net: Net, address: Address) -> None:
+        self.net = net
+        self.local_address: Address = address
+
+    def start(self, on_datagrams: Receive, on_unreachable: Callable[..., None]) -> None:
+        self.net.hosts[self.local_address] = on_datagrams
+
+    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+        for data, address in datagrams:
+            self.net.send(data, self.local_address, address)
+
+    def close(self) -> None:
+        self.net.hosts.pop(self.local_address, None)
+
+
+@contextmanager
+def seeded_chance(seed: str) -> Iterator[None]:
+    """Keys, connection ids and nonces from one seed. For fuzzing only: what is made in here is no secret."""
+    rng = random.Random(f"{seed}/chance")
+    kept = os.urandom, tls.x25519, authority._new_key  # type: ignore[attr-defined]
+    exchange = SimpleNamespace(
+        generate=lambda: x25519.X25519PrivateKey.from_private_bytes(rng.randbytes(32)),
+        from_private_bytes=x25519.X25519PrivateKey.from_private_bytes,
+    )
+    shim: Any = SimpleNamespace(X25519PrivateKey=exchange, X25519PublicKey=x25519.X25519PublicKey)
+    os.urandom = rng.randbytes
+    tls.x25519 = shim  # type: ignore[attr-defined]
+    authority._new_key = lambda algorithm: Ed25519PrivateKey.from_private_bytes(rng.randbytes(32))
+    try:
+        yield
+    finally:
+        os.urandom, tls.x25519, authority._new_key = kept  # type: ignore[attr-defined]
