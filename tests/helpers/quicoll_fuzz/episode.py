@@ -59,7 +59,7 @@ def _credentials(node: str, authority: str = "ours") -> Credentials:
         check_foundation()  # once per process, outside of any episode's chance
         with seeded_chance("credentials"):
             for name in ("ours", "theirs"):
-                _made[name] = ephemeral("fuzz", [(WORKER, node) for node in "abd"])
+                _made[name] = ephemeral("fuzz", [(WORKER, node) for node in ("a", "b", "d")])
     return _made[authority][Identity("fuzz", WORKER, node)]
 
 
