@@ -178,6 +178,18 @@ def forgotten(place: Place) -> asyncio.Semaphore:
     return seen
 
 
+def counted(place: Place) -> list[int]:
+    """How many strangers the host had, each time that it let one in."""
+    counts, register = [0], place.host._register
+
+    def wrapper(connection: Any) -> None:
+        register(connection)
+        counts.append(place.host._strangers)
+
+    place.host._register = wrapper  # type: ignore[method-assign]
+    return counts
+
+
 # -- slow ------------------------------------------------------------------------------------------------------------
 
 
@@ -351,9 +363,11 @@ HALF_OPEN = int(os.environ.get("QUICOLL_HALF_OPEN", "400"))
 @pytest.mark.timeout(120 + HALF_OPEN / 20)
 async def test_half_open_handshakes_by_the_hundred_are_bounded_and_expire(place: Place) -> None:
     """QUICOLL_HALF_OPEN=10000 opens that many."""
-    most, batch, worst, peak = 64, 100, 0, 0
-    await place.start(max_handshakes=most, handshake_ns=2000 * MS)
-    ended = forgotten(place)
+    most, batch, peak = 64, 100, 0
+    # Long enough that the first batch fills the house on a slow machine; counted where they are let in, not when a
+    # slow machine comes round to look.
+    await place.start(max_handshakes=most, handshake_ns=8000 * MS)
+    ended, let_in = forgotten(place), counted(place)
     for start in range(0, HALF_OPEN, batch):
         before, knocks = place.host._strangers, []
         for n in range(start, start + batch):
@@ -377,9 +391,8 @@ async def test_half_open_handshakes_by_the_hundred_are_bounded_and_expire(place:
             peak = max(peak, tracemalloc.get_traced_memory()[1])
         finally:
             tracemalloc.stop()
-        worst = max(worst, place.host._strangers)
         assert len(place.host._due) <= most + 4
-    assert worst == most
+    assert max(let_in) == most
     assert peak < 16 << 20
     while place.host._strangers:
         await ended.acquire()
