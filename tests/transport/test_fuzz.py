@@ -67,6 +67,12 @@ def test_the_oracle_notices_an_exception_of_our_own_on_a_peers_bytes(monkeypatch
         run_episode(7, 0, 3000, Tally())
 
 
+def test_the_oracle_notices_an_endpoint_that_turns_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "next_timer", lambda self: 0)
+    with pytest.raises(Finding, match="time stands still"):
+        run_episode(8, 0, 100, Tally())
+
+
 def test_spoilt_frames_keep_their_size_and_spoilt_datagrams_differ() -> None:
     rng = random.Random(1)
     for size in (1, 20, 1200):

@@ -301,11 +301,8 @@ async def test_an_initial_with_its_token_is_worth_nothing_from_another_address(p
     assert len(place.host._connections) == 1 < kept
     assert thief not in place.net.bytes_to
     place.only_the_honest()
-    ended = forgotten(place)
-    place.net.send(with_token, watched.address, HOST)  # from its own address it opens one handshake, which expires
+    place.net.send(with_token, watched.address, HOST)  # from its own address too: a token opens one handshake
     await place.works()
-    assert place.host._strangers == 1
-    await ended.acquire()
     place.only_the_honest()
 
 

@@ -38,7 +38,8 @@ from .errors import (
     TransportError,
 )
 from .faulty import FaultyIO
-from .frames import ControlReader, Hello
+from .frames import ControlReader, Hello, Ping
+from .guard import Guard, GuardConfig, Pace, PaceConfig
 from .identity import Credentials, Identity, verify_peer
 from .link import (
     LinkConfig,
@@ -98,7 +99,11 @@ log = logging.getLogger("quicoll.transport")
 
 _FIRST_BACKOFF_NS = 50_000_000
 _LAST_BACKOFF_NS = 1_000_000_000
-_MAX_WAITING_APP = 8 << 20  # bytes of application messages that wait for `Link.listen`
+_MAX_WAITING_APP = 8 << 20  # bytes of application messages that wait for `Link.listen`, _APP_COST for each added
+_APP_COST = 64
+_MAX_UNPROVED = 256 << 10  # bytes of a stranger until its certificate is there; a chain of certificates takes 10 KiB
+_WORD_NS = 30_000_000_000  # for a control message to arrive, from its first byte on,
+_WORD_BYTE_NS = 61_035  # and more for each byte: 16 KiB a second
 _MAX_VIOLATIONS = 8  # connections that a peer may spoil before its link is given up
 _INTERNET_DATAGRAM = 1452  # a path of 1500 bytes less IPv6 and UDP headers; smaller paths need the setting
 _LOOPBACK_DATAGRAM = 8900  # loopback carries 64 KiB; larger packets cost pure Python less per byte
@@ -116,7 +121,8 @@ class EndpointConfig:
         second and ten (see detector).
     connect_ns: how long a link may take to come up. handshake_ns: how long one attempt may take.
     credit_bytes, max_resends: see LinkConfig. session: see SessionConfig.
-    max_handshakes: unauthenticated sessions that strangers may keep open here at once.
+    max_handshakes: unauthenticated sessions that strangers may keep open here at once; each takes up to 100 KiB.
+    guard: how often strangers may try. pace: how fast a peer may make us work. See guard.
     max_links: peers; worst-case memory is max_links * credit_bytes.
     qlog_directory: where each connection leaves a qlog trace when it ends; None: no traces. qlog_files: how many of
         them stay. What that costs stands in qlog.
@@ -127,7 +133,9 @@ class EndpointConfig:
     handshake_ns: int = 3_000_000_000
     credit_bytes: int = 32 << 20
     max_resends: int = 3
-    max_handshakes: int = 256
+    max_handshakes: int = 512
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    pace: PaceConfig = field(default_factory=PaceConfig)
     max_links: int = 4096
     retry: bool = True
     session: SessionConfig = field(default_factory=SessionConfig)
@@ -237,6 +245,7 @@ class Link:
         self.on_app: Callable[[Link, bytes], None] | None = None
         self.on_state: Callable[[Link], None] | None = None
         self._waiting_app: list[bytes] = []
+        self._waiting_bytes = 0
         self._channels: dict[int, Channel] = {}
         self.connection: _Connection | None = None
         self.violations = 0  # connections closed here because the peer broke the protocol
@@ -337,7 +346,7 @@ class Link:
         """Take this link over: callbacks from now on, and the messages that came before there were any."""
         self.on_app = on_app
         self.on_state = on_state
-        waiting, self._waiting_app = self._waiting_app, []
+        waiting, self._waiting_app, self._waiting_bytes = self._waiting_app, [], 0
         for data in waiting:
             self._endpoint._call(on_app, self, data)
 
@@ -423,7 +432,8 @@ class Link:
             self._endpoint._call(self.on_app, self, data)
             return
         self._waiting_app.append(data)
-        if sum(map(len, self._waiting_app)) > _MAX_WAITING_APP:
+        self._waiting_bytes += len(data) + _APP_COST
+        if self._waiting_bytes > _MAX_WAITING_APP:
             self.core.lose("nobody here takes its application messages", now_ns=self._endpoint.now_ns())
 
     def _state(self, state: LinkState) -> None:
@@ -482,16 +492,33 @@ class _Connection:
     session: Session
     dialled: bool
     deadline_ns: int  # until which authentication and Hello must be through
+    pace: Pace
     link: Link | None = None
     identity: Identity | None = None
     fingerprint: str = ""  # of the peer's certificate, once it is verified
     reader: ControlReader = field(default_factory=ControlReader)
+    word_since_ns: int | None = None  # when the control message began that has not ended
+    word_ns: int | None = None  # until when it must be there
+    resets: int = 0  # of the session, as far as they were judged
+    unproved: int = 0  # bytes received before the peer was authenticated
     greeted: bool = False
     answer_ns: int | None = None  # until which a dialled peer must have sent anything at all; None once it has
     cids: list[bytes] = field(default_factory=list)  # under which it is registered
 
+    def listened(self, now_ns: int, *, began: bool) -> None:
+        """Bytes of the control stream came; began: what waits now, if anything, is another message than before."""
+        waiting = self.reader.waiting
+        if waiting == 0:
+            self.word_since_ns = self.word_ns = None
+            return
+        if began or self.word_since_ns is None:
+            self.word_since_ns = now_ns
+        self.word_ns = self.word_since_ns + _WORD_NS + waiting * _WORD_BYTE_NS
+
     def next_timer(self) -> int | None:
         at = self.session.next_timer()
+        if self.word_ns is not None:
+            at = self.word_ns if at is None else min(at, self.word_ns)
         if self.greeted:
             return at
         deadline = self.deadline_ns if self.answer_ns is None else min(self.deadline_ns, self.answer_ns)
@@ -553,6 +580,7 @@ class Endpoint:
             qlog=self._qlog,
         )
         self._connections: dict[_Connection, None] = {}
+        self._door: Guard[_Connection] = Guard(config.guard, slots=config.max_handshakes)
         self._strangers = 0  # accepted connections that have not said a valid Hello
         self._resolving: dict[Link, asyncio.Task[None]] = {}
         self._due: dict[Link | _Connection, int] = {}  # when to look at it again; early is harmless, late is not
@@ -756,6 +784,11 @@ class Endpoint:
                 continue
             touched[connection] = None
             connection.answer_ns = None
+            if connection.identity is None:
+                connection.unproved += len(data)
+                if connection.unproved > _MAX_UNPROVED:
+                    self._fail(connection, CLOSE_REFUSED, "handshake too long")
+                    continue
             self._guard(connection, connection.session.receive, data, address, now_ns)
         for connection in touched:
             self._process(connection, now_ns)
@@ -772,10 +805,10 @@ class Endpoint:
         connection = self._by_cid.get(cid)
         if connection is not None or not is_unauthenticated_initial(data):
             return connection
-        if self._closing is not None or self._strangers >= self.config.max_handshakes:
+        if self._closing is not None or not self._door.initial(address, now_ns):
             return None
         try:
-            admitted = self._gate.admit(data, address, now_ns)
+            admitted = self._gate.admit(data, address, now_ns, lambda: self._door.handshake(address, now_ns))
         except Exception:
             log.exception("a first datagram could not be judged", extra=_who())
             return None
@@ -784,8 +817,12 @@ class Endpoint:
             return None
         if admitted is None:
             return None
-        connection = _Connection(admitted, dialled=False, deadline_ns=now_ns + self.config.handshake_ns)
+        deadline_ns = now_ns + self.config.handshake_ns
+        connection = _Connection(admitted, dialled=False, deadline_ns=deadline_ns, pace=Pace(self.config.pace))
         self._register(connection)
+        displaced = self._door.opened(connection, address)
+        if displaced is not None:
+            self._fail(displaced, CLOSE_REFUSED, "too many handshakes")
         return connection
 
     def _register(self, connection: _Connection) -> None:
@@ -828,6 +865,9 @@ class Endpoint:
             return
         session = connection.session
         self._take_cids(connection)
+        if session.resets != connection.resets:
+            count, connection.resets = session.resets - connection.resets, session.resets
+            self._guard(connection, connection.pace.resets, now_ns, count)
         while connection in self._connections and (event := session.next_event()) is not None:
             match event:
                 case Authenticated():
@@ -910,7 +950,10 @@ class Endpoint:
     def _control(self, connection: _Connection, data: bytes, now_ns: int) -> None:
         if connection.identity is None:
             raise ProtocolError("control messages before authentication")
-        for message in connection.reader.feed(data):
+        messages = connection.reader.feed(data)
+        connection.listened(now_ns, began=bool(messages))
+        for message in messages:
+            connection.pace.control(now_ns, ping=isinstance(message, Ping))
             if not connection.greeted:
                 if not isinstance(message, Hello):
                     raise ProtocolError("the first control message is not Hello")
@@ -968,6 +1011,9 @@ class Endpoint:
         if connection.dialled:
             link.plan.worked()
         self._strangers -= not connection.dialled
+        self._door.closed(connection)
+        if connection.session.peer_address is not None:
+            self._door.proved(connection.session.peer_address)
         link.core.hello(hello, now_ns)
         connection.session.attach(link.core)
         if self.observer is not None and not link.ended:
@@ -1046,6 +1092,7 @@ class Endpoint:
             return
         del self._connections[connection]
         connection.session.release()
+        self._door.closed(connection)
         self._due.pop(connection, None)
         self._strangers -= not connection.dialled and not connection.greeted
         for cid in connection.cids:
@@ -1101,7 +1148,8 @@ class Endpoint:
             now_ns=now_ns,
             qlog=self._qlog,
         )
-        connection = _Connection(session, dialled=True, deadline_ns=now_ns + self.config.handshake_ns, link=link)
+        deadline_ns, pace = now_ns + self.config.handshake_ns, Pace(self.config.pace)
+        connection = _Connection(session, dialled=True, deadline_ns=deadline_ns, pace=pace, link=link)
         connection.answer_ns = now_ns + link.plan.patience_ns(self.config.handshake_ns)
         link.attempts += 1
         link.connection = connection
@@ -1164,7 +1212,9 @@ class Endpoint:
             self._process(connection, now_ns)
         if connection not in self._connections:
             return
-        if not connection.greeted and now_ns >= connection.deadline_ns:
+        if connection.word_ns is not None and now_ns >= connection.word_ns:
+            self._fail(connection, CLOSE_PROTOCOL, "a control message takes too long")
+        elif not connection.greeted and now_ns >= connection.deadline_ns:
             self._fail(connection, CLOSE_REFUSED, "handshake too slow")
         elif not connection.greeted and connection.answer_ns is not None and now_ns >= connection.answer_ns:
             self._fail(connection, CLOSE_REFUSED, "no answer")

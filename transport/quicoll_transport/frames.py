@@ -308,6 +308,13 @@ class ControlReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def waiting(self) -> int:
+        """Bytes of the message that has begun and not ended, as far as its length is known; 0: there is none."""
+        if len(self._buffer) < 4:
+            return len(self._buffer)
+        return 4 + int.from_bytes(self._buffer[:4], "big")
+
     def feed(self, data: bytes | memoryview) -> list[Control]:
         """The messages completed by `data`; raises ProtocolError at the first malformed one."""
         self._buffer += data

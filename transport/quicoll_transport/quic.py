@@ -15,11 +15,11 @@ What aioquic 1.7 lacks and this module supplies:
 - Bounded windows. Its flow control doubles every window, counted from what was sent and not from what was taken, so
   a peer that has sent 1 GiB may leave a hole and make us hold the next 1 GiB. Here windows slide with what was taken.
 
-Private names used: aioquic._buffer; QuicConnection._initialize, ._streams, ._spaces, ._loss, ._local_max_data,
-._state, ._close_event, ._close_pending, ._network_paths, ._quic_logger, ._cryptos, ._packet_number,
-._handshake_confirmed, ._write_connection_limits,
-._write_stream_limits; QuicPacketRecovery._rtt_*, ._on_packets_lost; tls.Context._request_client_certificate,
-._peer_certificate, ._peer_certificate_chain; QuicStreamSender._buffer.
+Private names used: aioquic._buffer, ._crypto; QuicConnection._initialize, ._streams, ._spaces, ._loss,
+._local_max_data, ._state, ._close_event, ._close_pending, ._network_paths, ._quic_logger, ._cryptos, ._packet_number,
+._handshake_confirmed, ._write_connection_limits, ._write_stream_limits; CryptoPair.decrypt_packet;
+QuicPacketRecovery._rtt_*, ._on_packets_lost; tls.Context._request_client_certificate, ._peer_certificate,
+._peer_certificate_chain; QuicStreamSender._buffer.
 
 `check_foundation` proves once per process that those which security rests on still mean what we think, by handshakes
 in memory, and refuses to run otherwise; the canary tests say the same of all of them to whoever upgrades. Supported:
@@ -34,16 +34,18 @@ from __future__ import annotations
 import functools
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aioquic import tls
 from aioquic._buffer import Buffer, BufferReadError
+from aioquic._crypto import CryptoError
 from aioquic.quic import events as quic_events
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.connection import QuicConnection, QuicConnectionState
+from aioquic.quic.crypto import KeyUnavailableError
 from aioquic.quic.packet import (
     QuicErrorCode,
     QuicPacketType,
@@ -51,7 +53,7 @@ from aioquic.quic.packet import (
     encode_quic_retry,
     pull_quic_header,
 )
-from aioquic.quic.retry import QuicRetryTokenHandler
+from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
 
 from .errors import ConfigurationError, ProtocolError
 from .frames import HEADER_SIZE, Header
@@ -102,6 +104,9 @@ _FEED_CEILING = 64 << 20  # and however large
 _EARLY_BYTES = 4 << 20  # message bytes that may overtake the peer's Hello, 64 for each piece added
 _CONTROL_BYTES = 32 << 20  # control messages that the peer has not acknowledged
 _MOST_KEY_PACKETS = 1 << 22  # half of what AES-GCM may protect with one key (RFC 9001 section 6.6)
+_HEADER_NS = 30_000_000_000
+_MOST_FORGED = 1 << 52  # packets that may fail their authentication, for AES-GCM (the same section)
+_MOST_USED = 65536  # tokens remembered as used; a guard lets far fewer handshakes begin while one is valid
 _SUPPORTED = ((1, 7, 2), (1, 8))
 
 
@@ -116,6 +121,10 @@ class SessionConfig:
         with holes, and an upper limit on the rate, window_bytes per RTT.
     key_packets: packets that this side protects with one key before it asks for the next, 1 to 2**22. An update costs
         what the peer has under way, which is sent again.
+    forged_packets: packets that fail their authentication, 1 to 2**52, until the connection is closed; with so many
+        tries a forgery is no longer next to impossible.
+    header_ns: how long the header of a message may take to arrive from its first byte on. Many times what a path needs
+        to repair a loss, since a connection that is resumed is the price of a mistake.
     Raises ConfigurationError.
     """
 
@@ -125,8 +134,14 @@ class SessionConfig:
     congestion: str = "cubic"
     initial_rtt_ns: int = 50_000_000
     key_packets: int = _MOST_KEY_PACKETS
+    forged_packets: int = _MOST_FORGED
+    header_ns: int = _HEADER_NS
 
     def __post_init__(self) -> None:
+        if not 1 <= self.forged_packets <= _MOST_FORGED:
+            raise ConfigurationError(f"forged_packets must be 1 to {_MOST_FORGED}, is {self.forged_packets}")
+        if self.header_ns <= 0:
+            raise ConfigurationError(f"header_ns must be positive, is {self.header_ns}")
         if not 1 <= self.key_packets <= _MOST_KEY_PACKETS:
             raise ConfigurationError(f"key_packets must be 1 to {_MOST_KEY_PACKETS}, is {self.key_packets}")
 
@@ -187,6 +202,7 @@ class _Connection(QuicConnection):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.lost_packets = 0
+        self.forged_packets = 0
         declare_lost = self._loss._on_packets_lost
 
         def counted(*, packets: Any, **more: Any) -> None:
@@ -199,6 +215,24 @@ class _Connection(QuicConnection):
         super()._initialize(peer_cid)
         if not self._is_client:
             self.tls._request_client_certificate = True
+        for pair in self._cryptos.values():
+            pair.decrypt_packet = self._counting(pair.decrypt_packet)  # type: ignore[method-assign, assignment]
+
+    def _counting(
+        self, decrypt: Callable[[bytes, int, int], tuple[bytes, bytes, int]]
+    ) -> Callable[[bytes, int, int], tuple[bytes, bytes, int]]:
+        """aioquic drops what fails its authentication and says so to its trace only."""
+
+        def decrypt_packet(
+            packet: bytes, encrypted_offset: int, expected_packet_number: int
+        ) -> tuple[bytes, bytes, int]:
+            try:
+                return decrypt(packet, encrypted_offset, expected_packet_number)
+            except CryptoError as error:
+                self.forged_packets += not isinstance(error, KeyUnavailableError)
+                raise
+
+        return decrypt_packet
 
     def _write_connection_limits(self, builder: Any, space: Any) -> None:
         limit, window = self._local_max_data, self._configuration.max_data
@@ -247,6 +281,15 @@ def _configuration(credentials: Credentials | None, config: SessionConfig, *, is
     return quic
 
 
+def _limits(config: SessionConfig) -> dict[str, int]:
+    """What a session watches itself."""
+    return {
+        "key_packets": config.key_packets,
+        "forged_packets": config.forged_packets,
+        "header_ns": config.header_ns,
+    }
+
+
 @dataclass(slots=True, eq=False)
 class _Feed:
     """A message being sent: header first, then the payload from the caller's memory."""
@@ -277,6 +320,8 @@ class Session:
         is_client: bool,
         cids: Sequence[bytes],
         key_packets: int = _MOST_KEY_PACKETS,
+        forged_packets: int = _MOST_FORGED,
+        header_ns: int = _HEADER_NS,
     ) -> None:
         self._quic = connection
         self.is_client = is_client
@@ -302,6 +347,11 @@ class Session:
         self._key_phase = 0
         self._key_asked = False
         self._key_since = 0  # number of the first packet that may be under the present key
+        self.resets = 0  # message streams that the peer gave up
+        self._forged_packets = forged_packets
+        self._header_ns = header_ns
+        self._headers: dict[int, int] = {}  # streams whose header has begun, and until when it has to be whole
+        self._now_ns = 0
 
     @classmethod
     def client(
@@ -318,13 +368,17 @@ class Session:
         quic.quic_logger = qlog
         connection = _Connection(configuration=quic)
         connection.connect(address, now_ns / 1e9)
-        return cls(connection, is_client=True, cids=[connection.host_cid], key_packets=config.key_packets)
+        return cls(connection, is_client=True, cids=[connection.host_cid], **_limits(config))
 
     # -- datagrams and time --------------------------------------------------------------------------------------
 
     def receive(self, data: bytes, address: Address, now_ns: int) -> None:
         """Take one datagram; afterwards drain `next_event`. Raises ProtocolError, upon which the caller closes."""
+        self._now_ns = now_ns
         self._quic.receive_datagram(data, address, now_ns / 1e9)
+        if isinstance(self._quic, _Connection) and self._quic.forged_packets >= self._forged_packets:
+            # No fault of the peer: whoever forges is somebody else, so the link may be resumed.
+            self._quic.close(error_code=QuicErrorCode.AEAD_LIMIT_REACHED, reason_phrase="too many forged packets")
         self._watch_keys(self._quic._packet_number)
         received = self._quic._spaces[tls.Epoch.ONE_RTT].largest_received_time if self._quic._spaces else None
         if received is not None and received != self._last_received:
@@ -339,13 +393,22 @@ class Session:
                 self._events.append(Closed(end.error_code, end.reason_phrase))
 
     def handle_timer(self, now_ns: int) -> None:
-        self._quic.handle_timer(now_ns / 1e9)
-        self._drain()
+        """Raises ProtocolError when the peer has taken too long over a header."""
+        self._now_ns = now_ns
+        if (due := self._quic.get_timer()) is not None and due * 1e9 <= now_ns:
+            self._quic.handle_timer(now_ns / 1e9)
+            self._drain()
+        if self._headers and now_ns >= next(iter(self._headers.values())):
+            raise ProtocolError(f"the header of a message took more than {self._header_ns / 1e9:g} s")
 
     def next_timer(self) -> int | None:
         at = self._quic.get_timer()
         # One nanosecond late rather than early: an early timer would be armed again for the same time, for ever.
-        return None if at is None else int(at * 1e9) + 1
+        due = None if at is None else int(at * 1e9) + 1
+        if self._headers:  # they begin in the order of time, so the first is the earliest
+            header = next(iter(self._headers.values()))
+            due = header if due is None else min(due, header)
+        return due
 
     def datagrams_to_send(self, now_ns: int) -> list[tuple[bytes, Address]]:
         self._feed()
@@ -429,7 +492,7 @@ class Session:
         """Let go of everything that is the caller's; nothing is fed or delivered any more."""
         self._sink = None
         self._early.clear()
-        for table in (self._waiting, self._feeding, self._open, self._inbound):
+        for table in (self._waiting, self._feeding, self._open, self._inbound, self._headers):
             table.clear()
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -513,6 +576,8 @@ class Session:
                 case quic_events.StreamReset(stream_id=0) | quic_events.StopSendingReceived(stream_id=0):
                     raise ProtocolError("the peer gave up the control stream")
                 case quic_events.StreamReset():
+                    self.resets += 1
+                    self._headers.pop(event.stream_id, None)
                     inbound = self._inbound.pop(event.stream_id, None)
                     self._early = [piece for piece in self._early if piece[0] != event.stream_id]
                     if inbound is not None and inbound.inflow is not None and self._sink is not None:
@@ -562,7 +627,10 @@ class Session:
             need = HEADER_SIZE - len(inbound.header)
             inbound.header += view[:need]
             view = view[need:]
-            if len(inbound.header) == HEADER_SIZE:
+            if len(inbound.header) < HEADER_SIZE:
+                self._headers.setdefault(stream_id, self._now_ns + self._header_ns)
+            else:
+                self._headers.pop(stream_id, None)
                 inbound.inflow = sink.message_begin(Header.decode(inbound.header))
                 inbound.refused = inbound.inflow is None
                 if inbound.refused and not fin:
@@ -598,6 +666,7 @@ class Gate:
     ) -> None:
         self._config = config
         self._qlog = qlog
+        self._used: dict[bytes, int] = {}  # connection ids of tokens that were used, and until when they are valid
         self.rotate(credentials)
         self._tokens = QuicRetryTokenHandler() if retry else None
 
@@ -606,8 +675,15 @@ class Gate:
         self._quic = _configuration(credentials, self._config, is_client=False)
         self._quic.quic_logger = self._qlog
 
-    def admit(self, data: bytes, address: Address, now_ns: int) -> Session | bytes | None:
-        """For a datagram of no known session: a new Session (not yet fed with it), a reply to send, or None."""
+    def admit(
+        self, data: bytes, address: Address, now_ns: int, allow: Callable[[], bool] = lambda: True
+    ) -> Session | bytes | None:
+        """For a datagram of no known session: a new Session (not yet fed with it), a reply to send, or None.
+
+        allow: asked last, when the source has shown its address (or need not): whether to begin a handshake now. A
+        token is good for one handshake: what repeats it later, from the same address, is somebody on the path, who
+        would have us sign and answer again and again (RFC 9000 section 8.1.4).
+        """
         if len(data) < SMALLEST_MAX_DATAGRAM_SIZE:
             return None
         try:
@@ -640,13 +716,25 @@ class Gate:
             except (ValueError, BufferReadError):
                 return None
             retried = header.destination_cid
+            if retried in self._used:
+                return None
+        if not allow():
+            return None
+        if retried is not None:
+            self._use(retried, now_ns)
         connection = _Connection(
             configuration=self._quic,
             original_destination_connection_id=original,
             retry_source_connection_id=retried,
         )
         cids = [header.destination_cid, connection.host_cid]
-        return Session(connection, is_client=False, cids=cids, key_packets=self._config.key_packets)
+        return Session(connection, is_client=False, cids=cids, **_limits(self._config))
+
+    def _use(self, cid: bytes, now_ns: int) -> None:
+        """Remember that the token for this connection id was used, for as long as it would be good."""
+        while self._used and (next(iter(self._used.values())) < now_ns or len(self._used) >= _MOST_USED):
+            del self._used[next(iter(self._used))]
+        self._used[cid] = now_ns + int((TOKEN_LIFETIME + 1) * 1e9)
 
 
 def destination_cid(data: bytes) -> bytes | None:

@@ -499,7 +499,11 @@ def run_episode(seed: int, number: int, size: int, tally: Tally, *, trace: bool 
     try:
         with seeded_chance(name):
             episode = Episode(loop, name, size, tally, trace=trace)
-            loop.run_until_complete(episode.main())
+            loop.task = loop.create_task(episode.main())
+            try:
+                loop.run_until_complete(loop.task)
+            except asyncio.CancelledError:
+                raise Finding(f"after {episode._step}: {loop.stuck}") from None
     except Finding as found:
         traced = " --trace-every 1" if trace else ""
         again = (

@@ -25,19 +25,28 @@ Receive = Callable[[list[tuple[bytes, Address]]], None]
 Tap = Callable[[bytes, Address, Address], list[tuple[float, bytes, Address]]]
 
 LATENCY = 0.0005
+_TURNS = 20_000  # of the loop; in so many an honest run gets far
 
 
 class _JumpingSelector(selectors.SelectSelector):
     """Never waits: where a selector would wait for `timeout` seconds, the loop's clock has them behind it."""
 
     loop: VirtualLoop
+    turns = 0
+    since = 0.0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         ready = super().select(0)
+        self.turns += 1
+        if self.turns >= _TURNS:
+            if self.loop.now - self.since < _TURNS * 1e-7:
+                self.loop.give_up(f"the loop turns and time stands still: {self.loop.busy()}")
+            self.turns, self.since = 0, self.loop.now
         if not ready:
             if timeout is None:
-                raise RuntimeError("nothing is scheduled and nobody can wake this loop: a wait without a deadline")
-            self.loop.now += max(0.0, timeout)
+                self.loop.give_up("nothing is scheduled and nobody can wake this loop: a wait without a deadline")
+            else:
+                self.loop.now += max(0.0, timeout)
         return ready
 
 
@@ -46,6 +55,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.task: asyncio.Task[None] | None = None  # what this loop is for
+        self.stuck = ""
         selector = _JumpingSelector()
         selector.loop = self
         super().__init__(selector)
@@ -53,6 +64,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self.now
+
+    def give_up(self, why: str) -> None:
+        """End the task that this loop is for; it may clean up."""
+        if self.task is None or self.stuck:
+            raise RuntimeError(why)
+        self.stuck = why
+        self.task.cancel()
+
+    def busy(self) -> list[str]:
+        """What the loop would do next."""
+        ready = [*self._ready, *sorted(self._scheduled)[:3]]  # type: ignore[attr-defined]
+        return [repr(handle) for handle in ready[:5]]
 
     @property
     def scheduled(self) -> int:
