@@ -389,7 +389,7 @@ async def test_half_open_handshakes_by_the_hundred_are_bounded_and_expire(place:
         finally:
             tracemalloc.stop()
         assert len(place.host._due) <= most + 4
-    assert max(let_in) == most
+    assert most <= max(let_in) <= most + 1  # who takes the oldest place is counted before the oldest is gone
     assert peak < 16 << 20
     while place.host._strangers:
         await ended.acquire()
