@@ -36,8 +36,8 @@ from quicoll_transport.observe import (
     SuspicionChanged,
     TransportEvent,
 )
-from quicoll_transport.qlog import QlogDirectory
 from quicoll_transport.quic import CLOSE_NORMAL, CLOSE_PROTOCOL, CLOSE_REFUSED
+from quicoll_transport.quic.qlog import QlogDirectory
 from quicoll_transport.udp import UdpSocket
 
 pytestmark = pytest.mark.loopback

@@ -69,7 +69,6 @@ from .observe import (
     TransportEvent,
 )
 from .policy import Policy
-from .qlog import QlogDirectory
 from .quic import (
     CLOSE_GONE,
     CLOSE_NORMAL,
@@ -81,6 +80,7 @@ from .quic import (
     Closed,
     ControlData,
     Gate,
+    QlogDirectory,
     Session,
     SessionConfig,
     check_foundation,
@@ -533,6 +533,7 @@ class Endpoint:
     on_link(link): a peer that we did not ask for has made a link; `link.listen` takes it over.
     incarnation: grows with every start of this node's process; peers refuse what an older one sends.
     observer: gets every event of the transport, see observe; None costs nothing.
+    wall_clock: the date that certificates are judged by, aware; None: the system's.
     io: belongs to the endpoint from here on, which closes it, also when it cannot be made (ConfigurationError).
     """
 
@@ -548,7 +549,7 @@ class Endpoint:
         on_link: Callable[[Link], None],
         faults: Faults | None = None,
         observer: Observer | None = None,
-        wall_clock: Callable[[], datetime] = _utc_now,
+        wall_clock: Callable[[], datetime] | None = None,
     ) -> None:
         try:
             if incarnation <= 0:
@@ -569,7 +570,7 @@ class Endpoint:
         self._authorize = authorize
         self.policy = authorize if isinstance(authorize, Policy) else Policy()
         self._on_link = on_link
-        self._wall_clock = wall_clock
+        self._wall_clock = wall_clock or _utc_now
         self._qlog: QlogDirectory | None = None
         if config.qlog_directory is not None:
             self._qlog = QlogDirectory(config.qlog_directory, label=self.identity.node, files=config.qlog_files)

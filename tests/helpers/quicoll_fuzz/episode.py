@@ -22,18 +22,20 @@ import tracemalloc
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, Transfer
 from quicoll_transport.errors import TransportError
 from quicoll_transport.frames import MAX_CONTROL, TAG_SIZE
 from quicoll_transport.identity import WORKER, Credentials, Identity
-from quicoll_transport.quic import Address, check_foundation
 
 from .hostile import TAGS, Hostile, Tally
 from .mutate import mutate_datagram
-from .virtual import MemoryIO, Net, VirtualLoop, seeded_chance
+from .virtual import MemoryIO, Net, VirtualLoop, seeded_chance, today
+
+if TYPE_CHECKING:
+    from quicoll_transport.quic import Address
 
 __all__ = ["GROWTH", "Finding", "run_episode"]
 
@@ -56,10 +58,9 @@ class Finding(AssertionError):
 
 def _credentials(node: str, authority: str = "ours") -> Credentials:
     if not _made:
-        check_foundation()  # once per process, outside of any episode's chance
-        with seeded_chance("credentials"):
-            for name in ("ours", "theirs"):
-                _made[name] = ephemeral("fuzz", [(WORKER, node) for node in ("a", "b", "d")])
+        draw = random.Random("credentials").randbytes
+        for name in ("ours", "theirs"):
+            _made[name] = ephemeral("fuzz", [(WORKER, node) for node in "abd"], now=today(), entropy=draw)
     return _made[authority][Identity("fuzz", WORKER, node)]
 
 
@@ -134,6 +135,7 @@ class Episode:
             incarnation=1,
             authorize=lambda identity: None,
             on_link=self._take,
+            wall_clock=today,
         )
 
     def _take(self, link: Link) -> None:
