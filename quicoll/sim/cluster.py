@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -118,8 +119,8 @@ class Outcome:
 class Simulation:
     """One run of one cluster. Write the scenario with `at` and `every`, then `run` it, once.
 
-    worker: a coroutine function, called on every rank with the job it has joined (`async def worker(job)`), and with the
-    simulation as well if it takes two arguments. What it raises, other than quicoll's errors, fails the run.
+    worker: a coroutine function, called on every rank with the job it has joined (`async def worker(job)`), and with
+    the simulation as well if it takes two arguments. What it raises, other than quicoll's errors, fails the run.
     reference: the digest of the registered state after a step, where it is known beforehand.
     """
 
@@ -269,7 +270,6 @@ class Simulation:
             hold_timeout=settings.hold_timeout,
             chunk_bytes=settings.chunk_bytes,
         )
-        loop = asyncio.get_running_loop()
         engine, runtime = await Engine.start_with(
             config,
             credentials=_credentials(settings.ranks)[Identity(_JOB, WORKER, machine.name)],
@@ -280,7 +280,6 @@ class Simulation:
             runtime=InlineRuntime(),
             wall_clock=_wall_clock,
         )
-        del loop
         machine.endpoint = engine.endpoint
         machine.faults = engine.faults
         reason = "not joined"
@@ -433,7 +432,7 @@ class Simulation:
                 self.checker.break_("memory", f"{name} has {len(endpoint.links)} links", node=name)
             for link in endpoint.links.values():
                 held = link.snapshot().credit_held
-                if held > endpoint.config.credit:
+                if held > endpoint.config.credit_bytes:
                     self.checker.break_("memory", f"{name} holds {held} bytes for {link.node}", node=name)
         self._world.after(_LOOK_NS, self._look)
 
@@ -500,8 +499,6 @@ class Simulation:
 
 
 def _with_wall(outcome: Outcome, wall_s: float) -> Outcome:
-    from dataclasses import replace
-
     return replace(outcome, wall_s=wall_s)
 
 
@@ -518,8 +515,6 @@ def _wall_clock() -> datetime:
 @lru_cache(maxsize=16)
 def _credentials(ranks: int) -> dict[Identity, Credentials]:
     """Of every node; the same in every world, so that they are made once in a process."""
-    import random
-
     now = datetime.fromtimestamp(WALL_EPOCH_NS / 1e9, UTC) - timedelta(days=1)
     nodes = [(COORDINATOR, NODE), *((WORKER, node_name(rank)) for rank in range(ranks))]
     return ephemeral(_JOB, nodes, days=3650, now=now, entropy=random.Random("quicoll.sim/credentials").randbytes)  # noqa: S311

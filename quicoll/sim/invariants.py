@@ -14,7 +14,7 @@
     memory          what a link holds beyond posted buffers is within its credit; there are no links to strangers
     no-leftover     a process that ended by itself has no task, timer or socket left
     progress        after the last healing every rank commits a step within the run's `recovery` seconds, or is done
-    no-surprise     no error reaches an event loop's exception handler; a process ends by quicoll's own errors or by none
+    no-surprise     no error reaches an event loop's exception handler; a process ends by quicoll's errors or by none
 
 Nothing here uses what it checks: the journal's records are followed as they are appended, digests are taken with
 BLAKE2b over names, types, shapes and bytes.
@@ -148,7 +148,9 @@ class Checker:
                 node=node,
             )
         if commit and (index not in self.commits or self.commits[index][0] != view_id):
-            self.break_("one-decision", f"{node} heard of a commit of {index} that the journal does not hold", node=node)
+            self.break_(
+                "one-decision", f"{node} heard of a commit of {index} that the journal does not hold", node=node
+            )
 
     def state(self, node: str, decision: int, step: int, digest: bytes | None) -> None:
         """A rank holds the state after `step`, of the coordinator's decision `decision` (0: none yet)."""
@@ -170,9 +172,7 @@ class Checker:
         for member in view.nodes:
             theirs = self.held.get(member)
             if theirs is not None and theirs[0] > mine[0]:  # no later decision can be without our vote
-                self.break_(
-                    "durable", f"{node} begins step {step} from {mine}, and {member} holds {theirs}", node=node
-                )
+                self.break_("durable", f"{node} begins step {step} from {mine}, and {member} holds {theirs}", node=node)
 
     def ended(self, node: str) -> None:
         """The process is gone, and its state with it."""

@@ -58,7 +58,7 @@ Node: TypeAlias = "int | str"
 
 def node_name(node: Node) -> str:
     """The host's name. Raises LocalError for what can be none."""
-    if isinstance(node, bool) or not isinstance(node, int | str) or node == "":
+    if isinstance(node, bool) or node == "":
         raise LocalError(f"a node is a rank or the name of a host, not {node!r}")
     if isinstance(node, int):
         if node < 0:
@@ -115,7 +115,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The process is gone, nothing is flushed. power: the whole machine is off, and its disk forgets what was not synced."""
+    """The process is gone, nothing is flushed. power: the machine is off, and its disk forgets what was not synced."""
 
     node: str
     power: bool = False

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quicoll.errors import LocalError, QuicollError
-from quicoll.job import Job
 from quicoll.sim.invariants import state_digest
+
+if TYPE_CHECKING:
+    from quicoll.job import Job
 
 __all__ = ["COMPUTE_S", "ELEMENTS", "SHARDS", "Reference", "worker"]
 

@@ -134,5 +134,3 @@ def _collected() -> Iterator[None]:
 def collect() -> None:
     """At a fixed point of a run."""
     gc.collect()
-
-

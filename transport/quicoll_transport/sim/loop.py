@@ -14,9 +14,11 @@ After `die` nothing that was scheduled runs, and nothing can be scheduled.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import math
 import traceback
+import warnings
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -31,6 +33,17 @@ __all__ = ["EXECUTOR_NS", "HostLoop"]
 T = TypeVar("T")
 
 EXECUTOR_NS = 100_000  # what a function in an executor takes; no time at all would hide what happens meanwhile
+
+
+_NETWORK = "the simulated network carries datagrams only; open a SimulatedSocket"
+_PROCESS = "a simulated process starts no other and gets no signals; see Host.kill and Host.pause"
+
+
+def _refusal(name: str, instead: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **settings: Any) -> NoReturn:
+        raise Forbidden(f"loop.{name} on a simulated host: {instead}")
+
+    return refuse
 
 
 class HostLoop(asyncio.AbstractEventLoop):
@@ -53,7 +66,7 @@ class HostLoop(asyncio.AbstractEventLoop):
         """Seconds of the host's monotonic clock."""
         return self.host.clock.local(self._world.now_ns) / 1e9
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
@@ -61,18 +74,18 @@ class HostLoop(asyncio.AbstractEventLoop):
             self._world.ready.append(handle)
         return handle
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         self._world.check_thread()
         return self.call_soon(callback, *args, context=context)
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         if math.isnan(when):
@@ -90,9 +103,7 @@ class HostLoop(asyncio.AbstractEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
-    def create_task(
-        self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], **settings: Any
-    ) -> asyncio.Task[T]:
+    def create_task(self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], **settings: Any) -> asyncio.Task[T]:
         if self._task_factory is not None:
             task: asyncio.Task[T] = self._task_factory(self, coro, **settings)
         else:
@@ -124,13 +135,22 @@ class HostLoop(asyncio.AbstractEventLoop):
 
     def close_tasks(self) -> None:
         """Close what was suspended when the process ended, in order. Whatever it does reaches nobody."""
-        for task in list(self._tasks):
+        asyncio._set_running_loop(self)
+        try:
+            with warnings.catch_warnings():
+                # Coroutines that they make and cannot await any more.
+                warnings.simplefilter("ignore", RuntimeWarning)
+                self._close_each()
+        finally:
+            asyncio._set_running_loop(None)
+
+    def _close_each(self) -> None:
+        while self._tasks:  # what closes one may make another
+            task = next(iter(self._tasks))
+            del self._tasks[task]
             coroutine: Any = task.get_coro()
-            try:
+            with contextlib.suppress(BaseException):  # the last words of a killed process are heard by nobody
                 coroutine.close()
-            except BaseException:  # noqa: BLE001, S110 - the last words of a killed process are heard by nobody
-                pass
-        self._tasks.clear()
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -146,7 +166,9 @@ class HostLoop(asyncio.AbstractEventLoop):
     def set_debug(self, enabled: bool) -> None:
         """asyncio's debug mode looks at the real clock; there is none."""
 
-    def set_exception_handler(self, handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None) -> None:
+    def set_exception_handler(
+        self, handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None
+    ) -> None:
         self._exception_handler = handler
 
     def get_exception_handler(self) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None:
@@ -175,7 +197,9 @@ class HostLoop(asyncio.AbstractEventLoop):
 
     # -- what stands for threads and the resolver ----------------------------------------------------------------
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self.create_future()
 
         def give(result: T | None, error: BaseException | None) -> None:
@@ -196,7 +220,7 @@ class HostLoop(asyncio.AbstractEventLoop):
                 result = func(*args)
             except (SystemExit, KeyboardInterrupt):
                 raise
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the function
+            except BaseException as error:
                 failure = error
             self.call_later(EXECUTOR_NS / 1e9, give, result, failure)
 
@@ -230,26 +254,34 @@ class HostLoop(asyncio.AbstractEventLoop):
     def close(self) -> NoReturn:
         raise Forbidden("the simulation runs this loop and closes it")
 
-
-def _forbid(name: str, instead: str) -> None:
-    def refuse(self: HostLoop, *args: Any, **settings: Any) -> NoReturn:
-        raise Forbidden(f"loop.{name} on a simulated host: {instead}")
-
-    refuse.__name__ = name
-    setattr(HostLoop, name, refuse)
-
-
-_NETWORK = "the simulated network carries datagrams only; open a SimulatedSocket"
-_PROCESS = "a simulated process starts no other and gets no signals; see Host.kill and Host.pause"
-for _name in (
-    "add_reader add_writer remove_reader remove_writer connect_accepted_socket create_connection "
-    "create_datagram_endpoint create_server create_unix_connection create_unix_server getnameinfo sendfile start_tls "
-    "sock_accept sock_connect sock_recv sock_recv_into sock_recvfrom sock_recvfrom_into sock_sendall sock_sendfile "
-    "sock_sendto"
-).split():
-    _forbid(_name, _NETWORK)
-for _name in (
-    "add_signal_handler remove_signal_handler connect_read_pipe connect_write_pipe subprocess_exec subprocess_shell"
-).split():
-    _forbid(_name, _PROCESS)
-_forbid("set_default_executor", "asyncio.to_thread runs the function at once and alone")
+    add_reader: Any = _refusal("add_reader", _NETWORK)
+    add_writer: Any = _refusal("add_writer", _NETWORK)
+    remove_reader: Any = _refusal("remove_reader", _NETWORK)
+    remove_writer: Any = _refusal("remove_writer", _NETWORK)
+    connect_accepted_socket: Any = _refusal("connect_accepted_socket", _NETWORK)
+    create_connection: Any = _refusal("create_connection", _NETWORK)
+    create_datagram_endpoint: Any = _refusal("create_datagram_endpoint", _NETWORK)
+    create_server: Any = _refusal("create_server", _NETWORK)
+    create_unix_connection: Any = _refusal("create_unix_connection", _NETWORK)
+    create_unix_server: Any = _refusal("create_unix_server", _NETWORK)
+    getnameinfo: Any = _refusal("getnameinfo", _NETWORK)
+    sendfile: Any = _refusal("sendfile", _NETWORK)
+    start_tls: Any = _refusal("start_tls", _NETWORK)
+    sock_accept: Any = _refusal("sock_accept", _NETWORK)
+    sock_connect: Any = _refusal("sock_connect", _NETWORK)
+    sock_recv: Any = _refusal("sock_recv", _NETWORK)
+    sock_recv_into: Any = _refusal("sock_recv_into", _NETWORK)
+    sock_recvfrom: Any = _refusal("sock_recvfrom", _NETWORK)
+    sock_recvfrom_into: Any = _refusal("sock_recvfrom_into", _NETWORK)
+    sock_sendall: Any = _refusal("sock_sendall", _NETWORK)
+    sock_sendfile: Any = _refusal("sock_sendfile", _NETWORK)
+    sock_sendto: Any = _refusal("sock_sendto", _NETWORK)
+    add_signal_handler: Any = _refusal("add_signal_handler", _PROCESS)
+    remove_signal_handler: Any = _refusal("remove_signal_handler", _PROCESS)
+    connect_read_pipe: Any = _refusal("connect_read_pipe", _PROCESS)
+    connect_write_pipe: Any = _refusal("connect_write_pipe", _PROCESS)
+    subprocess_exec: Any = _refusal("subprocess_exec", _PROCESS)
+    subprocess_shell: Any = _refusal("subprocess_shell", _PROCESS)
+    set_default_executor: Any = _refusal(
+        "set_default_executor", "asyncio.to_thread runs the function at once and alone"
+    )

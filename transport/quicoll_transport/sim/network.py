@@ -26,7 +26,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quicoll_transport.addresses import Address
 from quicoll_transport.errors import AddressError, ConfigurationError
 from quicoll_transport.faults import (
     BurstLoss,
@@ -46,6 +45,7 @@ from quicoll_transport.faults import (
 from quicoll_transport.udp import Trouble
 
 if TYPE_CHECKING:
+    from quicoll_transport.addresses import Address
     from quicoll_transport.sim.host import Host
     from quicoll_transport.sim.loop import HostLoop
     from quicoll_transport.sim.world import World
@@ -146,7 +146,7 @@ class Network:
     def set_conditions(
         self, conditions: Conditions, source: Iterable[str] | None = None, destination: Iterable[str] | None = None
     ) -> None:
-        """For the paths from each of `source` to each of `destination`, one way; without both, for all there will be."""
+        """For the paths from each of `source` to each of `destination`, one way; without both, for all."""
         if source is None and destination is None:
             self._default = conditions
             for key in self._paths:

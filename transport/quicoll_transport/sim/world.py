@@ -29,15 +29,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.sim.clock import HostClock
 from quicoll_transport.sim.confine import WALL_EPOCH_NS, collect, confined
 from quicoll_transport.sim.errors import Deadlock, Forbidden, OutOfTime, Spinning
 from quicoll_transport.sim.host import Host, HostState
-from quicoll_transport.sim.loop import HostLoop
 from quicoll_transport.sim.network import Network
+
+if TYPE_CHECKING:
+    from quicoll_transport.sim.loop import HostLoop
 
 __all__ = ["Recorder", "World"]
 
