@@ -4,6 +4,7 @@
                     step; where the workload knows it, that of a computation without any network
     one-decision    a step has one decision: the journal takes each number once, in order, and no rank hears of a vote
                     that another rank heard otherwise, nor of a commit that the journal does not hold
+    all-or-none     a step is committed with the votes of all members of its view, and applied by none without a commit
     durable         a commit that the journal has taken is in it after every restart; a rank's state never goes back
                     while its process lives, and a rank of an installed view never begins a step from an older state
                     than another rank of this view holds
@@ -54,6 +55,7 @@ GRACE_S = 1.0  # of the host's own clock: a deadline's own work, and the answer'
 INVARIANTS = (
     "same-bits",
     "one-decision",
+    "all-or-none",
     "durable",
     "quorum",
     "deadline",
@@ -79,6 +81,7 @@ class Checker:
         self.views: dict[int, View] = {}
         self.installed: View | None = None
         self._left: dict[str, None] = {}
+        self._votes: dict[tuple[int, int], dict[str, None]] = {}
         self._decisions: dict[tuple[int, int], tuple[bool, str]] = {}
         self._states: dict[tuple[int, int], tuple[bytes, str]] = {}  # by decision and step
         self.held: dict[str, tuple[int, int]] = {}  # by node: decision and step of the state of its living process
@@ -100,10 +103,18 @@ class Checker:
             if self.installed is None or record.view_id != self.installed.view_id:
                 self.break_("one-decision", f"step {record.step} was committed in view {record.view_id}, not the last")
             self.commits[record.step] = record.view_id, record.digest
+            self._look_at_votes(record)
         elif isinstance(record, InstalledView):
             self._install(record.view)
         elif isinstance(record, Left):
             self._left[record.node] = None
+
+    def _look_at_votes(self, record: Committed) -> None:
+        votes = self._votes.get((record.view_id, record.step), {})
+        view = self.views.get(record.view_id)
+        missing = [node for node in view.nodes if node not in votes] if view is not None else []
+        if missing:
+            self.break_("all-or-none", f"step {record.step} was committed without the vote of {', '.join(missing)}")
 
     def _install(self, view: View) -> None:
         before = self.installed
@@ -137,6 +148,10 @@ class Checker:
 
     # -- the ranks -----------------------------------------------------------------------------------------------
 
+    def voted(self, node: str, view_id: int, index: int) -> None:
+        """A rank is about to vote yes."""
+        self._votes.setdefault((view_id, index), {})[node] = None
+
     def decided(self, node: str, view_id: int, index: int, commit: bool) -> None:
         """A rank has heard the decision on its vote."""
         known = self._decisions.setdefault((view_id, index), (commit, node))
@@ -158,6 +173,8 @@ class Checker:
         if before is not None and (decision, step) < before:
             self.break_("durable", f"the state of {node} went back from {before} to {(decision, step)}", node=node)
         self.held[node] = decision, step
+        if decision and decision not in self.commits:
+            self.break_("all-or-none", f"{node} holds the state of step {decision}, which was not committed", node=node)
         if digest is None:
             return
         known = self._states.setdefault((decision, step), (digest, node))
@@ -225,6 +242,9 @@ class CheckedJob(Job):
         self._checker.began(self.node, self.view, step.number)
 
     async def _commit(self, step: Step, view_id: int) -> None:
+        opened = self._engine.open_step
+        if opened is not None:
+            self._checker.voted(self.node, view_id, opened[0])
         with within(self.config.hold_timeout, "a vote", machine=self._machine, checker=self._checker):
             await super()._commit(step, view_id)
 
