@@ -17,6 +17,12 @@ refused as it stands: no row is repaired, cut off or overwritten, so that a pers
 After a failed write the journal accepts nothing more. Whether the record is on the disk is known only to a process
 that opens it anew (Rebello et al. 2020, "Can Applications Recover from fsync Failures?", USENIX ATC); nobody was told,
 so either is right.
+
+But what the new process reads is in the page cache, and the disk may hold something else: the record of a failed fsync
+may be read and not be there, and a log that SQLite removed, without a sync of the directory, may come back with a
+record in it that was rolled back. Either way a power loss would change an answer that was given. So `open` settles it
+before it returns: it folds the log into the file, which writes and syncs every page of it once more, and begins a new
+log with a write that changes nothing, by which SQLite syncs the log's header, its emptiness and the directory.
 """
 
 from __future__ import annotations
@@ -143,6 +149,8 @@ class Journal:
                 journal._prepare(job)
             with _explained(path, otherwise="damaged"):
                 journal._history = journal._read(job)
+            with _explained(path):
+                journal._settle()
         except BaseException:
             database.close()
             raise
@@ -205,6 +213,12 @@ class Journal:
                 database.execute(f"PRAGMA user_version={_SCHEMA}")
                 self._put("job", job)
         self._identify()
+
+    def _settle(self) -> None:
+        """Make durable what was read, before anybody is told of it; see the head of this module."""
+        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with self._transaction():
+            self._database.execute(f"PRAGMA user_version={_SCHEMA}")
 
     def _is_empty(self) -> bool:
         """Whether the database has no table and no owner: then there is nothing in it to lose.
