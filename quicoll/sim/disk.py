@@ -19,9 +19,10 @@ same reason as KeyboardInterrupt: no code must go on after it.
 Faults (`arm`, `capacity`, `rot`)
 ---------------------------------
 WRITE_ERROR   EIO; the first sectors of the write may have been taken
-SYNC_ERROR    EIO; pending changes count as clean from then on, though only part of them reached the platter, while the
+SYNC_ERROR    EIO; pending writes count as clean from then on, though only part of them reached the platter, while the
               page cache keeps them all: no later sync writes them (ext4, XFS; Rebello et al. 2020, "Can Applications
               Recover from fsync Failures?", USENIX ATC). Until the power goes nobody can see which are missing.
+              Names stay pending: they are in the journal of the file system, which stops rather than forget them.
 DISK_FULL     ENOSPC once the files hold `capacity` bytes; the write is taken as far as it fits
 LOST_SYNC     a sync that returns and has done nothing: beyond the contract, no program can be right on such a disk
 BIT_ROT       a bit of a file flips on the platter: likewise
@@ -413,15 +414,12 @@ class SimDisk:
         self._finish(crash)
         if fault is DiskFault.LOST_SYNC:
             return
-        kept: list[_Rename] = []
-        for change in self._pending:
-            if change.folder != folder:
-                kept.append(change)
-            elif fault is None or self._rng.random() < 0.5:
-                change.apply(self._durable_tree)
-        self._pending = kept
         if fault is not None:
-            raise _error(errno.EIO, folder)
+            raise _error(errno.EIO, folder)  # names stay pending; see the head of this module
+        for change in self._pending:
+            if change.folder == folder:
+                change.apply(self._durable_tree)
+        self._pending = [change for change in self._pending if change.folder != folder]
 
     def _put(self, name: str, node: _Node) -> None:
         self._change(_Rename(posixpath.dirname(name), ((name, node),)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from quicoll.errors import CheckpointError, JournalError
 from quicoll.membership.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
 from quicoll.membership.journal import Journal
 from quicoll.membership.view import Member, View
-from quicoll.sim.disk import Halted, SimDisk
+from quicoll.sim.disk import DiskFault, Halted, SimDisk
 
 JOURNAL = Path("/data/journal.db")
 FOLDER = Path("/data/job/checkpoints")
@@ -83,9 +83,7 @@ def tensors(step: int) -> dict[str, checkpoint.Array]:
     return {"x": np.full(700, step, np.float32), "y": np.arange(step, dtype=np.int64)}
 
 
-def save_all(
-    disk: SimDisk, *, steps: int = 4, acknowledge: Callable[[int], None] = lambda step: None
-) -> tuple[int, BaseException | None]:
+def save_all(disk: SimDisk, *, steps: int = 4) -> tuple[int, BaseException | None]:
     """Save steps 1, 2, ... from after the newest. The newest step that is acknowledged, and what ended it."""
     done = 0
     try:
@@ -112,3 +110,18 @@ def checkpoint_operations() -> int:
     disk = new_disk(0)
     assert save_all(disk)[1] is None
     return disk.operations
+
+
+def trace(seed: int) -> str:
+    """A digest of all bytes after a run with every kind of fault, two of them at once, in the journal and beside it."""
+    digest = hashlib.blake2b()
+    for after in (3, 11, 20):
+        disk = new_disk(seed)
+        for fault in (DiskFault.WRITE_ERROR, DiskFault.SYNC_ERROR, DiskFault.LOST_SYNC, DiskFault.POWER_LOSS):
+            disk.arm(fault, after=after)
+            ended = [repr(append_all(disk)), repr(save_all(disk)) if not disk.is_down else ""]
+            disk.restart()
+            digest.update(repr((disk.rot(), ended, disk.files(), disk.injected, disk.operations)).encode())
+            disk.kill()
+            disk.restart()
+    return digest.hexdigest()
