@@ -31,11 +31,12 @@ from quicoll.config import Config
 from quicoll.coordinator import NODE, CoordinatorService, coordinator_config
 from quicoll.engine import Engine
 from quicoll.errors import LocalError, QuicollError
-from quicoll.membership.journal import MemoryJournal
+from quicoll.membership.journal import Journal
 from quicoll.observe import Event as Observed
 from quicoll.observe import Observers
 from quicoll.runtime import InlineRuntime
 from quicoll.sim import scenario
+from quicoll.sim.disk import DiskFault
 from quicoll.sim.errors import InvariantBroken, RunFailed
 from quicoll.sim.invariants import CheckedJob, CheckedStore, Checker, Reference
 from quicoll.sim.machine import Machine
@@ -61,6 +62,7 @@ Worker = Callable[..., Awaitable[Any]]
 
 _JOB = "sim"
 _PORT = 4433
+_JOURNAL = "/data/journal.sqlite"
 _LOOK_NS = 500_000_000  # between looks at the memory of all endpoints
 _CLOSE_NS = 60_000_000_000  # for the end of the coordinator
 
@@ -211,7 +213,6 @@ class Simulation:
             host = self._world.host(name)
             life = self._coordinate if name == COORDINATOR_HOST else self._work
             self._machines[name] = Machine(host, life, ended=self._process_ended)
-        self._stores: MemoryJournal = MemoryJournal()
         for name in names:
             self._machines[name].start()
 
@@ -229,7 +230,7 @@ class Simulation:
     async def _coordinate(self, machine: Machine) -> None:
         settings = self.settings
         loop = asyncio.get_running_loop()
-        store = CheckedStore(self._stores, self.checker)
+        store = CheckedStore(Journal.open(_JOURNAL, job=_JOB, connect=machine.disk.connect), self.checker)
         service = CoordinatorService(
             credentials=_credentials(settings.ranks)[Identity(_JOB, COORDINATOR, NODE)],
             io=SimulatedSocket(machine.loop, _PORT),
@@ -390,6 +391,8 @@ class Simulation:
                 host.leap(fault.ns)
             case scenario.StepWall():
                 host.clock.step_wall(fault.ns)
+            case scenario.Disk():
+                machine.fail_disk(fault.what)
             case scenario.Corrupt():
                 if machine.faults is None:
                     return False
@@ -416,6 +419,7 @@ class Simulation:
             machine.host.slow_ns = 0
             machine.host.set_drift(0)
             machine.disturbances += 1
+            machine.mend_disk()
             machine.start()
             machine.commits_at_heal = machine.commits
         world.after(round(self.settings.recovery * 1e9), self._look_for_progress, self._events_left)
@@ -482,6 +486,10 @@ class Simulation:
         injected = dict(self._injected)
         for kind, count in world.network.injected.items():
             injected[f"datagram_{kind}"] = count
+        for machine in self._machines.values():
+            for kind, count in machine.disk.injected.items():
+                if count and kind not in (DiskFault.POWER_LOSS, DiskFault.KILL):  # every end of a process is one
+                    injected[kind] = injected.get(kind, 0) + count
         workers = [machine for name, machine in self._machines.items() if name != COORDINATOR_HOST]
         return Outcome(
             seed=self.seed,

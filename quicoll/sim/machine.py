@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from quicoll.sim.disk import DiskFault, SimDisk
 from quicoll_transport.sim import HostState
 
 if TYPE_CHECKING:
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
     from quicoll_transport.sim import Host, HostLoop
 
 __all__ = ["Machine"]
+
+
+_DISK_FAULTS = {
+    "write": DiskFault.WRITE_ERROR,
+    "fsync": DiskFault.SYNC_ERROR,
+    "power": DiskFault.POWER_LOSS,
+    "kill": DiskFault.KILL,
+}
 
 
 class Machine:
@@ -27,6 +36,7 @@ class Machine:
         self, host: Host, life: Callable[[Machine], Coroutine[Any, Any, Any]], *, ended: Callable[[Machine], None]
     ) -> None:
         self.host = host
+        self.disk = SimDisk(host.world.rng(f"disk/{host.name}"), now_ns=lambda: host.world.now_ns)
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False
@@ -66,6 +76,7 @@ class Machine:
             return
         if self.host.state is HostState.OFF:
             self.host.power_on()
+        self.disk.restart()
         loop = self.host.start()
         self.disturbances += 1
         loop.call_soon(self._begin, loop)
@@ -98,6 +109,19 @@ class Machine:
             self.host.power_off()
         else:
             self.host.kill()
+        if not self.disk.is_down:
+            (self.disk.crash if power else self.disk.kill)()
+
+    def fail_disk(self, what: str) -> None:
+        """Let the disk fail: see scenario.Disk."""
+        if what == "full":
+            self.disk.capacity = sum(map(len, self.disk.files().values()))
+        else:
+            self.disk.arm(_DISK_FAULTS[what])
+
+    def mend_disk(self) -> None:
+        self.disk.disarm()
+        self.disk.capacity = None
 
     def leftovers(self) -> list[str]:
         """What a process that ended by itself has left behind."""

@@ -29,7 +29,7 @@ from quicoll.job import Job
 from quicoll.membership.ballot import Ballot, Outcome
 from quicoll.membership.coordinator import CoordinatorCore
 from quicoll.membership.history import Committed
-from quicoll.membership.journal import MemoryJournal
+from quicoll.membership.journal import Journal
 from quicoll.mesh import Mesh
 from quicoll.sim import Conditions, Settings, Simulation, workload
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
@@ -112,15 +112,15 @@ def one_rank_never_calls() -> Simulation:
 
 def out_and_a_power_failure() -> Simulation:
     async def worker(job: Job, sim: Simulation) -> None:
-        out = np.zeros(400_000, np.float32)
+        out = np.zeros(60_000, np.float32)
         job.register_state(lambda: {}, lambda state: None)
         while not sim.everyone_at(2):
             with contextlib.suppress(QuicollError):
                 async with job.step():
-                    await job.group.all_reduce(np.ones(400_000, np.float32), out=out, timeout=4.0)
+                    await job.group.all_reduce(np.full(60_000, sim.now, np.float32), out=out, timeout=4.0)
 
-    slow = Conditions(bytes_per_second=4_000_000)
-    sim = Simulation(worker, settings=Settings(conditions=slow, chunk_bytes=1 << 16, limit=120.0))
+    slow = Conditions(bytes_per_second=600_000)
+    sim = Simulation(worker, settings=Settings(conditions=slow, chunk_bytes=1 << 14, limit=120.0))
     sim.at(0.4).crash(2, power=True)
     sim.at(4.0).heal()
     return sim
@@ -156,13 +156,13 @@ def the_order_of_reduction_is_another(patch: Patch) -> None:
 
 
 def the_journal_forgets_commits(patch: Patch) -> None:
-    append = MemoryJournal.append
+    append = Journal.append
 
-    def forgetful(self: MemoryJournal, record: Any) -> None:
+    def forgetful(self: Journal, record: Any) -> None:
         if not isinstance(record, Committed):
             append(self, record)
 
-    patch.setattr(MemoryJournal, "append", forgetful)
+    patch.setattr(Journal, "append", forgetful)
 
 
 def commits_are_announced_but_not_recorded(patch: Patch) -> None:
