@@ -270,7 +270,7 @@ class Endpoint:
             self._due.arm()
 
     def _own(self, link: Link, work: Callable[..., object], *arguments: object) -> None:
-        """Run our own work for one link. What goes wrong there is our fault; it ends this link, by name, and no other."""
+        """Run our own work for one link. What goes wrong is our fault; it ends this link by name, and no other."""
         try:
             work(*arguments)
         except Exception as error:
