@@ -1,11 +1,11 @@
 """A whole cluster on a virtual clock, from one seed: the real code, networks that break, and checks that bite.
 
-    scenario    what breaks, as data, and the language to write it in
-    cluster     one run: coordinator, ranks, the user's own coroutine
-    machine     a node: host, disk, process
-    disk        files in memory that a crash treats as a disk does
-    invariants  what has to hold, checked during and after every run
-    workload    what runs where the user gives nothing
+scenario    what breaks, as data, and the language to write it in
+cluster     one run: coordinator, ranks, the user's own coroutine
+machine     a node: host, disk, process
+disk        files in memory that a crash treats as a disk does
+invariants  what has to hold, checked during and after every run
+workload    what runs where the user gives nothing
 """
 
 from quicoll.sim.cluster import Outcome, Settings, Simulation

@@ -36,7 +36,7 @@ from quicoll.observe import Event as Observed
 from quicoll.observe import Observers
 from quicoll.runtime import InlineRuntime
 from quicoll.sim import scenario
-from quicoll.sim.disk import DiskFault
+from quicoll.sim.disk import DiskFault, SimDisk
 from quicoll.sim.errors import InvariantBroken, RunFailed
 from quicoll.sim.invariants import CheckedJob, CheckedStore, Checker, Reference
 from quicoll.sim.machine import Machine
@@ -179,6 +179,10 @@ class Simulation:
             if name != COORDINATOR_HOST
         )
 
+    def disk(self, job: Job) -> SimDisk:
+        """The disk of the job's node, for `checkpoint.save(..., disk=sim.disk(job))`. It outlives processes."""
+        return self._machines[job.node].disk
+
     # -- running -------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
@@ -212,7 +216,7 @@ class Simulation:
         for name in names:
             host = self._world.host(name)
             life = self._coordinate if name == COORDINATOR_HOST else self._work
-            self._machines[name] = Machine(host, life, ended=self._process_ended)
+            self._machines[name] = Machine(host, life, ended=self._process_ended, was_cut_off=self._cut_off)
         for name in names:
             self._machines[name].start()
 
@@ -324,6 +328,12 @@ class Simulation:
         self.checker.ended(node)
         if error is not None:
             self._world.after(round(self.settings.restart_after * 1e9), self._start_again, machine)
+
+    def _cut_off(self, machine: Machine) -> None:
+        """A process was ended in the middle of writing. Like a pod, it comes back."""
+        self._world.note("cut_off", machine.name, "while it wrote to its disk")
+        self.checker.ended(machine.name)
+        self._world.after(round(self.settings.restart_after * 1e9), self._start_again, machine)
 
     def _start_again(self, machine: Machine) -> None:
         if not machine.stays_down and not machine.runs:

@@ -166,6 +166,7 @@ class SimDisk:
     rng: all chance. now_ns: the clock. directories: there from the beginning, durably, with all above them.
     capacity: bytes that its files may hold together; None is no limit. Change it at any time.
     operations: writes, syncs and changes of names so far; `arm` counts by them.
+    on_down: called when an armed crash has come, before the operation that it cut off raises Halted.
     injected: by value of DiskFault, how often each struck; "disk_torn_write", "disk_lost_write": of a crash.
     """
 
@@ -179,6 +180,7 @@ class SimDisk:
     ) -> None:
         self.capacity = capacity
         self.operations = 0
+        self.on_down: Callable[[DiskFault], None] | None = None
         self.injected = dict.fromkeys([*(fault.value for fault in DiskFault), "disk_torn_write", "disk_lost_write"], 0)
         self._rng = rng
         # What SQLite draws depends on its version; that must not move the faults that a seed stands for.
@@ -371,6 +373,8 @@ class SimDisk:
             self.kill()
         else:
             self.crash()
+        if self.on_down is not None:
+            self.on_down(crash)
         raise Halted("the process was ended in the middle of an operation of the disk")
 
     def _write(self, file: _File, offset: int, data: bytes) -> None:

@@ -26,14 +26,20 @@ _DISK_FAULTS = {
 
 
 class Machine:
-    """life(machine): the process, a coroutine made anew for every start.
+    """life(machine): the process, a coroutine made anew for every start. ended: it has ended by itself.
+    was_cut_off: the disk has ended it.
 
     done: the process ended by itself and well; it is not started again. commits: steps that its processes applied.
     disturbances: how often its time was interfered with; disturbed: it is so now. endpoint, faults: of the process.
     """
 
     def __init__(
-        self, host: Host, life: Callable[[Machine], Coroutine[Any, Any, Any]], *, ended: Callable[[Machine], None]
+        self,
+        host: Host,
+        life: Callable[[Machine], Coroutine[Any, Any, Any]],
+        *,
+        ended: Callable[[Machine], None],
+        was_cut_off: Callable[[Machine], None],
     ) -> None:
         self.host = host
         self.disk = SimDisk(host.world.rng(f"disk/{host.name}"), now_ns=lambda: host.world.now_ns)
@@ -46,8 +52,10 @@ class Machine:
         self.stays_down = False  # it was crashed by a fault, and waits for a restart
         self.endpoint: Endpoint | None = None
         self.faults: Faults | None = None
+        self.disk.on_down = self._cut_off
         self._life = life
         self._ended = ended
+        self._was_cut_off = was_cut_off
         self._task: asyncio.Task[Any] | None = None
 
     @property
@@ -111,6 +119,11 @@ class Machine:
             self.host.kill()
         if not self.disk.is_down:
             (self.disk.crash if power else self.disk.kill)()
+
+    def _cut_off(self, crash: DiskFault) -> None:
+        """In the middle of an operation of the disk; what called it hears Halted, and nothing of it runs any more."""
+        self.end(power=crash is DiskFault.POWER_LOSS)
+        self._was_cut_off(self)
 
     def fail_disk(self, what: str) -> None:
         """Let the disk fail: see scenario.Disk."""

@@ -230,8 +230,8 @@ class Corrupt:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The node's disk fails at its next `what`: "write" (EIO) or "fsync" (EIO); it is "full" from now on (ENOSPC); or the
-    next operation is cut off in its middle, because the "power" goes or the process gets a "kill".
+    """The node's disk fails at its next `what`: "write" (EIO) or "fsync" (EIO); it is "full" from now on (ENOSPC); or
+    the next operation is cut off in its middle, because the "power" goes or the process gets a "kill".
     """
 
     node: str

@@ -9,21 +9,28 @@ number of ranks and however often a step was tried: `Reference` computes it with
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quicoll.errors import LocalError, QuicollError
+from quicoll import checkpoint
+from quicoll.errors import CheckpointError, LocalError, QuicollError
 from quicoll.sim.invariants import state_digest
 
 if TYPE_CHECKING:
     from quicoll.job import Job
 
+if TYPE_CHECKING:
+    from quicoll.disk import Disk
+
 __all__ = ["COMPUTE_S", "ELEMENTS", "SHARDS", "Reference", "worker"]
 
 SHARDS = 8
 ELEMENTS = 777  # odd, so that shares and chunks are uneven
+CHECKPOINTS = "/data/checkpoints"
+CHECKPOINT_EVERY = 3
 COMPUTE_S = 0.05  # of simulated time in each step, so that faults fall between and into collectives
 
 
@@ -63,10 +70,21 @@ def _state(vector: Any, count: int) -> dict[str, Any]:
     return {"vector": vector, "count": np.array([count], np.int64)}
 
 
-async def worker(job: Job, done: Callable[[], bool]) -> int:
-    """Do steps until `done()`; the number of the last one. An aborted step is tried again."""
+async def worker(job: Job, done: Callable[[], bool], *, disk: Disk | None = None) -> int:
+    """Do steps until `done()`; the number of the last one. An aborted step is tried again.
+
+    disk: where a checkpoint is kept of every CHECKPOINT_EVERY-th step, and found again by the next process; None keeps
+    none. A disk that fails costs the checkpoint, not the step.
+    """
     vector = np.zeros(ELEMENTS, np.float32)
     count = 0
+    found = None
+    if disk is not None:
+        with contextlib.suppress(CheckpointError):
+            found = checkpoint.latest(CHECKPOINTS, disk=disk)
+    if found is not None:
+        vector, count = found.tensors["vector"], found.step
+        job.resume_from(found.step)
 
     def save() -> dict[str, Any]:
         return _state(vector.copy(), count)
@@ -95,4 +113,8 @@ async def worker(job: Job, done: Callable[[], bool]) -> int:
         except QuicollError as error:
             if isinstance(error, LocalError):
                 raise
+            continue
+        if disk is not None and count % CHECKPOINT_EVERY == 0:
+            with contextlib.suppress(CheckpointError):
+                checkpoint.save(CHECKPOINTS, step=count, tensors=save(), disk=disk)
     return job.committed_step
