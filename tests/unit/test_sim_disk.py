@@ -1,7 +1,7 @@
 """The simulated disk: honest about crashes, the same for the same seed, and what the real journal does on it.
 
-The sweeps end a run at each of its disk operations in turn. QUICOLL_DISK_SEEDS, 2 by default, is how many seeds each
-takes; 100 of them are a quarter of an hour.
+The sweeps end a run at each of its disk operations in turn. QUICOLL_DISK_SEEDS, 5 by default, is how many seeds each
+takes; 60 of them take five minutes.
 """
 
 from __future__ import annotations
