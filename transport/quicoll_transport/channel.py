@@ -22,7 +22,7 @@ from .errors import ConfigurationError, DeadlineExceeded, TransportError
 if TYPE_CHECKING:
     from .endpoint.links import Link
     from .endpoint.transfer import Transfer
-    from .inbox import Posted
+    from .posted import Posted
 
 __all__ = ["Channel"]
 
