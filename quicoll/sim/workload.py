@@ -76,7 +76,7 @@ async def worker(job: Job, done: Callable[[], bool], *, disk: Disk | None = None
     disk: where a checkpoint is kept of every CHECKPOINT_EVERY-th step, and found again by the next process; None keeps
     none. A disk that fails costs the checkpoint, not the step.
     """
-    vector = np.zeros(ELEMENTS, np.float32)
+    vector: Any = np.zeros(ELEMENTS, np.float32)
     count = 0
     found = None
     if disk is not None:
