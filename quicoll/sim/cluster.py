@@ -37,9 +37,9 @@ from quicoll.observe import Observers
 from quicoll.runtime import InlineRuntime
 from quicoll.sim import events as scenario
 from quicoll.sim.errors import InvariantBroken, RunFailed
+from quicoll.sim.events import COORDINATOR_HOST, Event, Fault, Schedule, node_name
 from quicoll.sim.invariants import CheckedJob, CheckedStore, Checker, Reference
 from quicoll.sim.machine import Machine
-from quicoll.sim.events import COORDINATOR_HOST, Event, Fault, Schedule, node_name
 from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.faults import PayloadCorrupt
