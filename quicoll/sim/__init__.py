@@ -1,6 +1,6 @@
 """A whole cluster on a virtual clock, from one seed: the real code, networks that break, and checks that bite.
 
-scenario    what breaks, as data, and the language to write it in
+events      what breaks, as data, and the language to write it in
 cluster     one run: coordinator, ranks, the user's own coroutine
 machine     a node: host, disk, process
 disk        files in memory that a crash treats as a disk does
@@ -10,7 +10,7 @@ workload    what runs where the user gives nothing
 
 from quicoll.sim.cluster import Outcome, Settings, Simulation
 from quicoll.sim.errors import InvariantBroken, RunFailed
-from quicoll.sim.scenario import Event, Schedule
+from quicoll.sim.events import Event, Schedule
 from quicoll_transport.sim import Conditions
 
 __all__ = ["Conditions", "Event", "InvariantBroken", "Outcome", "RunFailed", "Schedule", "Settings", "Simulation"]

@@ -35,12 +35,12 @@ from quicoll.membership.journal import Journal
 from quicoll.observe import Event as Observed
 from quicoll.observe import Observers
 from quicoll.runtime import InlineRuntime
-from quicoll.sim import scenario
+from quicoll.sim import events as scenario
 from quicoll.sim.disk import DiskFault, SimDisk
 from quicoll.sim.errors import InvariantBroken, RunFailed
+from quicoll.sim.events import COORDINATOR_HOST, Event, Fault, Schedule, node_name
 from quicoll.sim.invariants import CheckedJob, CheckedStore, Checker, Reference
 from quicoll.sim.machine import Machine
-from quicoll.sim.scenario import COORDINATOR_HOST, Event, Fault, Schedule, node_name
 from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.faults import PayloadCorrupt
@@ -55,6 +55,7 @@ from quicoll_transport.sim import (
 
 if TYPE_CHECKING:
     from quicoll.job import Job
+    from quicoll_transport.sim import Recorder
 
 __all__ = ["Outcome", "Settings", "Simulation", "Worker"]
 
@@ -123,7 +124,8 @@ class Simulation:
 
     worker: a coroutine function, called on every rank with the job it has joined (`async def worker(job)`), and with
     the simulation as well if it takes two arguments. What it raises, other than quicoll's errors, fails the run.
-    reference: the digest of the registered state after a step, where it is known beforehand.
+    reference: the digest of the registered state after a step, where it is known beforehand. recorder: is told of
+    everything that happens (quicoll.sim.trace has one).
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class Simulation:
         settings: Settings | None = None,
         events: tuple[Event, ...] = (),
         reference: Reference | None = None,
-        recorder: Callable[[int, str, str, str], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.seed = seed
         self.settings = settings or Settings()
@@ -309,7 +311,7 @@ class Simulation:
 
     def _observed(self, machine: Machine, event: Observed) -> None:
         fields = " ".join(f"{name}={value}" for name, value in event.fields.items())
-        self._world.note(event.kind, machine.name, fields)
+        self._world.note(event.kind, machine.name, fields, detail=event.fields)
         if machine.name == COORDINATOR_HOST and event.kind == "step_aborted":
             self._aborted += 1
 
@@ -337,7 +339,6 @@ class Simulation:
 
     def _start_again(self, machine: Machine) -> None:
         if not machine.stays_down and not machine.runs:
-            self._world.note("process_started", machine.name, "")
             machine.start()
 
     # -- faults --------------------------------------------------------------------------------------------------
@@ -346,9 +347,11 @@ class Simulation:
         self._events_left -= 1
         fault = event.fault
         kind = type(fault).__name__.lower()
-        self._world.note("fault", "sim", fault.source())
+        self._world.note("fault", "sim", fault.source(), detail=fault)
         if self._carry_out(fault):
             self._injected[kind] = self._injected.get(kind, 0) + 1
+        else:
+            self._world.note("fault_void", "sim", fault.source(), detail=fault)
 
     def _carry_out(self, fault: Fault) -> bool:
         """Whether it could be done: a process that is gone cannot be paused."""

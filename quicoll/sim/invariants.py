@@ -240,6 +240,7 @@ class CheckedJob(Job):
         with within(limit, "the entry of a step", machine=self._machine, checker=self._checker):
             await super()._enter(step)
         self._checker.began(self.node, self.view, step.number)
+        self._machine.note("step_began", step=step.number, view=self.view.view_id)
 
     async def _commit(self, step: Step, view_id: int) -> None:
         opened = self._engine.open_step
@@ -277,6 +278,7 @@ def _checked(name: str) -> Callable[..., Awaitable[Any]]:
         inputs = _bits(args)
         target = _bits((out,))
         fine = False
+        self._machine.note("collective_began", op=name)
         try:
             with within(limit, name, machine=self._machine, checker=self._checker):
                 result = await inner(self, *args, **settings)
@@ -284,6 +286,7 @@ def _checked(name: str) -> Callable[..., Awaitable[Any]]:
             return result
         finally:
             node = self._machine.host.name
+            self._machine.note("collective_ended", op=name, fine=fine)
             if not (fine and out is not None) and _bits(args) != inputs:  # out may be the input, if it succeeded
                 self._checker.break_("untouched", f"{name} changed its input", node=node)
             if not fine and _bits((out,)) != target:

@@ -136,6 +136,12 @@ class Machine:
         self.disk.disarm()
         self.disk.capacity = None
 
+    def note(self, kind: str, **fields: Any) -> None:
+        """Into the trace: something that the process does, unless it is gone (its remains run at the very end)."""
+        if self.host.loop is not None:
+            what = " ".join(f"{name}={value}" for name, value in fields.items())
+            self.host.world.note(kind, self.name, what, detail=fields)
+
     def leftovers(self) -> list[str]:
         """What a process that ended by itself has left behind."""
         loop = self.host.loop

@@ -48,7 +48,7 @@ _TURNS = 1_000_000  # callbacks without time passing; honest work needs thousand
 _COLLECT = 200_000  # callbacks between collections of garbage
 _SWEEP = 4096  # cancelled timers that are carried before they are looked for
 
-Recorder = Callable[[int, str, str, str], None]  # true time in ns, kind, who, what
+Recorder = Callable[[int, str, str, Any], None]  # true time since the beginning in ns, kind, who, what (see `note`)
 
 
 class World:
@@ -122,15 +122,16 @@ class World:
         """Of everything that was noted so far, in hex."""
         return self._digest.hexdigest()
 
-    def note(self, kind: str, who: str, what: str, data: bytes = b"") -> None:
-        """Something happened: part of the trace."""
+    def note(self, kind: str, who: str, what: str, data: bytes = b"", *, detail: object = None) -> None:
+        """Something happened: part of the trace. detail: what the recorder is told instead of `what`, if it is there;
+        `what` and `data` alone make the digest, so a recorder changes nothing."""
         self._events += 1
         head = f"{self.now_ns}|{kind}|{who}|{what}|{len(data)}\n"
         self._digest.update(head.encode())
         if data:
             self._digest.update(data)
         if self.recorder is not None:
-            self.recorder(self.now_ns, kind, who, what)
+            self.recorder(self.elapsed_ns, kind, who, what if detail is None else detail)
 
     def failed(self, host: Host, text: str) -> None:
         """Code on a host failed where nobody waits for it."""
@@ -307,7 +308,8 @@ class World:
             self._confined.__exit__(*exc)
 
     def close(self) -> None:
-        """End every process and close what it left."""
+        """End every process and close what it left. The run is over: nothing of this is recorded."""
+        self.recorder = None
         for name in self.hosts:
             host = self.hosts[name]
             if host.state is not HostState.OFF:
