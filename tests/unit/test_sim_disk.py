@@ -39,7 +39,7 @@ from quicoll import checkpoint
 from quicoll.disk import Disk, OsDisk
 from quicoll.errors import CheckpointError, JournalError, LocalError
 from quicoll.membership.journal import Journal
-from quicoll.sim import disk as sim_disk
+from quicoll.sim import vfs
 from quicoll.sim.disk import SECTOR, DiskFault, Halted, SimConnection, SimDisk
 
 SEEDS = range(int(os.environ.get("QUICOLL_DISK_SEEDS", "5")))
@@ -394,7 +394,7 @@ def test_sqlite_takes_time_and_chance_from_the_simulation() -> None:
 
 
 def test_without_apsw_a_connection_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sim_disk, "apsw", None)
+    monkeypatch.setattr(vfs, "apsw", None)
     disk = new_disk(1)
     durable(disk, A, b"files work without it")
     with pytest.raises(LocalError, match=r"quicoll\[sim\]"):
