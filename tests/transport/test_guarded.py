@@ -223,7 +223,7 @@ def test_a_node_that_was_here_before_comes_back_at_once_in_the_middle_of_a_flood
     forge = Forge()
 
     async def test(world: World) -> None:
-        for number in range(700):
+        for number in range(50):
             world.net.inject(forge.answered(world, source(number)), source(number), HOST)
         await asyncio.sleep(0.001)
         assert not world.host._door.handshake(source(5000), world.host.now_ns()), "for strangers there is nothing left"
@@ -233,8 +233,12 @@ def test_a_node_that_was_here_before_comes_back_at_once_in_the_middle_of_a_flood
         await world.ours.wait_up()
         assert world.loop.now - began < 0.1
         await world.works(connections=2)
+        late = world.loop.create_task(world.join(world.open("d", NEWCOMER)))
+        await asyncio.sleep(0.1)
+        assert not late.done(), "whoever was never here has to wait"
+        await late
 
-    run(test)
+    run(test, guard=GuardConfig(handshakes=1, handshake_burst=20))
 
 
 def test_one_source_gets_its_share_of_handshakes_only(run: Run) -> None:
