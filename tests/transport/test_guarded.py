@@ -17,7 +17,7 @@ from aioquic._buffer import Buffer
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicProtocolVersion
 from quicoll_fuzz.hostile import Hostile, Tally
-from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop
+from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import ConfigurationError
@@ -107,13 +107,11 @@ class World:
 
 
 @pytest.fixture
-def run(credentials_of: CredentialsOf) -> Run:
+def run(credentials_of: CredentialsOf, request: pytest.FixtureRequest) -> Run:
     """run(test, **settings of the host): the test in a world on a virtual clock."""
 
     def run(test: Callable[[World], Coroutine[Any, Any, None]], **settings: Any) -> None:
-        loop = VirtualLoop()
-
-        async def main() -> None:
+        async def main(loop: VirtualLoop) -> None:
             world = World(loop, credentials_of, settings)
             try:
                 async with asyncio.timeout(1000):
@@ -123,10 +121,7 @@ def run(credentials_of: CredentialsOf) -> Run:
                 for endpoint in reversed(world.endpoints):
                     await endpoint.aclose()
 
-        try:
-            loop.run_until_complete(main())
-        finally:
-            loop.close()
+        run_virtually(main, seed=request.node.name)
 
     return run
 

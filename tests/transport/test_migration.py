@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop
+from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, Transfer
 from quicoll_transport.frames import TAG_SIZE
@@ -72,13 +72,11 @@ class World:
 
 
 @pytest.fixture
-def run(credentials_of: CredentialsOf) -> Run:
+def run(credentials_of: CredentialsOf, request: pytest.FixtureRequest) -> Run:
     """run(test): the test in a world on a virtual clock."""
 
     def run(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-        loop = VirtualLoop()
-
-        async def main() -> None:
+        async def main(loop: VirtualLoop) -> None:
             world = World(loop, credentials_of)
             try:
                 async with asyncio.timeout(300):
@@ -87,10 +85,7 @@ def run(credentials_of: CredentialsOf) -> Run:
                 await world.client.aclose()
                 await world.server.aclose()
 
-        try:
-            loop.run_until_complete(main())
-        finally:
-            loop.close()
+        run_virtually(main, seed=request.node.name)
 
     return run
 

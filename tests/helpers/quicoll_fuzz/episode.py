@@ -29,11 +29,11 @@ from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, Transfer
 from quicoll_transport.errors import TransportError
 from quicoll_transport.frames import MAX_CONTROL, TAG_SIZE
 from quicoll_transport.identity import WORKER, Credentials, Identity
-from quicoll_transport.quic import Address, check_foundation
+from quicoll_transport.quic import Address
 
 from .hostile import TAGS, Hostile, Tally
 from .mutate import mutate_datagram
-from .virtual import MemoryIO, Net, VirtualLoop, seeded_chance
+from .virtual import MemoryIO, Net, Stuck, VirtualLoop, run_virtually, seeded_chance
 
 __all__ = ["GROWTH", "Finding", "run_episode"]
 
@@ -56,7 +56,6 @@ class Finding(AssertionError):
 
 def _credentials(node: str, authority: str = "ours") -> Credentials:
     if not _made:
-        check_foundation()  # once per process, outside of any episode's chance
         with seeded_chance("credentials"):
             for name in ("ours", "theirs"):
                 _made[name] = ephemeral("fuzz", [(WORKER, node) for node in ("a", "b", "d")])
@@ -494,16 +493,17 @@ def run_episode(seed: int, number: int, size: int, tally: Tally, *, trace: bool 
     """Throw at least `size` inputs at a fresh world; bytes of growth (0 when not traced). Raises Finding."""
     name = f"{seed}/{number}"
     _credentials("a")
-    loop = VirtualLoop()
-    asyncio.set_event_loop(loop)
+    made: list[Episode] = []
+
+    async def main(loop: VirtualLoop) -> None:
+        made.append(Episode(loop, name, size, tally, trace=trace))
+        await made[0].main()
+
     try:
-        with seeded_chance(name):
-            episode = Episode(loop, name, size, tally, trace=trace)
-            loop.task = loop.create_task(episode.main())
-            try:
-                loop.run_until_complete(loop.task)
-            except asyncio.CancelledError:
-                raise Finding(f"after {episode._step}: {loop.stuck}") from None
+        try:
+            run_virtually(main, seed=name)
+        except Stuck as stuck:
+            raise Finding(f"after {made[0]._step}: {stuck}") from None
     except Finding as found:
         traced = " --trace-every 1" if trace else ""
         again = (
@@ -513,6 +513,4 @@ def run_episode(seed: int, number: int, size: int, tally: Tally, *, trace: bool 
     finally:
         if tracemalloc.is_tracing() and trace:
             tracemalloc.stop()
-        asyncio.set_event_loop(None)
-        loop.close()
-    return episode.growth
+    return made[0].growth

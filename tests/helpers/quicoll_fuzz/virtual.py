@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import selectors
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import x25519
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from quicoll_transport import authority
-from quicoll_transport.quic import Address
+from quicoll_transport.quic import Address, check_foundation
 
-__all__ = ["MemoryIO", "Net", "VirtualLoop", "seeded_chance"]
+__all__ = ["MemoryIO", "Net", "Stuck", "VirtualLoop", "run_virtually", "seeded_chance"]
 
 Receive = Callable[[list[tuple[bytes, Address]]], None]
 # What becomes of a datagram: (data, source, destination) -> what is delivered, each with a delay in seconds more.
@@ -26,6 +26,10 @@ Tap = Callable[[bytes, Address, Address], list[tuple[float, bytes, Address]]]
 
 LATENCY = 0.0005
 _TURNS = 20_000  # of the loop; in so many an honest run gets far
+
+
+class Stuck(Exception):
+    """The loop gave its task up: it turned without end, or waited for what cannot come."""
 
 
 class _JumpingSelector(selectors.SelectSelector):
@@ -164,3 +168,20 @@ def seeded_chance(seed: str) -> Iterator[None]:
         yield
     finally:
         os.urandom, tls.x25519, authority._new_key = kept  # type: ignore[attr-defined]
+
+
+def run_virtually(main: Callable[[VirtualLoop], Coroutine[Any, Any, None]], *, seed: str) -> None:
+    """Run `main` to its end in virtual time, with chance from `seed`. Raises Stuck."""
+    check_foundation()  # once per process, outside of any run's chance
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        with seeded_chance(seed):
+            loop.task = loop.create_task(main(loop))
+            try:
+                loop.run_until_complete(loop.task)
+            except asyncio.CancelledError:
+                raise Stuck(loop.stuck) from None
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
