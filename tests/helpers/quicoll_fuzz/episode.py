@@ -22,18 +22,20 @@ import tracemalloc
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, Transfer
 from quicoll_transport.errors import TransportError
 from quicoll_transport.frames import MAX_CONTROL, TAG_SIZE
 from quicoll_transport.identity import WORKER, Credentials, Identity
-from quicoll_transport.quic import Address
 
 from .hostile import TAGS, Hostile, Tally
 from .mutate import mutate_datagram
 from .virtual import MemoryIO, Net, Stuck, VirtualLoop, run_virtually, seeded_chance
+
+if TYPE_CHECKING:
+    from quicoll_transport.quic import Address
 
 __all__ = ["GROWTH", "Finding", "run_episode"]
 
