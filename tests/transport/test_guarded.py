@@ -19,15 +19,16 @@ from aioquic.quic.packet import QuicProtocolVersion
 from quicoll_fuzz.hostile import Hostile, Tally
 from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually
 
+from quicoll_transport import outbox, quic
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
-from quicoll_transport.errors import ConfigurationError
-from quicoll_transport.frames import TAG_SIZE, Header, Ping, encode_control
+from quicoll_transport.errors import ConfigurationError, DeadlineExceeded, MessageRefused
+from quicoll_transport.frames import HEADER_SIZE, TAG_SIZE, Header, Ping, Pong, encode_control
 from quicoll_transport.guard import GuardConfig, PaceConfig
 from quicoll_transport.observe import ConnectionDown, TransportEvent
 from quicoll_transport.quic import CLOSE_PROTOCOL, Session, SessionConfig
 
 if TYPE_CHECKING:
-    from quicoll_transport.identity import Credentials
+    from quicoll_transport.identity import Credentials, Identity
     from quicoll_transport.quic import Address
 
 MS = 1_000_000
@@ -86,11 +87,11 @@ class World:
         assert memory == data
         assert self.ours.stats.connections == connections
 
-    async def enemy(self) -> Hostile:
+    async def enemy(self, *, config: SessionConfig | None = None) -> Hostile:
         """A member that is past its Hello and says whatever the test wants."""
         made = Hostile(
             net=self.net, address=ENEMY, target=HOST, credentials=self.credentials_of("d"), trust=b"", tally=Tally(),
-            rng=random.Random(1), lies="nothing", identity=(1, 1),
+            rng=random.Random(1), lies="nothing", identity=(1, 1), config=config,
         )  # fmt: skip
         await asyncio.sleep(0.02)
         made.hello()
@@ -170,6 +171,15 @@ class Forge:
             now=world.loop.now,
         )
         return self.initial(cid, token)
+
+
+def enemy_identity(world: World) -> Identity:
+    return world.credentials_of("d").identity
+
+
+def session_of(link: Link) -> Any:
+    assert link.connection is not None
+    return link.connection.session
 
 
 def source(number: int) -> Address:
@@ -408,6 +418,86 @@ def test_a_header_or_a_word_that_comes_byte_by_byte_is_waited_for_until_its_dead
         assert code == CLOSE_PROTOCOL
         assert "took more than 30 s" in reason if what == "header" else reason == "a control message takes too long"
         assert 30 <= world.loop.now - began < 33
+        await world.works()
+
+    run(test)
+
+
+def deaf(enemy: Hostile, kind: str) -> None:
+    """From now on it reads nothing, though it lives: heartbeats of its own keep its link up."""
+    quic = enemy.quic
+    if kind == "acknowledges nothing":
+        quic._write_ack_frame = lambda **_: None
+    else:  # grants nothing: the windows that it has opened stay as they are
+        quic._write_connection_limits = quic._write_stream_limits = lambda **_: None
+
+
+def talk(link: Link) -> None:
+    while True:
+        link.send_app(bytes(10_000))
+
+
+@pytest.mark.parametrize("kind", ["acknowledges nothing", "grants nothing"])
+def test_a_member_that_never_reads_costs_bounded_memory_and_no_wait_without_an_end(run: Run, kind: str) -> None:
+    """It goes on talking, so it is not lost; what is sent to it ends by the sender's deadlines."""
+
+    async def test(world: World) -> None:
+        enemy = await world.enemy(config=SessionConfig(datagram_bytes=1400, window_bytes=1 << 16))
+        deaf(enemy, kind)
+        link = world.host.links[enemy_identity(world)]
+        streams = session_of(link)._quic._streams
+        data = bytearray(8 << 20)
+        parts = [memoryview(data)[: 100_000 if n < 8 else None] for n in range(12)]  # sent at once, and offered
+        sent = [link.send(bytes([n]) * TAG_SIZE, part) for n, part in enumerate(parts)]
+        del parts
+        with pytest.raises(MessageRefused, match="application messages"):
+            talk(link)
+        held = 0
+        for second in range(120):
+            for _ in range(10):
+                enemy.session.send_control(encode_control(Ping(second)))
+                enemy.timer()
+                await asyncio.sleep(0.1)
+            held = max(held, sum(len(stream.sender._buffer) for stream in streams.values()))
+            await world.works()
+        assert not link.ended
+        words = outbox._MAX_APP_BYTES + 16 * len(link.core._outbox._app)
+        payloads = quic._FEED_FLOOR + quic._FEED_BYTES + 8 * HEADER_SIZE
+        answers = 1200 * len(encode_control(Pong(1 << 62)))  # to its heartbeats; with our own, which are fewer
+        assert outbox._MAX_APP_BYTES * 0.99 < held <= words + payloads + 2 * answers
+        for transfer in sent:
+            with pytest.raises(DeadlineExceeded, match=r"with worker/d|worker/d"):
+                await transfer.within(1.0, what="a message to somebody who reads nothing")
+        data.append(1)  # nobody looks at the memory any more: it can be resized
+        assert world.downs() == []
+        await world.works()
+
+    run(test)
+
+
+def test_a_member_that_drips_a_payload_holds_what_it_names_within_the_credit_and_nobody_waits_for_it(run: Run) -> None:
+    async def test(world: World) -> None:
+        enemy = await world.enemy()
+        link = world.host.links[enemy_identity(world)]
+        stream = enemy.quic.get_next_available_stream_id(is_unidirectional=True)
+        enemy.quic.send_stream_data(stream, Header(bytes(TAG_SIZE), 0, 1 << 20, 0).encode())
+        memory = bytearray(1 << 20)
+        wanted = link.post(bytes(TAG_SIZE), memoryview(memory))
+        for _ in range(100):
+            enemy.quic.send_stream_data(stream, b"q")
+            enemy.timer()
+            await asyncio.sleep(1)
+            await world.works()
+        assert memory[:100] == 100 * b"q"
+        with pytest.raises(DeadlineExceeded):
+            await wanted.within(1.0, what="a message that drips")
+        enemy.quic.send_stream_data(stream, b"late")
+        enemy.timer()
+        await asyncio.sleep(1)
+        memory.append(1)
+        assert memory[100:104] == bytes(4)
+        assert link.stats.held_bytes == 0
+        assert enemy.alive
         await world.works()
 
     run(test)

@@ -77,6 +77,7 @@ class Hostile:
         rng: random.Random,
         lies: str,
         identity: tuple[int, int],
+        config: SessionConfig | None = None,
     ) -> None:
         self.net = net
         self.address = address
@@ -94,7 +95,7 @@ class Hostile:
         self._next_app = 0
         self._next_sequence = 0
         tally.connections += 1
-        config = SessionConfig(datagram_bytes=1400)
+        config = config or SessionConfig(datagram_bytes=1400)
         self.session = Session.client(credentials=credentials, config=config, address=target, now_ns=self._now())
         self.quic: Any = self.session._quic
         if credentials is None:  # without a certificate, but willing to trust the server
