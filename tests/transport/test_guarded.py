@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import os
 import random
+import tracemalloc
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +33,8 @@ from quicoll_transport.quic import CLOSE_PROTOCOL, Session, SessionConfig
 if TYPE_CHECKING:
     from quicoll_transport.identity import Credentials, Identity
     from quicoll_transport.quic import Address
+
+log = logging.getLogger("quicoll.tests")
 
 MS = 1_000_000
 HOST, HONEST, NEWCOMER, ENEMY = ("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.3", 1), ("10.6.6.6", 6)
@@ -222,6 +227,42 @@ def test_ten_thousand_half_open_handshakes_neither_stop_the_honest_link_nor_keep
         assert door.remembered <= 4096 + 2
 
     run(test)
+
+
+def test_half_open_handshakes_take_bounded_memory_and_expire(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """Traced: what EndpointConfig says of a place holds. --log-cli-level=INFO shows the figures."""
+    forge, places = Forge(), 64
+    caplog.set_level(logging.WARNING, logger="quicoll.transport")  # what was logged is kept by whoever runs this
+    caplog.set_level(logging.WARNING, logger="quic")
+
+    async def test(world: World) -> None:
+        await world.works()
+        datagrams = [(forge.answered(world, source(n)), source(n)) for n in range(400)]
+        tracemalloc.start()
+        try:
+            for start in range(0, 400, 50):
+                for data, address in datagrams[start : start + 50]:
+                    world.net.inject(data, address, HOST)
+                await asyncio.sleep(0.01)
+            assert world.host._strangers == places
+            assert world.host._door.displaced > 2 * places
+            assert len(world.host._due) <= places + 4
+            gc.collect()  # whoever was displaced is a cycle of references inside the QUIC library
+            kept, peak = tracemalloc.get_traced_memory()
+            await asyncio.sleep(4)
+            assert world.host._strangers == 0
+            gc.collect()
+            left = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        each, waiting = (kept - left) / places / 1024, peak / 400 / 1024
+        log.info("%.1f KiB a place, %.1f KiB a handshake that waits for the collector", each, waiting)
+        assert kept - left <= places * (100 << 10)
+        assert peak <= 400 * (100 << 10)
+        assert left <= 400 << 10, "sources, and tokens that were used: tables with bounds of their own"
+        await world.works()
+
+    run(test, max_handshakes=places, guard=GuardConfig(handshakes=1000, handshake_burst=1000))
 
 
 def test_a_node_that_was_here_before_comes_back_at_once_in_the_middle_of_a_flood(run: Run) -> None:
