@@ -19,6 +19,7 @@ from quicoll_fuzz.mutate import mutate_datagram, mutate_frames, varint
 from quicoll_transport.endpoint import Endpoint
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.frames import Cancel, ControlReader, Header, encode_control
+from quicoll_transport.identity import Identity
 from quicoll_transport.quic import CLOSE_REFUSED, Gate, Session, SessionConfig, handshake_in_memory
 
 INPUTS = int(os.environ.get("QUICOLL_FUZZ_INPUTS", "15000"))
@@ -37,7 +38,7 @@ def test_endpoints_live_and_honest_links_work_whatever_the_others_send(number: i
         run_episode(SEED, episode, min(size, 1500) if traced else size, tally, trace=traced)
     size = min(size, 1500) if number == 2 else size
     assert tally.inputs >= size
-    assert min(tally.datagrams, tally.controls, tally.headers, tally.honest) > 0
+    assert min(tally.datagrams, tally.controls, tally.headers, tally.connections, tally.served, tally.honest) > 0
 
 
 def test_an_episode_repeats_itself() -> None:
@@ -65,6 +66,12 @@ def test_the_oracle_notices_an_exception_of_our_own_on_a_peers_bytes(monkeypatch
     monkeypatch.setattr(ControlReader, "feed", breaks)
     with pytest.raises(Finding, match="our own code raised on a peer's bytes"):
         run_episode(7, 0, 3000, Tally())
+
+
+def test_the_oracle_notices_a_dialler_that_takes_whoever_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Identity, "__eq__", lambda self, other: True)
+    with pytest.raises(Finding, match="after servers: a link to who is not the node that was dialled"):
+        run_episode(9, 6, 500, Tally())
 
 
 def test_the_oracle_notices_an_endpoint_that_turns_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

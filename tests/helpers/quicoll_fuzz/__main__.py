@@ -53,6 +53,7 @@ def main() -> int:
         "controls": tally.controls,
         "headers": tally.headers,
         "hostile_connections": tally.connections,
+        "hostile_servers_dialled": tally.served,
         "honest_messages": tally.honest,
         "findings": findings,
         "growth_bytes": growth,

@@ -30,7 +30,7 @@ from quicoll_transport.errors import TransportError
 from quicoll_transport.frames import MAX_CONTROL, TAG_SIZE
 from quicoll_transport.identity import WORKER, Credentials, Identity
 
-from .hostile import TAGS, Hostile, Tally
+from .hostile import TAGS, Hostile, HostileServer, Tally
 from .mutate import mutate_datagram
 from .virtual import MemoryIO, Net, Stuck, VirtualLoop, run_virtually, seeded_chance
 
@@ -174,6 +174,7 @@ class Episode:
     async def _attack(self) -> None:
         batches: list[Callable[[], Awaitable[None]]] = [
             self._strangers, self._path, self._handshakes, self._frames, self._controls, self._headers, self._redial,
+            self._servers,
         ]  # fmt: skip
         await self._exchange()
         first = self.tally.inputs
@@ -187,7 +188,7 @@ class Episode:
             await self._silence()
         before = self._memory()
         while self.tally.inputs - first < self.size:
-            await self._one(self.rng.choices(batches, (6, 4, 2, 3, 5, 4, 1))[0])
+            await self._one(self.rng.choices(batches, (6, 4, 2, 3, 5, 4, 1, 6))[0])
         await self._silence()
         self.growth = self._memory() - before
         if self.trace:
@@ -370,6 +371,54 @@ class Episode:
             enemy.pump()
             self._use()
             await self._wait(0.002)
+
+    async def _servers(self) -> None:
+        """We dial a node, and hostile is who answers: in its handshake, its datagrams or with a good certificate."""
+        rng = self.rng
+        if self._enemy is not None:  # the same node as one that dials us
+            self._dismiss(self._enemy)
+            self._enemy = None
+        if (old := self.a.links.get(_credentials("d").identity)) is not None:
+            old.close("it is dialled instead")
+        lies = rng.choice(("handshake", "nothing", "frames", "controls", "headers"))
+        inside = lies in ("frames", "controls", "headers")
+        # The last one is a member, but not the one that is dialled.
+        who = [_credentials("d"), _credentials("d", "theirs"), _credentials("b")]
+        shown = who[0] if inside else rng.choice(who)
+        self._port += 1
+        server = HostileServer(
+            net=self.net,
+            address=(f"10.7.{self._port >> 8 & 255}.{self._port & 255}", 4433),
+            target=_A,
+            credentials=shown,
+            trust=b"",
+            tally=self.tally,
+            rng=rng,
+            lies=lies,
+            identity=(1 + self._enemy_id[0], 1),  # a later life of the node than any before
+            retry=rng.random() < 0.5,
+        )
+        self._enemy_id = (2 + self._enemy_id[0], 1)
+        if lies == "nothing":
+            server.spoil = self._spoil_path(server.address)
+        self._enemies.append(server)
+        for _ in range(60):
+            link = self.a.link(_credentials("d").identity, addresses=[server.address], dial=True)
+            self._hold(shown is who[0] or not link.stats.connections, "a link to who is not the node that was dialled")
+            if not server.alive or not inside:
+                await self._wait(0.1 if inside else 0.5)  # until it is dialled again
+            if server.alive and server.proved and not server.greeted:
+                server.hello()
+            for _ in range(rng.choice((1, 2, 5)) if server.greeted and server.alive else 0):
+                lie = {"controls": server.lie, "headers": server.stream}.get(lies, server.truth)
+                (lie if rng.random() < 0.8 else server.truth)()
+            if server.alive:
+                server.pump()
+            self._use()
+            await self._wait(0.002)
+        if rng.random() < 0.5:
+            link.close("enough")  # otherwise its deadline ends it
+        self._dismiss(server)
 
     def _use(self) -> None:
         """What the honest application does with the hostile peer's link: a little of everything."""
