@@ -69,9 +69,13 @@ def test_the_oracle_notices_an_exception_of_our_own_on_a_peers_bytes(monkeypatch
 
 
 def test_the_oracle_notices_a_dialler_that_takes_whoever_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_until_another_member_answers() -> None:
+        for number in range(20):  # every third episode has one; the first does, as this is written
+            run_episode(9, number, 500, Tally())
+
     monkeypatch.setattr(Identity, "__eq__", lambda self, other: True)
     with pytest.raises(Finding, match="after servers: a link to who is not the node that was dialled"):
-        run_episode(9, 6, 500, Tally())
+        run_until_another_member_answers()
 
 
 def test_the_oracle_notices_an_endpoint_that_turns_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
