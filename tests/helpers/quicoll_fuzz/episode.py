@@ -20,7 +20,7 @@ import sys
 import traceback
 import tracemalloc
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from quicoll_transport.endpoint import Endpoint, Link, Transfer
@@ -36,21 +36,25 @@ if TYPE_CHECKING:
     from quicoll_transport.identity import Credentials
     from quicoll_transport.quic import Address
 
-__all__ = ["GROWTH", "Finding", "run_episode"]
+__all__ = ["BATCHES", "GROWTH", "Finding", "run_episode"]
 
 GROWTH = 256 << 10  # bytes that an episode may leave behind: caches of the interpreter, the counters of a link
+BATCHES = {  # kinds of inputs, and how often each of them comes
+    "strangers": 6, "path": 4, "handshakes": 2, "frames": 3, "controls": 5, "headers": 4, "redial": 1, "servers": 6,
+}  # fmt: skip
 _A, _B = ("10.0.0.1", 4433), ("10.0.0.2", 4433)
 _KEPT = 24  # recorded datagrams of each kind
 _PATIENCE = 90.0  # virtual seconds for an honest exchange
 
 
 class Episode:
-    def __init__(self, loop: VirtualLoop, seed: str, size: int, tally: Tally, *, trace: bool) -> None:
+    def __init__(self, loop: VirtualLoop, seed: str, size: int, tally: Tally, *, trace: bool, only: str) -> None:
         self.rng = random.Random(seed)
         self.loop = loop
         self.size = size
         self.tally = tally
         self.trace = trace
+        self.only = only
         self.net = Net(loop)
         self.net.tap = self._record
         self.corpus: dict[object, deque[tuple[bytes, Address, Address]]] = {}
@@ -115,23 +119,20 @@ class Episode:
             quic_log.disabled = quic_disabled
 
     async def _attack(self) -> None:
-        batches: list[Callable[[], Awaitable[None]]] = [
-            self._strangers, self._path, self._handshakes, self._frames, self._controls, self._headers, self._redial,
-            self._servers,
-        ]  # fmt: skip
+        batches = {self.only: 1} if self.only else BATCHES
         await self._exchange()
         first = self.tally.inputs
-        for batch in batches:  # each once, so that what is made once is made
+        for batch in BATCHES:  # each once, so that what is made once is made
             await self._one(batch)
         await self._silence()
         if self.trace:
             tracemalloc.start()
-            await self._one(self._redial)  # what lives at the end was made while memory was watched
-            await self._one(self._headers)
+            await self._one("redial")  # what lives at the end was made while memory was watched
+            await self._one("headers")
             await self._silence()
         before = self._memory()
         while self.tally.inputs - first < self.size:
-            await self._one(self.rng.choices(batches, (6, 4, 2, 3, 5, 4, 1, 6))[0])
+            await self._one(self.rng.choices(list(batches), list(batches.values()))[0])
         await self._silence()
         self.growth = self._memory() - before
         if self.trace:
@@ -145,9 +146,9 @@ class Episode:
         own = sum(sys.getsizeof(data) for kept in self.corpus.values() for data, _, _ in kept)
         return tracemalloc.get_traced_memory()[0] - own
 
-    async def _one(self, batch: Callable[[], Awaitable[None]]) -> None:
-        self._step = batch.__name__.strip("_")
-        await batch()
+    async def _one(self, batch: str) -> None:
+        self._step = batch
+        await getattr(self, f"_{batch}")()
         self.net.tap = self._record
         await self._exchange()
         self._bounds()
@@ -473,14 +474,14 @@ class Episode:
                 self._hold(link.stats.held_bytes == 0, f"{link.stats.held_bytes} bytes are held for an honest link")
 
 
-def run_episode(seed: int, number: int, size: int, tally: Tally, *, trace: bool = False) -> int:
-    """Throw at least `size` inputs at a fresh world; bytes of growth (0 when not traced). Raises Finding."""
+def run_episode(seed: int, number: int, size: int, tally: Tally, *, trace: bool = False, only: str = "") -> int:
+    """Throw `size` inputs or more (mostly `only` of BATCHES) at a fresh world; bytes of growth if traced. Raises Finding."""
     name = f"{seed}/{number}"
     credentials("a")
     made: list[Episode] = []
 
     async def main(loop: VirtualLoop) -> None:
-        made.append(Episode(loop, name, size, tally, trace=trace))
+        made.append(Episode(loop, name, size, tally, trace=trace, only=only))
         await made[0].main()
 
     try:
@@ -489,10 +490,8 @@ def run_episode(seed: int, number: int, size: int, tally: Tally, *, trace: bool 
         except Stuck as stuck:
             raise Finding(f"after {made[0]._step}: {stuck}") from None
     except Finding as found:
-        traced = " --trace-every 1" if trace else ""
-        again = (
-            f"PYTHONPATH=tests/helpers python -m quicoll_fuzz --seed {seed} --episode {number} --size {size}{traced}"
-        )
+        more = (" --trace-every 1" if trace else "") + (f" --only {only}" if only else "")
+        again = f"PYTHONPATH=tests/helpers python -m quicoll_fuzz --seed {seed} --episode {number} --size {size}{more}"
         raise Finding(f"{found}\n    to see it again: {again}") from found
     finally:
         if tracemalloc.is_tracing() and trace:
