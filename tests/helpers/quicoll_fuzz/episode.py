@@ -475,7 +475,7 @@ class Episode:
 
 
 def run_episode(seed: int, number: int, size: int, tally: Tally, *, trace: bool = False, only: str = "") -> int:
-    """Throw `size` inputs or more (mostly `only` of BATCHES) at a fresh world; bytes of growth if traced. Raises Finding."""
+    """`size` inputs or more (mostly `only` of BATCHES) for a fresh world; bytes of growth if traced. Raises Finding."""
     name = f"{seed}/{number}"
     credentials("a")
     made: list[Episode] = []
