@@ -12,6 +12,8 @@ import logging
 import os
 import random
 import time
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +70,7 @@ class CoordinatorService:
         loop: asyncio.AbstractEventLoop,
         incarnation: int,
         observers: Observers,
+        wall_clock: Callable[[], datetime] | None = None,
     ) -> None:
         self._loop = loop
         self._journal = journal
@@ -87,6 +90,7 @@ class CoordinatorService:
             authorize=self._authorize,
             on_link=self._on_link,
             faults=self.faults,
+            wall_clock=wall_clock,
         )
         observers.emit("listening", address=format_address(self.endpoint.address))
         self._work()

@@ -21,6 +21,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,7 @@ class Engine:
         incarnation: int,
         observers: Observers,
         coordinator_address: Address,
+        wall_clock: Callable[[], datetime] | None = None,
     ) -> None:
         self.config = config
         self.observers = observers
@@ -121,6 +123,7 @@ class Engine:
             authorize=self._authorize,
             on_link=self._on_link,
             faults=self.faults,
+            wall_clock=wall_clock,
         )
         host, port = self.endpoint.address[:2]
         self._member = MemberCore(
@@ -156,6 +159,7 @@ class Engine:
             credentials=credentials,
             make_io=lambda loop: UdpSocket(host, port, loop=loop),
             coordinator_address=target,
+            incarnation=time.time_ns(),
             observers=(observer, events),
             runtime=runtime,
         )
@@ -168,10 +172,16 @@ class Engine:
         credentials: Credentials,
         make_io: Callable[[asyncio.AbstractEventLoop], DatagramIO],
         coordinator_address: Address,
+        incarnation: int,
         observers: tuple[Observer | None, ...] = (),
         runtime: Runtime | None = None,
+        wall_clock: Callable[[], datetime] | None = None,
     ) -> tuple[Engine, Runtime]:
-        """An engine over the given credentials and network: what tests and simulations call."""
+        """An engine over the given credentials and network: what tests and simulations call.
+
+        incarnation: positive, above every earlier one of this node; it also seeds the chance of `faults`. wall_clock:
+        the date that certificates are judged by, aware; None: the system's.
+        """
         owned = runtime is None
         runtime = ThreadRuntime(config.node) if runtime is None else runtime
         loop = runtime.loop
@@ -184,9 +194,10 @@ class Engine:
                     credentials=credentials,
                     io=io,
                     loop=loop,
-                    incarnation=time.time_ns(),
+                    incarnation=incarnation,
                     observers=Observers(config.node, lambda: round(loop.time() * 1e9), *observers),
                     coordinator_address=coordinator_address,
+                    wall_clock=wall_clock,
                 )
             except BaseException:
                 io.close()

@@ -109,18 +109,22 @@ async def cluster(
     *,
     network: Literal["loopback"] = "loopback",
     seed: int = 0,
+    incarnation: int | None = None,
     observer: Observer | None = None,
     **settings: Any,
 ) -> AsyncIterator[Cluster]:
     """`n` ranks that have joined one job, in this process; `jobs[i]` is rank i.
 
-    network: "loopback", real sockets on 127.0.0.1. seed: the job's seed. observer: gets the events of all ranks and
-    the coordinator, on the engines' thread. settings: as for `quicoll.join` (lost_after, timeout, chunk_bytes, ...).
+    network: "loopback", real sockets on 127.0.0.1. seed: the job's seed. incarnation: of all its processes,
+    positive; it seeds the chance of `disturb_network` and `corrupt_payloads`; None takes the time. observer: gets the
+    events of all ranks and the coordinator, on the engines' thread. settings: as for `quicoll.join` (lost_after,
+    timeout, chunk_bytes, ...).
     """
     if network != "loopback":
         raise LocalError(f"network {network!r} is not known; use 'loopback'")
     if n < 1:
         raise LocalError(f"a cluster has at least one rank, not {n}")
+    born = time.time_ns() if incarnation is None else incarnation
     nodes = [f"worker-{i}" for i in range(n)]
     credentials = ephemeral(_JOB, [(COORDINATOR, NODE), *((WORKER, node) for node in nodes)])
     runtime = ThreadRuntime("cluster")
@@ -135,7 +139,7 @@ async def cluster(
             config=coordinator_config(n, lost_after, seed),
             transport=EndpointConfig(lost_after_ns=round(lost_after * 1e9)),
             loop=loop,
-            incarnation=time.time_ns(),
+            incarnation=born,
             observers=Observers(NODE, lambda: round(loop.time() * 1e9), observer),
         )
 
@@ -159,6 +163,7 @@ async def cluster(
                 credentials=credentials[Identity(_JOB, WORKER, node)],
                 make_io=lambda loop: UdpSocket("127.0.0.1", 0, loop=loop),
                 coordinator_address=service.endpoint.address,
+                incarnation=born,
                 observers=(observer,),
                 runtime=runtime,
             )

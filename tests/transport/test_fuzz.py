@@ -16,9 +16,10 @@ from quicoll_fuzz.episode import Finding, run_episode
 from quicoll_fuzz.hostile import Tally
 from quicoll_fuzz.mutate import mutate_datagram, mutate_frames, varint
 
-from quicoll_transport.endpoint import Endpoint
+from quicoll_transport.endpoint.connection import Connection
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.frames import Cancel, ControlReader, Header, encode_control
+from quicoll_transport.guard import Pace, PaceConfig
 from quicoll_transport.identity import Identity
 from quicoll_transport.quic import CLOSE_REFUSED, Gate, Session, SessionConfig, handshake_in_memory
 
@@ -99,15 +100,14 @@ def test_spoilt_frames_keep_their_size_and_spoilt_datagrams_differ() -> None:
 def test_a_connection_id_that_is_announced_again_is_kept_once() -> None:
     """QUIC announces an id again when the packet was lost; each time it was noted once more, for ever."""
 
-    endpoint: Any = Endpoint.__new__(Endpoint)
-    endpoint._by_cid = {}
-    session = SimpleNamespace(cids=[b"one", b"two", b"one"], retired_cids=[])
-    connection = SimpleNamespace(session=session, cids=[])
-    endpoint._take_cids(connection)
+    session: Any = SimpleNamespace(cids=[b"one", b"two", b"one"], retired_cids=[])
+    connection = Connection(session, dialled=False, deadline_ns=0, pace=Pace(PaceConfig()))
+    table: dict[bytes, Connection] = {}
+    connection.take_cids(table)
     assert sorted(connection.cids) == [b"one", b"two"]
     session.retired_cids = [b"one"]
-    endpoint._take_cids(connection)
-    assert connection.cids == list(endpoint._by_cid) == [b"two"]
+    connection.take_cids(table)
+    assert connection.cids == list(table) == [b"two"]
 
 
 def test_the_last_words_to_an_unvalidated_address_stay_within_three_times_what_it_sent(credentials_of: Any) -> None:

@@ -20,15 +20,16 @@ from aioquic._buffer import Buffer
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicProtocolVersion
 from quicoll_fuzz.hostile import Hostile, Tally
-from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually
+from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually, today
 
-from quicoll_transport import outbox, quic
+from quicoll_transport import outbox
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import ConfigurationError, DeadlineExceeded, MessageRefused
 from quicoll_transport.frames import HEADER_SIZE, TAG_SIZE, Header, Ping, Pong, encode_control
 from quicoll_transport.guard import GuardConfig, PaceConfig
 from quicoll_transport.observe import ConnectionDown, TransportEvent
 from quicoll_transport.quic import CLOSE_PROTOCOL, Session, SessionConfig
+from quicoll_transport.quic import session as sessions
 
 if TYPE_CHECKING:
     from quicoll_transport.identity import Credentials, Identity
@@ -67,6 +68,7 @@ class World:
             authorize=lambda identity: None,
             on_link=lambda link: None,
             observer=observer,
+            wall_clock=today,
         )
         self.endpoints.append(made)
         return made
@@ -113,12 +115,12 @@ class World:
 
 
 @pytest.fixture
-def run(credentials_of: CredentialsOf, request: pytest.FixtureRequest) -> Run:
+def run(virtual_credentials_of: CredentialsOf, request: pytest.FixtureRequest) -> Run:
     """run(test, **settings of the host): the test in a world on a virtual clock."""
 
     def run(test: Callable[[World], Coroutine[Any, Any, None]], **settings: Any) -> None:
         async def main(loop: VirtualLoop) -> None:
-            world = World(loop, credentials_of, settings)
+            world = World(loop, virtual_credentials_of, settings)
             try:
                 async with asyncio.timeout(1000):
                     await world.start()
@@ -136,6 +138,7 @@ class Forge:
     """First datagrams by the thousand: the same ClientHello under a new connection id and token each time."""
 
     def __init__(self) -> None:
+        self._rng = random.Random("forge")
         session = Session.client(
             credentials=None, config=SessionConfig(datagram_bytes=1200), address=HOST, now_ns=10**9
         )
@@ -167,11 +170,11 @@ class Forge:
 
     def answered(self, world: World, address: Address) -> bytes:
         """What a source sends that has got its Retry."""
-        cid = os.urandom(8)
-        assert world.host._gate._tokens is not None
-        token = world.host._gate._tokens.create_token(
+        cid = self._rng.randbytes(8)
+        assert world.host._reception._gate._tokens is not None
+        token = world.host._reception._gate._tokens.create_token(
             address=address,
-            original_destination_connection_id=os.urandom(8),
+            original_destination_connection_id=self._rng.randbytes(8),
             retry_source_connection_id=cid,
             now=world.loop.now,
         )
@@ -213,7 +216,7 @@ def test_ten_thousand_half_open_handshakes_neither_stop_the_honest_link_nor_keep
         assert worst == 512, "the table was full, and never fuller"
         waiting = [one.session._quic for one in world.host._connections if one.identity is None]
         assert {quic.tls.state for quic in waiting} == {tls.State.SERVER_EXPECT_CERTIFICATE}, "each was taken seriously"
-        door = world.host._door
+        door = world.host._reception.door
         assert door.displaced > 0
         allowed = 256 + 150 * (FLOOD / 4000 + 1) * 1.2
         assert worst <= FLOOD - door.refused <= allowed, "CPU for so many handshakes and no more"
@@ -245,7 +248,7 @@ def test_half_open_handshakes_take_bounded_memory_and_expire(run: Run, caplog: p
                     world.net.inject(data, address, HOST)
                 await asyncio.sleep(0.01)
             assert world.host._strangers == places
-            assert world.host._door.displaced > 2 * places
+            assert world.host._reception.door.displaced > 2 * places
             assert len(world.host._due) <= places + 4
             gc.collect()  # whoever was displaced is a cycle of references inside the QUIC library
             kept, peak = tracemalloc.get_traced_memory()
@@ -272,7 +275,9 @@ def test_a_node_that_was_here_before_comes_back_at_once_in_the_middle_of_a_flood
         for number in range(50):
             world.net.inject(forge.answered(world, source(number)), source(number), HOST)
         await asyncio.sleep(0.001)
-        assert not world.host._door.handshake(source(5000), world.host.now_ns()), "for strangers there is nothing left"
+        assert not world.host._reception.door.handshake(source(5000), world.host.now_ns()), (
+            "for strangers there is nothing left"
+        )
         assert world.ours.connection is not None
         world.honest._fail(world.ours.connection, 0x7FFF, "cut by the test")
         began = world.loop.now
@@ -306,7 +311,7 @@ def test_a_flood_from_invented_sources_keeps_nothing_and_is_answered_with_less_t
     datagram = Forge().initial(bytes(8))
 
     async def test(world: World) -> None:
-        before = world.host._door.remembered
+        before = world.host._reception.door.remembered
         for number in range(10_000):
             world.net.inject(datagram, source(number), HOST)
             if number % 500 == 499:
@@ -314,8 +319,8 @@ def test_a_flood_from_invented_sources_keeps_nothing_and_is_answered_with_less_t
                 await world.works()
         sent, got = sum(world.net.to_nobody.values()), sum(world.net.from_nobody.values())
         assert 0 < sent < 0.15 * got
-        assert world.host._door.dropped > 0, "the bucket of first datagrams ran dry"
-        assert world.host._door.remembered == before
+        assert world.host._reception.door.dropped > 0, "the bucket of first datagrams ran dry"
+        assert world.host._reception.door.remembered == before
         assert world.host._strangers == 0
         async with asyncio.timeout(5):
             await world.join(world.open("d", NEWCOMER))
@@ -347,7 +352,7 @@ def test_unknown_versions_and_garbage_draw_no_answer_at_all(run: Run) -> None:
 
 
 def test_a_stranger_that_sends_and_sends_and_never_gets_on_is_cut_off(run: Run) -> None:
-    forge = Forge()
+    forge, rng = Forge(), random.Random(1)
 
     async def test(world: World) -> None:
         first = forge.answered(world, ENEMY)
@@ -355,7 +360,7 @@ def test_a_stranger_that_sends_and_sends_and_never_gets_on_is_cut_off(run: Run) 
         await asyncio.sleep(0.01)
         assert world.host._strangers == 1
         for _ in range(300):
-            world.net.inject(b"\xe3" + first[1:14] + os.urandom(1100), ENEMY, HOST)
+            world.net.inject(b"\xe3" + first[1:14] + rng.randbytes(1100), ENEMY, HOST)
         await asyncio.sleep(0.01)
         assert world.host._strangers == 0, "long before its deadline"
         await world.works()
@@ -503,7 +508,7 @@ def test_a_member_that_never_reads_costs_bounded_memory_and_no_wait_without_an_e
             await world.works()
         assert not link.ended
         words = outbox._MAX_APP_BYTES + 16 * len(link.core._outbox._app)
-        payloads = quic._FEED_FLOOR + quic._FEED_BYTES + 8 * HEADER_SIZE
+        payloads = sessions._FEED_FLOOR + sessions._FEED_BYTES + 8 * HEADER_SIZE
         answers = 1200 * len(encode_control(Pong(1 << 62)))  # to its heartbeats; with our own, which are fewer
         assert outbox._MAX_APP_BYTES * 0.99 < held <= words + payloads + 2 * answers
         for transfer in sent:

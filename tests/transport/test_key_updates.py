@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aioquic import tls
-from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually
+from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually, today
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.frames import TAG_SIZE
@@ -70,7 +70,7 @@ def phase(link: Link) -> int:
 @pytest.mark.timeout(60 + 2 * ROUNDS)
 @pytest.mark.parametrize("limits", [(LIMIT, LIMIT), (LIMIT, MOST), (MOST, LIMIT)], ids=["both", "dialler", "acceptor"])
 def test_keys_change_on_a_bad_path_and_every_message_arrives_once(
-    credentials_of: CredentialsOf, limits: tuple[int, int], request: pytest.FixtureRequest
+    virtual_credentials_of: CredentialsOf, limits: tuple[int, int], request: pytest.FixtureRequest
 ) -> None:
     """QUICOLL_KEY_ROUNDS=1000 goes through more of them than the 40 rounds."""
     words: dict[str, list[bytes]] = {"a": [], "b": []}
@@ -80,7 +80,7 @@ def test_keys_change_on_a_bad_path_and_every_message_arrives_once(
 
         def open_endpoint(node: str, address: Address, key_packets: int) -> Endpoint:
             return Endpoint(
-                credentials=credentials_of(node),
+                credentials=virtual_credentials_of(node),
                 config=EndpointConfig(
                     lost_after_ns=30_000 * MS,
                     connect_ns=30_000 * MS,
@@ -91,6 +91,7 @@ def test_keys_change_on_a_bad_path_and_every_message_arrives_once(
                 incarnation=1,
                 authorize=lambda identity: None,
                 on_link=lambda link: link.listen(lambda _, data: words[node].append(data), lambda link: None),
+                wall_clock=today,
             )
 
         a, b = open_endpoint("a", DIALLER, limits[0]), open_endpoint("b", ACCEPTOR, limits[1])

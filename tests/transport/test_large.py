@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from link_pair import Pair, payload, tag
 
-from quicoll_transport import quic
 from quicoll_transport.detector import DetectorConfig
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.frames import Header, checksum
 from quicoll_transport.link import LinkConfig, LinkCore, LinkId, Posted
 from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_memory
+from quicoll_transport.quic import session as sessions
 from quicoll_transport.udp import UdpSocket
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ _M_MMAP_THRESHOLD = -3  # mallopt(3)
 
 # What is resident beside the callers' buffers, in parts (docs/transport.md says why each is there):
 WORDS = 64 << 10  # control messages under way
-UNACKED = SessionConfig().window_bytes + quic._FEED_FLOOR + quic._FEED_BYTES + WORDS  # most that is given to QUIC
+UNACKED = (
+    SessionConfig().window_bytes + sessions._FEED_FLOOR + sessions._FEED_BYTES + WORDS
+)  # most that is given to QUIC
 SPARE = 9 / 8  # a bytearray takes an eighth more than it holds
 MOVED = 2  # and while it grows, it is there twice
 HOLES = 5  # as the allocator of the C library has it: 3.0 to 4.0 times were measured, holes of smaller ones included

@@ -14,7 +14,7 @@ from link_pair import Flip, Pair, assert_clean, holds, payload, tag
 from quicoll_transport.errors import MessageCorrupted, MessageRefused, ProtocolError
 from quicoll_transport.frames import MAX_PARTIALS, MESSAGE_COST, Header, Hello, checksum
 from quicoll_transport.link import LinkState, SendState, StartMessage
-from quicoll_transport.quic import Session
+from quicoll_transport.quic import Session, SessionConfig
 
 GIB = 1 << 30
 
@@ -323,7 +323,7 @@ class TakesEverything:
 def test_a_session_feeds_a_message_above_4_gib_to_its_last_byte_and_reads_no_byte_of_it() -> None:
     size = 4 * GIB + 70_001
     quic = TakesEverything()
-    session = Session(quic, is_client=True, cids=[])  # type: ignore[arg-type]
+    session = Session(quic, is_client=True, cids=[], config=SessionConfig())  # type: ignore[arg-type]
     with mmap.mmap(-1, size, access=mmap.ACCESS_COPY) as source:
         header = Header(tag(1), 0, size, 0).encode()
         session.start_message("large", header, memoryview(source))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually
+from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually, today
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, Transfer
 from quicoll_transport.frames import TAG_SIZE
@@ -59,6 +59,7 @@ class World:
             incarnation=1,
             authorize=lambda identity: None,
             on_link=lambda link: None,
+            wall_clock=today,
         )
 
     async def link(self) -> tuple[Link, Link]:
@@ -72,12 +73,12 @@ class World:
 
 
 @pytest.fixture
-def run(credentials_of: CredentialsOf, request: pytest.FixtureRequest) -> Run:
+def run(virtual_credentials_of: CredentialsOf, request: pytest.FixtureRequest) -> Run:
     """run(test): the test in a world on a virtual clock."""
 
     def run(test: Callable[[World], Coroutine[Any, Any, None]]) -> None:
         async def main(loop: VirtualLoop) -> None:
-            world = World(loop, credentials_of)
+            world = World(loop, virtual_credentials_of)
             try:
                 async with asyncio.timeout(300):
                     await test(world)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from aioquic.quic.packet import QuicProtocolVersion, encode_quic_version_negotiation
 
-from quicoll_transport import quic
 from quicoll_transport.detector import DetectorConfig
 from quicoll_transport.errors import ConfigurationError, ProtocolError
 from quicoll_transport.frames import HEADER_SIZE, TAG_SIZE, Header, checksum
@@ -25,11 +24,14 @@ from quicoll_transport.quic import (
     Session,
     SessionConfig,
     check_foundation,
+    connection,
     destination_cid,
     error_name,
+    foundation,
     handshake_in_memory,
     is_unauthenticated_initial,
 )
+from quicoll_transport.quic import session as sessions
 
 MS = 1_000_000
 START = 10**18
@@ -179,28 +181,28 @@ def test_the_private_names_are_where_we_use_them(duo: Duo) -> None:
 
 @pytest.mark.parametrize("found", ["1.6.9", "1.7.1", "1.8.0", "1.8.0rc1", "2.0.0", "1.10.0"])
 def test_a_version_that_was_not_examined_is_refused(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quic, "installed_version", lambda name: found)
+    monkeypatch.setattr(foundation, "installed_version", lambda name: found)
     with pytest.raises(ConfigurationError, match=f"aioquic {found} has not been examined"):
         check_foundation.__wrapped__()
 
 
 @pytest.mark.parametrize("found", ["1.7.2", "1.7.3", "1.7.12"])
 def test_a_version_within_the_range_is_put_to_the_test(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quic, "installed_version", lambda name: found)
+    monkeypatch.setattr(foundation, "installed_version", lambda name: found)
     check_foundation.__wrapped__()
 
 
 def test_the_self_check_refuses_a_foundation_that_asks_for_no_client_certificate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delattr(quic._Connection, "_initialize")
+    monkeypatch.delattr(connection.Connection, "_initialize")
     with pytest.raises(ConfigurationError, match="does not show the certificate of clients"):
         check_foundation.__wrapped__()
 
 
 def test_the_self_check_refuses_a_foundation_that_hides_what_the_client_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = property(lambda self: None, lambda self, value: None)
-    monkeypatch.setattr(quic.tls.Context, "_peer_certificate", hidden, raising=False)
+    monkeypatch.setattr(connection.tls.Context, "_peer_certificate", hidden, raising=False)
     with pytest.raises(ConfigurationError, match=r"does not show|not built as expected"):
         check_foundation.__wrapped__()
 
@@ -209,7 +211,7 @@ def test_the_self_check_names_a_foundation_that_is_built_otherwise(monkeypatch: 
     def fail(self: object, *arguments: object) -> None:
         raise AttributeError("no such thing")
 
-    monkeypatch.setattr(quic.QuicConnection, "_initialize", fail)
+    monkeypatch.setattr(connection.QuicConnection, "_initialize", fail)
     with pytest.raises(ConfigurationError, match="not built as expected"):
         check_foundation.__wrapped__()
 
@@ -501,17 +503,17 @@ def test_a_large_message_to_a_peer_that_does_not_read_stays_with_its_owner(duo: 
         duo.client.datagrams_to_send(duo.now)
         duo.client.handle_timer(duo.now)
         window = duo.client._quic._loss.congestion_window
-        assert unacknowledged(duo.client) <= max(quic._FEED_FLOOR, 2 * window) + quic._FEED_BYTES
+        assert unacknowledged(duo.client) <= max(sessions._FEED_FLOOR, 2 * window) + sessions._FEED_BYTES
     assert unacknowledged(duo.client) > 0
 
 
 def test_fed_bytes_have_a_ceiling_however_wide_the_window(duo: Duo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quic, "_FEED_CEILING", 1 << 20)
+    monkeypatch.setattr(sessions, "_FEED_CEILING", 1 << 20)
     duo.client._quic._loss._cc.congestion_window = 1 << 30
     data = memoryview(bytes(16 << 20))
     duo.client.start_message(0, header(0, b"", length=len(data)), data)
     duo.client._feed()
-    assert 0 < unacknowledged(duo.client) <= (1 << 20) + quic._FEED_BYTES
+    assert 0 < unacknowledged(duo.client) <= (1 << 20) + sessions._FEED_BYTES
 
 
 @pytest.mark.parametrize("lossy", [False, True])

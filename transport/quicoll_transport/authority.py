@@ -16,6 +16,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,7 +24,13 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurve,
+    EllipticCurvePrivateKey,
+    derive_private_key,
+    generate_private_key,
+)
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -43,9 +50,11 @@ from .identity import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Algorithm", "Authority", "create_authority", "ephemeral", "issue", "job_of"]
+__all__ = ["Algorithm", "Authority", "Entropy", "create_authority", "derive_key", "ephemeral", "issue", "job_of"]
 
 Algorithm: TypeAlias = Literal["ed25519", "p256"]
+Entropy: TypeAlias = Callable[[int], bytes]
+"""Gives so many random bytes, as `os.urandom` and `random.Random(seed).randbytes` do."""
 
 CLOCK_SKEW = timedelta(minutes=5)
 """Certificates are valid from this long before they are made: the other machine's clock may be behind."""
@@ -63,12 +72,21 @@ class Authority:
 
     @classmethod
     def create(
-        cls, *, job: str, algorithm: Algorithm = "ed25519", days: int = 3650, now: datetime | None = None
+        cls,
+        *,
+        job: str,
+        algorithm: Algorithm = "ed25519",
+        days: int = 3650,
+        now: datetime | None = None,
+        entropy: Entropy | None = None,
     ) -> Self:
-        """A new authority for `job`, valid for `days` from `now` (aware; None takes the system's clock)."""
+        """A new authority for `job`, valid for `days` from `now` (aware; None takes the system's clock).
+
+        entropy: for tests and simulations only, see `ephemeral`; no authority in a directory is ever made with it.
+        """
         Identity(job, "any", "any")
         now = _now(now)
-        key = _new_key(algorithm)
+        key = _new_key(algorithm, entropy)
         subject = _subject(common_name=job)
         own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         certificate = (
@@ -76,14 +94,14 @@ class Authority:
             .subject_name(subject)
             .issuer_name(subject)
             .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
+            .serial_number(_serial(entropy))
             .not_valid_before(now - CLOCK_SKEW)
             .not_valid_after(now + _duration(days))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_key_usage(authority=True), critical=True)
             .add_extension(own, critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own), critical=False)
-            .sign(key, _digest(key))
+            .sign(key, _digest(key), ecdsa_deterministic=_repeats(key, entropy))
         )
         return cls(certificate, key)
 
@@ -112,25 +130,26 @@ class Authority:
         dns: Sequence[str] = (),
         ip: Sequence[str] = (),
         now: datetime | None = None,
+        entropy: Entropy | None = None,
     ) -> tuple[x509.Certificate, PrivateKey]:
         """A certificate and a new key, of the authority's own kind, for one node.
 
         days: at most until the authority itself ends. dns, ip: further names, for tools that look at them; quicoll
-        does not. now: as in `create`. Raises ConfigurationError.
+        does not. now, entropy: as in `create`. Raises ConfigurationError.
         """
         identity = Identity(self.job, role, node)
         now = _now(now)
         end = self.certificate.not_valid_after_utc
         if now >= end:
             raise ConfigurationError(f"the authority of job {self.job!r} expired at {end:%Y-%m-%d %H:%M:%SZ}")
-        key = _new_key("ed25519" if isinstance(self.private_key, Ed25519PrivateKey) else "p256")
+        key = _new_key("ed25519" if isinstance(self.private_key, Ed25519PrivateKey) else "p256", entropy)
         certificate = (
             x509.CertificateBuilder()
             # With the role as a unit: a node called like its job must not look as if it had signed itself.
             .subject_name(_subject(common_name=node, unit=role))
             .issuer_name(self.certificate.subject)
             .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
+            .serial_number(_serial(entropy))
             .not_valid_before(now - CLOCK_SKEW)
             .not_valid_after(min(now + _duration(days), end))
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -144,7 +163,11 @@ class Authority:
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self.private_key.public_key()), critical=False
             )
-            .sign(self.private_key, _digest(self.private_key))
+            .sign(
+                self.private_key,
+                _digest(self.private_key),
+                ecdsa_deterministic=_repeats(self.private_key, entropy),
+            )
         )
         return certificate, key
 
@@ -208,16 +231,20 @@ def ephemeral(
     algorithm: Algorithm = "ed25519",
     days: int = 1,
     now: datetime | None = None,
+    entropy: Entropy | None = None,
 ) -> dict[Identity, Credentials]:
     """Credentials of a whole job in memory, in the order of `nodes`; the authority's key is gone on return.
 
-    nodes: pairs of role and node. For tests, simulations and a cluster inside one process. Raises ConfigurationError.
+    nodes: pairs of role and node. For tests, simulations and a cluster inside one process.
+    entropy: FOR TESTS AND SIMULATIONS ONLY: gives all keys and serial numbers, so that with the same `now` the same
+    bytes come out; whoever can repeat it has every key, the authority's too. None: the operating system's randomness.
+    Raises ConfigurationError.
     """
     now = _now(now)
-    authority = Authority.create(job=job, algorithm=algorithm, days=days, now=now)
+    authority = Authority.create(job=job, algorithm=algorithm, days=days, now=now, entropy=entropy)
     made: dict[Identity, Credentials] = {}
     for role, node in nodes:
-        certificate, key = authority.sign(role=role, node=node, days=days, now=now)
+        certificate, key = authority.sign(role=role, node=node, days=days, now=now, entropy=entropy)
         credentials = Credentials.from_parts(certificate, private_key=key, trust=[authority.certificate], now=now)
         if credentials.identity in made:
             raise ConfigurationError(f"{credentials.identity} is named twice")
@@ -250,14 +277,34 @@ def _duration(days: int) -> timedelta:
     return timedelta(days=days)
 
 
-def _new_key(algorithm: Algorithm) -> PrivateKey:
+def derive_key(curve: EllipticCurve, entropy: Entropy) -> EllipticCurvePrivateKey:
+    """A private key from drawn bytes; for simulations: of the scalars it takes those below 2**(bits - 1) alone, which
+    is below the order of each of the NIST curves (FIPS 186-5; SP 800-186 section 3.2.1)."""
+    bits = curve.key_size - 1
+    drawn = int.from_bytes(entropy((bits + 7) // 8)) & ((1 << bits) - 1)
+    return derive_private_key(max(1, drawn), curve)
+
+
+def _new_key(algorithm: Algorithm, entropy: Entropy | None) -> PrivateKey:
     match algorithm:
         case "ed25519":
-            return Ed25519PrivateKey.generate()
+            return (
+                Ed25519PrivateKey.generate() if entropy is None else Ed25519PrivateKey.from_private_bytes(entropy(32))
+            )
         case "p256":
-            return generate_private_key(SECP256R1())
+            return generate_private_key(SECP256R1()) if entropy is None else derive_key(SECP256R1(), entropy)
         case _:
             raise ConfigurationError(f"algorithm must be one of {', '.join(get_args(Algorithm))}, is {algorithm!r}")
+
+
+def _serial(entropy: Entropy | None) -> int:
+    """20 octets at most, positive (RFC 5280 section 4.1.2.2)."""
+    return x509.random_serial_number() if entropy is None else int.from_bytes(entropy(20)) >> 1 | 1
+
+
+def _repeats(key: PrivateKey, entropy: Entropy | None) -> bool | None:
+    """Whether an ECDSA signature has to be that of RFC 6979; Ed25519, for which one may not ask, always repeats."""
+    return None if entropy is None or isinstance(key, Ed25519PrivateKey) else True
 
 
 def _digest(key: PrivateKey) -> hashes.SHA256 | None:

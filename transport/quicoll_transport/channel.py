@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from .errors import ConfigurationError, DeadlineExceeded, TransportError
 
 if TYPE_CHECKING:
-    from .endpoint import Link, Transfer
+    from .endpoint.links import Link
+    from .endpoint.transfer import Transfer
     from .inbox import Posted
 
 __all__ = ["Channel"]

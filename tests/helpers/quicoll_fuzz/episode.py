@@ -29,7 +29,7 @@ from quicoll_transport.frames import MAX_CONTROL, TAG_SIZE
 
 from .hostile import TAGS, Hostile, HostileServer, Tally
 from .mutate import disturb, mutate_datagram
-from .virtual import MemoryIO, Net, Stuck, VirtualLoop, run_virtually
+from .virtual import MemoryIO, Net, Stuck, VirtualLoop, run_virtually, today
 from .world import CONFIG, CREDIT, Errors, Finding, credentials, seeds
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class Episode:
             incarnation=1,
             authorize=lambda identity: None,
             on_link=self._take,
+            wall_clock=today,
         )
 
     def _take(self, link: Link) -> None:

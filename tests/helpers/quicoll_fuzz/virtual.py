@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import selectors
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from typing import Any
 
-from aioquic import tls
-from cryptography.hazmat.primitives.asymmetric import x25519
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from quicoll_transport.quic import Address, entropy
 
-from quicoll_transport import authority
-from quicoll_transport.quic import Address, check_foundation
-
-__all__ = ["MemoryIO", "Net", "Stuck", "VirtualLoop", "run_virtually", "seeded_chance"]
+__all__ = ["MemoryIO", "Net", "Stuck", "VirtualLoop", "run_virtually", "seeded_chance", "today"]
 
 Receive = Callable[[list[tuple[bytes, Address]]], None]
 # What becomes of a datagram: (data, source, destination) -> what is delivered, each with a delay in seconds more.
@@ -151,28 +145,18 @@ class MemoryIO:
         self.net.hosts.pop(self.local_address, None)
 
 
-@contextmanager
-def seeded_chance(seed: str) -> Iterator[None]:
-    """Keys, connection ids and nonces from one seed. For fuzzing only: what is made in here is no secret."""
-    rng = random.Random(f"{seed}/chance")
-    kept = os.urandom, tls.x25519, authority._new_key  # type: ignore[attr-defined]
-    exchange = SimpleNamespace(
-        generate=lambda: x25519.X25519PrivateKey.from_private_bytes(rng.randbytes(32)),
-        from_private_bytes=x25519.X25519PrivateKey.from_private_bytes,
-    )
-    shim: Any = SimpleNamespace(X25519PrivateKey=exchange, X25519PublicKey=x25519.X25519PublicKey)
-    os.urandom = rng.randbytes
-    tls.x25519 = shim  # type: ignore[attr-defined]
-    authority._new_key = lambda algorithm: Ed25519PrivateKey.from_private_bytes(rng.randbytes(32))
-    try:
-        yield
-    finally:
-        os.urandom, tls.x25519, authority._new_key = kept  # type: ignore[attr-defined]
+def seeded_chance(seed: str) -> AbstractContextManager[None]:
+    """Keys, connection ids, nonces and dates from one seed. For fuzzing only: what is made in here is no secret."""
+    return entropy(random.Random(f"{seed}/chance").randbytes, wall_clock=today)
+
+
+def today() -> datetime:
+    """The date in every virtual world."""
+    return datetime(2026, 6, 1, 12, tzinfo=UTC)
 
 
 def run_virtually(main: Callable[[VirtualLoop], Coroutine[Any, Any, None]], *, seed: str) -> None:
     """Run `main` to its end in virtual time, with chance from `seed`. Raises Stuck."""
-    check_foundation()  # once per process, outside of any run's chance
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
     try:

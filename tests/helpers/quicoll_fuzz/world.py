@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.identity import WORKER, Credentials, Identity
 
-from .virtual import seeded_chance
+from .virtual import today
 
 if TYPE_CHECKING:
     from .hostile import Tally
@@ -32,9 +33,9 @@ class Finding(AssertionError):
 
 def credentials(node: str, authority: str = "ours") -> Credentials:
     if not _made:
-        with seeded_chance("credentials"):
-            for name in ("ours", "theirs"):
-                _made[name] = ephemeral("fuzz", [(WORKER, node) for node in ("a", "b", "d")])
+        draw = random.Random("credentials").randbytes
+        for name in ("ours", "theirs"):
+            _made[name] = ephemeral("fuzz", [(WORKER, node) for node in "abd"], now=today(), entropy=draw)
     return _made[authority][Identity("fuzz", WORKER, node)]
 
 

@@ -1,0 +1,110 @@
+"""The server side's door: address validation by Retry (RFC 9000 section 8.1.2), then a Session.
+
+Private name used: aioquic._buffer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aioquic._buffer import Buffer, BufferReadError
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
+from aioquic.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic_retry, pull_quic_header
+from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
+
+from .connection import Connection, configuration
+from .session import Session
+from .terms import CID_LENGTH, Address, SessionConfig
+
+if TYPE_CHECKING:
+    from aioquic.quic.logger import QuicLogger
+
+    from ..identity import Credentials
+
+__all__ = ["Gate"]
+
+_MOST_USED = 65536  # tokens remembered as used; a guard lets far fewer handshakes begin while one is valid
+
+
+class Gate:
+    """The server side's door: address validation by Retry (RFC 9000 section 8.1.2), then a Session.
+
+    Nothing is kept for a source before it has shown that it receives at its address.
+    """
+
+    def __init__(
+        self, *, credentials: Credentials, config: SessionConfig, retry: bool = True, qlog: QuicLogger | None = None
+    ) -> None:
+        self._config = config
+        self._qlog = qlog
+        self._used: dict[bytes, int] = {}  # connection ids of tokens that were used, and until when they are valid
+        self.rotate(credentials)
+        self._tokens = QuicRetryTokenHandler() if retry else None
+
+    def rotate(self, credentials: Credentials) -> None:
+        """Show these from the next session on. Tokens stay good: whoever has one has shown its address, no more."""
+        self._quic = configuration(credentials, self._config, is_client=False)
+        self._quic.quic_logger = self._qlog
+
+    def admit(
+        self, data: bytes, address: Address, now_ns: int, allow: Callable[[], bool] = lambda: True
+    ) -> Session | bytes | None:
+        """For a datagram of no known session: a new Session (not yet fed with it), a reply to send, or None.
+
+        allow: asked last, when the source has shown its address (or need not): whether to begin a handshake now. A
+        token is good for one handshake: what repeats it later, from the same address, is somebody on the path, who
+        would have us sign and answer again and again (RFC 9000 section 8.1.4).
+        """
+        if len(data) < SMALLEST_MAX_DATAGRAM_SIZE:
+            return None
+        try:
+            header = pull_quic_header(Buffer(data=data), host_cid_length=CID_LENGTH)
+        except (ValueError, BufferReadError):
+            return None
+        if header.packet_type != QuicPacketType.INITIAL or header.version != QuicProtocolVersion.VERSION_1:
+            return None
+        original, retried = header.destination_cid, None
+        if self._tokens is not None:
+            if not header.token:
+                source = os.urandom(CID_LENGTH)
+                token = self._tokens.create_token(
+                    address=address,
+                    original_destination_connection_id=header.destination_cid,
+                    retry_source_connection_id=source,
+                    now=now_ns / 1e9,
+                )
+                return encode_quic_retry(
+                    version=header.version,
+                    source_cid=source,
+                    destination_cid=header.source_cid,
+                    original_destination_cid=header.destination_cid,
+                    retry_token=token,
+                )
+            try:
+                original = self._tokens.validate_token(
+                    address=address, destination_cid=header.destination_cid, token=header.token, now=now_ns / 1e9
+                )
+            except (ValueError, BufferReadError):
+                return None
+            retried = header.destination_cid
+            if retried in self._used:
+                return None
+        if not allow():
+            return None
+        if retried is not None:
+            self._use(retried, now_ns)
+        connection = Connection(
+            configuration=self._quic,
+            original_destination_connection_id=original,
+            retry_source_connection_id=retried,
+        )
+        cids = [header.destination_cid, connection.host_cid]
+        return Session(connection, is_client=False, cids=cids, config=self._config)
+
+    def _use(self, cid: bytes, now_ns: int) -> None:
+        """Remember that the token for this connection id was used, for as long as it would be good."""
+        while self._used and (next(iter(self._used.values())) < now_ns or len(self._used) >= _MOST_USED):
+            del self._used[next(iter(self._used))]
+        self._used[cid] = now_ns + int((TOKEN_LIFETIME + 1) * 1e9)

@@ -1,0 +1,176 @@
+"""The words of a QUIC connection as the layers above it use them: settings, events, close codes, figures.
+
+Nothing here has state. What a datagram is for can be read from its first bytes without a key (RFC 8999), so that stands
+here too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aioquic.quic.packet import QuicErrorCode
+
+from ..errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+    from ..frames import Header
+    from ..inbox import Inflow
+
+__all__ = [
+    "ALPN",
+    "CID_LENGTH",
+    "CLOSE_GONE",
+    "CLOSE_NORMAL",
+    "CLOSE_PROTOCOL",
+    "CLOSE_REFUSED",
+    "CLOSE_REPLACED",
+    "DATAGRAM_BYTES",
+    "Address",
+    "Authenticated",
+    "Closed",
+    "ControlData",
+    "MessageSink",
+    "PathStats",
+    "SessionConfig",
+    "SessionEvent",
+    "destination_cid",
+    "error_name",
+    "is_unauthenticated_initial",
+]
+
+Address = tuple[Any, ...]  # (host, port) or (host, port, flow, scope), as the socket gives it
+
+ALPN = "quicoll/1"
+CLOSE_NORMAL = 0x7100  # above TLS alerts (0x100-0x1ff), below two bytes of varint
+CLOSE_REFUSED = 0x7101
+CLOSE_PROTOCOL = 0x7102
+CLOSE_GONE = 0x7103  # the link that this connection belongs to has ended, or was never known here
+CLOSE_REPLACED = 0x7104  # the link goes on over another connection
+
+CID_LENGTH = 8
+DATAGRAM_BYTES = 1452  # a path of 1500 bytes less IPv6 and UDP headers
+_MOST_KEY_PACKETS = 1 << 22  # half of what AES-GCM may protect with one key (RFC 9001 section 6.6)
+_HEADER_NS = 30_000_000_000
+_MOST_FORGED = 1 << 52  # packets that may fail their authentication, for AES-GCM (the same section)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """Settings of one QUIC connection.
+
+    datagram_bytes: UDP payload to send, at most what the path carries (no discovery yet). 0: 1452, or 8900 on the
+        loopback interface.
+    idle_ns: QUIC's own idle timeout; a backstop, failures are noticed by the link's detector long before.
+    window_bytes: QUIC flow-control window, per stream and per connection: what a peer can make us hold of streams
+        with holes, and an upper limit on the rate, window_bytes per RTT.
+    key_packets: packets that this side protects with one key before it asks for the next, 1 to 2**22. An update costs
+        what the peer has under way, which is sent again.
+    forged_packets: packets that fail their authentication, 1 to 2**52, until the connection is closed; with so many
+        tries a forgery is no longer next to impossible.
+    header_ns: how long the header of a message may take to arrive from its first byte on. Many times what a path needs
+        to repair a loss, since a connection that is resumed is the price of a mistake.
+    Raises ConfigurationError.
+    """
+
+    datagram_bytes: int = 0
+    idle_ns: int = 30_000_000_000
+    window_bytes: int = 16 << 20
+    congestion: str = "cubic"
+    initial_rtt_ns: int = 50_000_000
+    key_packets: int = _MOST_KEY_PACKETS
+    forged_packets: int = _MOST_FORGED
+    header_ns: int = _HEADER_NS
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.forged_packets <= _MOST_FORGED:
+            raise ConfigurationError(f"forged_packets must be 1 to {_MOST_FORGED}, is {self.forged_packets}")
+        if self.header_ns <= 0:
+            raise ConfigurationError(f"header_ns must be positive, is {self.header_ns}")
+        if not 1 <= self.key_packets <= _MOST_KEY_PACKETS:
+            raise ConfigurationError(f"key_packets must be 1 to {_MOST_KEY_PACKETS}, is {self.key_packets}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathStats:
+    """What QUIC knows of a connection's path. Times are None before the first acknowledgement.
+
+    lost_packets: declared lost since the connection began; what is sent again as a probe counts too.
+    """
+
+    rtt_ns: int | None
+    rttvar_ns: int | None
+    min_rtt_ns: int | None
+    cwnd: int
+    bytes_in_flight: int
+    lost_packets: int
+
+
+class MessageSink(Protocol):
+    """Where a session puts messages: a LinkCore."""
+
+    def message_begin(self, header: Header) -> Inflow | None: ...
+    def message_end(self, inflow: Inflow) -> None: ...
+    def message_reset(self, inflow: Inflow) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticated:
+    """The handshake is complete and the peer proved that it holds the key of `certificate` (None: it sent none).
+
+    Nothing more is proved: chain, dates and name are the endpoint's to verify before it uses the session.
+    """
+
+    certificate: Certificate | None
+    chain: tuple[Certificate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlData:
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The connection is over. `code` is ours (CLOSE_*) or QUIC's; `reason` is a text for people."""
+
+    code: int
+    reason: str
+
+
+SessionEvent = Authenticated | ControlData | Closed
+
+
+def destination_cid(data: bytes) -> bytes | None:
+    """The connection id that a datagram is for, or None when it is no QUIC packet of ours (RFC 8999)."""
+    if not data:
+        return None
+    if data[0] & 0x80:
+        if len(data) < 6 or len(data) < 6 + data[5]:
+            return None
+        return data[6 : 6 + data[5]]
+    return data[1 : 1 + CID_LENGTH] if len(data) > CID_LENGTH else None
+
+
+def is_unauthenticated_initial(data: bytes) -> bool:
+    """Whether a datagram starts with a QUIC v1 Initial packet: the only kind that may make us keep anything."""
+    return len(data) > 4 and data[0] & 0xF0 == 0xC0 and data[1:5] == b"\x00\x00\x00\x01"
+
+
+def error_name(code: int) -> str:
+    """A readable name of a close code."""
+    ours = {
+        CLOSE_NORMAL: "closed",
+        CLOSE_REFUSED: "refused",
+        CLOSE_PROTOCOL: "protocol error",
+        CLOSE_GONE: "link gone",
+        CLOSE_REPLACED: "replaced",
+    }
+    if code in ours:
+        return ours[code]
+    try:
+        return QuicErrorCode(code).name.lower()
+    except ValueError:
+        return f"TLS alert {code - 0x100}" if 0x100 <= code < 0x200 else f"code {code:#x}"
