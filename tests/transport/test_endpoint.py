@@ -603,7 +603,8 @@ REFUSALS: list[tuple[str, dict[str, Any] | None, str]] = [
     ("foreign authority", {"node": "d", "authority": 1}, "not signed by an authority that we trust"),
     ("wrong job", {"node": "d", "job": "k"}, "is for job 'k', not 'j'"),
     ("expired", {"node": "d"}, "expired at"),
-    ("unauthorised", {"node": "c"}, "coordinators may not come here"),
+    ("stolen node name", {"node": "a", "authority": 1}, "not signed by an authority that we trust"),
+    ("wrong role", {"node": "c"}, "coordinators may not come here"),
     ("authorization fails", {"node": "d"}, "its authorization failed"),
 ]
 

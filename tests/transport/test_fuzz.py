@@ -20,6 +20,7 @@ from quicoll_transport.endpoint.connection import Connection
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.frames import Cancel, ControlReader, Header, encode_control
 from quicoll_transport.guard import Pace, PaceConfig
+from quicoll_transport.identity import Identity
 from quicoll_transport.quic import CLOSE_REFUSED, Gate, Session, SessionConfig, handshake_in_memory
 
 INPUTS = int(os.environ.get("QUICOLL_FUZZ_INPUTS", "15000"))
@@ -38,7 +39,7 @@ def test_endpoints_live_and_honest_links_work_whatever_the_others_send(number: i
         run_episode(SEED, episode, min(size, 1500) if traced else size, tally, trace=traced)
     size = min(size, 1500) if number == 2 else size
     assert tally.inputs >= size
-    assert min(tally.datagrams, tally.controls, tally.headers, tally.honest) > 0
+    assert min(tally.datagrams, tally.controls, tally.headers, tally.connections, tally.served, tally.honest) > 0
 
 
 def test_an_episode_repeats_itself() -> None:
@@ -66,6 +67,16 @@ def test_the_oracle_notices_an_exception_of_our_own_on_a_peers_bytes(monkeypatch
     monkeypatch.setattr(ControlReader, "feed", breaks)
     with pytest.raises(Finding, match="our own code raised on a peer's bytes"):
         run_episode(7, 0, 3000, Tally())
+
+
+def test_the_oracle_notices_a_dialler_that_takes_whoever_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_until_another_member_answers() -> None:
+        for number in range(20):  # every third episode has one; the first does, as this is written
+            run_episode(9, number, 500, Tally())
+
+    monkeypatch.setattr(Identity, "__eq__", lambda self, other: True)
+    with pytest.raises(Finding, match="after servers: a link to who is not the node that was dialled"):
+        run_until_another_member_answers()
 
 
 def test_the_oracle_notices_an_endpoint_that_turns_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
