@@ -177,7 +177,8 @@ def _explained(worker: Worker, found: Scenario, outcome: Outcome) -> str:
     if again.digest != outcome.digest:
         parts.append(
             "This story is of a second run with the same seed, and it went otherwise than the first: the test depends "
-            "on something beyond its seed (the real clock, state that is kept between runs, the order of a set, an address in an error's text).\n"
+            "on something beyond its seed (the real clock, state that is kept between runs, the order of a set, an "
+            "address in an error's text).\n"
         )
     if sim.events:
         parts.append("Its faults:\n" + "".join(f"  {event}\n" for event in sorted(sim.events, key=_when)))
