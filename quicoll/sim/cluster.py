@@ -153,6 +153,10 @@ class Simulation:
         self._world: World
         self.checker: Checker
 
+    def __repr__(self) -> str:
+        """Without an address: an assertion of the worker may show us, and its text is part of the run."""
+        return f"<Simulation seed={self.seed} ranks={self.settings.ranks}>"
+
     # -- the scenario --------------------------------------------------------------------------------------------
 
     def at(self, seconds: float) -> Schedule:
