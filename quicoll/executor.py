@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TransferFailed", "Work", "execute"]
 
-_LANES_PER_WIDTH = 4  # open lanes beyond what keeps everyone busy, so that the path never runs dry between chunks
-
 
 class TransferFailed(Exception):
     """A message to or from `rank` failed; `error` says how. Never leaves the engine: the mesh turns it into ours."""
@@ -56,7 +54,7 @@ async def execute(work: Work, *, link: Callable[[int], Link], tag: Callable[[int
     """
     plan = work.plan
     lanes = iter(plan.lanes)
-    runners = min(len(plan.lanes), max(1, plan.width) * _LANES_PER_WIDTH)
+    runners = plan.open_lanes
     if runners <= 1:
         await _run_lanes(work, lanes, link, tag)
         return
