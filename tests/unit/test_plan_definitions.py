@@ -4,8 +4,8 @@ Reductions run on words that stand for formulas (`plan_machine.Words`), so that 
 type and operation. Every set of plans is checked (`validate`) and then run with messages that come late and lanes that
 take turns at random.
 
-By default each world size meets a few of the sizes, numbers of leaves and sites, drawn in turn. QUICOLL_SWEEP=1 runs
-all of them: some minutes.
+By default each world size meets a few of the sizes, numbers of leaves and sites, drawn in turn. QUICOLL_SWEEP=20 takes
+twenty times as many (a quarter of an hour), up to all there are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quicoll.plan import ALGORITHMS, CANONICAL, Plan, validate
 
 Array = np.ndarray[Any, Any]
 
-SWEEP = bool(os.environ.get("QUICOLL_SWEEP"))
+SWEEP = int(os.environ.get("QUICOLL_SWEEP", "1"))
 WORLDS = range(1, 34)
 SIZES = (0, 1, 63, 64, 65, 1009, 4133)
 # Bytes an element is said to have. 16 KiB make a share of 64 elements worth an owner, so that small arrays have many.
@@ -34,7 +34,8 @@ ITEMSIZES = (8, 16 * 1024)
 def cases(*axes: Sequence[Any], most: int, turn: int) -> Iterator[tuple[Any, ...]]:
     """All combinations, or `most` of them, spread evenly and shifted by `turn`, so that all come up over the worlds."""
     whole = list(product(*axes))
-    if SWEEP or len(whole) <= most:
+    most *= SWEEP
+    if len(whole) <= most:
         yield from whole
         return
     stride = len(whole) / most
@@ -103,7 +104,7 @@ def inputs_of(shards: Sequence[Array], world: int) -> list[list[Array]]:
 def test_all_reduce_gives_everyone_the_canonical_formula(algorithm: str, world: int) -> None:
     layouts = site_layouts(world) if algorithm == "hierarchical" else [()]
     for elements, leaves, sites, itemsize, parts in cases(
-        SIZES, leaf_counts(world), layouts, ITEMSIZES, (1, 7), most=3, turn=world
+        SIZES, leaf_counts(world), layouts, ITEMSIZES, (1, 7), most=2, turn=world
     ):
         shards = words(world, leaves, elements)
         plans = by_rank(
@@ -127,7 +128,7 @@ def test_reduce_gives_the_root_the_canonical_formula_and_the_others_nothing(algo
     layouts = site_layouts(world) if algorithm == "hierarchical" else [()]
     roots = sorted({0, world // 2, world - 1})
     for elements, leaves, sites, itemsize, root, parts in cases(
-        SIZES, leaf_counts(world), layouts, ITEMSIZES, roots, (1, 7), most=3, turn=world
+        SIZES, leaf_counts(world), layouts, ITEMSIZES, roots, (1, 7), most=2, turn=world
     ):
         shards = words(world, leaves, elements)
         plans = by_rank(
@@ -152,7 +153,7 @@ def test_reduce_gives_the_root_the_canonical_formula_and_the_others_nothing(algo
 def test_reduce_scatter_gives_each_rank_its_part_of_the_canonical_formula(algorithm: str, world: int) -> None:
     layouts = site_layouts(world) if algorithm == "hierarchical" else [()]
     for counts, leaves, sites, limit in cases(
-        uneven(world), leaf_counts(world), layouts, (64, 1000, 1 << 20), most=3, turn=world
+        uneven(world), leaf_counts(world), layouts, (64, 1000, 1 << 20), most=2, turn=world
     ):
         shards = words(world, leaves, sum(counts))
         plans = by_rank(
@@ -174,7 +175,7 @@ def test_reduce_scatter_gives_each_rank_its_part_of_the_canonical_formula(algori
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_ring_gives_everyone_the_order_it_states(world: int) -> None:
-    for elements, leaves in cases(SIZES, leaf_counts(world), most=3, turn=world):
+    for elements, leaves in cases(SIZES, leaf_counts(world), most=2, turn=world):
         shards = words(world, leaves, elements)
         plans = by_rank(
             plan.all_reduce,
@@ -241,7 +242,7 @@ def split(whole: Array, counts: Sequence[int]) -> list[Array]:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_broadcast_gives_everyone_the_roots_elements(world: int) -> None:
-    for elements, root, limit in cases(SIZES, range(world), (64, 1 << 20), most=3, turn=world):
+    for elements, root, limit in cases(SIZES, range(world), (64, 1 << 20), most=2, turn=world):
         (value,) = words(world, 1, elements)
         plans = by_rank(plan.broadcast, world, root=root, elements=elements, itemsize=8, chunk_bytes=limit)
         for output in run(plans, [[value] if rank == root else [] for rank in range(world)], seed=root):
@@ -250,7 +251,7 @@ def test_broadcast_gives_everyone_the_roots_elements(world: int) -> None:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_gathers_put_the_parts_one_after_the_other_in_rank_order(world: int) -> None:
-    for counts, root, limit in cases(uneven(world), range(world), (64, 1000, 1 << 20), most=3, turn=world):
+    for counts, root, limit in cases(uneven(world), range(world), (64, 1000, 1 << 20), most=2, turn=world):
         (whole,) = words(world, 1, sum(counts))
         parts = [[part] for part in split(whole, counts)]
         to_all = by_rank(plan.all_gather, world, counts=counts, itemsize=8, chunk_bytes=limit)
@@ -264,7 +265,7 @@ def test_gathers_put_the_parts_one_after_the_other_in_rank_order(world: int) -> 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_scatter_gives_each_rank_its_part_of_the_roots_elements(world: int) -> None:
-    for counts, root, limit in cases(uneven(world), range(world), (64, 1000, 1 << 20), most=3, turn=world):
+    for counts, root, limit in cases(uneven(world), range(world), (64, 1000, 1 << 20), most=2, turn=world):
         (whole,) = words(world, 1, sum(counts))
         plans = by_rank(plan.scatter, world, root=root, counts=counts, itemsize=8, chunk_bytes=limit)
         outputs = run(plans, [[whole] if rank == root else [] for rank in range(world)], seed=root)
@@ -281,7 +282,7 @@ def test_all_to_all_transposes_uneven_and_empty_parts(world: int) -> None:
         [[65 if (s + 2 * r) % world == 1 else 0 for r in range(world)] for s in range(world)],
         [[SIZES[(s + r) % 5] if s < 3 else 0 for r in range(world)] for s in range(world)],
     ]
-    for counts, limit in cases(tables, (64, 1 << 20), most=3, turn=world):
+    for counts, limit in cases(tables, (64, 1 << 20), most=2, turn=world):
         sent = [split(words(world, 1, sum(row))[0] + np.uint64(s), row) for s, row in enumerate(counts)]
         plans = by_rank(plan.all_to_all, world, counts=counts, itemsize=8, chunk_bytes=limit)
         outputs = run(plans, [[np.concatenate(parts)] for parts in sent], seed=world)
@@ -292,7 +293,7 @@ def test_all_to_all_transposes_uneven_and_empty_parts(world: int) -> None:
 @pytest.mark.parametrize("world", [world for world in WORLDS if world > 1])
 def test_send_moves_elements_from_one_rank_to_one_other_and_nobody_else_does_anything(world: int) -> None:
     pairs = [(source, to) for source in range(world) for to in range(world) if source != to]
-    for elements, (source, to), limit in cases(SIZES, pairs, (64, 1 << 20), most=3, turn=world):
+    for elements, (source, to), limit in cases(SIZES, pairs, (64, 1 << 20), most=2, turn=world):
         (value,) = words(world, 1, elements)
         plans = by_rank(plan.send, world, source=source, to=to, elements=elements, itemsize=8, chunk_bytes=limit)
         assert not any(lane.steps for made in plans if made.rank not in (source, to) for lane in made.lanes)
