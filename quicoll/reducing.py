@@ -205,7 +205,10 @@ class Reducing(Issuer):
             return Work(schedule, dtype, task.acc, task.op, inputs, target.flat)
 
         def cheapest(network: Network) -> Work:
-            return work(choose(name, view.world_size, task.like.nbytes, task.total, sites, network))
+            nbytes = task.like.nbytes
+            return work(
+                choose(name, view.world_size, nbytes, task.total, sites, network, chunk_bytes=self._chunk_bytes)
+            )
 
         shown = " ".join(f"{key}={_text(value)}" for key, value in options.items())
         signature = f"{name}/{task.algorithm} {shown} {task.like.text} op={task.op} precision={task.precision}"

@@ -116,7 +116,8 @@ async def cluster(
     """`n` ranks that have joined one job, in this process; `jobs[i]` is rank i.
 
     network: "loopback", real sockets on 127.0.0.1. seed: the job's seed. observer: gets the events of all ranks and
-    the coordinator, on the engines' thread. sites: the site of each rank. settings: as for `quicoll.join` (lost_after, timeout, chunk_bytes, ...).
+    the coordinator, on the engines' thread. sites: the site of each rank. settings: as for `quicoll.join` (lost_after,
+    timeout, chunk_bytes, ...).
     """
     if network != "loopback":
         raise LocalError(f"network {network!r} is not known; use 'loopback'")

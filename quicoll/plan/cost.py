@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from quicoll.errors import LocalError
+from quicoll.plan.cut import MIB
 from quicoll.plan.model import Copy, Plan, Recv, Reduce, Send, operands
 from quicoll.plan.reductions import CANONICAL, MIN_SHARE_BYTES, all_reduce, reduce, reduce_scatter
 from quicoll.plan.routes import normal_sites
@@ -164,7 +165,16 @@ def limit(collective: str, nbytes: int, network: Network) -> float:
     return moved / fastest + delays * max(network.latency[a][b] for a in ranks for b in ranks if a != b)
 
 
-def choose(op: str, world: int, nbytes: int, leaves: int, sites: Sequence[int], network: Network) -> str:
+def choose(
+    op: str,
+    world: int,
+    nbytes: int,
+    leaves: int,
+    sites: Sequence[int],
+    network: Network,
+    *,
+    chunk_bytes: int = MIB,
+) -> str:
     """The cheapest algorithm for `op` (all_reduce, reduce, reduce_scatter) on tensors of `nbytes` bytes.
 
     The size counts as the next power of two. Ties go to the first in `CANONICAL`. Beyond MAX_WALKED ranks nothing is
@@ -181,7 +191,7 @@ def choose(op: str, world: int, nbytes: int, leaves: int, sites: Sequence[int], 
         if several:
             return "hierarchical"
         return "tree" if nbytes <= MIN_SHARE_BYTES and _levels_pay(network) else "direct"
-    return _choose(op, world, 1 << (nbytes - 1).bit_length(), leaves, numbered, network)
+    return _choose(op, world, 1 << (nbytes - 1).bit_length(), leaves, numbered, network, chunk_bytes)
 
 
 def _levels_pay(network: Network) -> bool:
@@ -193,23 +203,27 @@ def _levels_pay(network: Network) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _choose(op: str, world: int, nbytes: int, leaves: int, sites: tuple[int, ...], network: Network) -> str:
+def _choose(
+    op: str, world: int, nbytes: int, leaves: int, sites: tuple[int, ...], network: Network, chunk_bytes: int
+) -> str:
     best = ("", float("inf"))
     for algorithm in CANONICAL[op]:
         if algorithm == "hierarchical" and max(sites) == 0:
             continue  # it is direct then
         if algorithm == "exchange" and nbytes > _EXCHANGE_BYTES:
             continue
-        seconds = predict(_sketch(op, algorithm, world, nbytes, leaves, sites), network).seconds
+        seconds = predict(_sketch(op, algorithm, world, nbytes, leaves, sites, chunk_bytes), network).seconds
         if seconds < best[1]:
             best = (algorithm, seconds)
     return best[0]
 
 
-def _sketch(op: str, algorithm: str, world: int, nbytes: int, leaves: int, sites: tuple[int, ...]) -> list[Plan]:
-    """Plans of four-byte elements, a chunk for each owner: enough to tell costs apart, and quickly walked."""
+def _sketch(
+    op: str, algorithm: str, world: int, nbytes: int, leaves: int, sites: tuple[int, ...], chunk_bytes: int
+) -> list[Plan]:
+    """Plans of four-byte elements in at most two chunks for each owner: enough to tell costs apart, quickly walked."""
     elements = max(1, nbytes // 4)
-    chunk_bytes = max(1 << 16, -(-nbytes // world))
+    chunk_bytes = max(chunk_bytes, -(-nbytes // (2 * world)))
     common = {"algorithm": algorithm, "world": world, "leaves": leaves, "sites": sites}
     sizes = {"itemsize": 4, "wide_itemsize": 4, "chunk_bytes": chunk_bytes}
     if op == "all_reduce":
