@@ -104,6 +104,7 @@ class Caller:
 
     def close(self) -> None:
         self.step = None
+        self._issued.clear()
 
     def settle(self) -> int:
         """Note the results that nobody has awaited; the number of the step's operations that have not ended."""

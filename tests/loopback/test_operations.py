@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+import quicoll.reducing
 from quicoll import Job, LocalError, Mismatch, PeerError, QuicollError, StepAborted
 from quicoll.bundle import Joined
+from quicoll.mesh import Mesh, site_numbers
 from quicoll.moving import MAX_OBJECT_BYTES
 from quicoll.testing import cluster
 
@@ -75,8 +77,6 @@ async def test_every_algorithm_gives_the_canonical_bits(world: int) -> None:
 
 
 async def test_ranks_of_two_sites_agree_on_one_algorithm_and_the_bits_stay() -> None:
-    from quicoll.mesh import site_numbers
-
     async with cluster(5, sites=["north", "south", "north", "south", "south"]) as jobs:
         assert site_numbers(jobs[0].view) == (0, 1, 0, 1, 1)
         parts = [values((70_000,), rank) for rank in range(5)]
@@ -84,6 +84,44 @@ async def test_ranks_of_two_sites_agree_on_one_algorithm_and_the_bits_stay() -> 
         for algorithm in ALGORITHMS:
             got = await everyone(jobs, lambda job, a=algorithm: job.group.all_reduce(parts[job.rank], algorithm=a))
             assert {array.tobytes() for array in got} == {want}
+
+
+async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_in_a_view(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[int] = []
+    chosen: dict[int, list[str]] = {}
+    networks: list[Any] = []
+    real = quicoll.reducing.choose
+
+    def measure(mesh: Mesh) -> tuple[int, ...]:
+        """Rank 1 is the only one that sees how far away it is."""
+        measured.append(mesh.rank)
+        far = [1 << 17 if mesh.rank == 1 and rank != 1 else 1 for rank in range(mesh.world)]
+        return *far, *(1 << 30 - mesh.rank for _ in far)
+
+    def watch(op: str, world: int, nbytes: int, *rest: Any, **options: Any) -> str:
+        networks.append(rest[2])
+        taken = real(op, world, nbytes, *rest, **options)
+        chosen.setdefault(nbytes, []).append(taken)
+        return taken
+
+    monkeypatch.setattr(Mesh, "_measured", measure)
+    monkeypatch.setattr("quicoll.reducing.choose", watch)
+    async with cluster(3) as jobs:
+
+        async def many(job: Job) -> None:
+            handles = [job.group.all_reduce(np.ones(8 << k)) for k in range(0, 18, 3)]
+            for handle in reversed(handles):
+                await handle
+            await job.group.reduce(np.ones(5))
+
+        await everyone(jobs, many)
+    assert sorted(measured) == [0, 1, 2]
+    assert len(set(networks)) == 1
+    assert networks[0].latency[0] == (0.0, 0.131072, 1e-6)
+    assert all(len(taken) == 3 and len(set(taken)) == 1 for taken in chosen.values())
+    assert chosen[64] == ["exchange"] * 3
 
 
 async def test_reduce_scatter_gives_the_rows_that_were_asked_for() -> None:
@@ -219,6 +257,21 @@ async def test_objects_are_what_msgpack_makes_of_them() -> None:
             jobs[0].group.all_gather_object(object())
         with pytest.raises(LocalError, match="is the most"):
             jobs[0].group.all_gather_object(b"x" * (MAX_OBJECT_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda g: g.all_gather(np.ones(5)), lambda g: g.gather(np.ones(5)), lambda g: g.scatter(np.ones(5)),
+     lambda g: g.all_to_all(np.ones(5))],
+)  # fmt: skip
+async def test_sizes_that_a_peer_names_are_bounded_before_memory_is_taken(
+    call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(2) as jobs:
+        monkeypatch.setattr("quicoll.moving.MAX_BYTES", 39)
+        got = await outcomes(jobs, lambda job: call(job.group))
+        assert all(isinstance(error, PeerError) for error in got), got
+        assert any("announces 40 bytes; 39 is the most" in str(error) and error.node == "worker-0" for error in got)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
