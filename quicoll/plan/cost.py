@@ -36,8 +36,8 @@ from quicoll.plan.routes import normal_sites
 
 __all__ = ["Flight", "Forecast", "Network", "agreed", "choose", "limit", "predict", "quantised"]
 
-# Beyond this many ranks a walk takes longer than it can save (0.2 s of the engine's time); see `choose`.
-MAX_WALKED = 32
+# Beyond this many ranks a walk takes longer than it can save (0.1 s of the engine's time); see `choose`.
+MAX_WALKED = 16
 _EXCHANGE_BYTES = (
     1 << 18
 )  # beyond, exchange is never the cheapest, having (world - 1) times the bytes, and dear to walk
