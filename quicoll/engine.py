@@ -261,8 +261,10 @@ class Engine:
         self._member.begin(index, now_ns=self._now_ns())
         self._work()
 
-    async def vote(self, view_id: int, digest: bytes, *, timeout: float) -> Decision:
+    async def vote(self, view_id: int, digest: bytes, *, timeout: float, unfinished: int) -> Decision:
         """Vote for the open step and wait for the decision.
+
+        unfinished: the step's operations that had not ended when the digest was made.
 
         Raises Partitioned when it is not known within `timeout` seconds: the step is in doubt, and `was_committed`
         tells later. Raises the mesh's error when the view broke before the vote: then nothing was voted for.
@@ -270,10 +272,10 @@ class Engine:
         mesh = self._mesh
         if self.open_step is None or mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
             raise _over(mesh, view_id)
-        if mesh.running:
+        if unfinished or mesh.running:
             mesh.fail(
                 PeerError(
-                    f"the step was left with {mesh.running} collectives still running",
+                    f"the step was left with {max(unfinished, mesh.running)} collectives still running",
                     rank=mesh.rank,
                     node=self.config.node,
                     view=view_id,
