@@ -24,14 +24,14 @@ BLAKE2b over names, types, shapes and bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quicoll.errors import LocalError
 from quicoll.group import Group
 from quicoll.job import Job, Step
 from quicoll.membership.history import Committed, InstalledView, Left
@@ -42,11 +42,13 @@ if TYPE_CHECKING:
     from quicoll.caller import Caller
     from quicoll.config import Config
     from quicoll.engine import Decision, Engine
+    from quicoll.handle import Handle
     from quicoll.membership.history import History, Record
     from quicoll.membership.journal import RecordStore
     from quicoll.membership.view import View
     from quicoll.runtime import Runtime
     from quicoll.sim.machine import Machine
+    from quicoll_transport.sim import HostLoop
 
 __all__ = ["GRACE_S", "INVARIANTS", "CheckedJob", "CheckedStore", "Checker"]
 
@@ -242,12 +244,12 @@ class CheckedJob(Job):
         self._checker.began(self.node, self.view, step.number)
         self._machine.note("step_began", step=step.number, view=self.view.view_id)
 
-    async def _commit(self, step: Step, view_id: int) -> None:
+    async def _commit(self, step: Step, view_id: int, unfinished: int) -> None:
         opened = self._engine.open_step
         if opened is not None:
             self._checker.voted(self.node, view_id, opened[0])
         with within(self.config.hold_timeout, "a vote", machine=self._machine, checker=self._checker):
-            await super()._commit(step, view_id)
+            await super()._commit(step, view_id, unfinished)
 
     async def _decided(self, step: Step, decision: Decision) -> None:
         self._checker.decided(self.node, self.view.view_id, decision.index, decision.commit)
@@ -268,42 +270,46 @@ class CheckedGroup(Group):
         self._checker = checker
 
 
-def _checked(name: str) -> Callable[..., Awaitable[Any]]:
-    inner: Callable[..., Awaitable[Any]] = getattr(Group, name)
+def _checked(name: str) -> Callable[..., Handle[Any]]:
+    inner: Callable[..., Handle[Any]] = getattr(Group, name)
 
-    async def collective(self: CheckedGroup, *args: Any, **settings: Any) -> Any:
+    @functools.wraps(inner)
+    def collective(self: CheckedGroup, *args: Any, **settings: Any) -> Handle[Any]:
+        machine, checker, node = self._machine, self._checker, self._machine.host.name
         out = settings.get("out")
         timeout = settings.get("timeout")
         limit = self._caller.config.timeout if timeout is None else timeout
-        inputs = _bits(args)
-        target = _bits((out,))
-        fine = False
-        self._machine.note("collective_began", op=name)
-        try:
-            with within(limit, name, machine=self._machine, checker=self._checker):
-                result = await inner(self, *args, **settings)
-            fine = True
-            return result
-        finally:
-            node = self._machine.host.name
-            self._machine.note("collective_ended", op=name, fine=fine)
-            if not (fine and out is not None) and _bits(args) != inputs:  # out may be the input, if it succeeded
-                self._checker.break_("untouched", f"{name} changed its input", node=node)
-            if not fine and _bits((out,)) != target:
-                self._checker.break_("untouched", f"{name} failed and changed its out", node=node)
+        inputs, target = _bits(args), _bits((out,))
+        handle = inner(self, *args, **settings)
+        machine.note("collective_began", op=name)
+        loop, start, disturbed = machine.loop, machine.loop.time(), machine.disturbances
 
-    collective.__name__ = name
-    collective.__doc__ = inner.__doc__
+        def ended(future: asyncio.Future[int]) -> None:
+            # Before whoever awaits it goes on, and before a result is handed over: the tensors are still our business.
+            fine = not future.cancelled() and future.exception() is None
+            machine.note("collective_ended", op=name, fine=fine)
+            _look_at_time(loop.time() - start, limit, name, disturbed, loop, machine, checker)
+            if _bits(args) != inputs:
+                checker.break_("untouched", f"{name} changed its input", node=node)
+            if _bits((out,)) != target:
+                what = "changed its out before the result was asked for" if fine else "failed and changed its out"
+                checker.break_("untouched", f"{name} {what}", node=node)
+
+        handle.add_done_callback(ended)
+        return handle
+
     return collective
 
 
 def collectives() -> list[str]:
-    """The public collectives of a group."""
-    return [
-        name
-        for name, member in sorted(vars(Group).items())
-        if not name.startswith("_") and asyncio.iscoroutinefunction(member)
-    ]
+    """The public collectives of a group: what gives a handle."""
+    found: dict[str, None] = {}
+    for kind in Group.__mro__:
+        for name, member in vars(kind).items():
+            returns = str(getattr(member, "__annotations__", {}).get("return", ""))
+            if not name.startswith("_") and returns.startswith("Handle"):
+                found[name] = None
+    return sorted(found)
 
 
 for _name in collectives():
@@ -318,10 +324,15 @@ def within(limit: float, what: str, *, machine: Machine, checker: Checker) -> It
     try:
         yield
     finally:
-        took = loop.time() - start
-        if not loop.dead and machine.disturbances == disturbed and not machine.disturbed and took > limit + GRACE_S:
-            name = machine.host.name
-            checker.break_("deadline", f"{what} on {name} took {took:.3f} s, {limit:g} s were given", node=name)
+        _look_at_time(loop.time() - start, limit, what, disturbed, loop, machine, checker)
+
+
+def _look_at_time(
+    took: float, limit: float, what: str, disturbed: int, loop: HostLoop, machine: Machine, checker: Checker
+) -> None:
+    if not loop.dead and machine.disturbances == disturbed and not machine.disturbed and took > limit + GRACE_S:
+        name = machine.host.name
+        checker.break_("deadline", f"{what} on {name} took {took:.3f} s, {limit:g} s were given", node=name)
 
 
 def state_digest(state: Any) -> bytes:
@@ -349,8 +360,6 @@ def _bits(values: Any) -> bytes:
 
             flat = value.detach().cpu().contiguous().reshape(-1)
             found.update(f"{value.dtype}{tuple(value.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes())
-        elif value is None or isinstance(value, str | int | float | bytes | bool):
-            found.update(repr(value).encode())
         else:
-            raise LocalError(f"the simulator cannot look at a {type(value).__name__}")
+            found.update(repr(value).encode())
     return found.digest()

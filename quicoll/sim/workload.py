@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     from quicoll.disk import Disk
+    from quicoll.reducing import AlgorithmName
 
 __all__ = ["COMPUTE_S", "ELEMENTS", "SHARDS", "Reference", "worker"]
 
@@ -70,11 +71,13 @@ def _state(vector: Any, count: int) -> dict[str, Any]:
     return {"vector": vector, "count": np.array([count], np.int64)}
 
 
-async def worker(job: Job, done: Callable[[], bool], *, disk: Disk | None = None) -> int:
+async def worker(
+    job: Job, done: Callable[[], bool], *, disk: Disk | None = None, algorithm: AlgorithmName = "auto"
+) -> int:
     """Do steps until `done()`; the number of the last one. An aborted step is tried again.
 
     disk: where a checkpoint is kept of every CHECKPOINT_EVERY-th step, and found again by the next process; None keeps
-    none. A disk that fails costs the checkpoint, not the step.
+    none. A disk that fails costs the checkpoint, not the step. algorithm: of the reduction.
     """
     vector: Any = np.zeros(ELEMENTS, np.float32)
     count = 0
@@ -100,7 +103,7 @@ async def worker(job: Job, done: Callable[[], bool], *, disk: Disk | None = None
                 shards = job.group.shards(SHARDS)
                 await asyncio.sleep(COMPUTE_S)
                 leaves = [contribution(vector, step.number, shard) for shard in shards]
-                mean = await job.group.all_reduce(shards.leaves(leaves, like=vector), op="avg")
+                mean = await job.group.all_reduce(shards.leaves(leaves, like=vector), op="avg", algorithm=algorithm)
                 witness = await job.group.all_gather(np.array([step.number, count], np.int64))
                 if not np.all(witness.reshape(-1, 2) == (step.number, count)):
                     raise AssertionError(f"ranks differ in what they do: {witness.tolist()}")
