@@ -334,10 +334,10 @@ class Simulation:
     def _apply(self, event: Event) -> None:
         self._events_left -= 1
         fault = event.fault
-        kind = type(fault).__name__.lower()
         self._world.note("fault", "sim", fault.source())
         if self._carry_out(fault):
-            self._injected[kind] = self._injected.get(kind, 0) + 1
+            for kind in scenario.kinds_of(fault, self.settings.conditions):
+                self._injected[kind] = self._injected.get(kind, 0) + 1
 
     def _carry_out(self, fault: Fault) -> bool:
         """Whether it could be done: a process that is gone cannot be paused."""
