@@ -24,7 +24,9 @@ __all__ = ["COMPUTE_S", "ELEMENTS", "SHARDS", "Reference", "worker"]
 
 SHARDS = 8
 ELEMENTS = 777  # odd, so that shares and chunks are uneven
-COMPUTE_S = 0.05  # of simulated time in each step, so that faults fall between and into collectives
+COMPUTE_S = (
+    0.05  # of simulated time in each step if nothing else is asked, so that faults fall between and into collectives
+)
 
 
 def contribution(vector: Any, step: int, shard: int) -> Any:
@@ -63,8 +65,11 @@ def _state(vector: Any, count: int) -> dict[str, Any]:
     return {"vector": vector, "count": np.array([count], np.int64)}
 
 
-async def worker(job: Job, done: Callable[[], bool]) -> int:
-    """Do steps until `done()`; the number of the last one. An aborted step is tried again."""
+async def worker(job: Job, done: Callable[[], bool], *, compute_s: float = COMPUTE_S) -> int:
+    """Do steps until `done()`; the number of the last one. An aborted step is tried again.
+
+    compute_s: simulated seconds that each step computes before its collectives.
+    """
     vector = np.zeros(ELEMENTS, np.float32)
     count = 0
 
@@ -80,7 +85,7 @@ async def worker(job: Job, done: Callable[[], bool]) -> int:
         try:
             async with job.step() as step:
                 shards = job.group.shards(SHARDS)
-                await asyncio.sleep(COMPUTE_S)
+                await asyncio.sleep(compute_s)
                 leaves = [contribution(vector, step.number, shard) for shard in shards]
                 mean = await job.group.all_reduce(shards.leaves(leaves, like=vector), op="avg")
                 witness = await job.group.all_gather(np.array([step.number, count], np.int64))
