@@ -49,7 +49,7 @@ def _chosen(config: pytest.Config) -> list[int]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    scenario = getattr(metafunc.function, "sim_scenario", None)
-    if scenario is not None:
-        seeds = _chosen(metafunc.config) or scenario.seeds
+    trial = getattr(metafunc.function, "sim_trial", None)
+    if trial is not None:
+        seeds = _chosen(metafunc.config) or trial.seeds
         metafunc.parametrize("sim_seed", seeds, ids=[f"seed{seed}" for seed in seeds])

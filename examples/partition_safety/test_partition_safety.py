@@ -40,6 +40,11 @@ async def fit(job: Job, sim: quicoll.sim.Simulation) -> None:
     assert np.abs(weights - line_fit.TRUE_WEIGHTS).max() < 1.5
 
 
+@quicoll.sim.scenario(seeds=10, ranks=4, steps=STEPS)
+async def test_the_loop_survives_whatever_a_seed_breaks(job: Job, sim: quicoll.sim.Simulation) -> None:
+    await fit(job, sim)
+
+
 @quicoll.sim.scenario(seeds=2, ranks=4, script=split)
 async def test_the_loop_survives_a_split(job: Job, sim: quicoll.sim.Simulation) -> None:
     await fit(job, sim)

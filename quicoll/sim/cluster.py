@@ -350,10 +350,10 @@ class Simulation:
     def _apply(self, event: Event) -> None:
         self._events_left -= 1
         fault = event.fault
-        kind = type(fault).__name__.lower()
         self._world.note("fault", "sim", fault.source(), detail=fault)
         if self._carry_out(fault):
-            self._injected[kind] = self._injected.get(kind, 0) + 1
+            for kind in scenario.kinds_of(fault, self.settings.conditions):
+                self._injected[kind] = self._injected.get(kind, 0) + 1
         else:
             self._world.note("fault_void", "sim", fault.source(), detail=fault)
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quicoll.errors import LocalError
 from quicoll.sim.cluster import Outcome, Settings, Simulation
+from quicoll.sim.swarm import KINDS, generate, parse_kinds
 from quicoll.sim.trace import Recording
 
 if TYPE_CHECKING:
@@ -35,48 +36,45 @@ if TYPE_CHECKING:
     from quicoll.sim.invariants import Reference
     from quicoll_transport.sim import Recorder
 
-__all__ = ["Scenario", "SimulatedTest", "scenario"]
+__all__ = ["SimulatedTest", "Trial", "scenario"]
 
 _ARGUMENT = "sim_seed"  # by which pytest gives the seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class Trial:
     """What `scenario` was given: see there."""
 
     seeds: tuple[int, ...]
-    settings: Settings
+    ranks: int
+    settings: Settings | None
     steps: int
-    faults: tuple[str, ...] | None
+    faults: tuple[str, ...]
     script: Callable[[Simulation], object] | None
     reference: Reference | None
 
-    def events(self, seed: int) -> tuple[Event, ...]:
-        """What breaks with this seed, apart from what the script does."""
-        if self.script is not None:
-            return ()
-        from quicoll.sim.swarm import generate
-
-        return tuple(generate(seed, ranks=self.settings.ranks, steps=self.steps, kinds=self.faults))
-
     def simulation(self, worker: Worker, seed: int, recorder: Recorder | None = None) -> Simulation:
-        sim = Simulation(
+        """The run of this seed, with its faults."""
+        if self.script is not None:
+            given = replace(self.settings or Settings(), ranks=self.ranks)
+            sim = Simulation(worker, seed=seed, settings=given, reference=self.reference, recorder=recorder)
+            self.script(sim)
+            return sim
+        drawn = generate(seed, ranks=self.ranks, steps=self.steps, kinds=self.faults, settings=self.settings)
+        return Simulation(
             worker,
             seed=seed,
-            settings=self.settings,
-            events=self.events(seed),
+            settings=drawn.settings,
+            events=drawn.events,
             reference=self.reference,
             recorder=recorder,
         )
-        if self.script is not None:
-            self.script(sim)
-        return sim
 
 
 class SimulatedTest(Protocol):
     """What becomes of the decorated function. run: one run by hand, which raises nothing that happened inside."""
 
-    sim_scenario: Scenario
+    sim_trial: Trial
     __name__: str
 
     def __call__(self, *args: Any, **arguments: Any) -> None: ...
@@ -99,7 +97,8 @@ def scenario(
     None takes those of `settings`. steps: about so many steps the test does, so that faults fall into them. faults:
     kinds of faults to generate, None for all (see quicoll.sim.swarm). script: writes the faults instead, `def
     script(sim): sim.at(1.2).partition({0, 1}, {2, 3}); sim.at(3.0).heal()`; chance (of losses, of delays) still is the
-    seed's. settings: of the cluster. reference: digest of the registered state after a step, if it is known.
+    seed's. settings: of the cluster; None has generated scenarios draw them too. reference: digest of the registered
+    state after a step, if it is known.
 
     The test fails with InvariantBroken or RunFailed. Raises LocalError for arguments or a function that cannot work.
     """
@@ -109,11 +108,14 @@ def scenario(
     if steps < 1:
         raise LocalError(f"a test does at least one step, not {steps}")
     base = settings or Settings()
-    found = Scenario(
+    if script is not None and faults is not None:
+        raise LocalError("either the faults are generated, or a script writes them")
+    found = Trial(
         seeds=chosen,
-        settings=base if ranks is None else replace(base, ranks=ranks),
+        ranks=base.ranks if ranks is None else replace(base, ranks=ranks).ranks,
+        settings=settings,
         steps=steps,
-        faults=None if faults is None else tuple(faults),
+        faults=KINDS if faults is None else parse_kinds(",".join(faults)),
         script=script,
         reference=reference,
     )
@@ -124,7 +126,7 @@ def scenario(
     return decorate
 
 
-def _test(function: Worker, found: Scenario) -> SimulatedTest:
+def _test(function: Worker, found: Trial) -> SimulatedTest:
     bound, fixtures = _parameters(function)
 
     @wraps(function)
@@ -139,7 +141,7 @@ def _test(function: Worker, found: Scenario) -> SimulatedTest:
     seed = inspect.Parameter(_ARGUMENT, inspect.Parameter.KEYWORD_ONLY)
     made: Any = test
     made.__signature__ = inspect.Signature([*bound, seed, *fixtures])
-    made.sim_scenario = found
+    made.sim_trial = found
     made.run = run
     return made  # type: ignore[no-any-return]
 
@@ -160,7 +162,7 @@ def _parameters(function: Worker) -> tuple[list[inspect.Parameter], list[inspect
     return bound, fixtures
 
 
-def _check(worker: Worker, found: Scenario, seed: int) -> None:
+def _check(worker: Worker, found: Trial, seed: int) -> None:
     """One run; raises what it failed with, explained."""
     __tracebackhide__ = True
     outcome = found.simulation(worker, seed).run()
@@ -169,7 +171,7 @@ def _check(worker: Worker, found: Scenario, seed: int) -> None:
         raise outcome.error
 
 
-def _explained(worker: Worker, found: Scenario, outcome: Outcome) -> str:
+def _explained(worker: Worker, found: Trial, outcome: Outcome) -> str:
     recording = Recording()
     sim = found.simulation(worker, outcome.seed, recording.record)
     again = sim.run()

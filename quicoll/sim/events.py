@@ -17,6 +17,7 @@ and kept as integer nanoseconds.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, TypeAlias
@@ -49,11 +50,15 @@ __all__ = [
     "SetConditions",
     "Slow",
     "StepWall",
+    "kinds_of",
     "node_name",
 ]
 
 COORDINATOR_HOST = "coordinator"
 DISK_FAULTS = ("write", "fsync", "full", "power", "kill")
+
+_MOST_TIMES = 100_000  # of one `every`
+_MOST_DRIFT = 500_000  # ppm, as a simulated clock takes it
 
 Node: TypeAlias = "int | str"
 
@@ -209,12 +214,7 @@ class SetConditions:
 
     def source(self) -> str:
         between = f", {_set(self.one)}, {_set(self.other)}" if self.one or self.other else ""
-        changed = [
-            f"{field.name}={getattr(self.conditions, field.name)!r}"
-            for field in fields(Conditions)
-            if getattr(self.conditions, field.name) != field.default
-        ]
-        return f"conditions(Conditions({', '.join(changed)}){between})"
+        return f"conditions({conditions_source(self.conditions)}{between})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ class Disk:
     what: str
 
     def source(self) -> str:
-        return f"disk({_node(self.node)}, {self.what!r})"
+        return f"disk({_node(self.node)}, {_text(self.what)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +278,44 @@ class Event:
 
     def __str__(self) -> str:
         return f"sim.at({_seconds(self.at_ns)}).{self.fault.source()}"
+
+
+def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
+    """The kinds of fault that this is, by the names that a user knows them by; `usual`: what paths are like otherwise.
+
+    What ends a fault has a name too: heal, repair, resume, and "calm" for conditions that are as usual.
+    """
+    match fault:
+        case SetConditions():
+            found = fault.conditions
+            changed = [
+                "burst" if name == "loss" and found.burst != 1.0 else kind
+                for name, kind in _CONDITION_KINDS
+                if getattr(found, name) != getattr(usual, name)
+            ]
+            return tuple(changed) or ("calm",)
+        case Partition():
+            return ("one_way" if fault.one_way else "partition",)
+        case Crash():
+            return ("coordinator_crash" if fault.node == COORDINATOR_HOST else "power" if fault.power else "crash",)
+        case Corrupt():
+            return ("payload",)
+        case StepWall():
+            return ("wall",)
+        case _:
+            return (type(fault).__name__.lower(),)
+
+
+_CONDITION_KINDS = (
+    ("latency_ns", "latency"),
+    ("jitter_ns", "jitter"),
+    ("loss", "loss"),
+    ("duplicate", "duplicate"),
+    ("reorder", "reorder"),
+    ("corrupt", "corrupt"),
+    ("bytes_per_second", "rate"),
+    ("mtu", "mtu"),
+)
 
 
 class Schedule:
@@ -324,13 +362,16 @@ class Schedule:
         return self.fault(Slow(node_name(node), _ns(seconds, "the time of a callback")))
 
     def drift(self, node: Node, *, ppm: int) -> Schedule:
+        if not -_MOST_DRIFT <= ppm <= _MOST_DRIFT:
+            raise LocalError(f"a clock is off by {_MOST_DRIFT} parts per million at most, not by {ppm}")
         return self.fault(Drift(node_name(node), ppm))
 
     def leap(self, node: Node, seconds: float) -> Schedule:
         return self.fault(Leap(node_name(node), _ns(seconds, "a leap")))
 
     def step_wall(self, node: Node, seconds: float) -> Schedule:
-        return self.fault(StepWall(node_name(node), round(seconds * 1e9)))
+        ns = -_ns(-seconds, "a step back") if seconds < 0 else _ns(seconds, "a step")
+        return self.fault(StepWall(node_name(node), ns))
 
     def conditions(
         self, conditions: Conditions, one: Node | Iterable[Node] = (), other: Node | Iterable[Node] = ()
@@ -351,6 +392,16 @@ class Schedule:
         return self.fault(Heal())
 
 
+def conditions_source(conditions: Conditions) -> str:
+    """`Conditions(...)` with what differs from the defaults."""
+    changed = [
+        f"{field.name}={getattr(conditions, field.name)!r}"
+        for field in fields(Conditions)
+        if getattr(conditions, field.name) != field.default
+    ]
+    return f"Conditions({', '.join(changed)})"
+
+
 def at(seconds: float, add: Callable[[Event], None]) -> Schedule:
     return Schedule((_ns(seconds, "a time"),), add)
 
@@ -359,16 +410,24 @@ def every(seconds: float, *, start: float, until: float, add: Callable[[Event], 
     step = _ns(seconds, "a period")
     if step < 1_000_000:
         raise LocalError(f"a period is a millisecond or more, not {seconds!r} s")
-    return Schedule(range(_ns(start, "a start"), _ns(until, "an end"), step), add)
+    times = range(_ns(start, "a start"), _ns(until, "an end"), step)
+    if len(times) > _MOST_TIMES:
+        raise LocalError(f"something happens {_MOST_TIMES} times at most, not {len(times)} times")
+    return Schedule(times, add)
 
 
 def _node(name: str) -> str:
     prefix, _, number = name.partition("-")
-    return number if prefix == "worker" and number.isdigit() else repr(name)
+    return number if prefix == "worker" and number.isdecimal() and number == str(int(number)) else _text(name)
+
+
+def _text(value: str) -> str:
+    """A literal in double quotes: a shell takes the whole line in single ones."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _set(names: tuple[str, ...]) -> str:
-    return "{" + ", ".join(_node(name) for name in names) + "}"
+    return "{" + ", ".join(_node(name) for name in names) + "}" if names else "()"
 
 
 def _seconds(ns: int) -> str:

@@ -72,12 +72,18 @@ def _state(vector: Any, count: int) -> dict[str, Any]:
 
 
 async def worker(
-    job: Job, done: Callable[[], bool], *, disk: Disk | None = None, algorithm: AlgorithmName = "auto"
+    job: Job,
+    done: Callable[[], bool],
+    *,
+    compute_s: float = COMPUTE_S,
+    disk: Disk | None = None,
+    algorithm: AlgorithmName = "auto",
 ) -> int:
     """Do steps until `done()`; the number of the last one. An aborted step is tried again.
 
-    disk: where a checkpoint is kept of every CHECKPOINT_EVERY-th step, and found again by the next process; None keeps
-    none. A disk that fails costs the checkpoint, not the step. algorithm: of the reduction.
+    compute_s: simulated seconds that each step computes before its collectives. disk: where a checkpoint is kept of
+    every CHECKPOINT_EVERY-th step, and found again by the next process; None keeps none. A disk that fails costs the
+    checkpoint, not the step. algorithm: of the reduction.
     """
     vector: Any = np.zeros(ELEMENTS, np.float32)
     count = 0
@@ -101,7 +107,7 @@ async def worker(
         try:
             async with job.step() as step:
                 shards = job.group.shards(SHARDS)
-                await asyncio.sleep(COMPUTE_S)
+                await asyncio.sleep(compute_s)
                 leaves = [contribution(vector, step.number, shard) for shard in shards]
                 mean = await job.group.all_reduce(shards.leaves(leaves, like=vector), op="avg", algorithm=algorithm)
                 witness = await job.group.all_gather(np.array([step.number, count], np.int64))

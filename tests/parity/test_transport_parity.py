@@ -81,7 +81,7 @@ async def test_where_both_dial_there_is_one_link(net: Net) -> None:
 
 @on_both
 async def test_a_port_on_which_nothing_listens_refuses(net: Net) -> None:
-    await net.start("a", config=QUICK)
+    await net.start("a", config=EndpointConfig(connect_ns=400 * MS, handshake_ns=100 * MS))
 
     async def dial(process: Process) -> None:
         link = process.dial("b", net.silent_address())
@@ -412,7 +412,7 @@ async def test_silence_ends_the_link_at_lost_after_and_not_before(net: Net) -> N
 
 @on_both
 async def test_a_short_cut_raises_suspicion_and_everything_arrives_afterwards(net: Net) -> None:
-    await net.pair(config=EndpointConfig(lost_after_ns=4_000 * MS, connect_ns=30_000 * MS))
+    await net.pair(config=EndpointConfig(lost_after_ns=2_000 * MS, connect_ns=30_000 * MS))
 
     async def until(process: Process, suspect: bool) -> None:
         link = process.link("b")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import quicoll
+import quicoll_pytest
 import quicoll_transport
 from quicoll.errors import LocalError
 from quicoll.sim import Settings, Simulation, scenario
@@ -110,14 +111,15 @@ def test_a_test_that_depends_on_more_than_its_seed_is_told_so(tmp_path: Path) ->
     source = """
 calls = []
 
-@quicoll.sim.scenario(seeds=1, ranks=2, script=lambda sim: None)
+@quicoll.sim.scenario(seeds=3, ranks=2, script=lambda sim: None)
 async def test_wrong(job):
     calls.append(job)
     await asyncio.sleep(0.001 * len(calls))
     raise ValueError("always")
 """
-    code, text = run_pytest(tmp_path, source)
+    code, text = run_pytest(tmp_path, source, "-x")
     assert code == 1, text
+    assert "1 failed" in text, "the first failure stops, where it is asked for"
     assert "the test depends on something beyond its seed" in text.replace("\n    ", " ")
 
 
@@ -133,21 +135,16 @@ async def test_function(job, sim):
     assert [line for line in text.splitlines() if "::" in line] == [
         f"test_it.py::test_function[seed{seed}]" for seed in (9, 501, 500, 502)
     ]
-    for wrong in (["--sim-seeds", "3"], ["--sim-seeds", "5:5"], ["--sim-seeds", "a:b"], ["--sim-seed", "-1"]):
-        code, text = run_pytest(tmp_path, source, *collected, "=".join(wrong))
-        assert code != 0
-        assert f"not {'as ' if 's' in wrong[0][-1] else ''}{wrong[1]!r}" in text
+    code, text = run_pytest(tmp_path, source, *collected, "--sim-seeds=5:5")
+    assert code != 0
+    assert "seeds are given as A:B with A < B, for A to B - 1, not as '5:5'" in text
 
 
-def test_the_first_failure_stops_where_it_is_asked_for(tmp_path: Path) -> None:
-    source = """
-@quicoll.sim.scenario(seeds=3, ranks=1, script=lambda sim: None)
-async def test_wrong(job):
-    raise ValueError("always")
-"""
-    code, text = run_pytest(tmp_path, source, "-x")
-    assert code == 1
-    assert "1 failed" in text
+def test_seeds_are_a_range_of_integers_that_are_not_negative() -> None:
+    assert quicoll_pytest.parse_seeds("3:7") == range(3, 7)
+    for wrong in ("3", "5:5", "7:3", "a:b", ":5", "5:", "-1:5", "1:2:3", ""):
+        with pytest.raises(ValueError, match="seeds are given as A:B"):
+            quicoll_pytest.parse_seeds(wrong)
 
 
 def test_pytest_starts_without_importing_any_of_quicoll(tmp_path: Path) -> None:
@@ -177,6 +174,8 @@ async def fine(job: Job) -> None:
         ({"seeds": [3, -1]}, "not negative"),
         ({"steps": 0}, "at least one step"),
         ({"ranks": 0}, "1 to 256 ranks"),
+        ({"faults": ["loss", "earthquake"]}, "no kind of fault 'earthquake'"),
+        ({"faults": ["loss"], "script": lambda sim: None}, "either the faults are generated, or a script"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, object], message: str) -> None:
@@ -209,7 +208,7 @@ def test_a_function_that_no_rank_can_run_is_refused() -> None:
 
 def test_run_gives_the_outcome_and_ranks_go_before_those_of_settings() -> None:
     decorated = scenario(ranks=2, settings=Settings(ranks=7, limit=50.0), script=lambda sim: None)(fine)
-    assert decorated.sim_scenario.settings == Settings(ranks=2, limit=50.0)
+    assert decorated.sim_trial.ranks == 2
     outcome = decorated.run(seed=5)
     assert (outcome.seed, outcome.ok, outcome.results) == (5, True, (None, None))
     assert decorated.run(seed=5).digest == outcome.digest

@@ -58,7 +58,7 @@ def test_the_story_says_what_happened_until_when_and_why(run: tuple[Recording, O
         "0.500 s  FAULT  crash(3); down until 2.000 s",
         "the coordinator lost worker 3: worker-3 was lost: nothing listens at its address any more",
         "aborted because worker-3 was lost",
-        "0.800 s  FAULT  crash('coordinator'); down until 2.000 s",
+        '0.800 s  FAULT  crash("coordinator"); down until 2.000 s',
         "0.900 s  FAULT  resume(0): nothing is done",
         "workers 0-2 lost the coordinator",
         "2.000 s  the coordinator and worker 3 started again",

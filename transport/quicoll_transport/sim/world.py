@@ -24,7 +24,6 @@ import heapq
 import random
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -76,7 +75,7 @@ class World:
         self._events = 0
         self._confined: Any = None
         self._callbacks = 0
-        self._generators: weakref.WeakKeyDictionary[Any, HostLoop] = weakref.WeakKeyDictionary()
+        self._hooked: HostLoop | None = None  # to which asynchronous generators that begin now belong
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -191,7 +190,7 @@ class World:
         end = self.now_ns + limit_ns
         outer = asyncio._get_running_loop()
         hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=self._generator_begun, finalizer=self._generator_dropped)
+        self._hooked = None
         try:
             asyncio._set_running_loop(None)
             while True:
@@ -241,6 +240,9 @@ class World:
         if self._callbacks % _COLLECT == 0:
             collect()
         self.current = loop
+        if loop is not self._hooked:  # a generator keeps the finalizer that was set when it began (PEP 525)
+            self._hooked = loop
+            sys.set_asyncgen_hooks(firstiter=None, finalizer=loop.generator_dropped)
         asyncio._set_running_loop(loop)
         try:
             handle._run()
@@ -271,16 +273,6 @@ class World:
             elif not handle.cancelled():
                 handle._scheduled = False
                 self.ready.append(handle)
-
-    def _generator_begun(self, generator: Any) -> None:
-        if self.current is not None:
-            self._generators[generator] = self.current
-
-    def _generator_dropped(self, generator: Any) -> None:
-        """An asynchronous generator was left half way: its loop closes it, unless its process is dead."""
-        loop = self._generators.pop(generator, None)
-        if loop is not None and not loop.dead:
-            loop.call_soon(loop.create_task, generator.aclose())
 
     def waiting(self) -> str:
         """Who waits for what, for an error's text."""
