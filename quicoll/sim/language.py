@@ -3,9 +3,9 @@
     sim.at(0.3).partition({0, 1}, {2, 3}); sim.at(1.0).heal()
     Settings(lost_after=0.5, conditions=Conditions(latency_ns=2000000))
 
-Text is never executed. It is parsed by `ast`, and walked: statements are calls of `sim.at` or `sim.every` with methods of
-`Schedule` upon them, arguments are literals or `Conditions(...)` of literals. Anything else raises LocalError with its
-place. The methods check their arguments as they do for a program.
+Text is never executed. It is parsed by `ast`, and walked: statements are calls of `sim.at` or `sim.every` with methods
+of `Schedule` upon them, arguments are literals or `Conditions(...)` of literals. Anything else raises LocalError with
+its place. The methods check their arguments as they do for a program.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def events_source(events: Iterable[Event], *, separator: str = "; ") -> str:
 
 
 def settings_source(settings: Settings) -> str:
-    """`Settings(...)` with what differs from the defaults, but for the number of ranks, which the command has by name."""
+    """`Settings(...)` with what differs from the defaults, but for the ranks, which the command has by name."""
     usual = Settings()
     changed = []
     for field in fields(Settings):
@@ -63,7 +63,8 @@ def parse_settings(text: str, *, ranks: int) -> Settings:
     positional, named = _arguments(call)
     if "ranks" in named:
         raise _unclear(call, "the number of ranks is not part of the settings here")
-    return _made(call, Settings, *positional, ranks=ranks, **named)
+    settings: Settings = _made(call, Settings, *positional, ranks=ranks, **named)
+    return settings
 
 
 def _parsed(text: str, mode: str) -> Any:
@@ -85,11 +86,13 @@ def _schedule(node: ast.expr, add: Callable[[Event], None]) -> Schedule:
         if owner.id != "sim" or name not in ("at", "every"):
             raise _unclear(node, "a statement begins with sim.at(...) or sim.every(...)")
         times: Callable[..., Schedule] = scenario.at if name == "at" else scenario.every
-        return _made(node, times, *positional, add=add, **named)
+        begun: Schedule = _made(node, times, *positional, add=add, **named)
+        return begun
     schedule = _schedule(owner, add)
     if name not in _METHODS:
         raise _unclear(node, f"there is no fault {name!r} among {', '.join(_METHODS)}")
-    return _made(node, getattr(schedule, name), *positional, **named)
+    _made(node, getattr(schedule, name), *positional, **named)
+    return schedule
 
 
 def _arguments(call: ast.Call) -> tuple[list[Any], dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Run scenarios: one here, or thousands in worker processes.
 
-A sweep's result depends on its seeds alone, not on how many processes ran it or which of them had which seed: every seed
-is a world of its own. What a seed gave is therefore kept by seed, and the sweep has a digest over all of them.
+A sweep's result depends on its seeds alone, not on how many processes ran it or which of them had which seed: every
+seed is a world of its own. What a seed gave is therefore kept by seed, and the sweep has a digest over all of them.
 
     parent                         worker process, `python -m quicoll.sim.runner`
     {"seed": 17, ...}  ------>     runs it
@@ -261,9 +261,13 @@ class _Worker:
         command = [sys.executable, "-m", "quicoll.sim.runner"]
         # It has to import what this process has imported, wherever that came from.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._stdin, self.stdout = self._process.stdin, self._process.stdout
+        process = subprocess.Popen(  # noqa: S603 - the interpreter that runs this
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        stdin, stdout = process.stdin, process.stdout
+        if stdin is None or stdout is None:
+            raise AssertionError("pipes were asked for")
+        self._process, self._stdin, self.stdout = process, stdin, stdout
         self._buffer = b""
         self.seed = -1
         self.since = time.monotonic()

@@ -5,24 +5,23 @@ many bugs cannot show; a test that omits a random half of them finds more. Here 
 enables every kind with probability 1/2, and draws few events from the enabled ones, close together, on a cluster whose
 pace is drawn as well.
 
-    loss, burst, jitter, duplicate,    conditions of some paths or of all: independent and bursty loss, delay that varies,
-    reorder, corrupt, rate, mtu,       datagrams twice, late or with flipped bits, a bottleneck with its queue, a smaller
-    latency                            MTU, longer paths. One event may change several of them
+    loss, burst, jitter, duplicate,    conditions of some paths or of all: independent and bursty loss, delay that
+    reorder, corrupt, rate, mtu,       varies, datagrams twice, late or with flipped bits, a bottleneck with its queue,
+    latency                            a smaller MTU, longer paths. One event may change several of them
     partition, one_way, hold           paths between two sides: cut both ways, cut one way, datagrams kept until later
     crash, power, restart              a worker's process ends; its machine loses power; it ends and is started again
     coordinator_crash                  the same for the coordinator, mostly started again
     pause, slow                        SIGSTOP for a while; every callback takes time
     drift, leap, wall                  the monotonic clock runs wrong, leaps forward; the wall clock is set
     payload                            bits flip behind QUIC's own checks
-    disk                               a write or fsync of the coordinator's journal fails, or its disk is full
 
 Times. Steps are computed at a pace that makes the asked number of steps last about as long as the faults do (the
-horizon, 0.3 to 6 s), so that faults meet steps; they are drawn denser in the beginning, where views form, and often just
-after another fault, where recovery is under way. Lengths lie around the deadlines at which the code's behaviour changes:
-the retransmission and redial times, suspicion (0.45 lost_after), loss (lost_after), and beyond.
+horizon, 0.3 to 6 s), so that faults meet steps; they are drawn denser in the beginning, where views form, and often
+just after another fault, where recovery is under way. Lengths lie around the deadlines at which the code's behaviour
+changes: the retransmission and redial times, suspicion (0.45 lost_after), loss (lost_after), and beyond.
 
-Every scenario ends with a healing. Clocks that leapt stay so; a wall clock is never set by more than an hour at once, as
-certificates are valid from a day before the beginning. What a path is like after the healing lets QUIC work.
+Every scenario ends with a healing. Clocks that leapt stay so; a wall clock is never set by more than an hour at once,
+as certificates are valid from a day before the beginning. What a path is like after the healing lets QUIC work.
 
 Pure: a function of its arguments, in every process and version of Python (random.Random's generator is fixed by its
 documentation for `random()` alone, so everything is drawn by that).
@@ -279,7 +278,8 @@ class _Builder:
         """When the next fault begins."""
         if self._events and self._draw.chance(0.4):
             return self._last + round(self._draw.log_between(_MS / 2, 2 * self._lost))
-        return round(self._horizon * self._draw.between(0.0, 1.0) ** 1.5)
+        early = self._draw.between(0.0, 1.0)
+        return round(self._horizon * early * math.sqrt(early))
 
     def _length(self) -> int:
         """How long it lasts: around a deadline, just short of it or just beyond."""
@@ -388,7 +388,7 @@ class _Builder:
         self._put(at_ns, Leap(self._draw.one_of(self._nodes), _round(self._length())))
 
     def _wall(self, at_ns: int) -> None:
-        seconds = self._draw.one_of((1, 60, 3600)) * self._draw.one_of((1, -1))
+        seconds: int = self._draw.one_of((1, 60, 3600)) * self._draw.one_of((1, -1))
         self._put(at_ns, StepWall(self._draw.one_of(self._nodes), seconds * _S))
 
     def _payload(self, at_ns: int) -> None:
