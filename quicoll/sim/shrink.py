@@ -136,7 +136,8 @@ def _among(fault: Fault, names: list[str]) -> Fault | None:
     right = tuple(name for name in other if name in names)
     if bool(left) != bool(one) or bool(right) != bool(other):
         return None
-    return _changed(fault, one=left, other=right)
+    changed: Fault = _changed(fault, one=left, other=right)
+    return changed
 
 
 def _fewer_steps(scenario: Scenario) -> Iterator[Scenario]:
