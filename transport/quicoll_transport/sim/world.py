@@ -262,14 +262,16 @@ class World:
         return None
 
     def _take_due(self) -> None:
-        """What is due at this very time, in order. World events run at once, callbacks of hosts become ready."""
+        """What is due at this very time, in order. World events run at once, callbacks of hosts become ready.
+
+        Nothing that is ready runs in between: what arrives together is read together, as from a real socket.
+        """
         timers = self._timers
         now = self.now_ns
         while timers and timers[0][0] <= now:
             _, _, owner, handle, args = heapq.heappop(timers)
             if owner is None:
                 handle(*args)
-                self._run_ready()
             elif not handle.cancelled():
                 handle._scheduled = False
                 self.ready.append(handle)
