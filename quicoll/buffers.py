@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import xxhash
 
-from quicoll.dtypes import BFLOAT16, Array, DType
+from quicoll.dtypes import Array, DType
 from quicoll.errors import LocalError
 
 __all__ = ["Destination", "Kind", "Source", "allocate", "destination", "digest", "memory", "source"]
@@ -198,9 +198,9 @@ def _from_torch(value: Any) -> Source:
     dtype = _torch_dtype(value)
     shape = tuple(value.shape)
     plain = value.detach()
-    copied = plain.is_neg() or not plain.is_contiguous()
+    copied = plain.is_neg() or plain.is_conj() or not plain.is_contiguous()
     try:
-        flat = _flat_tensor(plain.resolve_neg().contiguous())
+        flat = _flat_tensor(plain.resolve_neg().resolve_conj().contiguous())
     except (RuntimeError, TypeError, NotImplementedError) as error:
         # Subclasses that only stand for data elsewhere (DTensor, FakeTensor, functorch's wrappers) fail here, each
         # its own way.
@@ -229,19 +229,22 @@ def _flat_tensor(value: Any) -> Array:
     """A contiguous tensor's memory as a flat array."""
     torch = _torch()
     flat = value.reshape(-1)
-    if value.dtype is torch.bfloat16:  # numpy has no such type
-        return flat.view(torch.int16).numpy().view(BFLOAT16.storage)  # type: ignore[no-any-return]
-    return flat.numpy()  # type: ignore[no-any-return]
+    unsigned = _without_numpy(torch).get(value.dtype)
+    return (flat if unsigned is None else flat.view(unsigned)).numpy()  # type: ignore[no-any-return]
+
+
+def _without_numpy(torch: Any) -> dict[Any, Any]:
+    """torch's types that numpy has not, and the type of equal size by which their memory is passed over."""
+    return {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 
 
 def _write_tensor(out: Any, result: Array) -> None:
     torch = _torch()
     if not result.flags.writeable:  # torch has no read-only tensors, and warns
         result = result.copy()
-    if out.dtype is torch.bfloat16:
-        tensor = torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
-    else:
-        tensor = torch.from_numpy(result)
+    tensor = torch.from_numpy(result)
+    if out.dtype in _without_numpy(torch):
+        tensor = tensor.view(out.dtype)
     # A tensor made under inference mode may be written only there.
     with torch.inference_mode() if out.is_inference() else torch.no_grad():
         out.copy_(tensor)

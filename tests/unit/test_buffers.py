@@ -17,7 +17,7 @@ from quicoll.dtypes import BFLOAT16, DTYPES
 from quicoll.errors import LocalError
 
 TORCH_DTYPES = {name: getattr(torch, name) for name in DTYPES}
-NUMPY_DTYPES = {name: np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name) for name in DTYPES}
+NUMPY_DTYPES = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in DTYPES}
 
 
 def torch_values(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -103,6 +103,10 @@ def test_a_tensor_that_is_lazily_negated_is_resolved() -> None:
     assert source(imaginary).flat.tolist() == [-1, -1, -1]
 
 
+def test_a_lazily_conjugated_tensor_is_resolved() -> None:
+    assert source(torch.tensor([1 + 2j]).conj()).flat.tolist() == [1 - 2j]
+
+
 def test_a_parameter_is_read_outside_of_autograd() -> None:
     parameter = torch.nn.Parameter(torch.arange(3.0))
     read = source(parameter)
@@ -125,12 +129,12 @@ def test_what_is_neither_array_nor_tensor_is_refused_with_what_to_pass(value: An
     ("value", "message"),
     [
         (np.zeros(2, ">f4"), r"dtype >f4 is not in this machine's byte order; pass value.astype\('float32'\)"),
-        (np.zeros(2, np.complex64), "dtype 'complex64' is not supported; use one of float16, "),
+        (np.zeros(2, np.longdouble), "dtype '.*128' is not supported; use one of float8_e4m3fn, "),
         (np.array([None]), "dtype 'object' is not supported"),
         (np.array(["a"]), "dtype 'str32' is not supported"),
         (np.zeros(2, "m8[s]"), r"dtype 'timedelta64\[s\]' is not supported"),
         (np.zeros(2, [("a", "f4")]), "is not supported"),
-        (np.zeros(2, ml_dtypes.float8_e4m3fn), "dtype 'float8_e4m3fn' is not supported"),
+        (np.zeros(2, ml_dtypes.float8_e4m3fnuz), "dtype 'float8_e4m3fnuz' is not supported"),
         (np.ma.masked_array([1, 2], [True, False]), r"would lose its mask; pass value.filled"),
     ],
     ids=lambda value: value.dtype.name if isinstance(value, np.ndarray) else "",
@@ -146,8 +150,7 @@ def test_tensors_without_plain_cpu_memory_are_refused() -> None:
     for value, message in [
         (torch.empty(3, device="meta"), "on device meta has no elements"),
         (torch.eye(3).to_sparse(), r"layout torch.sparse_coo is not supported; pass value.to_dense\(\)"),
-        (torch.ones(2, dtype=torch.complex64), "dtype 'complex64' is not supported"),
-        (torch.ones(2, dtype=torch.float8_e4m3fn), "dtype 'float8_e4m3fn' is not supported"),
+        (torch.ones(2, dtype=torch.float8_e4m3fnuz), "dtype 'float8_e4m3fnuz' is not supported"),
         (fake, "a FakeTensor has no memory that can be read; pass the local tensor"),
     ]:
         with pytest.raises(LocalError, match=message):
