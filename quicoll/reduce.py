@@ -12,7 +12,8 @@ more than any other, its error grows with log2(L) and not with L (Higham 1993, "
 summation", SIAM J. Sci. Comput. 14(4)), and it can be cut between ranks, which a running sum cannot. It fixes the
 order, which is the simpler half of the subject: a sum that is the same for every order needs binned accumulators
 (Demmel and Nguyen 2013, "Fast reproducible floating-point summation", ARITH-21; Ahrens, Demmel and Nguyen 2020, ACM
-TOMS 46(3)). We do not need it as long as all ranks agree on the leaves.
+TOMS 46(3)) or the whole sum. We do not need it as long as all ranks agree on the leaves; who wants it all the same,
+or the exact sum rounded once, asks for precision="exact" (`quicoll.exact`): another accumulator, and nothing else.
 
 The arithmetic. IEEE 754 defines sum, product and quotient of two numbers to the last bit, so each combination is
 the same on every processor that obeys it (`dtypes.require_ieee` asks). What it leaves open is closed here:
@@ -63,6 +64,7 @@ from quicoll.dtypes import (
     widen_unguarded,
 )
 from quicoll.errors import LocalError
+from quicoll.exact import exact_accumulator
 
 __all__ = [
     "BLOCK",
@@ -81,7 +83,7 @@ __all__ = [
     "widen",
 ]
 
-Precision: TypeAlias = Literal["default", "float64"]
+Precision: TypeAlias = Literal["default", "float64", "exact"]
 
 # Elements of one block: 128 to 256 KiB of a floating-point accumulator. Bits do not depend on it
 # (tests/unit/test_reduce.py).
@@ -153,11 +155,13 @@ def accumulator(dtype: DType, op: ReduceOp, precision: Precision = "default") ->
     min, max and the bitwise ones need no other than `dtype`. sum, avg and product of float8, float16 and bfloat16
     take float32, of float32 float32, of float64 float64; precision="float64" takes float64 for all of these. complex64
     and complex128 keep their own type; "float64" takes complex128. Integers keep their own type, except that avg
-    takes int64 or uint64. Raises LocalError for what makes no sense: bitwise operations on floats, an order of
-    complex numbers, arithmetic on bools, an unknown precision.
+    takes int64 or uint64. precision="exact" takes an accumulator of `quicoll.exact` for sum and avg of floats and
+    complex numbers; all else but products of those is exact, or free of order, as it is. Raises LocalError for what
+    makes no sense: bitwise operations on floats, an order of complex numbers, arithmetic on bools, an exact product, an
+    unknown precision.
     """
-    if precision not in ("default", "float64"):
-        raise LocalError(f"precision {precision!r} is not known; use 'default' or 'float64'")
+    if precision not in ("default", "float64", "exact"):
+        raise LocalError(f"precision {precision!r} is not known; use 'default', 'float64' or 'exact'")
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         if dtype.kind is Kind.COMPLEX:
             raise LocalError(
@@ -170,6 +174,10 @@ def accumulator(dtype: DType, op: ReduceOp, precision: Precision = "default") ->
         return dtype
     if dtype is BOOL:
         raise LocalError(f"{op} of bools is not defined; use band, bor, bxor, min, max, or an integer tensor")
+    if precision == "exact" and dtype.kind in (Kind.FLOAT, Kind.COMPLEX):
+        if op is ReduceOp.PRODUCT:
+            raise LocalError(f"product of {dtype} has no exact form; use precision 'default' or 'float64'")
+        return exact_accumulator(dtype).wide
     if dtype.kind is Kind.FLOAT:
         return FLOAT64 if precision == "float64" or dtype is FLOAT64 else FLOAT32
     if dtype.kind is Kind.COMPLEX:
@@ -180,7 +188,10 @@ def accumulator(dtype: DType, op: ReduceOp, precision: Precision = "default") ->
 
 
 def combine(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
-    """Write left op right into `out`. All 1-D, of one size, stored as `acc`; `out` may be `left` or `right` itself."""
+    """Write left op right into `out`. All 1-D, of one size, stored as `acc`; `out` may be `left` or `right` itself.
+
+    For exact accumulators see `quicoll.exact.Accumulator.combine`.
+    """
     with np.errstate(all="ignore"):
         _combine(op, acc, left, right, out)
 
@@ -321,8 +332,20 @@ def reduce_tree(
     from every operand's memory. final: finish the reduction over `leaves` leaves and write `dtype`; otherwise write
     `acc`. Takes (depth of the tree + 1) * block elements of memory. Raises LocalError on a thread that does not
     compute by IEEE 754.
+
+    An exact accumulator takes the operands as they come, for its sum has no order, and memory of its own.
     """
     require_ieee()
+    if acc.kind is Kind.EXACT:
+        found = _operands(tree)
+        exact_accumulator(dtype).reduce(
+            [(_checked(view(operand), out.size), operand.wide) for operand in found],
+            out,
+            final=final,
+            leaves=leaves,
+            avg=op is ReduceOp.AVG,
+        )
+        return
     bound = _bind(tree, view, out.size)
     registers: list[Array] = []
     width = min(block, out.size)
@@ -363,7 +386,22 @@ def _bind(tree: Any, view: Callable[[Any], Array], size: int) -> tuple[Any, ...]
     if isinstance(tree, tuple):
         left, right = tree
         return _bind(left, view, size), _bind(right, view, size)
-    values = view(tree)
+    return ((_checked(view(tree), size), tree.wide),)
+
+
+def _operands(tree: Any) -> list[Any]:
+    """The operands of a tree, left to right."""
+    found, pending = [], [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, tuple):
+            pending += [node[1], node[0]]
+        else:
+            found.append(node)
+    return found
+
+
+def _checked(values: Array, size: int) -> Array:
     if values.ndim != 1 or values.size != size:
         raise LocalError(f"an operand of shape {values.shape} in a reduction of {size} elements")
-    return ((values, tree.wide),)
+    return values
