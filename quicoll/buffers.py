@@ -9,11 +9,12 @@ Copies, all of them:
 - `destination`: one, in `Destination.commit`. A collective works in a buffer of its own, so that one that is
   aborted leaves the caller's `out` as it was.
 
-torch is never imported here. A caller who passes a tensor has imported it; who has not, need not have it.
+torch is imported for who asks for a tensor of it, and for nobody else: a caller who passes one has imported it.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ import xxhash
 from quicoll.dtypes import Array, DType
 from quicoll.errors import LocalError
 
-__all__ = ["Destination", "Kind", "Source", "allocate", "destination", "digest", "memory", "source"]
+__all__ = ["Destination", "Kind", "Source", "allocate", "destination", "digest", "memory", "source", "wrap"]
 
 Kind: TypeAlias = Literal["numpy", "torch"]
 
@@ -143,6 +144,27 @@ def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) ->
     if _overlaps_itself(shape, strides, dtype.itemsize):
         raise LocalError(f"out has several elements in one place (strides {strides} bytes); pass a contiguous copy")
     return Destination(out, np.empty(math.prod(shape), dtype.storage), dtype, shape, kind, fresh=False)
+
+
+def wrap(flat: Array, dtype: DType, shape: tuple[int, ...], kind: Kind) -> Any:
+    """An array or a tensor of `dtype` and `shape` in the memory of `flat` (1-D, of dtype.storage, writable).
+
+    Imports torch for "torch", and ml_dtypes for numpy arrays of types that numpy has not; LocalError without them.
+    """
+    if kind == "torch":
+        torch = _import("torch")
+        tensor = torch.from_numpy(flat).reshape(shape)
+        native = getattr(torch, dtype.name)
+        return tensor.view(native) if native in _without_numpy(torch) else tensor
+    own = dtype.storage if dtype.storage.name == dtype.name else np.dtype(getattr(_import("ml_dtypes"), dtype.name))
+    return flat.view(own).reshape(shape)
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise LocalError(f"{module} is not installed, and what is asked for needs it") from error
 
 
 def memory(flat: Array) -> memoryview:
