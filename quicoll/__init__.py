@@ -10,7 +10,9 @@
 
 from quicoll import blocking
 from quicoll.config import Config
+from quicoll.draws import Generator
 from quicoll.errors import (
+    AuditError,
     CheckpointError,
     Corrupted,
     LocalError,
@@ -31,10 +33,12 @@ from quicoll.shards import Leaves, Shards
 __version__ = "0.1.0"
 
 __all__ = [
+    "AuditError",
     "CheckpointError",
     "Config",
     "Corrupted",
     "Event",
+    "Generator",
     "Group",
     "Job",
     "JsonLines",
