@@ -10,6 +10,7 @@
 
 from quicoll import blocking
 from quicoll.config import Config
+from quicoll.determinism import DeterminismReport, determinism_report
 from quicoll.draws import Generator
 from quicoll.errors import (
     AuditError,
@@ -37,6 +38,7 @@ __all__ = [
     "CheckpointError",
     "Config",
     "Corrupted",
+    "DeterminismReport",
     "Event",
     "Generator",
     "Group",
@@ -58,5 +60,6 @@ __all__ = [
     "View",
     "__version__",
     "blocking",
+    "determinism_report",
     "join",
 ]
