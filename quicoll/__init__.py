@@ -10,7 +10,10 @@
 
 from quicoll import blocking
 from quicoll.config import Config
+from quicoll.determinism import DeterminismReport, determinism_report
+from quicoll.draws import Generator
 from quicoll.errors import (
+    AuditError,
     CheckpointError,
     Corrupted,
     LocalError,
@@ -32,10 +35,13 @@ from quicoll.shards import Leaves, Shards
 __version__ = "0.1.0"
 
 __all__ = [
+    "AuditError",
     "CheckpointError",
     "Config",
     "Corrupted",
+    "DeterminismReport",
     "Event",
+    "Generator",
     "Group",
     "Handle",
     "Job",
@@ -56,5 +62,6 @@ __all__ = [
     "View",
     "__version__",
     "blocking",
+    "determinism_report",
     "join",
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quicoll.cli import certs, coordinator, demo, env, explain, run, sim
+from quicoll.cli import audit, certs, coordinator, demo, env, explain, run, sim
 
 __all__ = ["app"]
 
@@ -19,6 +19,7 @@ app = typer.Typer(
     # A traceback with local variables would print keys.
     pretty_exceptions_enable=False,
 )
+app.add_typer(audit.app, name="audit")
 app.add_typer(certs.app, name="certs")
 for command in (demo, run, coordinator, env, explain, sim):
     command.register(app)
