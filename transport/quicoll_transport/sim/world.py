@@ -288,8 +288,8 @@ class World:
         lines = []
         for name in self.hosts:
             host = self.hosts[name]
-            for task in host.loop.tasks if host.loop is not None else ():
-                lines.append(f"{name} ({host.state.value}): {task.get_name()} at {_where(task.get_coro())}")
+            tasks = host.loop.tasks if host.loop is not None else ()
+            lines += [f"{name} ({host.state.value}): {task.get_name()} at {_where(task.get_coro())}" for task in tasks]
         shown = "; ".join(lines[:12])
         return f"waiting: {shown}{' ...' if len(lines) > 12 else ''}" if lines else "nobody waits"
 
