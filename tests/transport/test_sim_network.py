@@ -40,8 +40,8 @@ class Node:
     def _unreachable(self, address: object, trouble: Trouble) -> None:
         self.troubles.append((self.world.elapsed_ns, address, trouble))
 
-    def send(self, other: Node, *datas: bytes) -> None:
-        self.socket.send([(data, other.socket.local_address) for data in datas])
+    def send(self, other: Node, *payloads: bytes) -> None:
+        self.socket.send([(data, other.socket.local_address) for data in payloads])
 
     @property
     def data(self) -> list[bytes]:

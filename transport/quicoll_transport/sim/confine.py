@@ -2,13 +2,15 @@
 
 While a world is open, in its thread:
 
-    os.urandom, the keys and ids of TLS and QUIC    from the world's seed
-    the module `random`, and numpy's global one     seeded, and put back afterwards
+    the keys and ids of TLS and QUIC                from the world's seed
+    os.urandom, and with it uuid4, secrets and numpy's default_rng()   likewise
+    the global generators of random, numpy and torch    seeded, and put back afterwards
     time.time, monotonic, perf_counter and their _ns   the clocks of the host whose code runs, or the world's
     time.sleep, threading.Thread.start, socket.socket  raise Forbidden
 
 Other threads (a test runner's watchdog) see the real functions. A name that was imported before (`from time import
-sleep`) is out of reach; asyncio itself, aioquic and all of quicoll go through the modules.
+sleep`) is out of reach, and so is `random.Random()` without a seed, which asks the kernel in C; asyncio itself, aioquic
+and all of quicoll go through the modules.
 
 Garbage is collected at fixed points of the run instead of whenever memory was taken often enough, because what a
 collection finalises would otherwise run at another moment in another process.
@@ -17,6 +19,7 @@ collection finalises would otherwise run at another moment in another process.
 from __future__ import annotations
 
 import gc
+import os
 import random
 import socket
 import sys
@@ -56,6 +59,10 @@ def _seeded(world: World) -> Iterator[None]:
     numpy_kept = numpy.random.get_state() if numpy is not None else None
     if numpy is not None:
         numpy.random.seed(world.rng("numpy").getrandbits(32))
+    torch: Any = sys.modules.get("torch")
+    torch_kept = torch.get_rng_state() if torch is not None else None
+    if torch is not None:
+        torch.manual_seed(world.rng("torch").getrandbits(63))
     try:
         with entropy(rng.randbytes):
             yield
@@ -63,6 +70,8 @@ def _seeded(world: World) -> Iterator[None]:
         random.setstate(kept)
         if numpy is not None:
             numpy.random.set_state(numpy_kept)
+        if torch is not None:
+            torch.set_rng_state(torch_kept)
 
 
 def _monotonic_ns(world: World) -> int:
@@ -78,6 +87,7 @@ def _wall_ns(world: World) -> int:
 @contextmanager
 def _replaced(world: World) -> Iterator[None]:
     thread = threading.get_ident()
+    urandom = world.rng("urandom").randbytes
 
     def here(mine: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
         def either(*args: Any, **settings: Any) -> Any:
@@ -94,6 +104,8 @@ def _replaced(world: World) -> Iterator[None]:
         return forbidden
 
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [
+        (os, "urandom", urandom),
+        (random, "_urandom", urandom),  # of SystemRandom, and so of secrets and of numpy's default_rng()
         (time, "time", lambda: _wall_ns(world) / 1e9),
         (time, "time_ns", lambda: _wall_ns(world)),
         (time, "monotonic", lambda: _monotonic_ns(world) / 1e9),

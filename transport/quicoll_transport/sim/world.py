@@ -75,6 +75,7 @@ class World:
         self._events = 0
         self._confined: Any = None
         self._callbacks = 0
+        self._turns = 0  # callbacks since time has moved
         self._hooked: HostLoop | None = None  # to which asynchronous generators that begin now belong
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -191,6 +192,7 @@ class World:
         outer = asyncio._get_running_loop()
         hooks = sys.get_asyncgen_hooks()
         self._hooked = None
+        self._turns = 0
         try:
             asyncio._set_running_loop(None)
             while True:
@@ -208,6 +210,8 @@ class World:
                     if until is None:
                         return
                     raise OutOfTime(f"not done after {limit_ns / 1e9:g} s of simulated time; {self.waiting()}")
+                if due > self.now_ns:
+                    self._turns = 0
                 self.now_ns = due
                 self._take_due()
         finally:
@@ -216,13 +220,17 @@ class World:
 
     def _run_ready(self) -> None:
         ready = self.ready
-        turns = 0
         while ready:
-            self._run_one(ready.popleft())
-            turns += 1
-            if turns > _TURNS:
-                doing = ", ".join(repr(handle) for handle in list(ready)[:5])
-                raise Spinning(f"{turns} callbacks at {self.elapsed_ns / 1e9:.6f} s and time stands still: {doing}")
+            handle = ready.popleft()
+            self._turn(handle)
+            self._run_one(handle)
+
+    def _turn(self, doing: object) -> None:
+        """One more callback at this very time, of a host or of the world."""
+        self._turns += 1
+        if self._turns > _TURNS:
+            at = f"{self.elapsed_ns / 1e9:.6f} s"
+            raise Spinning(f"{self._turns} callbacks at {at} and time stands still; the last one: {_named(doing)}")
 
     def _run_one(self, handle: asyncio.Handle) -> None:
         loop: HostLoop = handle._loop  # type: ignore[attr-defined]
@@ -271,6 +279,7 @@ class World:
         while timers and timers[0][0] <= now:
             _, _, owner, handle, args = heapq.heappop(timers)
             if owner is None:
+                self._turn(handle)
                 handle(*args)
             elif not handle.cancelled():
                 handle._scheduled = False
@@ -281,10 +290,8 @@ class World:
         lines = []
         for name in self.hosts:
             host = self.hosts[name]
-            for task in host.loop.tasks if host.loop is not None else ():
-                frames = task.get_stack(limit=1)
-                where = f"{frames[-1].f_code.co_qualname}:{frames[-1].f_lineno}" if frames else "?"
-                lines.append(f"{name} ({host.state.value}): {task.get_name()} at {where}")
+            tasks = host.loop.tasks if host.loop is not None else ()
+            lines += [f"{name} ({host.state.value}): {task.get_name()} at {_where(task.get_coro())}" for task in tasks]
         shown = "; ".join(lines[:12])
         return f"waiting: {shown}{' ...' if len(lines) > 12 else ''}" if lines else "nobody waits"
 
@@ -322,6 +329,23 @@ class World:
             yield
         finally:
             self.recorder = kept
+
+
+def _where(coroutine: Any) -> str:
+    """Where it is suspended: the innermost await that can be seen, and whose it is."""
+    frames = []
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is not None:
+            frames.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+    return " in ".join([frames[-1], frames[0]][: len(frames)]) if frames else "?"
+
+
+def _named(callback: Any) -> str:
+    """A callback for people; a task's step by the task."""
+    task = getattr(getattr(callback, "_callback", None), "__self__", None)
+    return repr(task) if isinstance(task, asyncio.Task) else repr(callback)
 
 
 def _ceil_ns(seconds: float) -> int:
