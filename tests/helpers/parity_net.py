@@ -197,8 +197,7 @@ class RealNet(Net):
         endpoint = self.processes.pop(node).endpoint
         endpoint._io.close()
         endpoint._closed = True
-        if endpoint._timer is not None:
-            endpoint._timer.cancel()
+        endpoint._due.stop()
 
     def cut(self, node: str, peer: str) -> None:
         self._cuts[node, peer] = [self.processes[each].faults.add(Cut()) for each in (node, peer)]

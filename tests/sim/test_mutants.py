@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,6 @@ import quicoll.membership.rules
 import quicoll.plan
 import quicoll.reducing
 import quicoll_transport.inbox
-from quicoll.buffers import Destination
 from quicoll.errors import QuicollError
 from quicoll.job import Job
 from quicoll.membership.ballot import Ballot, Outcome
@@ -36,6 +36,9 @@ from quicoll.mesh import Mesh
 from quicoll.sim import Conditions, Settings, Simulation, workload
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.outbox import Outbox
+
+if TYPE_CHECKING:
+    from quicoll.buffers import Destination
 
 Patch = pytest.MonkeyPatch
 STEPS = 6
@@ -233,8 +236,10 @@ def a_collective_has_no_deadline(patch: Patch) -> None:
 
 
 def results_are_written_as_they_arrive(patch: Patch) -> None:
+    honest = quicoll.bundle.destination
+
     def direct(out: Any, like: Any, shape: Any = None) -> Destination:
-        return Destination(out, out.reshape(-1), like.dtype, like.shape, "numpy", fresh=True)
+        return dataclasses.replace(honest(out, like, shape), flat=out.reshape(-1), fresh=True)
 
     patch.setattr(quicoll.bundle, "destination", direct)
 

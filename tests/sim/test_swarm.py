@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from quicoll.errors import LocalError
-from quicoll.sim import scenario
 from quicoll.sim.cluster import Settings
-from quicoll.sim.events import Event, Heal, Schedule, SetConditions, kinds_of
+from quicoll.sim.events import Event, Fault, Heal, Schedule, SetConditions, kinds_of
 from quicoll.sim.language import events_source, parse_events, parse_settings, settings_source
 from quicoll.sim.swarm import KINDS, Scenario, generate, parse_kinds
 from quicoll_transport.sim import Conditions
@@ -40,6 +39,7 @@ sim.at(1.2).conditions(Conditions(latency_ns=1000000, bytes_per_second=20000), {
 sim.at(1.3).corrupt(0)
 sim.at(1.3).corrupt(0, times=3)
 sim.at(1.4).disk("coordinator", "fsync")
+sim.at(1.4).disk(1, "power")
 sim.at(0.123456789).heal()
 """
 
@@ -49,7 +49,7 @@ def test_every_kind_of_event_is_read_as_it_is_printed() -> None:
     events = parse_events(EVERY_FAULT)
     assert [str(event) for event in events] == lines
     assert parse_events(events_source(events)) == events
-    assert {type(event.fault) for event in events} == set(scenario.Fault.__args__)
+    assert {type(event.fault) for event in events} == set(Fault.__args__)
 
 
 def test_every_generated_scenario_is_read_as_it_is_printed() -> None:
