@@ -125,10 +125,7 @@ class World:
     def note(self, kind: str, who: str, what: str, data: bytes = b"") -> None:
         """Something happened: part of the trace."""
         self._events += 1
-        head = f"{self.now_ns}|{kind}|{who}|{what}|{len(data)}\n"
-        self._digest.update(head.encode())
-        if data:
-            self._digest.update(data)
+        self._digest.update(f"{self.now_ns}|{kind}|{who}|{what}|{len(data)}\n".encode() + data)
         if self.recorder is not None:
             self.recorder(self.now_ns, kind, who, what)
 
