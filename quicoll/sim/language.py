@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from textwrap import dedent
 from typing import Any
 
 from quicoll.errors import LocalError
@@ -71,7 +72,7 @@ def _parsed(text: str, mode: str) -> Any:
     if len(text) > _LONGEST:
         raise LocalError(f"a scenario has {_LONGEST} characters at most, not {len(text)}")
     try:
-        return ast.parse(text.strip(), "<scenario>", mode)
+        return ast.parse(dedent(text).strip(), "<scenario>", mode)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise LocalError(f"the scenario cannot be read: {error}") from error
 

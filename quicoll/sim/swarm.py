@@ -15,10 +15,11 @@ pace is drawn as well.
     drift, leap, wall                  the monotonic clock runs wrong, leaps forward; the wall clock is set
     payload                            bits flip behind QUIC's own checks
 
-Times. Steps are computed at a pace that makes the asked number of steps last about as long as the faults do (the
-horizon, 0.3 to 6 s), so that faults meet steps; they are drawn denser in the beginning, where views form, and often
-just after another fault, where recovery is under way. Lengths lie around the deadlines at which the code's behaviour
-changes: the retransmission and redial times, suspicion (0.45 lost_after), loss (lost_after), and beyond.
+Times. Most faults begin within a horizon of 0.2 to 4 s. Steps are computed at a pace that makes the asked number of
+them last about as long as the faults do, so that faults meet steps; they are drawn denser in the beginning, where views
+form, and often just after another fault, where recovery is under way. Lengths lie around the deadlines at which the
+code's behaviour changes: the retransmission and redial times, suspicion (0.45 lost_after), loss (lost_after), and
+beyond.
 
 Every scenario ends with a healing. Clocks that leapt stay so; a wall clock is never set by more than an hour at once,
 as certificates are valid from a day before the beginning. What a path is like after the healing lets QUIC work.
@@ -38,7 +39,6 @@ from typing import TypeVar
 
 from quicoll.errors import LocalError
 from quicoll.sim.cluster import Settings
-from quicoll.sim.language import events_source, settings_source
 from quicoll.sim.events import (
     COORDINATOR_HOST,
     Corrupt,
@@ -58,6 +58,7 @@ from quicoll.sim.events import (
     StepWall,
     node_name,
 )
+from quicoll.sim.language import events_source, settings_source
 from quicoll.sim.workload import COMPUTE_S
 from quicoll_transport.sim import Conditions
 
@@ -85,6 +86,7 @@ KINDS: tuple[str, ...] = (
 )
 """All kinds of fault, in the order in which they are drawn."""
 
+_HORIZONS_MS = (200, 300, 500, 500, 1000, 1000, 2000, 4000)
 _MS = 1_000_000
 _S = 1_000_000_000
 
@@ -159,8 +161,8 @@ def generate(
     wanted = parse_kinds(",".join(kinds)) if kinds else ()
     draw = _Draw(random.Random(f"quicoll.sim/swarm/{seed}"))  # noqa: S311 - a simulation has no secrets
     enabled = [kind for kind in wanted if draw.chance(0.5)]
-    horizon = draw.one_of((300, 600, 1000, 1000, 2000, 2000, 4000, 6000)) * _MS
-    compute_s = round(horizon / _S / steps * draw.between(0.2, 1.0), 4)
+    horizon = draw.one_of(_HORIZONS_MS) * _MS
+    pace = draw.between(0.3, 1.0)
     drawn = _settings(draw, ranks, enabled)
     settings = drawn if settings is None else replace(settings, ranks=ranks)
     builder = _Builder(draw, settings, horizon)
@@ -168,6 +170,7 @@ def generate(
     for _ in range(count if enabled else 0):
         builder.add(draw.one_of(enabled), enabled)
     events = builder.healed()
+    compute_s = round(events[-1].at_ns / _S / steps * pace, 4)
     return Scenario(seed=seed, steps=steps, compute_s=compute_s, settings=settings, events=events)
 
 
@@ -268,7 +271,7 @@ class _Builder:
     def healed(self) -> tuple[Event, ...]:
         """All events in their order, with a healing at the end."""
         end = max([self._horizon // 2, *(event.at_ns for event in self._events)])
-        self._events.append(Event(_round(end + self._length()), Heal()))
+        self._events.append(Event(_round(end + min(self._length(), self._lost * 3 // 2)), Heal()))
         return tuple(sorted(self._events, key=lambda event: event.at_ns))
 
     def _put(self, at_ns: int, fault: Fault) -> None:

@@ -126,10 +126,7 @@ class World:
         """Something happened: part of the trace. detail: what the recorder is told instead of `what`, if it is there;
         `what` and `data` alone make the digest, so a recorder changes nothing."""
         self._events += 1
-        head = f"{self.now_ns}|{kind}|{who}|{what}|{len(data)}\n"
-        self._digest.update(head.encode())
-        if data:
-            self._digest.update(data)
+        self._digest.update(f"{self.now_ns}|{kind}|{who}|{what}|{len(data)}\n".encode() + data)
         if self.recorder is not None:
             self.recorder(self.elapsed_ns, kind, who, what if detail is None else detail)
 
@@ -270,7 +267,10 @@ class World:
         return None
 
     def _take_due(self) -> None:
-        """What is due at this very time, in order. World events run at once, callbacks of hosts become ready."""
+        """What is due at this very time, in order. World events run at once, callbacks of hosts become ready.
+
+        Nothing that is ready runs in between: what arrives together is read together, as from a real socket.
+        """
         timers = self._timers
         now = self.now_ns
         while timers and timers[0][0] <= now:
@@ -278,7 +278,6 @@ class World:
             if owner is None:
                 self._turn(handle)
                 handle(*args)
-                self._run_ready()
             elif not handle.cancelled():
                 handle._scheduled = False
                 self.ready.append(handle)
