@@ -34,6 +34,7 @@ from quicoll.sim.trace import Recording
 
 if TYPE_CHECKING:
     from quicoll.sim.cluster import Worker
+    from quicoll.sim.errors import RunFailed
     from quicoll.sim.events import Event
     from quicoll.sim.invariants import Reference
     from quicoll.sim.swarm import Scenario
@@ -224,10 +225,15 @@ def _shrunk(worker: Worker, found: Trial, outcome: Outcome, runs: int) -> Scenar
 
     def verdict(candidate: Scenario) -> str | None:
         failure = found.simulation(worker, outcome.seed, drawn=candidate).run().error
-        return None if failure is None else failure.kind
+        return None if failure is None else _way(failure)
 
-    small = shrink(scenario, error.kind, verdict, runs=runs).scenario
+    small = shrink(scenario, _way(error), verdict, runs=runs).scenario
     return None if small == scenario else small
+
+
+def _way(failure: RunFailed) -> str:
+    """How it failed. Two errors of the user's own are two ways."""
+    return f"{failure.kind} {type(failure.__cause__).__name__}"
 
 
 def _when(event: Event) -> int:
