@@ -9,9 +9,10 @@ for a second argument, the simulation. For pytest it is a plain function with on
 `quicoll.sim.Simulation` under the faults that its seed generates, or under those of `script`. Keyword-only parameters
 are fixtures (or parametrized) as usual.
 
-A run that fails is run once more, recorded. The error then carries, as a note, the faults, the story and the command
-that runs this seed again. Should the second run go otherwise than the first, the test depends on something beyond its
-seed (the real clock, a module's state, the order of a set), and the note says so.
+The first generated scenario that fails a test is made small, as `quicoll.sim.shrink` does; what fails is run once more,
+recorded. The error then carries, as a note, the faults, the story and the command that runs this seed again. Should the
+second run go otherwise than the first, the test depends on something beyond its seed (the real clock, a module's state,
+the order of a set), and the note says so.
 
 Nothing here imports pytest; what pytest needs is in the package quicoll_pytest.
 """
@@ -27,13 +28,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quicoll.errors import LocalError
 from quicoll.sim.cluster import Outcome, Settings, Simulation
+from quicoll.sim.shrink import shrink
 from quicoll.sim.swarm import KINDS, generate, parse_kinds
 from quicoll.sim.trace import Recording
 
 if TYPE_CHECKING:
     from quicoll.sim.cluster import Worker
+    from quicoll.sim.errors import RunFailed
     from quicoll.sim.events import Event
     from quicoll.sim.invariants import Reference
+    from quicoll.sim.swarm import Scenario
     from quicoll_transport.sim import Recorder
 
 __all__ = ["SimulatedTest", "Trial", "scenario"]
@@ -52,20 +56,31 @@ class Trial:
     faults: tuple[str, ...]
     script: Callable[[Simulation], object] | None
     reference: Reference | None
+    shrink_runs: int
 
-    def simulation(self, worker: Worker, seed: int, recorder: Recorder | None = None) -> Simulation:
-        """The run of this seed, with its faults."""
+    def drawn(self, seed: int) -> Scenario | None:
+        """What this seed generates; None where a script writes the faults."""
+        if self.script is not None:
+            return None
+        return generate(seed, ranks=self.ranks, steps=self.steps, kinds=self.faults, settings=self.settings)
+
+    def simulation(
+        self, worker: Worker, seed: int, *, drawn: Scenario | None = None, recorder: Recorder | None = None
+    ) -> Simulation:
+        """The run of this seed. drawn: its scenario, or a smaller one instead; None for the one that it has."""
         if self.script is not None:
             given = replace(self.settings or Settings(), ranks=self.ranks)
             sim = Simulation(worker, seed=seed, settings=given, reference=self.reference, recorder=recorder)
             self.script(sim)
             return sim
-        drawn = generate(seed, ranks=self.ranks, steps=self.steps, kinds=self.faults, settings=self.settings)
+        scenario = drawn or self.drawn(seed)
+        if scenario is None:
+            raise AssertionError("neither a script nor a scenario")
         return Simulation(
             worker,
             seed=seed,
-            settings=drawn.settings,
-            events=drawn.events,
+            settings=scenario.settings,
+            events=scenario.events,
             reference=self.reference,
             recorder=recorder,
         )
@@ -90,6 +105,7 @@ def scenario(
     script: Callable[[Simulation], object] | None = None,
     settings: Settings | None = None,
     reference: Reference | None = None,
+    shrink_runs: int = 30,
 ) -> Callable[[Worker], SimulatedTest]:
     """Run the decorated `async def test(job)` or `async def test(job, sim)` on a simulated cluster, once for each seed.
 
@@ -98,7 +114,8 @@ def scenario(
     kinds of faults to generate, None for all (see quicoll.sim.swarm). script: writes the faults instead, `def
     script(sim): sim.at(1.2).partition({0, 1}, {2, 3}); sim.at(3.0).heal()`; chance (of losses, of delays) still is the
     seed's. settings: of the cluster; None has generated scenarios draw them too. reference: digest of the registered
-    state after a step, if it is known.
+    state after a step, if it is known. shrink_runs: at most so many runs to find fewer faults that fail alike, for the
+    first seed of the test that fails; 0 for none.
 
     The test fails with InvariantBroken or RunFailed. Raises LocalError for arguments or a function that cannot work.
     """
@@ -108,6 +125,8 @@ def scenario(
     if steps < 1:
         raise LocalError(f"a test does at least one step, not {steps}")
     base = settings or Settings()
+    if shrink_runs < 0:
+        raise LocalError(f"a number of runs is not negative: {shrink_runs}")
     if script is not None and faults is not None:
         raise LocalError("either the faults are generated, or a script writes them")
     found = Trial(
@@ -118,6 +137,7 @@ def scenario(
         faults=KINDS if faults is None else parse_kinds(",".join(faults)),
         script=script,
         reference=reference,
+        shrink_runs=shrink_runs,
     )
 
     def decorate(function: Worker) -> SimulatedTest:
@@ -128,11 +148,16 @@ def scenario(
 
 def _test(function: Worker, found: Trial) -> SimulatedTest:
     bound, fixtures = _parameters(function)
+    runs_left = [found.shrink_runs]  # a test that fails with every seed is made small once
 
     @wraps(function)
     def test(*args: Any, sim_seed: int, **given: Any) -> None:
         __tracebackhide__ = True
-        _check(partial(function, *args, **given), found, sim_seed)
+        outcome = found.simulation(partial(function, *args, **given), sim_seed).run()
+        if outcome.error is not None:
+            runs, runs_left[0] = runs_left[0], 0
+            outcome.error.add_note(_explained(partial(function, *args, **given), found, outcome, runs))
+            raise outcome.error
 
     def run(seed: int = 0, **given: Any) -> Outcome:
         return found.simulation(partial(function, **given), seed).run()
@@ -162,33 +187,53 @@ def _parameters(function: Worker) -> tuple[list[inspect.Parameter], list[inspect
     return bound, fixtures
 
 
-def _check(worker: Worker, found: Trial, seed: int) -> None:
-    """One run; raises what it failed with, explained."""
-    __tracebackhide__ = True
-    outcome = found.simulation(worker, seed).run()
-    if outcome.error is not None:
-        outcome.error.add_note(_explained(worker, found, outcome))
-        raise outcome.error
-
-
-def _explained(worker: Worker, found: Trial, outcome: Outcome) -> str:
+def _explained(worker: Worker, found: Trial, outcome: Outcome, shrink_runs: int) -> str:
+    """What a person wants to know of a run that failed, and what a machine needs to run it again."""
     recording = Recording()
-    sim = found.simulation(worker, outcome.seed, recording.record)
-    again = sim.run()
-    parts = ["", recording.explain(again)]
-    if again.digest != outcome.digest:
+    sim = found.simulation(worker, outcome.seed, recorder=recording.record)
+    told = sim.run()
+    parts = [""]
+    heading = "Its faults:"
+    if told.digest != outcome.digest:
         parts.append(
             "This story is of a second run with the same seed, and it went otherwise than the first: the test depends "
             "on something beyond its seed (the real clock, state that is kept between runs, the order of a set, an "
             "address in an error's text).\n"
         )
+    else:
+        small = _shrunk(worker, found, outcome, shrink_runs)
+        if small is not None:
+            recording = Recording()
+            sim = found.simulation(worker, outcome.seed, drawn=small, recorder=recording.record)
+            told = sim.run()
+            heading = f"The smallest scenario found that fails alike, told above, with {small.ranks} ranks:"
+    parts.append(recording.explain(told))
     if sim.events:
-        parts.append("Its faults:\n" + "".join(f"  {event}\n" for event in sorted(sim.events, key=_when)))
+        parts.append(f"{heading}\n" + "".join(f"  {event}\n" for event in sorted(sim.events, key=_when)))
     # pytest says where we are; the seed is part of the name, and has to be among those that are run.
     node = os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (call)")
     if node:
         parts.append(f"Run it again:  pytest '{node}' --sim-seed {outcome.seed}")
     return "\n".join(parts)
+
+
+def _shrunk(worker: Worker, found: Trial, outcome: Outcome, runs: int) -> Scenario | None:
+    """A smaller scenario that breaks the same promise; None where a script wrote it, or nothing smaller does."""
+    scenario, error = found.drawn(outcome.seed), outcome.error
+    if scenario is None or error is None or runs == 0:
+        return None
+
+    def verdict(candidate: Scenario) -> str | None:
+        failure = found.simulation(worker, outcome.seed, drawn=candidate).run().error
+        return None if failure is None else _way(failure)
+
+    small = shrink(scenario, _way(error), verdict, runs=runs).scenario
+    return None if small == scenario else small
+
+
+def _way(failure: RunFailed) -> str:
+    """How it failed. Two errors of the user's own are two ways."""
+    return f"{failure.kind} {type(failure.__cause__).__name__}"
 
 
 def _when(event: Event) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -14,8 +15,8 @@ import pytest
 import quicoll
 import quicoll_pytest
 import quicoll_transport
-from quicoll.errors import LocalError
-from quicoll.sim import Settings, Simulation, scenario
+from quicoll.errors import LocalError, StepAborted
+from quicoll.sim import RunFailed, Settings, Simulation, scenario
 
 if TYPE_CHECKING:
     from quicoll.job import Job
@@ -107,6 +108,32 @@ async def test_wrong(job, sim):
     assert "passed" not in text
 
 
+def test_a_generated_scenario_that_fails_is_made_small_once() -> None:
+    async def careless(job: Job, sim: Simulation) -> None:
+        """Fails on every rank but in the first view."""
+        while not sim.everyone_at(3):
+            try:
+                async with job.step():
+                    await job.group.barrier()
+                    if job.view.view_id > 1:
+                        raise ValueError("a second view was not thought of")
+                    await asyncio.sleep(0.1)
+            except StepAborted:
+                pass
+
+    decorated = scenario(seeds=1, ranks=3, faults=["crash"], steps=3, shrink_runs=6)(careless)
+    seed = next(seed for seed in range(50) if decorated.run(seed).error is not None)
+    notes: list[str] = []
+    for _ in range(2):
+        with pytest.raises(RunFailed, match="a second view was not thought of") as caught:
+            decorated(sim_seed=seed)
+        notes += caught.value.__notes__
+    assert "The smallest scenario found that fails alike, told above, with" in notes[0]
+    assert notes[0].count("  sim.at(") <= notes[1].count("  sim.at(")
+    assert "VERDICT  FAILED  worker: ValueError" in notes[0]
+    assert "Its faults:" in notes[1]
+
+
 def test_a_test_that_depends_on_more_than_its_seed_is_told_so(tmp_path: Path) -> None:
     source = """
 calls = []
@@ -173,6 +200,7 @@ async def fine(job: Job) -> None:
         ({"seeds": 0}, "at least one seed"),
         ({"seeds": [3, -1]}, "not negative"),
         ({"steps": 0}, "at least one step"),
+        ({"shrink_runs": -1}, "not negative"),
         ({"ranks": 0}, "1 to 256 ranks"),
         ({"faults": ["loss", "earthquake"]}, "no kind of fault 'earthquake'"),
         ({"faults": ["loss"], "script": lambda sim: None}, "either the faults are generated, or a script"),

@@ -126,10 +126,7 @@ class World:
         """Something happened: part of the trace. detail: what the recorder is told instead of `what`, if it is there;
         `what` and `data` alone make the digest, so a recorder changes nothing."""
         self._events += 1
-        head = f"{self.now_ns}|{kind}|{who}|{what}|{len(data)}\n"
-        self._digest.update(head.encode())
-        if data:
-            self._digest.update(data)
+        self._digest.update(f"{self.now_ns}|{kind}|{who}|{what}|{len(data)}\n".encode() + data)
         if self.recorder is not None:
             self.recorder(self.elapsed_ns, kind, who, what if detail is None else detail)
 
