@@ -42,7 +42,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports --no-cache --no-logo
 
 types: $(VENV)/.dev
-	$(BIN)/mypy --strict -p quicoll -p quicoll_transport
+	$(BIN)/mypy --strict -p quicoll -p quicoll_pytest -p quicoll_transport
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest
@@ -90,9 +90,9 @@ $(WHEEL_VENV)/.deps: $(VENV)/.dev
 	touch $@
 
 define CHECK_INSTALLED
-import pathlib, sysconfig, quicoll, quicoll_transport
+import pathlib, sysconfig, quicoll, quicoll_pytest, quicoll_transport
 site = pathlib.Path(sysconfig.get_path("purelib")).resolve()
-for package in (quicoll, quicoll_transport):
+for package in (quicoll, quicoll_pytest, quicoll_transport):
     found = pathlib.Path(package.__file__).resolve()
     assert found.is_relative_to(site), f"{found} is not the installed one in {site}"
     assert (found.parent / "py.typed").is_file(), f"{package.__name__} was built without its py.typed"

@@ -21,6 +21,7 @@ from quicoll.errors import (
     StepAborted,
 )
 from quicoll.group import Group
+from quicoll.handle import Handle
 from quicoll.job import Job, Step, join
 from quicoll.membership.view import Member, View
 from quicoll.observe import Event, JsonLines, Observer
@@ -36,6 +37,7 @@ __all__ = [
     "Corrupted",
     "Event",
     "Group",
+    "Handle",
     "Job",
     "JsonLines",
     "Leaves",

@@ -8,10 +8,10 @@ and raises what that raises. Use a job on the thread that made it. Inside a runn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import quicoll.group as _groups
 import quicoll.job as _asynchronous
@@ -19,7 +19,8 @@ from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
     from quicoll.config import Config
-    from quicoll.group import ReduceOrder
+    from quicoll.group import AlgorithmName, ReduceOrder
+    from quicoll.handle import Handle
     from quicoll.job import Load, Save
     from quicoll.membership.view import View
     from quicoll.observe import Observer
@@ -59,25 +60,125 @@ class Group:
         op: str | ReduceOp = "sum",
         out: Any = None,
         reduce_order: ReduceOrder = "canonical",
+        algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
         timeout: float | None = None,
     ) -> Any:
         """See `quicoll.Group.all_reduce`."""
-        return self._run(
-            self._group.all_reduce(x, op=op, out=out, reduce_order=reduce_order, precision=precision, timeout=timeout)
+        return self._await(
+            self._group.all_reduce,
+            x,
+            op=op,
+            out=out,
+            reduce_order=reduce_order,
+            algorithm=algorithm,
+            precision=precision,
+            timeout=timeout,
+        )
+
+    def reduce(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        op: str | ReduceOp = "sum",
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        precision: Precision = "default",
+        timeout: float | None = None,
+    ) -> Any:
+        """See `quicoll.Group.reduce`."""
+        return self._await(
+            self._group.reduce,
+            x,
+            root=root,
+            op=op,
+            out=out,
+            algorithm=algorithm,
+            precision=precision,
+            timeout=timeout,
+        )
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        *,
+        op: str | ReduceOp = "sum",
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        precision: Precision = "default",
+        timeout: float | None = None,
+    ) -> Any:
+        """See `quicoll.Group.reduce_scatter`."""
+        return self._await(
+            self._group.reduce_scatter,
+            x,
+            op=op,
+            counts=counts,
+            out=out,
+            algorithm=algorithm,
+            precision=precision,
+            timeout=timeout,
         )
 
     def broadcast(self, x: Any, *, root: int = 0, out: Any = None, timeout: float | None = None) -> Any:
         """See `quicoll.Group.broadcast`."""
-        return self._run(self._group.broadcast(x, root=root, out=out, timeout=timeout))
+        return self._await(self._group.broadcast, x, root=root, out=out, timeout=timeout)
 
     def all_gather(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Any:
         """See `quicoll.Group.all_gather`."""
-        return self._run(self._group.all_gather(x, out=out, timeout=timeout))
+        return self._await(self._group.all_gather, x, out=out, timeout=timeout)
+
+    def gather(self, x: Any, *, root: int = 0, out: Any = None, timeout: float | None = None) -> Any:
+        """See `quicoll.Group.gather`."""
+        return self._await(self._group.gather, x, root=root, out=out, timeout=timeout)
+
+    def scatter(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """See `quicoll.Group.scatter`."""
+        return self._await(self._group.scatter, x, root=root, counts=counts, out=out, timeout=timeout)
+
+    def all_to_all(
+        self, x: Any, *, counts: Sequence[int] | None = None, out: Any = None, timeout: float | None = None
+    ) -> Any:
+        """See `quicoll.Group.all_to_all`."""
+        return self._await(self._group.all_to_all, x, counts=counts, out=out, timeout=timeout)
+
+    def send(self, x: Any, *, to: int, timeout: float | None = None) -> None:
+        """See `quicoll.Group.send`."""
+        self._await(self._group.send, x, to=to, timeout=timeout)
+
+    def recv(self, like: Any, *, source: int, out: Any = None, timeout: float | None = None) -> Any:
+        """See `quicoll.Group.recv`."""
+        return self._await(self._group.recv, like, source=source, out=out, timeout=timeout)
+
+    def broadcast_object(self, value: Any = None, *, root: int = 0, timeout: float | None = None) -> Any:
+        """See `quicoll.Group.broadcast_object`."""
+        return self._await(self._group.broadcast_object, value, root=root, timeout=timeout)
+
+    def all_gather_object(self, value: Any, *, timeout: float | None = None) -> list[Any]:
+        """See `quicoll.Group.all_gather_object`."""
+        return self._await(self._group.all_gather_object, value, timeout=timeout)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """See `quicoll.Group.barrier`."""
-        self._run(self._group.barrier(timeout=timeout))
+        self._await(self._group.barrier, timeout=timeout)
+
+    def _await(self, operation: Callable[..., Handle[T]], *arguments: Any, **options: Any) -> T:
+        """Start an operation inside the loop that it is awaited on."""
+
+        async def run() -> T:
+            return await operation(*arguments, **options)
+
+        return cast("T", self._run(run()))
 
 
 class Step:

@@ -5,9 +5,13 @@ A job and its groups share one. It runs on the caller's loop and crosses to the 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import asyncio
+from collections.abc import Callable, Coroutine
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from quicoll.errors import LocalError
+from quicoll.handle import Handle
 
 if TYPE_CHECKING:
     from quicoll.config import Config
@@ -31,6 +35,9 @@ class Caller:
         self.view = view
         self.step: int | None = None
         self._results: dict[tuple[int, int], bytes] = {}
+        # Of the open step, by order of issue. One leaves when its result is handed over: nothing else keeps results.
+        self._issued: dict[int, Handle[Any]] = {}
+        self._count = 0
 
     @property
     def rank(self) -> int:
@@ -47,12 +54,42 @@ class Caller:
         """Run `work` on the engine's loop."""
         return await self.runtime.call(work)
 
-    async def collective(self, call: Call, *, group: int, timeout: float | None) -> int:
-        """Run a collective in the caller's view; its number in the group. timeout: None takes the job's."""
+    def issue(
+        self,
+        call: Call,
+        *,
+        group: int,
+        timeout: float | None,
+        deliver: Callable[[], T],
+        digest: Callable[[], bytes] | None,
+    ) -> Handle[T]:
+        """Start a collective in the caller's view. timeout: None takes the job's.
+
+        deliver: hands the result over, when it is awaited. digest: of a result that has to be equal on all ranks.
+        Raises LocalError outside of an event loop.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
         seconds = self.config.timeout if timeout is None else timeout
-        return await self.on_engine(
-            self.engine.collective(self.view.view_id, call, group=group, timeout=seconds, step=self.step)
-        )
+        work = self.engine.collective(self.view.view_id, call, group=group, timeout=seconds, step=self.step)
+        future = asyncio.ensure_future(self.runtime.call(work))
+        number, step = self._count, self.step
+        self._count += 1
+
+        def hand_over() -> T:
+            self._issued.pop(number, None)
+            return deliver()
+
+        def record(seq: int) -> None:
+            if digest is not None and step == self.step:
+                self.record(group, seq, digest())
+
+        handle = Handle(future, hand_over, record)
+        if step is not None:
+            self._issued[number] = handle
+        return handle
 
     def record(self, group: int, seq: int, result: bytes) -> None:
         """Note the digest of a result that has to be equal on all ranks, for the vote of the open step."""
@@ -63,9 +100,15 @@ class Caller:
         """A step begins: what was recorded before is not part of it."""
         self.step = step
         self._results.clear()
+        self._issued.clear()
 
     def close(self) -> None:
         self.step = None
+        self._issued.clear()
+
+    def settle(self) -> int:
+        """Note the results that nobody has awaited; the number of the step's operations that have not ended."""
+        return sum(not handle.settle() for handle in self._issued.values())
 
     def digest(self, step: int) -> bytes:
         """16 bytes over the step's number and all recorded results, in the order of (group, number)."""

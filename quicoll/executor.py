@@ -1,14 +1,15 @@
 """Runs one rank's plan over its links: posts, sends, reduces, in the order and with the waits that the plan states.
 
-Memory: the inputs are read in place and sent from where they lie; results arrive straight in the output; each open
-lane takes its scratch, nothing else. Lanes are started in order and the same number is open on every rank, so the
-first lane unfinished anywhere is open everywhere (quicoll.plan.model says why that suffices).
+Memory: the inputs are read in place and sent from where they lie (but for a chunk that spans several tensors of a
+list); results arrive straight in the output; each open lane takes its scratch, nothing else. Lanes are started in order
+and the same number is open on every rank, so the first lane unfinished anywhere is open everywhere (quicoll.plan.model
+says why that suffices).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,11 @@ from quicoll.reduce import ReduceOp, reduce_tree
 from quicoll_transport.errors import TransportError
 
 if TYPE_CHECKING:
+    from quicoll.bundle import Joined
     from quicoll.dtypes import Array, DType
     from quicoll_transport.endpoint import Link, Transfer
 
 __all__ = ["TransferFailed", "Work", "execute"]
-
-_LANES_PER_WIDTH = 4  # open lanes beyond what keeps everyone busy, so that the path never runs dry between chunks
 
 
 class TransferFailed(Exception):
@@ -39,13 +39,13 @@ class TransferFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A plan with its memory. inputs and output: flat arrays in the storage type of `dtype`."""
+    """A plan with its memory. inputs and output: flat arrays in the storage type of `dtype`; inputs may be joined."""
 
     plan: Plan
     dtype: DType
     acc: DType
     op: ReduceOp
-    inputs: list[Array]
+    inputs: Sequence[Array | Joined]
     output: Array
 
 
@@ -56,7 +56,7 @@ async def execute(work: Work, *, link: Callable[[int], Link], tag: Callable[[int
     """
     plan = work.plan
     lanes = iter(plan.lanes)
-    runners = min(len(plan.lanes), max(1, plan.width) * _LANES_PER_WIDTH)
+    runners = plan.open_lanes
     if runners <= 1:
         await _run_lanes(work, lanes, link, tag)
         return

@@ -261,10 +261,11 @@ class Job:
         self._caller.open(step.number)
 
     async def _leave(self, step: Step, error: BaseException | None) -> None:
+        unfinished = self._caller.settle()
         self._caller.close()
         view_id = self.view.view_id
         if error is None:
-            await self._commit(step, view_id)
+            await self._commit(step, view_id, unfinished)
             return
         if isinstance(error, QuicollError) and not isinstance(error, LocalError):
             if isinstance(error, PeerError | Corrupted | Partitioned):
@@ -278,10 +279,12 @@ class Job:
         """Our own code failed: end the step on all ranks. Bounded, because it only queues a message."""
         await self._caller.on_engine(self._engine.give_up(view_id, reason))
 
-    async def _commit(self, step: Step, view_id: int) -> None:
+    async def _commit(self, step: Step, view_id: int, unfinished: int) -> None:
         try:
             decision = await self._caller.on_engine(
-                self._engine.vote(view_id, self._caller.digest(step.number), timeout=self.config.hold_timeout)
+                self._engine.vote(
+                    view_id, self._caller.digest(step.number), timeout=self.config.hold_timeout, unfinished=unfinished
+                )
             )
         except Partitioned:
             self._doubtful = (step, self._engine.doubtful)

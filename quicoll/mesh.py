@@ -10,6 +10,11 @@ they were issued. Before any payload is used the ranks compare what they called:
 Different code paths on different ranks so give Mismatch on all of them, naming both sides; a rank that never calls
 is named when the deadline passes.
 
+Some operations choose their algorithm by what the links have measured, and all ranks have to choose alike. The first
+of them in a group brings this rank's measurements with its announcement; once all have come, every rank makes the same
+network of them (`plan.cost.agreed`), which serves the group for as long as the view lasts. Those that are issued
+meanwhile wait for it. Which one is the first follows from the order of the calls, so it is the same everywhere.
+
 A mesh breaks once and for all: when a peer is lost, a collective fails or is cancelled, or the coordinator ends the
 view. Then every operation in flight ends with the cause, and what still arrives for this view is dropped.
 """
@@ -26,6 +31,7 @@ import msgspec
 
 from quicoll.errors import Corrupted, Mismatch, PeerError, QuicollError
 from quicoll.executor import TransferFailed, Work, execute
+from quicoll.plan.cost import Network, agreed, quantised
 from quicoll_transport.errors import LinkLost, MessageCorrupted, MessageRefused
 from quicoll_transport.errors import TransportError as _TransportError
 
@@ -33,9 +39,9 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll_transport.endpoint import Link
 
-__all__ = ["Announce", "Call", "Mesh", "decode_announce", "view_prefix"]
+__all__ = ["Announce", "Call", "Mesh", "decode_announce", "site_numbers", "view_prefix"]
 
-_TAG = struct.Struct("!QIQI")
+_TAG = struct.Struct("!QQII")  # view, group, seq, index
 _MAX_AHEAD = 65536  # operations that a peer may be ahead of us
 _MAX_SIGNATURE = 4096
 
@@ -66,6 +72,13 @@ def decode_announce(data: bytes, *, node: str) -> Announce:
     return announce
 
 
+def site_numbers(view: View) -> tuple[int, ...]:
+    """The site of each rank as a number, from 0 in the order of appearance; who names none is where the others are
+    that name none."""
+    numbers: dict[str, int] = {}
+    return tuple(numbers.setdefault(member.site, len(numbers)) for member in view.members)
+
+
 def view_prefix(view_id: int) -> bytes:
     """What the tags of all messages of a view start with."""
     return view_id.to_bytes(8, "big")
@@ -77,21 +90,26 @@ class Call:
 
     signature: everything that must be equal on all ranks. counts: this rank's sizes where they may differ.
     make(counts by rank) gives the work; `counts` has None for ranks that have not announced yet, unless `gathers`.
+    choose(network) gives it instead, for an operation that depends on the agreed network. ranks: who takes part, this
+    rank included; None: all.
     """
 
     name: str
     signature: str
-    make: Callable[[list[tuple[int, ...] | None]], Work]
+    make: Callable[[list[tuple[int, ...] | None]], Work] | None = None
     counts: tuple[int, ...] = ()
     gathers: bool = False
+    choose: Callable[[Network], Work] | None = None
+    ranks: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """Announcements for one operation, by rank; `complete` is set when all are there."""
+    """Announcements for one operation, by rank; `complete` is set when those of all `ranks` are there."""
 
     announced: dict[int, Announce] = field(default_factory=dict)
     complete: asyncio.Future[None] | None = None
+    ranks: tuple[int, ...] = ()
 
 
 class Mesh:
@@ -117,6 +135,7 @@ class Mesh:
         self._links = links
         self._on_failure = on_failure
         self._next: dict[int, int] = {}
+        self._networks: dict[int, asyncio.Future[Network]] = {}
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._broken: asyncio.Future[None] = loop.create_future()
         self._running = 0
@@ -148,8 +167,8 @@ class Mesh:
             slot.complete.set_result(None)
 
     def _is_settled(self, slot: _Slot) -> bool:
-        """All ranks have announced, or two of them already differ."""
-        if len(slot.announced) == self.world:
+        """All who take part have announced, or two of them already differ."""
+        if all(rank in slot.announced for rank in slot.ranks):
             return True
         own = slot.announced.get(self.rank)
         return own is not None and any(other.signature != own.signature for other in slot.announced.values())
@@ -169,8 +188,13 @@ class Mesh:
         name = f"{call.name}#{seq}"
         slot = self._slots.setdefault((group, seq), _Slot())
         slot.complete = self._loop.create_future()
-        announce = Announce(self.view.view_id, group, seq, call.signature, call.counts)
-        inner = self._loop.create_task(self._operate(call, announce, slot))
+        slot.ranks = tuple(range(self.world)) if call.ranks is None else call.ranks
+        leads = call.choose is not None and group not in self._networks
+        if leads:
+            self._networks[group] = self._loop.create_future()
+        counts = self._measured() if leads else call.counts
+        announce = Announce(self.view.view_id, group, seq, call.signature, counts)
+        inner = self._loop.create_task(self._operate(call, announce, slot, leads=leads))
         self._running += 1
         error: QuicollError
         try:
@@ -206,22 +230,23 @@ class Mesh:
         self.fail(error)
         raise error
 
-    async def _operate(self, call: Call, announce: Announce, slot: _Slot) -> None:
+    async def _operate(self, call: Call, announce: Announce, slot: _Slot, *, leads: bool) -> None:
         complete = slot.complete
         if complete is None:
             raise AssertionError("an operation without its slot")
         data = _encoder.encode(announce)
         for rank, link in self._links.items():
+            if rank not in slot.ranks:
+                continue
             try:
                 link.send_app(data)
             except _TransportError as error:
                 raise TransferFailed(rank, error) from error
         self._put(self.rank, announce)
-        if call.gathers or self.world == 1:
+        if call.gathers or leads or len(slot.ranks) == 1:
             await complete
             self._compare(slot)
-        counts = [slot.announced[r].counts if r in slot.announced else None for r in range(self.world)]
-        work = call.make(counts)
+        work = await self._work(call, announce.group, slot, leads=leads)
         prefix = _TAG.pack(self.view.view_id, announce.group, announce.seq, 0)[:-4]
         payload = asyncio.create_task(
             execute(work, link=self._links.__getitem__, tag=lambda index: prefix + index.to_bytes(4, "big"))
@@ -236,6 +261,37 @@ class Mesh:
             await asyncio.wait({payload})
             if not payload.cancelled():
                 payload.exception()
+
+    async def _work(self, call: Call, group: int, slot: _Slot, *, leads: bool) -> Work:
+        if call.choose is not None:
+            network = self._networks[group]
+            if leads:
+                network.set_result(self._agree(slot))
+            return call.choose(await asyncio.shield(network))
+        if call.make is None:
+            raise AssertionError(f"{call.name} has neither `make` nor `choose`")
+        return call.make([slot.announced[r].counts if r in slot.announced else None for r in range(self.world)])
+
+    def _measured(self) -> tuple[int, ...]:
+        """What this rank's links have measured: microseconds one way, then bytes a second, by rank, 0 if not known.
+
+        The rate is what the congestion window lets through at the shortest round trip.
+        """
+        latency, rate = [0] * self.world, [0] * self.world
+        for rank, link in self._links.items():
+            seen = link.snapshot()
+            rtt_ns = seen.path_min_rtt_ns or seen.rtt_ns
+            if rtt_ns:
+                latency[rank] = quantised(rtt_ns // 2000)
+                rate[rank] = quantised(seen.cwnd * 1_000_000_000 // rtt_ns) if seen.cwnd else 0
+        return *latency, *rate
+
+    def _agree(self, slot: _Slot) -> Network:
+        for rank in slot.ranks:
+            if len(slot.announced[rank].counts) != 2 * self.world:
+                raise PeerError("brings no measurements", rank=rank, node=self._node(rank), view=self.view.view_id)
+        rows = [slot.announced[rank].counts for rank in range(self.world)]
+        return agreed(rows, site_numbers(self.view))
 
     def _compare(self, slot: _Slot) -> None:
         own = slot.announced[self.rank].signature
@@ -276,7 +332,7 @@ class Mesh:
         return type(error)(
             error.message,
             rank=error.rank,
-            node=error.node,
+            node=error.node or ("" if error.rank is None else self._node(error.rank)),
             view=self.view.view_id,
             step=step,
             op=name,
@@ -287,7 +343,7 @@ class Mesh:
         return self.view.members[rank].node
 
     def _late(self, slot: _Slot, timeout: float, name: str, step: int | None) -> PeerError:
-        absent = [rank for rank in range(self.world) if rank not in slot.announced]
+        absent = [rank for rank in slot.ranks if rank not in slot.announced]
         nodes = ", ".join(f"rank {rank} ({self._node(rank)})" for rank in absent)
         what = f"{nodes} did not call {name}" if absent else "its data did not arrive"
         culprit = absent[0] if absent else None

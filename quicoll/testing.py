@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
 
@@ -111,14 +111,15 @@ async def cluster(
     seed: int = 0,
     incarnation: int | None = None,
     observer: Observer | None = None,
+    sites: Sequence[str] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Cluster]:
     """`n` ranks that have joined one job, in this process; `jobs[i]` is rank i.
 
     network: "loopback", real sockets on 127.0.0.1. seed: the job's seed. incarnation: of all its processes,
     positive; it seeds the chance of `disturb_network` and `corrupt_payloads`; None takes the time. observer: gets the
-    events of all ranks and the coordinator, on the engines' thread. settings: as for `quicoll.join` (lost_after,
-    timeout, chunk_bytes, ...).
+    events of all ranks and the coordinator, on the engines' thread. sites: the site of each rank. settings: as for
+    `quicoll.join` (lost_after, timeout, chunk_bytes, ...).
     """
     if network != "loopback":
         raise LocalError(f"network {network!r} is not known; use 'loopback'")
@@ -126,6 +127,8 @@ async def cluster(
         raise LocalError(f"a cluster has at least one rank, not {n}")
     born = time.time_ns() if incarnation is None else incarnation
     nodes = [f"worker-{i}" for i in range(n)]
+    if sites is not None and len(sites) != n:
+        raise LocalError(f"{len(sites)} sites for {n} ranks")
     credentials = ephemeral(_JOB, [(COORDINATOR, NODE), *((WORKER, node) for node in nodes)])
     runtime = ThreadRuntime("cluster")
     loop = runtime.loop
@@ -146,7 +149,7 @@ async def cluster(
     service = await runtime.call(start_coordinator())
     engines: list[tuple[Config, Engine]] = []
     try:
-        for node in nodes:
+        for i, node in enumerate(nodes):
             config = Config.resolve(
                 environ={},
                 **{
@@ -155,6 +158,7 @@ async def cluster(
                     "node": node,
                     "world_size": n,
                     "listen": "127.0.0.1:0",
+                    **({} if sites is None else {"site": sites[i]}),
                     **settings,
                 },
             )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quicoll.cli import certs, coordinator, demo, env, run, sim
+from quicoll.cli import certs, coordinator, demo, env, explain, run, sim
 
 __all__ = ["app"]
 
@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(certs.app, name="certs")
-for command in (demo, run, coordinator, env, sim):
+for command in (demo, run, coordinator, env, explain, sim):
     command.register(app)
 
 

@@ -1,11 +1,10 @@
 """Collectives as data: pure functions that say what each rank sends, receives and reduces.
 
-`model` has the parts of a plan and the rules of running one, `all_reduce` and `others` the algorithms, `check` the
-proof that the plans of all ranks fit together. A plan depends on its arguments alone, is immutable and may be kept
-and used again.
+`model` has the parts of a plan and the rules of running one; `reductions` (over `routes`, and `ring`), `others` and
+`moves` the algorithms; `check` the proof that the plans of all ranks fit together; `cost` what they take, and which is
+the cheapest. A plan depends on its arguments alone, is immutable and may be kept and used again.
 """
 
-from quicoll.plan.all_reduce import Algorithm, all_reduce
 from quicoll.plan.check import validate
 from quicoll.plan.cut import MIB
 from quicoll.plan.model import (
@@ -24,9 +23,13 @@ from quicoll.plan.model import (
     reads,
     writes,
 )
+from quicoll.plan.moves import all_to_all, gather, scatter, send
 from quicoll.plan.others import all_gather, barrier, broadcast
+from quicoll.plan.reductions import ALGORITHMS, CANONICAL, Algorithm, all_reduce, reduce, reduce_scatter
 
 __all__ = [
+    "ALGORITHMS",
+    "CANONICAL",
     "MIB",
     "Algorithm",
     "Buf",
@@ -42,10 +45,16 @@ __all__ = [
     "Tree",
     "all_gather",
     "all_reduce",
+    "all_to_all",
     "barrier",
     "broadcast",
+    "gather",
     "operands",
     "reads",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
     "validate",
     "writes",
 ]

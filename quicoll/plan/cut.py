@@ -6,11 +6,12 @@ a handful of elements is not cut at all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from quicoll.errors import LocalError
 
-__all__ = ["GRAIN", "MIB", "Piece", "chunks", "demand", "shares"]
+__all__ = ["GRAIN", "MIB", "Piece", "chunks", "demand", "demand_rank", "interleaved", "shares"]
 
 MIB = 1 << 20
 GRAIN = 64
@@ -33,11 +34,25 @@ def chunks(piece: Piece, limit: int) -> list[Piece]:
     return _cut(start, stop, even if even <= limit else limit)
 
 
+def interleaved(pieces: Sequence[tuple[int, Piece]], limit: int) -> list[tuple[int, Piece]]:
+    """(owner, piece) as (owner, chunk): each owner's first chunk, then each one's second, so that all are busy."""
+    cut = [(owner, chunks(piece, limit)) for owner, piece in pieces]
+    rounds = max((len(row) for _, row in cut), default=0)
+    return [(owner, row[j]) for j in range(rounds) for owner, row in cut if j < len(row)]
+
+
 def demand(lowest: int, **values: int) -> None:
     """Raise LocalError that names the first value below `lowest`."""
     for name, value in values.items():
         if value < lowest:
             raise LocalError(f"{name}={value} is below {lowest}")
+
+
+def demand_rank(world: int, **ranks: int) -> None:
+    """Raise LocalError that names the first of `ranks` that is not in a world of `world`."""
+    for name, rank in ranks.items():
+        if not 0 <= rank < world:
+            raise LocalError(f"{name} {rank} is not in a world of {world}")
 
 
 def _cut(start: int, stop: int, size: int) -> list[Piece]:

@@ -15,6 +15,9 @@ the same number on every rank, messages find their receiver ready, or nearly so.
 - the other steps run in order, each after the Recv that stand before it and whose span it reads (`Lane.waits`);
 - a Send is started when it is reached, and awaited at the lane's end, as is every Recv.
 
+`Plan.open_lanes` says how many are open at a time: LANES_PER_WIDTH times what keeps everyone busy, so that the path
+does not run dry between chunks.
+
 What makes this safe, and what `check.validate` proves of a set of plans: within a lane every element is written at
 most once, and read only after the step that writes it; every element of OUTPUT is written exactly once; both ends
 of a message agree.
@@ -30,6 +33,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 __all__ = [
+    "LANES_PER_WIDTH",
     "Buf",
     "Copy",
     "Lane",
@@ -46,6 +50,9 @@ __all__ = [
     "reads",
     "writes",
 ]
+
+
+LANES_PER_WIDTH = 4
 
 
 class Buf(StrEnum):
@@ -173,6 +180,11 @@ class Plan:
         """One line that is equal on all ranks: what they compare before any payload is used."""
         values = " ".join(f"{name}={_text(value)}" for name, value in self.parameters)
         return f"{self.collective}/{self.algorithm} world={self.world} {values}".rstrip()
+
+    @property
+    def open_lanes(self) -> int:
+        """How many lanes an executor opens at a time; the same on every rank."""
+        return min(len(self.lanes), self.width * LANES_PER_WIDTH)
 
     def nbytes(self, span: Span | Scratch) -> int:
         return span.elements * (self.wide_itemsize if span.wide else self.itemsize)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from quicoll.errors import LocalError
-from quicoll.plan.cut import MIB, chunks, demand
+from quicoll.plan.cut import MIB, chunks, demand, demand_rank
 from quicoll.plan.model import Buf, Copy, Lane, Plan, Recv, Scratch, Send, Span, Step
 
 __all__ = ["all_gather", "barrier", "broadcast"]
@@ -19,9 +19,7 @@ def broadcast(*, rank: int, world: int, root: int, elements: int, itemsize: int,
     without the lowest set bit, its children are its number plus each power of two below that bit, the largest first
     because the most ranks wait behind it. ceil(log2(world)) latencies; the root sends as often. Raises LocalError.
     """
-    _demand_rank(rank, world)
-    if not 0 <= root < world:
-        raise LocalError(f"root {root} is not in a world of {world}")
+    demand_rank(world, rank=rank, root=root)
     demand(0, elements=elements)
     demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
     number = (rank - root) % world
@@ -65,7 +63,7 @@ def all_gather(*, rank: int, world: int, counts: Sequence[int], itemsize: int, c
     bytes are those of a ring, because each rank must receive all of them anyway. Lane k has the k-th chunk of every
     rank; rank r starts with rank r + 1, so that nobody gets all at once. Raises LocalError.
     """
-    _demand_rank(rank, world)
+    demand_rank(world, rank=rank)
     if len(counts) != world:
         raise LocalError(f"counts for {len(counts)} ranks in a world of {world}")
     demand(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
@@ -110,7 +108,7 @@ def barrier(*, rank: int, world: int) -> Plan:
     ceil(log2(world)) rounds everyone has heard, through others, of everyone. Messages are tokens, of no elements.
     Raises LocalError.
     """
-    _demand_rank(rank, world)
+    demand_rank(world, rank=rank)
     steps: list[Step] = []
     rounds = (world - 1).bit_length()
     for k in range(rounds):
@@ -133,8 +131,3 @@ def barrier(*, rank: int, world: int) -> Plan:
         width=1,
         parameters=(),
     )
-
-
-def _demand_rank(rank: int, world: int) -> None:
-    if not 0 <= rank < world:
-        raise LocalError(f"rank {rank} is not in a world of {world}")

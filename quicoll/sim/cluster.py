@@ -31,15 +31,16 @@ from quicoll.config import Config
 from quicoll.coordinator import NODE, CoordinatorService, coordinator_config
 from quicoll.engine import Engine
 from quicoll.errors import LocalError, QuicollError
-from quicoll.membership.journal import MemoryJournal
+from quicoll.membership.journal import Journal
 from quicoll.observe import Event as Observed
 from quicoll.observe import Observers
 from quicoll.runtime import InlineRuntime
-from quicoll.sim import scenario
+from quicoll.sim import events as scenario
+from quicoll.sim.disk import DiskFault, SimDisk
 from quicoll.sim.errors import InvariantBroken, RunFailed
+from quicoll.sim.events import COORDINATOR_HOST, Event, Fault, Schedule, node_name
 from quicoll.sim.invariants import CheckedJob, CheckedStore, Checker, Reference
 from quicoll.sim.machine import Machine
-from quicoll.sim.scenario import COORDINATOR_HOST, Event, Fault, Schedule, node_name
 from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.faults import PayloadCorrupt
@@ -54,6 +55,7 @@ from quicoll_transport.sim import (
 
 if TYPE_CHECKING:
     from quicoll.job import Job
+    from quicoll_transport.sim import Recorder
 
 __all__ = ["Outcome", "Settings", "Simulation", "Worker"]
 
@@ -61,6 +63,7 @@ Worker = Callable[..., Awaitable[Any]]
 
 _JOB = "sim"
 _PORT = 4433
+_JOURNAL = "/data/journal.sqlite"
 _LOOK_NS = 500_000_000  # between looks at the memory of all endpoints
 _CLOSE_NS = 60_000_000_000  # for the end of the coordinator
 
@@ -121,7 +124,8 @@ class Simulation:
 
     worker: a coroutine function, called on every rank with the job it has joined (`async def worker(job)`), and with
     the simulation as well if it takes two arguments. What it raises, other than quicoll's errors, fails the run.
-    reference: the digest of the registered state after a step, where it is known beforehand.
+    reference: the digest of the registered state after a step, where it is known beforehand. recorder: is told of
+    everything that happens (quicoll.sim.trace has one).
     """
 
     def __init__(
@@ -132,7 +136,7 @@ class Simulation:
         settings: Settings | None = None,
         events: tuple[Event, ...] = (),
         reference: Reference | None = None,
-        recorder: Callable[[int, str, str, str], None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.seed = seed
         self.settings = settings or Settings()
@@ -148,6 +152,10 @@ class Simulation:
         self._failure: RunFailed | None = None
         self._world: World
         self.checker: Checker
+
+    def __repr__(self) -> str:
+        """Without an address: an assertion of the worker may show us, and its text is part of the run."""
+        return f"<Simulation seed={self.seed} ranks={self.settings.ranks}>"
 
     # -- the scenario --------------------------------------------------------------------------------------------
 
@@ -176,6 +184,10 @@ class Simulation:
             for name, machine in self._machines.items()
             if name != COORDINATOR_HOST
         )
+
+    def disk(self, job: Job) -> SimDisk:
+        """The disk of the job's node, for `checkpoint.save(..., disk=sim.disk(job))`. It outlives processes."""
+        return self._machines[job.node].disk
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -210,8 +222,7 @@ class Simulation:
         for name in names:
             host = self._world.host(name)
             life = self._coordinate if name == COORDINATOR_HOST else self._work
-            self._machines[name] = Machine(host, life, ended=self._process_ended)
-        self._stores: MemoryJournal = MemoryJournal()
+            self._machines[name] = Machine(host, life, ended=self._process_ended, was_cut_off=self._cut_off)
         for name in names:
             self._machines[name].start()
 
@@ -229,7 +240,7 @@ class Simulation:
     async def _coordinate(self, machine: Machine) -> None:
         settings = self.settings
         loop = asyncio.get_running_loop()
-        store = CheckedStore(self._stores, self.checker)
+        store = CheckedStore(Journal.open(_JOURNAL, job=_JOB, connect=machine.disk.connect), self.checker)
         service = CoordinatorService(
             credentials=_credentials(settings.ranks)[Identity(_JOB, COORDINATOR, NODE)],
             io=SimulatedSocket(machine.loop, _PORT),
@@ -304,7 +315,7 @@ class Simulation:
 
     def _observed(self, machine: Machine, event: Observed) -> None:
         fields = " ".join(f"{name}={value}" for name, value in event.fields.items())
-        self._world.note(event.kind, machine.name, fields)
+        self._world.note(event.kind, machine.name, fields, detail=event.fields)
         if machine.name == COORDINATOR_HOST and event.kind == "step_aborted":
             self._aborted += 1
 
@@ -324,9 +335,14 @@ class Simulation:
         if error is not None:
             self._world.after(round(self.settings.restart_after * 1e9), self._start_again, machine)
 
+    def _cut_off(self, machine: Machine) -> None:
+        """A process was ended in the middle of writing. Like a pod, it comes back."""
+        self._world.note("cut_off", machine.name, "while it wrote to its disk")
+        self.checker.ended(machine.name)
+        self._world.after(round(self.settings.restart_after * 1e9), self._start_again, machine)
+
     def _start_again(self, machine: Machine) -> None:
         if not machine.stays_down and not machine.runs:
-            self._world.note("process_started", machine.name, "")
             machine.start()
 
     # -- faults --------------------------------------------------------------------------------------------------
@@ -334,10 +350,12 @@ class Simulation:
     def _apply(self, event: Event) -> None:
         self._events_left -= 1
         fault = event.fault
-        self._world.note("fault", "sim", fault.source())
+        self._world.note("fault", "sim", fault.source(), detail=fault)
         if self._carry_out(fault):
             for kind in scenario.kinds_of(fault, self.settings.conditions):
                 self._injected[kind] = self._injected.get(kind, 0) + 1
+        else:
+            self._world.note("fault_void", "sim", fault.source(), detail=fault)
 
     def _carry_out(self, fault: Fault) -> bool:
         """Whether it could be done: a process that is gone cannot be paused."""
@@ -390,6 +408,8 @@ class Simulation:
                 host.leap(fault.ns)
             case scenario.StepWall():
                 host.clock.step_wall(fault.ns)
+            case scenario.Disk():
+                machine.fail_disk(fault.what)
             case scenario.Corrupt():
                 if machine.faults is None:
                     return False
@@ -416,6 +436,7 @@ class Simulation:
             machine.host.slow_ns = 0
             machine.host.set_drift(0)
             machine.disturbances += 1
+            machine.mend_disk()
             machine.start()
             machine.commits_at_heal = machine.commits
         world.after(round(self.settings.recovery * 1e9), self._look_for_progress, self._events_left)
@@ -482,6 +503,10 @@ class Simulation:
         injected = dict(self._injected)
         for kind, count in world.network.injected.items():
             injected[f"datagram_{kind}"] = count
+        for machine in self._machines.values():
+            for kind, count in machine.disk.injected.items():
+                if count and kind not in (DiskFault.POWER_LOSS, DiskFault.KILL):  # every end of a process is one
+                    injected[kind] = injected.get(kind, 0) + count
         workers = [machine for name, machine in self._machines.items() if name != COORDINATOR_HOST]
         return Outcome(
             seed=self.seed,

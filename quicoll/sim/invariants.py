@@ -4,6 +4,7 @@
                     step; where the workload knows it, that of a computation without any network
     one-decision    a step has one decision: the journal takes each number once, in order, and no rank hears of a vote
                     that another rank heard otherwise, nor of a commit that the journal does not hold
+    all-or-none     a step is committed with the votes of all members of its view, and applied by none without a commit
     durable         a commit that the journal has taken is in it after every restart; a rank's state never goes back
                     while its process lives, and a rank of an installed view never begins a step from an older state
                     than another rank of this view holds
@@ -23,14 +24,14 @@ BLAKE2b over names, types, shapes and bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quicoll.errors import LocalError
 from quicoll.group import Group
 from quicoll.job import Job, Step
 from quicoll.membership.history import Committed, InstalledView, Left
@@ -41,11 +42,13 @@ if TYPE_CHECKING:
     from quicoll.caller import Caller
     from quicoll.config import Config
     from quicoll.engine import Decision, Engine
+    from quicoll.handle import Handle
     from quicoll.membership.history import History, Record
     from quicoll.membership.journal import RecordStore
     from quicoll.membership.view import View
     from quicoll.runtime import Runtime
     from quicoll.sim.machine import Machine
+    from quicoll_transport.sim import HostLoop
 
 __all__ = ["GRACE_S", "INVARIANTS", "CheckedJob", "CheckedStore", "Checker"]
 
@@ -54,6 +57,7 @@ GRACE_S = 1.0  # of the host's own clock: a deadline's own work, and the answer'
 INVARIANTS = (
     "same-bits",
     "one-decision",
+    "all-or-none",
     "durable",
     "quorum",
     "deadline",
@@ -79,6 +83,7 @@ class Checker:
         self.views: dict[int, View] = {}
         self.installed: View | None = None
         self._left: dict[str, None] = {}
+        self._votes: dict[tuple[int, int], dict[str, None]] = {}
         self._decisions: dict[tuple[int, int], tuple[bool, str]] = {}
         self._states: dict[tuple[int, int], tuple[bytes, str]] = {}  # by decision and step
         self.held: dict[str, tuple[int, int]] = {}  # by node: decision and step of the state of its living process
@@ -100,10 +105,18 @@ class Checker:
             if self.installed is None or record.view_id != self.installed.view_id:
                 self.break_("one-decision", f"step {record.step} was committed in view {record.view_id}, not the last")
             self.commits[record.step] = record.view_id, record.digest
+            self._look_at_votes(record)
         elif isinstance(record, InstalledView):
             self._install(record.view)
         elif isinstance(record, Left):
             self._left[record.node] = None
+
+    def _look_at_votes(self, record: Committed) -> None:
+        votes = self._votes.get((record.view_id, record.step), {})
+        view = self.views.get(record.view_id)
+        missing = [node for node in view.nodes if node not in votes] if view is not None else []
+        if missing:
+            self.break_("all-or-none", f"step {record.step} was committed without the vote of {', '.join(missing)}")
 
     def _install(self, view: View) -> None:
         before = self.installed
@@ -137,6 +150,10 @@ class Checker:
 
     # -- the ranks -----------------------------------------------------------------------------------------------
 
+    def voted(self, node: str, view_id: int, index: int) -> None:
+        """A rank is about to vote yes."""
+        self._votes.setdefault((view_id, index), {})[node] = None
+
     def decided(self, node: str, view_id: int, index: int, commit: bool) -> None:
         """A rank has heard the decision on its vote."""
         known = self._decisions.setdefault((view_id, index), (commit, node))
@@ -158,6 +175,8 @@ class Checker:
         if before is not None and (decision, step) < before:
             self.break_("durable", f"the state of {node} went back from {before} to {(decision, step)}", node=node)
         self.held[node] = decision, step
+        if decision and decision not in self.commits:
+            self.break_("all-or-none", f"{node} holds the state of step {decision}, which was not committed", node=node)
         if digest is None:
             return
         known = self._states.setdefault((decision, step), (digest, node))
@@ -223,10 +242,14 @@ class CheckedJob(Job):
         with within(limit, "the entry of a step", machine=self._machine, checker=self._checker):
             await super()._enter(step)
         self._checker.began(self.node, self.view, step.number)
+        self._machine.note("step_began", step=step.number, view=self.view.view_id)
 
-    async def _commit(self, step: Step, view_id: int) -> None:
+    async def _commit(self, step: Step, view_id: int, unfinished: int) -> None:
+        opened = self._engine.open_step
+        if opened is not None:
+            self._checker.voted(self.node, view_id, opened[0])
         with within(self.config.hold_timeout, "a vote", machine=self._machine, checker=self._checker):
-            await super()._commit(step, view_id)
+            await super()._commit(step, view_id, unfinished)
 
     async def _decided(self, step: Step, decision: Decision) -> None:
         self._checker.decided(self.node, self.view.view_id, decision.index, decision.commit)
@@ -247,40 +270,46 @@ class CheckedGroup(Group):
         self._checker = checker
 
 
-def _checked(name: str) -> Callable[..., Awaitable[Any]]:
-    inner: Callable[..., Awaitable[Any]] = getattr(Group, name)
+def _checked(name: str) -> Callable[..., Handle[Any]]:
+    inner: Callable[..., Handle[Any]] = getattr(Group, name)
 
-    async def collective(self: CheckedGroup, *args: Any, **settings: Any) -> Any:
+    @functools.wraps(inner)
+    def collective(self: CheckedGroup, *args: Any, **settings: Any) -> Handle[Any]:
+        machine, checker, node = self._machine, self._checker, self._machine.host.name
         out = settings.get("out")
         timeout = settings.get("timeout")
         limit = self._caller.config.timeout if timeout is None else timeout
-        inputs = _bits(args)
-        target = _bits((out,))
-        fine = False
-        try:
-            with within(limit, name, machine=self._machine, checker=self._checker):
-                result = await inner(self, *args, **settings)
-            fine = True
-            return result
-        finally:
-            node = self._machine.host.name
-            if not (fine and out is not None) and _bits(args) != inputs:  # out may be the input, if it succeeded
-                self._checker.break_("untouched", f"{name} changed its input", node=node)
-            if not fine and _bits((out,)) != target:
-                self._checker.break_("untouched", f"{name} failed and changed its out", node=node)
+        inputs, target = _bits(args), _bits((out,))
+        handle = inner(self, *args, **settings)
+        machine.note("collective_began", op=name)
+        loop, start, disturbed = machine.loop, machine.loop.time(), machine.disturbances
 
-    collective.__name__ = name
-    collective.__doc__ = inner.__doc__
+        def ended(future: asyncio.Future[int]) -> None:
+            # Before whoever awaits it goes on, and before a result is handed over: the tensors are still our business.
+            fine = not future.cancelled() and future.exception() is None
+            machine.note("collective_ended", op=name, fine=fine)
+            _look_at_time(loop.time() - start, limit, name, disturbed, loop, machine, checker)
+            if _bits(args) != inputs:
+                checker.break_("untouched", f"{name} changed its input", node=node)
+            if _bits((out,)) != target:
+                what = "changed its out before the result was asked for" if fine else "failed and changed its out"
+                checker.break_("untouched", f"{name} {what}", node=node)
+
+        handle.add_done_callback(ended)
+        return handle
+
     return collective
 
 
 def collectives() -> list[str]:
-    """The public collectives of a group."""
-    return [
-        name
-        for name, member in sorted(vars(Group).items())
-        if not name.startswith("_") and asyncio.iscoroutinefunction(member)
-    ]
+    """The public collectives of a group: what gives a handle."""
+    found: dict[str, None] = {}
+    for kind in Group.__mro__:
+        for name, member in vars(kind).items():
+            returns = str(getattr(member, "__annotations__", {}).get("return", ""))
+            if not name.startswith("_") and returns.startswith("Handle"):
+                found[name] = None
+    return sorted(found)
 
 
 for _name in collectives():
@@ -295,10 +324,15 @@ def within(limit: float, what: str, *, machine: Machine, checker: Checker) -> It
     try:
         yield
     finally:
-        took = loop.time() - start
-        if not loop.dead and machine.disturbances == disturbed and not machine.disturbed and took > limit + GRACE_S:
-            name = machine.host.name
-            checker.break_("deadline", f"{what} on {name} took {took:.3f} s, {limit:g} s were given", node=name)
+        _look_at_time(loop.time() - start, limit, what, disturbed, loop, machine, checker)
+
+
+def _look_at_time(
+    took: float, limit: float, what: str, disturbed: int, loop: HostLoop, machine: Machine, checker: Checker
+) -> None:
+    if not loop.dead and machine.disturbances == disturbed and not machine.disturbed and took > limit + GRACE_S:
+        name = machine.host.name
+        checker.break_("deadline", f"{what} on {name} took {took:.3f} s, {limit:g} s were given", node=name)
 
 
 def state_digest(state: Any) -> bytes:
@@ -326,8 +360,6 @@ def _bits(values: Any) -> bytes:
 
             flat = value.detach().cpu().contiguous().reshape(-1)
             found.update(f"{value.dtype}{tuple(value.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes())
-        elif value is None or isinstance(value, str | int | float | bytes | bool):
-            found.update(repr(value).encode())
         else:
-            raise LocalError(f"the simulator cannot look at a {type(value).__name__}")
+            found.update(repr(value).encode())
     return found.digest()

@@ -17,9 +17,9 @@ from textwrap import dedent
 from typing import Any
 
 from quicoll.errors import LocalError
-from quicoll.sim import scenario
+from quicoll.sim import events as scenario
 from quicoll.sim.cluster import Settings
-from quicoll.sim.scenario import Event, Schedule
+from quicoll.sim.events import Event, Schedule
 from quicoll_transport.errors import TransportError
 from quicoll_transport.sim import Conditions
 

@@ -32,18 +32,26 @@ from quicoll.sim.workload import Reference, worker
 
 if TYPE_CHECKING:
     from quicoll.job import Job
+    from quicoll.reducing import AlgorithmName
     from quicoll_transport.sim.world import Recorder
 
 __all__ = ["Result", "Sweep", "run_scenario", "run_seed", "run_seeds"]
 
+_ALGORITHMS: tuple[AlgorithmName, ...] = ("auto", "direct", "tree", "exchange", "hierarchical")
 _REFERENCE = Reference()  # of the built-in workload, which is the same in every run
 
 
 def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Outcome:
-    """The built-in workload under this scenario."""
+    """The built-in workload under this scenario. The seed also says by which algorithm it reduces."""
 
     async def life(job: Job, simulation: Simulation) -> int:
-        return await worker(job, lambda: simulation.everyone_at(scenario.steps), compute_s=scenario.compute_s)
+        return await worker(
+            job,
+            lambda: simulation.everyone_at(scenario.steps),
+            compute_s=scenario.compute_s,
+            disk=simulation.disk(job),
+            algorithm=_ALGORITHMS[scenario.seed % len(_ALGORITHMS)],
+        )
 
     return Simulation(
         life,

@@ -14,6 +14,7 @@ pace is drawn as well.
     pause, slow                        SIGSTOP for a while; every callback takes time
     drift, leap, wall                  the monotonic clock runs wrong, leaps forward; the wall clock is set
     payload                            bits flip behind QUIC's own checks
+    disk                               a write or an fsync fails, the disk is full, or the power goes in its middle
 
 Times. Most faults begin within a horizon of 0.2 to 4 s. Steps are computed at a pace that makes the asked number of
 them last about as long as the faults do, so that faults meet steps; they are drawn denser in the beginning, where views
@@ -39,11 +40,12 @@ from typing import TypeVar
 
 from quicoll.errors import LocalError
 from quicoll.sim.cluster import Settings
-from quicoll.sim.language import events_source, settings_source
-from quicoll.sim.scenario import (
+from quicoll.sim.events import (
     COORDINATOR_HOST,
+    DISK_FAULTS,
     Corrupt,
     Crash,
+    Disk,
     Drift,
     Event,
     Fault,
@@ -59,6 +61,7 @@ from quicoll.sim.scenario import (
     StepWall,
     node_name,
 )
+from quicoll.sim.language import events_source, settings_source
 from quicoll.sim.workload import COMPUTE_S
 from quicoll_transport.sim import Conditions
 
@@ -83,6 +86,7 @@ KINDS: tuple[str, ...] = (
     "leap",
     "wall",
     "payload",
+    "disk",
 )
 """All kinds of fault, in the order in which they are drawn."""
 
@@ -256,6 +260,7 @@ class _Builder:
             "leap": self._leap,
             "wall": self._wall,
             "payload": self._payload,
+            "disk": self._disk,
         }
 
     def add(self, kind: str, enabled: Sequence[str]) -> None:
@@ -396,6 +401,10 @@ class _Builder:
 
     def _payload(self, at_ns: int) -> None:
         self._put(at_ns, Corrupt(self._draw.one_of(self._nodes), self._draw.one_of((1, 1, 2, 5))))
+
+    def _disk(self, at_ns: int) -> None:
+        node = COORDINATOR_HOST if self._draw.chance(0.6) else self._draw.one_of(self._workers)
+        self._put(at_ns, Disk(node, self._draw.one_of(DISK_FAULTS)))
 
 
 def _round(ns: float) -> int:

@@ -9,24 +9,30 @@ number of ranks and however often a step was tried: `Reference` computes it with
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quicoll.errors import LocalError, QuicollError
+from quicoll import checkpoint
+from quicoll.errors import CheckpointError, LocalError, QuicollError
 from quicoll.sim.invariants import state_digest
 
 if TYPE_CHECKING:
     from quicoll.job import Job
 
+if TYPE_CHECKING:
+    from quicoll.disk import Disk
+    from quicoll.reducing import AlgorithmName
+
 __all__ = ["COMPUTE_S", "ELEMENTS", "SHARDS", "Reference", "worker"]
 
 SHARDS = 8
 ELEMENTS = 777  # odd, so that shares and chunks are uneven
-COMPUTE_S = (
-    0.05  # of simulated time in each step if nothing else is asked, so that faults fall between and into collectives
-)
+CHECKPOINTS = "/data/checkpoints"
+CHECKPOINT_EVERY = 3
+COMPUTE_S = 0.05  # of simulated time in each step, so that faults fall between and into collectives
 
 
 def contribution(vector: Any, step: int, shard: int) -> Any:
@@ -65,13 +71,29 @@ def _state(vector: Any, count: int) -> dict[str, Any]:
     return {"vector": vector, "count": np.array([count], np.int64)}
 
 
-async def worker(job: Job, done: Callable[[], bool], *, compute_s: float = COMPUTE_S) -> int:
+async def worker(
+    job: Job,
+    done: Callable[[], bool],
+    *,
+    compute_s: float = COMPUTE_S,
+    disk: Disk | None = None,
+    algorithm: AlgorithmName = "auto",
+) -> int:
     """Do steps until `done()`; the number of the last one. An aborted step is tried again.
 
-    compute_s: simulated seconds that each step computes before its collectives.
+    compute_s: simulated seconds that each step computes before its collectives. disk: where a checkpoint is kept of
+    every CHECKPOINT_EVERY-th step, and found again by the next process; None keeps none. A disk that fails costs the
+    checkpoint, not the step. algorithm: of the reduction.
     """
-    vector = np.zeros(ELEMENTS, np.float32)
+    vector: Any = np.zeros(ELEMENTS, np.float32)
     count = 0
+    found = None
+    if disk is not None:
+        with contextlib.suppress(CheckpointError):
+            found = checkpoint.latest(CHECKPOINTS, disk=disk)
+    if found is not None:
+        vector, count = found.tensors["vector"], found.step
+        job.resume_from(found.step)
 
     def save() -> dict[str, Any]:
         return _state(vector.copy(), count)
@@ -87,7 +109,7 @@ async def worker(job: Job, done: Callable[[], bool], *, compute_s: float = COMPU
                 shards = job.group.shards(SHARDS)
                 await asyncio.sleep(compute_s)
                 leaves = [contribution(vector, step.number, shard) for shard in shards]
-                mean = await job.group.all_reduce(shards.leaves(leaves, like=vector), op="avg")
+                mean = await job.group.all_reduce(shards.leaves(leaves, like=vector), op="avg", algorithm=algorithm)
                 witness = await job.group.all_gather(np.array([step.number, count], np.int64))
                 if not np.all(witness.reshape(-1, 2) == (step.number, count)):
                     raise AssertionError(f"ranks differ in what they do: {witness.tolist()}")
@@ -100,4 +122,8 @@ async def worker(job: Job, done: Callable[[], bool], *, compute_s: float = COMPU
         except QuicollError as error:
             if isinstance(error, LocalError):
                 raise
+            continue
+        if disk is not None and count % CHECKPOINT_EVERY == 0:
+            with contextlib.suppress(CheckpointError):
+                checkpoint.save(CHECKPOINTS, step=count, tensors=save(), disk=disk)
     return job.committed_step

@@ -240,10 +240,10 @@ def assert_clean(pair: Pair) -> None:
         assert not inn._offer_tags
         assert not inn._granted
         assert not inn._failures
-        assert not inn._rejected
+        assert not inn.receipts._rejected
         assert not inn._posted
-        assert len(inn._received) <= 1
-        assert inn._received.upto == pair.other(side).core._outbox._next
+        assert len(inn.receipts._received) <= 1
+        assert inn.receipts._received.upto == pair.other(side).core._outbox._next
 
 
 class Flip:

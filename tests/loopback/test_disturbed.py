@@ -61,7 +61,7 @@ async def test_what_was_held_arrives_at_the_release_and_the_step_goes_on() -> No
                 return None
 
         async with disturb_network(jobs[1], Chain(Watch(), Hold())) as held:
-            sums = [asyncio.ensure_future(job.group.all_reduce(np.ones(SIZE))) for job in jobs]
+            sums = [asyncio.ensure_future(job.group.all_reduce(np.ones(SIZE), algorithm="direct")) for job in jobs]
             await large.wait()
             assert not any(each.done() for each in sums)
         assert held.stats.dropped > 0

@@ -226,6 +226,18 @@ def test_the_blocking_face_has_the_same_names_and_results(certs: Path, tmp_path:
             gathered = job.group.all_gather(np.array([job.rank]))
             told = job.group.broadcast(np.array([job.rank + 7]), root=1)
             job.group.barrier()
+            first = job.rank == 0
+            assert job.group.all_gather_object({"rank": job.rank}) == [{"rank": 0}, {"rank": 1}]
+            assert job.group.broadcast_object("x" if first else None) == "x"
+            assert job.group.reduce_scatter(np.arange(4.0)).tolist() == ([0.0, 2.0] if first else [4.0, 6.0])
+            assert (job.group.reduce(np.ones(1), root=1) is None) is first
+            assert (job.group.gather(np.ones(1), root=0) is None) is not first
+            assert job.group.scatter(np.arange(2.0)).tolist() == [float(job.rank)]
+            assert job.group.all_to_all(np.arange(2.0)).tolist() == [float(job.rank)] * 2
+            if first:
+                job.group.send(np.full(3, 5.0), to=1)
+            else:
+                assert job.group.recv(np.empty(3), source=0).tolist() == [5.0] * 3
             committed: list[int] = []
             with job.step() as step:
                 job.group.barrier()

@@ -11,8 +11,8 @@ import pytest
 from quicoll.errors import LocalError
 from quicoll.sim import scenario
 from quicoll.sim.cluster import Settings
+from quicoll.sim.events import Event, Heal, Schedule, SetConditions, kinds_of
 from quicoll.sim.language import events_source, parse_events, parse_settings, settings_source
-from quicoll.sim.scenario import Event, Heal, Schedule, SetConditions, kinds_of
 from quicoll.sim.swarm import KINDS, Scenario, generate, parse_kinds
 from quicoll_transport.sim import Conditions
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from quicoll_fuzz.virtual import today
 
 from quicoll_transport.authority import ephemeral
 from quicoll_transport.identity import COORDINATOR, WORKER, Credentials, Identity
@@ -14,15 +17,25 @@ NODES = [(COORDINATOR, "c"), (WORKER, "a"), (WORKER, "b"), (WORKER, "d")]
 CredentialsOf = Callable[..., Credentials]
 
 
-@pytest.fixture(scope="session")
-def credentials_of() -> CredentialsOf:
-    """credentials_of(node, job="j", authority=0): a node's credentials; another number is another authority."""
+def finder(**options: Any) -> CredentialsOf:
     made: dict[tuple[str, int], dict[Identity, Credentials]] = {}
 
     def find(node: str, *, job: str = "j", authority: int = 0) -> Credentials:
         if (job, authority) not in made:
-            made[job, authority] = ephemeral(job, NODES)
+            made[job, authority] = ephemeral(job, NODES, **options)
         role = COORDINATOR if node == "c" else WORKER
         return made[job, authority][Identity(job, role, node)]
 
     return find
+
+
+@pytest.fixture(scope="session")
+def credentials_of() -> CredentialsOf:
+    """credentials_of(node, job="j", authority=0): a node's credentials; another number is another authority."""
+    return finder()
+
+
+@pytest.fixture(scope="session")
+def virtual_credentials_of() -> CredentialsOf:
+    """The same for virtual worlds: of their date, and from a seed."""
+    return finder(now=today(), entropy=random.Random("credentials").randbytes)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from quicoll_transport import endpoint as endpoint_module
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import (
     AddressError,
@@ -148,8 +147,7 @@ def vanish(endpoint: Endpoint) -> None:
     """The process of this endpoint is killed: its socket closes, nothing is said."""
     endpoint._io.close()
     endpoint._closed = True
-    if endpoint._timer is not None:
-        endpoint._timer.cancel()
+    endpoint._due.stop()
 
 
 def calls(owner: object, name: str) -> asyncio.Semaphore:
@@ -361,6 +359,47 @@ async def test_a_short_cut_only_raises_suspicion(world: World) -> None:
     assert a.stats.connections == 1
 
 
+@pytest.mark.parametrize("place", ["poll", "handle_timer", "heard"])
+async def test_an_error_of_our_own_over_one_link_ends_that_link_by_name_and_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    a = world.open("a")
+    broken, _ = await world.link(a, world.open("b"))
+    whole, far = await world.link(a, world.open("d"))
+
+    def fails(*arguments: object) -> None:
+        raise KeyError("a table of ours")
+
+    posted = broken.post(tag(1), memoryview(bytearray(10)))
+    monkeypatch.setattr(broken.core, place, fails)
+    if place == "handle_timer":
+        monkeypatch.setattr(broken.core, "next_timer", lambda: 1)
+    broken.touch()
+    with pytest.raises(LinkLost, match=r"internal error: KeyError\('a table of ours'\)"):
+        await posted.future
+    assert a.links == {whole.identity: whole}
+    await exchange(whole, far, 2, 50_000)
+
+
+async def test_a_link_so_broken_that_it_cannot_end_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, heard = world.open("a"), []
+    broken, _ = await world.link(a, world.open("b"))
+    whole, far = await world.link(a, world.open("d"))
+
+    def fails(*arguments: object, **more: object) -> None:
+        raise KeyError("a table of ours")
+
+    monkeypatch.setattr(world.loop, "call_exception_handler", heard.append)
+    for place in ("poll", "lose"):
+        monkeypatch.setattr(broken.core, place, fails)
+    broken.touch()
+    await exchange(whole, far, 2, 50_000)
+    assert a.links == {whole.identity: whole}
+    assert [type(context["exception"]) for context in heard] == [KeyError]
+    monkeypatch.undo()
+    broken.close("its core works again")
+
+
 async def test_a_killed_peer_is_known_from_the_host_long_before_its_silence(world: World) -> None:
     config = EndpointConfig(lost_after_ns=60_000 * MS, connect_ns=60_000 * MS)
     a, _ = await world.pair(config=config)
@@ -564,7 +603,8 @@ REFUSALS: list[tuple[str, dict[str, Any] | None, str]] = [
     ("foreign authority", {"node": "d", "authority": 1}, "not signed by an authority that we trust"),
     ("wrong job", {"node": "d", "job": "k"}, "is for job 'k', not 'j'"),
     ("expired", {"node": "d"}, "expired at"),
-    ("unauthorised", {"node": "c"}, "coordinators may not come here"),
+    ("stolen node name", {"node": "a", "authority": 1}, "not signed by an authority that we trust"),
+    ("wrong role", {"node": "c"}, "coordinators may not come here"),
     ("authorization fails", {"node": "d"}, "its authorization failed"),
 ]
 
@@ -700,7 +740,7 @@ async def test_names_are_resolved_when_they_are_dialled(world: World) -> None:
     a, b = world.open("a"), world.open("b")
     link = a.link(b.identity, addresses=[("localhost", b.address[1])], dial=True)
     await link.wait_up()
-    assert a._resolving == {}
+    assert a._dialler.resolving == {}
 
 
 async def test_a_name_that_cannot_be_resolved_is_the_reason_when_the_link_is_not_reached(world: World) -> None:
@@ -922,14 +962,14 @@ async def test_an_idle_link_wakes_only_for_its_heartbeats(world: World, monkeypa
     a, b = await world.pair(config=EndpointConfig(lost_after_ns=800 * MS))
     await exchange(a, b, 1, 100)
     wakes = 0
-    original = endpoint_module.Endpoint._on_timer
+    original = Endpoint._on_timer
 
     def count(self: Endpoint) -> None:
         nonlocal wakes
         wakes += 1
         original(self)
 
-    monkeypatch.setattr(endpoint_module.Endpoint, "_on_timer", count)
+    monkeypatch.setattr(Endpoint, "_on_timer", count)
     until, done = world.loop.time() + 0.5, world.loop.create_future()
     world.loop.call_at(until, done.set_result, None)
     await done

@@ -16,9 +16,11 @@ from quicoll_fuzz.episode import Finding, run_episode
 from quicoll_fuzz.hostile import Tally
 from quicoll_fuzz.mutate import mutate_datagram, mutate_frames, varint
 
-from quicoll_transport.endpoint import Endpoint
+from quicoll_transport.endpoint.connection import Connection
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.frames import Cancel, ControlReader, Header, encode_control
+from quicoll_transport.guard import Pace, PaceConfig
+from quicoll_transport.identity import Identity
 from quicoll_transport.quic import CLOSE_REFUSED, Gate, Session, SessionConfig, handshake_in_memory
 
 INPUTS = int(os.environ.get("QUICOLL_FUZZ_INPUTS", "15000"))
@@ -37,7 +39,7 @@ def test_endpoints_live_and_honest_links_work_whatever_the_others_send(number: i
         run_episode(SEED, episode, min(size, 1500) if traced else size, tally, trace=traced)
     size = min(size, 1500) if number == 2 else size
     assert tally.inputs >= size
-    assert min(tally.datagrams, tally.controls, tally.headers, tally.honest) > 0
+    assert min(tally.datagrams, tally.controls, tally.headers, tally.connections, tally.served, tally.honest) > 0
 
 
 def test_an_episode_repeats_itself() -> None:
@@ -67,6 +69,16 @@ def test_the_oracle_notices_an_exception_of_our_own_on_a_peers_bytes(monkeypatch
         run_episode(7, 0, 3000, Tally())
 
 
+def test_the_oracle_notices_a_dialler_that_takes_whoever_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_until_another_member_answers() -> None:
+        for number in range(20):  # every third episode has one; the first does, as this is written
+            run_episode(9, number, 500, Tally())
+
+    monkeypatch.setattr(Identity, "__eq__", lambda self, other: True)
+    with pytest.raises(Finding, match="after servers: a link to who is not the node that was dialled"):
+        run_until_another_member_answers()
+
+
 def test_the_oracle_notices_an_endpoint_that_turns_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "next_timer", lambda self: 0)
     with pytest.raises(Finding, match="time stands still"):
@@ -88,15 +100,14 @@ def test_spoilt_frames_keep_their_size_and_spoilt_datagrams_differ() -> None:
 def test_a_connection_id_that_is_announced_again_is_kept_once() -> None:
     """QUIC announces an id again when the packet was lost; each time it was noted once more, for ever."""
 
-    endpoint: Any = Endpoint.__new__(Endpoint)
-    endpoint._by_cid = {}
-    session = SimpleNamespace(cids=[b"one", b"two", b"one"], retired_cids=[])
-    connection = SimpleNamespace(session=session, cids=[])
-    endpoint._take_cids(connection)
+    session: Any = SimpleNamespace(cids=[b"one", b"two", b"one"], retired_cids=[])
+    connection = Connection(session, dialled=False, deadline_ns=0, pace=Pace(PaceConfig()))
+    table: dict[bytes, Connection] = {}
+    connection.take_cids(table)
     assert sorted(connection.cids) == [b"one", b"two"]
     session.retired_cids = [b"one"]
-    endpoint._take_cids(connection)
-    assert connection.cids == list(endpoint._by_cid) == [b"two"]
+    connection.take_cids(table)
+    assert connection.cids == list(table) == [b"two"]
 
 
 def test_the_last_words_to_an_unvalidated_address_stay_within_three_times_what_it_sent(credentials_of: Any) -> None:

@@ -1011,7 +1011,7 @@ def test_old_and_unknown_words_do_no_harm() -> None:
     pair.b.core.control(App(0, b"once"), 0)
     assert pair.b.apps == [b"once"]
     pair.b.core.control(Cancel(0, 10 + MESSAGE_COST), 0)
-    assert pair.b.core._inbox._released == 10 + MESSAGE_COST, "its credit was given back when it was taken"
+    assert pair.b.core._inbox.receipts._released == 10 + MESSAGE_COST, "its credit was given back when it was taken"
     arrive(pair.b.core, eager(0, 10))
     assert pair.b.core.stats.messages_received == 1
 

@@ -321,7 +321,7 @@ def test_what_a_peer_sends_for_a_place_that_was_taken_is_refused() -> None:
     arrive(pair.b, Header(channel_tag(0, 1), 3, 10, 0))
     pair.b.core.control(Offer(4, channel_tag(0, 2), 10), 0)
     inbox = pair.b.core._inbox
-    assert {3, 4} <= set(inbox._rejected)
+    assert {3, 4} <= set(inbox.receipts._rejected)
     assert inbox.held_bytes == 0
 
 

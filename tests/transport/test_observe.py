@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from quicoll_transport import endpoint as endpoint_module
 from quicoll_transport import observe
 from quicoll_transport.detector import LOST_FLOOR_NS, LOST_START_NS
-from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
+from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, dialling, links, reception, shell
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.faults import Cut, Drop, Faults
 from quicoll_transport.frames import TAG_SIZE
@@ -215,7 +214,10 @@ async def test_a_stall_of_our_own_loop_is_told(world: World) -> None:
     a, b = world.open("a", observer=told), world.open("b")
     ours, _ = await world.link(a, b)
     ours.core.detector._due_ns -= 60_000 * MS  # as if the timer had come a minute late
-    a._link_timer(ours, ours.core.detector.next_timer())
+    due = ours.core.detector.next_timer()
+    assert due is not None
+    ours.handle_timer(due)
+    a._touch(ours)
     a._flush()
     assert [(event.peer, event.count) for event in told.of(Stalled)] == [("worker/b", 1)]
     assert ours.snapshot().stalls == 1
@@ -269,9 +271,13 @@ async def test_without_an_observer_no_event_is_built(world: World, monkeypatch: 
     def forbidden(*arguments: object) -> None:
         raise AssertionError("an event for nobody")
 
-    kinds = [name for name in observe.__all__ if hasattr(endpoint_module, name)]
-    for name in set(kinds) - {"Observer", "LinkSnapshot", "TransportEvent"}:
-        monkeypatch.setattr(endpoint_module, name, forbidden)
+    names = [name for name in observe.__all__ if name not in ("Observer", "LinkSnapshot", "TransportEvent")]
+    places = [
+        (module, name) for module in (dialling, links, reception, shell) for name in names if hasattr(module, name)
+    ]
+    assert {name for _, name in places} == set(names), "each event is built in one of these modules"
+    for module, name in places:
+        monkeypatch.setattr(module, name, forbidden)
     monkeypatch.setattr(Link, "tell_counts", forbidden)
     ours, theirs = await world.link(world.open("a"), world.open("b"))
     await exchange(ours, theirs, 1, 100_000)

@@ -1,9 +1,8 @@
-"""Plans, run in memory by an interpreter that knows only the rules of `plan.model` (requirements D1, D2, D6, C3)."""
+"""Plans, run in memory by a machine that knows only the rules of `plan.model` (requirements D1, D2, D6, C3)."""
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plan_machine import Message, Numbers, Rank, in_memory
 
 from quicoll.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Array, DType, narrow, widen
 from quicoll.errors import LocalError
@@ -31,98 +31,10 @@ from quicoll.plan import (
     validate,
 )
 from quicoll.plan.cut import chunks, shares
-from quicoll.reduce import ReduceOp, accumulator, held, reduce_tree
+from quicoll.reduce import ReduceOp, accumulator, held
 
 WORLDS = range(1, 18)
 LEAVES = (1, 2, 3, 5, 8, 13)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The interpreter
-
-
-class Rank:
-    """One rank's buffers and how far its lanes have come. `window` lanes are open at a time."""
-
-    def __init__(self, plan: Plan, inputs: Sequence[Array], op: ReduceOp, dtype: DType, window: int) -> None:
-        self.plan, self.inputs, self.op, self.dtype = plan, inputs, op, dtype
-        self.acc = accumulator(dtype, op) if plan.leaves else dtype
-        self.output = self.poisoned(plan.output, wide=False)
-        self.window = window
-        self.next_lane = 0
-        self.open: dict[int, dict[str, Any]] = {}
-        self.peak_open = 0
-
-    def poisoned(self, elements: int, *, wide: bool) -> Array:
-        """Memory that shows when it is read before it is written."""
-        dtype = self.acc if wide else self.dtype
-        return np.full(elements * dtype.itemsize, 0xA5, np.uint8).view(dtype.storage)
-
-    def start_lanes(self) -> None:
-        while self.next_lane < len(self.plan.lanes) and len(self.open) < self.window:
-            lane = self.plan.lanes[self.next_lane]
-            scratch = [self.poisoned(slot.elements, wide=slot.wide) for slot in lane.scratch]
-            awaited = {i: step for i, step in enumerate(lane.steps) if isinstance(step, Recv)}
-            self.open[self.next_lane] = {"lane": lane, "scratch": scratch, "at": 0, "awaited": awaited}
-            self.next_lane += 1
-        self.peak_open = max(self.peak_open, len(self.open))
-
-    def view(self, state: dict[str, Any], span: Span) -> Array:
-        if span.buf is Buf.SCRATCH:
-            whole: Array = state["scratch"][span.slot]
-        else:
-            whole = self.inputs[span.slot] if span.buf is Buf.INPUT else self.output
-        piece = whole[span.start : span.stop]
-        assert piece.size == span.elements
-        assert piece.dtype == (self.acc if span.wide else self.dtype).storage
-        return piece
-
-    def deliver(self, messages: dict[tuple[int, int, int], bytes]) -> bool:
-        """Everything that has come for an open lane goes into place at once, however late it is wanted."""
-        moved = False
-        for state in self.open.values():
-            for position, recv in list(state["awaited"].items()):
-                key = (recv.peer, self.plan.rank, recv.index)
-                if key in messages:
-                    place = self.view(state, recv.dst)
-                    payload = np.frombuffer(messages.pop(key), place.dtype)
-                    assert payload.size == place.size
-                    place[:] = payload
-                    del state["awaited"][position]
-                    moved = True
-        return moved
-
-    def advance(self, number: int, messages: dict[tuple[int, int, int], bytes]) -> bool:
-        """One step of one lane, if it may be taken."""
-        state = self.open[number]
-        lane, at = state["lane"], state["at"]
-        if at == len(lane.steps):
-            if state["awaited"]:
-                return False
-            del self.open[number]
-            return True
-        if any(position in state["awaited"] for position in lane.waits[at]):
-            return False
-        step = lane.steps[at]
-        if isinstance(step, Send):
-            key = (self.plan.rank, step.peer, step.index)
-            assert key not in messages
-            messages[key] = self.view(state, step.src).tobytes()
-        elif isinstance(step, Copy):
-            self.view(state, step.dst)[:] = self.view(state, step.src)
-        elif isinstance(step, Reduce):
-            reduce_tree(
-                step.tree,
-                lambda span: self.view(state, span),
-                op=self.op,
-                dtype=self.dtype,
-                acc=self.acc,
-                out=self.view(state, step.dst),
-                final=step.finish,
-                leaves=self.plan.leaves,
-            )
-        state["at"] += 1
-        return True
 
 
 def run(
@@ -135,25 +47,7 @@ def run(
     seed: int = 0,
 ) -> list[Array]:
     """The outputs of all ranks. `seed` decides who goes on next, step by step."""
-    rng = random.Random(seed)
-    ranks = [Rank(plan, own, op, dtype, window) for plan, own in zip(plans, inputs, strict=True)]
-    messages: dict[tuple[int, int, int], bytes] = {}
-    moved = True
-    while moved:
-        moved = False
-        for rank in rng.sample(ranks, len(ranks)):
-            rank.start_lanes()
-            moved |= rank.deliver(messages)
-            for number in rng.sample(list(rank.open), len(rank.open)):
-                while rank.advance(number, messages):
-                    moved = True
-                    if number not in rank.open or rng.random() < 0.3:
-                        break
-    for rank in ranks:
-        assert not rank.open
-        assert rank.next_lane == len(rank.plan.lanes)
-    assert not messages
-    return [rank.output for rank in ranks]
+    return in_memory(plans, inputs, Numbers(dtype, op), window=window, seed=seed)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -440,13 +334,13 @@ def test_nobody_leaves_a_barrier_before_everybody_has_come() -> None:
         plans = [barrier(rank=rank, world=world) for rank in range(world)]
         validate(plans)
         for late in range(world):
-            ranks = [Rank(plan, [], ReduceOp.SUM, FLOAT32, 1) for plan in plans]
-            messages: dict[tuple[int, int, int], bytes] = {}
+            ranks = [Rank(plan, [], Numbers(FLOAT32, ReduceOp.SUM), 1) for plan in plans]
+            messages: dict[Message, bytes] = {}
             for present in ([rank for rank in ranks if rank.plan.rank != late], ranks):
                 for _ in range(3 * world):
                     for rank in present:
                         rank.start_lanes()
-                        rank.deliver(messages)
+                        rank.deliver(messages, lambda: True)
                         while rank.open and rank.advance(0, messages):
                             pass
                 done = [rank.plan.rank for rank in ranks if rank.next_lane and not rank.open]
@@ -517,7 +411,11 @@ def test_ranks_compare_one_line_and_a_reader_gets_all_of_them() -> None:
         ({"itemsize": 0}, "itemsize=0 is below 1"),
         ({"wide_itemsize": 2}, "wide_itemsize=2 is below 4"),
         ({"chunk_bytes": 0}, "chunk_bytes=0 is below 1"),
-        ({"algorithm": "tree"}, "algorithm 'tree' is not known; use 'direct' or 'ring'"),
+        (
+            {"algorithm": "torus"},
+            "algorithm 'torus' is not known; use one of direct, tree, hierarchical",
+        ),
+        ({"algorithm": "hierarchical", "sites": (0, 0)}, "sites for 2 ranks in a world of 3"),
     ],
 )
 def test_all_reduce_refuses_what_makes_no_plan(change: dict[str, Any], message: str) -> None:

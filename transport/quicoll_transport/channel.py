@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 from .errors import ConfigurationError, DeadlineExceeded, TransportError
 
 if TYPE_CHECKING:
-    from .endpoint import Link, Transfer
-    from .inbox import Posted
+    from .endpoint.links import Link
+    from .endpoint.transfer import Transfer
+    from .posted import Posted
 
 __all__ = ["Channel"]
 

@@ -10,14 +10,12 @@ waits already, or memory of its size when its size is known, within the limit th
 A message that a dying connection interrupts is paused: what has arrived stays where it is, our Hello says how much,
 and the sender continues from there. Whatever happens to a message under way can happen to a paused one.
 
-A sequence ends here once: verified (acknowledged), or rejected. A verdict (Refuse, or the last Nack) is repeated on
-every connection until the sender has answered it with Cancel; were it lost, the acknowledgement after it would look
-like success.
+A sequence ends here once, verified or rejected; `receipts` remembers which, and tells the sender.
 
 Bounds on what a peer can make us hold:
     bytes for unposted messages   credit_bytes; each counts its length and MESSAGE_COST
-    offers                        _MAX_OFFERS
-    verdicts, failed checksums    _MAX_OFFERS each
+    offers, failed checksums      _MAX_OFFERS each
+    verdicts                      receipts.MAX_VERDICTS
     gaps in the sequence          as many messages as an honest sender may have under way
     interrupted messages          MAX_PARTIALS; those without a posted buffer go on counting as unposted
     one taken message             the limit that its taker set, one per channel; its pages are touched as bytes arrive
@@ -28,24 +26,17 @@ withdrawn; then never.
 
 from __future__ import annotations
 
-import mmap
-from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from .errors import ConfigurationError, MessageCorrupted, MessageRefused, ProtocolError, TransportError
 from .frames import (
-    CHANNEL_TAG_SIZE,
     MAX_OFFERS,
     MAX_PARTIALS,
-    MAX_RANGES,
     MESSAGE_COST,
     TAG_SIZE,
-    Ack,
     App,
     Cancel,
     Control,
-    Credit,
     Grant,
     Header,
     Nack,
@@ -56,50 +47,13 @@ from .frames import (
     checksum,
 )
 from .outbox import require_flat
-from .ranges import Ranges
+from .posted import NOTHING, Discards, Held, Inflow, Posted, is_of_caller
+from .receipts import Receipts
 
-__all__ = ["Inbox", "Inflow", "Posted"]
+__all__ = ["Inbox"]
 
 # Above the sender's own bound: after a reconnection it offers again what had been granted.
 _MAX_OFFERS = 4 * MAX_OFFERS
-_NOTHING = memoryview(b"")
-_MAPPED = 1 << 20  # from here on memory is mapped, so that a size which was only named costs no pages
-_MAX_DISCARDED = 16384  # prefixes remembered; what comes later for an older one is held, and costs credit
-
-
-@dataclass(slots=True, eq=False)
-class Posted:
-    """A buffer waiting for its message; `error` None and `done` True mean that it holds verified bytes."""
-
-    tag: bytes
-    buffer: memoryview
-    on_done: Callable[[Posted], None]
-    done: bool = False
-    error: TransportError | None = None
-    inflow: Inflow | None = None  # the message that is being written into it
-    limit: int | None = None  # its memory is made when the message's size is known, up to so many bytes
-    void: bool = False  # the sender withdrew the message whose place this is
-
-
-@dataclass(slots=True, eq=False)
-class Inflow:
-    """A message that is arriving: the session writes payload bytes into `view` from `filled` on."""
-
-    header: Header
-    view: memoryview
-    posted: Posted | None
-    filled: int = 0
-    alive: bool = True  # False once nobody wants it any more; the session stops its stream
-    paused: bool = False  # its connection died; it continues on the next one, as another object
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A verified eager message that nobody has posted a buffer for yet; with `error`, one that will never come."""
-
-    header: Header
-    data: memoryview
-    error: TransportError | None = None
 
 
 class Inbox:
@@ -126,23 +80,16 @@ class Inbox:
         self._control = control
         self._on_app = on_app
         self._payload_fault = payload_fault
-        self._received = Ranges()
-        self._fresh = Ranges()  # arrived, and not acknowledged on the present connection
-        self._rejected: dict[int, Refuse | Nack] = {}
+        self.receipts = Receipts(peer=peer, control=control)
         self._posted: dict[bytes, Posted] = {}
-        self._held: dict[bytes, _Held] = {}
+        self._held: dict[bytes, Held] = {}
         self._inflows: dict[int, Inflow] = {}
         self._offers: dict[bytes, Offer] = {}
         self._offer_tags: dict[int, bytes] = {}
         self._granted: set[int] = set()
         self._failures: dict[int, int] = {}
-        self._released = 0
-        self._credit_due = False
-        self._app_received = 0
-        self._app_due = False
         self._taken: dict[int, int] = {}  # channel -> counter of its next message
-        self._discarded: dict[bytes, None] = {}
-        self._discarded_sizes: list[int] = []
+        self._discards = Discards()
 
     # -- what the caller asks for --------------------------------------------------------------------------------
 
@@ -158,7 +105,7 @@ class Inbox:
         if tag in self._posted:
             raise ConfigurationError(f"a buffer is already posted for tag {tag.hex()}")
         posted = Posted(bytes(tag), buffer, on_done)
-        if error is None and self._is_discarded(tag):
+        if error is None and tag in self._discards:
             error = MessageRefused(f"messages with tag {tag.hex()} are discarded", peer=self._peer)
         if error is not None:
             self._complete(posted, error)
@@ -185,31 +132,13 @@ class Inbox:
         if held is not None:
             self._release(held.header, held=True)
             posted.void = held.header.void
-            self._complete(posted, held.error or self._place(posted, held.header.length, held.data))
+            self._complete(posted, held.error or posted.place(held.header.length, held.data, peer=self._peer))
             return
         self._posted[posted.tag] = posted
         offer = self._offers.get(posted.tag)
         if offer is not None:
             self._drop_offer(offer.sequence)
             self._answer(offer, posted)
-
-    def _place(self, posted: Posted, length: int, data: memoryview | None = None) -> TransportError | None:
-        """Make `posted` ready for `length` bytes, or hand `data` over to it; the reason when it cannot be."""
-        if posted.limit is None:
-            if length != len(posted.buffer):
-                return self._wrong_size(length, len(posted.buffer))
-            if data is not None:
-                posted.buffer[:] = data
-        elif length > posted.limit:
-            return MessageRefused(f"the message has {length} bytes, above the limit of {posted.limit}", peer=self._peer)
-        elif data is not None:
-            posted.buffer = data
-        elif length != len(posted.buffer):
-            try:
-                posted.buffer = _memory(length)
-            except (MemoryError, OverflowError, OSError):
-                return MessageRefused(f"there is no memory for {length} bytes", peer=self._peer)
-        return None
 
     def withdraw(self, posted: Posted) -> None:
         if posted.done:
@@ -220,49 +149,23 @@ class Inbox:
             self._drop_inflow(posted.inflow, "its buffer was withdrawn")
 
     def discard(self, prefix: bytes) -> None:
-        if prefix not in self._discarded:
-            self._discarded[prefix] = None
-            if len(self._discarded) > _MAX_DISCARDED:
-                del self._discarded[next(iter(self._discarded))]
-            if len(prefix) not in self._discarded_sizes:
-                self._discarded_sizes.append(len(prefix))
-        for tag in [tag for tag in self._held if _of_caller(tag) and tag.startswith(prefix)]:
+        self._discards.add(prefix)
+        for tag in [tag for tag in self._held if is_of_caller(tag) and tag.startswith(prefix)]:
             self._release(self._held.pop(tag).header, held=True)
-        for tag in [tag for tag in self._offers if _of_caller(tag) and tag.startswith(prefix)]:
+        for tag in [tag for tag in self._offers if is_of_caller(tag) and tag.startswith(prefix)]:
             sequence = self._offers[tag].sequence
             self._drop_offer(sequence)
             self._reject(sequence, Refuse(sequence, "discarded"))
         for inflow in list(self._inflows.values()):
             tag = inflow.header.tag
-            if inflow.posted is None and _of_caller(tag) and tag.startswith(prefix):
+            if inflow.posted is None and is_of_caller(tag) and tag.startswith(prefix):
                 self._drop_inflow(inflow, "discarded")
 
     # -- connections ---------------------------------------------------------------------------------------------
 
-    def acknowledge_all(self) -> tuple[int, tuple[tuple[int, int], ...], int]:
-        """For Hello: application messages, message ranges, credit released. Ranges beyond MAX_RANGES come in Acks."""
-        rejected = sorted(self._rejected)
-        ranges: list[tuple[int, int]] = []
-        for start, stop in self._received.tuples():
-            at = start
-            for sequence in rejected[bisect_left(rejected, start) : bisect_left(rejected, stop)]:
-                if at < sequence:
-                    ranges.append((at, sequence))
-                at = sequence + 1
-            if at < stop:
-                ranges.append((at, stop))
-        self._fresh = Ranges(ranges[MAX_RANGES:])
-        self._credit_due = self._app_due = False
-        return self._app_received, tuple(ranges[:MAX_RANGES]), self._released
-
     def partial(self) -> tuple[tuple[int, int], ...]:
         """For Hello: interrupted messages, as (sequence, bytes in place)."""
         return tuple((s, self._inflows[s].filled) for s in sorted(self._inflows) if self._inflows[s].paused)
-
-    def resume(self) -> None:
-        """The peer said Hello: repeat the verdicts that it may not have heard."""
-        for sequence in sorted(self._rejected):
-            self._control(self._rejected[sequence])
 
     def disconnected(self) -> None:
         """What was on its way is paused, the fullest first; the rest comes again, and is offered again."""
@@ -275,7 +178,7 @@ class Inbox:
             inflow = arriving.pop(sequence)
             paused = Inflow(inflow.header, inflow.view, inflow.posted, inflow.filled, paused=True)
             inflow.alive = False  # for the session that had it
-            inflow.view, inflow.posted = _NOTHING, None
+            inflow.view, inflow.posted = NOTHING, None
             if paused.posted is not None:
                 paused.posted.inflow = paused
             if not paused.header.eager:
@@ -293,45 +196,26 @@ class Inbox:
         self._granted.clear()
         posted, self._posted = list(self._posted.values()), {}
         self._held.clear()
-        self._rejected.clear()
+        self.receipts.end()
         self._failures.clear()
         self.held_bytes = 0
         for waiting in posted:
             if not waiting.done:  # a callback may have withdrawn it
                 self._complete(waiting, error)
 
-    def acknowledge(self) -> None:
-        """Say what is due."""
-        while self._fresh or self._app_due:
-            upto = self._received.upto
-            ranges = [(max(start, upto), stop) for start, stop in self._fresh.tuples() if stop > upto]
-            self._control(Ack(upto, tuple(ranges[:MAX_RANGES]), self._app_received))
-            self._fresh = Ranges(ranges[MAX_RANGES:])
-            self._app_due = False
-        if self._credit_due:
-            self._credit_due = False
-            self._control(Credit(self._released))
-
     # -- what the peer says --------------------------------------------------------------------------------------
 
     def app(self, message: App) -> None:
-        if message.number < self._app_received:
-            return  # sent again after a reconnection
-        if message.number != self._app_received:
-            raise ProtocolError(
-                f"application message {message.number} where {self._app_received} is next", peer=self._peer
-            )
-        self._app_received += 1
-        self._app_due = True
-        self._on_app(message.data)
+        if self.receipts.app(message):
+            self._on_app(message.data)
 
     def offer(self, offer: Offer) -> None:
         sequence, tag = offer.sequence, offer.tag
         posted = self._posted.get(tag)
         other = self._offers.get(tag)
-        if sequence in self._received:
-            self._again(sequence)
-        elif self._is_discarded(tag):
+        if sequence in self.receipts:
+            self.receipts.again(sequence)
+        elif tag in self._discards:
             self._reject(sequence, Refuse(sequence, "discarded"))
         elif self._is_past(tag):
             self._reject(sequence, Refuse(sequence, "its channel is past it"))
@@ -348,9 +232,9 @@ class Inbox:
 
     def cancel(self, cancel: Cancel) -> None:
         sequence = cancel.sequence
-        self._rejected.pop(sequence, None)
-        if sequence in self._received:
-            self._again(sequence)  # it had arrived; whoever takes it releases its credit
+        self.receipts.cancelled(sequence)
+        if sequence in self.receipts:
+            self.receipts.again(sequence)  # it had arrived; whoever takes it releases its credit
             return
         if cancel.eager > self._credit_bytes:
             raise ProtocolError(
@@ -360,15 +244,13 @@ class Inbox:
         if inflow is not None:
             self._end_inflow(inflow)
         self._drop_offer(sequence)
-        self._released += cancel.eager
-        self._credit_due = self._credit_due or cancel.eager > 0
-        self._arrived(sequence)
-        self._fresh.add(sequence)
+        self.receipts.release(cancel.eager)
+        self._verified(sequence)
 
     def message_begin(self, header: Header) -> Inflow | None:
         sequence, tag = header.sequence, header.tag
-        if sequence in self._received:
-            self._again(sequence)
+        if sequence in self.receipts:
+            self.receipts.again(sequence)
             return None
         paused = self._inflows.get(sequence)
         if paused is not None and not paused.paused:
@@ -386,7 +268,7 @@ class Inbox:
         self._drop_offer(sequence)
         posted = self._posted.get(tag)
         refusal = ""
-        if self._is_discarded(tag):
+        if tag in self._discards:
             refusal = "discarded"
         elif self._is_past(tag):
             refusal = "its channel is past it"
@@ -397,7 +279,7 @@ class Inbox:
         if refusal:
             self._refuse(header, refusal)
             return None
-        if posted is not None and (error := self._place(posted, header.length)) is not None:
+        if posted is not None and (error := posted.place(header.length, peer=self._peer)) is not None:
             del self._posted[tag]
             self._refuse(header, str(error))
             self._complete(posted, error)
@@ -432,19 +314,18 @@ class Inbox:
         if posted is None and header.tag in self._held:
             self._refuse(header, f"another message with tag {header.tag.hex()} waits")
             return
-        self._arrived(header.sequence)
-        self._fresh.add(header.sequence)
+        self._verified(header.sequence)
         self.messages_received += 1
         self.bytes_received += header.length
         if posted is None:
             self._hold(header)
-            self._held[header.tag] = _Held(header, data)
+            self._held[header.tag] = Held(header, data)
             return
         self._release(header)
         del self._posted[header.tag]
         posted.void = header.void
         # One that was posted while the message was arriving has its bytes still to get.
-        self._complete(posted, None if target is not None else self._place(posted, header.length, data))
+        self._complete(posted, None if target is not None else posted.place(header.length, data, peer=self._peer))
 
     def message_reset(self, inflow: Inflow) -> None:
         if inflow.alive:
@@ -498,11 +379,11 @@ class Inbox:
             self._release(header)
         else:  # whoever posts a buffer for it later must learn that it will not come; until then it costs its credit
             self._hold(header)
-            self._held[header.tag] = _Held(header, memoryview(b""), error)
+            self._held[header.tag] = Held(header, memoryview(b""), error)
 
     def _answer(self, offer: Offer, posted: Posted) -> None:
         """A message is offered for which a buffer is posted."""
-        if (error := self._place(posted, offer.length)) is not None:
+        if (error := posted.place(offer.length, peer=self._peer)) is not None:
             del self._posted[posted.tag]
             self._reject(offer.sequence, Refuse(offer.sequence, str(error)))
             self._complete(posted, error)
@@ -515,11 +396,8 @@ class Inbox:
         self._reject(header.sequence, Refuse(header.sequence, reason))
 
     def _reject(self, sequence: int, verdict: Refuse | Nack) -> None:
-        if len(self._rejected) >= _MAX_OFFERS:
-            raise ProtocolError("the peer does not take our refusals", peer=self._peer)
-        self._rejected[sequence] = verdict
-        self._arrived(sequence)
-        self._control(verdict)
+        self._forget(sequence)
+        self.receipts.rejected(sequence, verdict, most_gaps=self._most_gaps)
 
     def _drop_inflow(self, inflow: Inflow, reason: str) -> None:
         """Nobody wants this message any more: what still comes of it goes nowhere."""
@@ -532,22 +410,19 @@ class Inbox:
         if tag is not None:
             del self._offers[tag]
 
-    def _arrived(self, sequence: int) -> None:
-        """A sequence has ended here, one way or another."""
+    def _verified(self, sequence: int) -> None:
+        self._forget(sequence)
+        self.receipts.verified(sequence, most_gaps=self._most_gaps)
+
+    def _forget(self, sequence: int) -> None:
+        """It has ended here, one way or another."""
         self._granted.discard(sequence)
         self._failures.pop(sequence, None)
-        self._received.add(sequence)
-        # An honest sender has no more under way than offers, what fits into the credit, and what we granted.
-        if len(self._received) > _MAX_OFFERS + self._credit_bytes // MESSAGE_COST + len(self._posted) + 1:
-            raise ProtocolError(f"{len(self._received)} gaps in the sequence of messages", peer=self._peer)
 
-    def _again(self, sequence: int) -> None:
-        """The sender does not know yet that this one is over."""
-        verdict = self._rejected.get(sequence)
-        if verdict is not None:
-            self._control(verdict)
-        else:
-            self._fresh.add(sequence)
+    @property
+    def _most_gaps(self) -> int:
+        """An honest sender has no more under way than offers, what fits into the credit, and what we granted."""
+        return _MAX_OFFERS + self._credit_bytes // MESSAGE_COST + len(self._posted)
 
     def _hold(self, header: Header) -> None:
         """Count a message that stands in memory of ours."""
@@ -563,45 +438,29 @@ class Inbox:
         if held:
             self.held_bytes -= cost
         if header.eager:
-            self._released += cost
-            self._credit_due = True
+            self.receipts.release(cost)
 
     def _end_inflow(self, inflow: Inflow) -> None:
         """What arrives further is not written anywhere; memory of ours that it used is free."""
         inflow.alive = False
-        inflow.view = _NOTHING  # a session may keep the object until its stream ends; the memory is its owner's again
+        inflow.view = NOTHING  # a session may keep the object until its stream ends; the memory is its owner's again
         if inflow.posted is not None:
             inflow.posted.inflow = None
             inflow.posted = None
         else:
             self.held_bytes -= inflow.header.length + MESSAGE_COST
 
-    def _is_discarded(self, tag: bytes) -> bool:
-        return _of_caller(tag) and any(tag[:size] in self._discarded for size in self._discarded_sizes)
-
     def _is_past(self, tag: bytes) -> bool:
         """Whether this is a channel's message whose place was taken before, by itself or by a void one."""
         place = channel_of(tag)
         return place is not None and place[1] < self._taken.get(place[0], 0)
 
-    def _wrong_size(self, got: int, wanted: int) -> MessageRefused:
-        return MessageRefused(f"the message has {got} bytes where a buffer of {wanted} is posted", peer=self._peer)
-
     def _complete(self, posted: Posted, error: TransportError | None) -> None:
         posted.done = True
         posted.error = error
         if error is not None and posted.limit is not None:
-            posted.buffer = _NOTHING
+            posted.buffer = NOTHING
         place = channel_of(posted.tag)
         if place is not None:
             self._taken[place[0]] = place[1] + 1
         posted.on_done(posted)
-
-
-def _memory(length: int) -> memoryview:
-    """Zeroed memory; ACCESS_COPY makes a mapping private, so that pages nobody wrote to cost nothing."""
-    return memoryview(mmap.mmap(-1, length, access=mmap.ACCESS_COPY) if length >= _MAPPED else bytearray(length))
-
-
-def _of_caller(tag: bytes) -> bool:
-    return len(tag) != CHANNEL_TAG_SIZE

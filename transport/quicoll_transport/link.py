@@ -64,8 +64,9 @@ from .frames import (
     Refuse,
     encode_control,
 )
-from .inbox import Inbox, Inflow, Posted
+from .inbox import Inbox
 from .outbox import Outbox, Outgoing, ResetMessage, SendControl, SendState, StartMessage
+from .posted import Inflow, Posted
 
 __all__ = [
     "TRANSITIONS",
@@ -292,7 +293,7 @@ class LinkCore:
         """A connection is authenticated: say Hello on it. The link is up when the peer's Hello arrives."""
         self._connected = True
         remote = self.remote or LinkId(0, 0)
-        app, received, released = self._inbox.acknowledge_all()
+        app, received, released = self._inbox.receipts.acknowledge_all()
         self._control(
             Hello(
                 self.local.incarnation,
@@ -326,7 +327,7 @@ class LinkCore:
         self._outbox.resume(hello)
         if self.error is not None:  # a callback has ended the link
             return
-        self._inbox.resume()
+        self._inbox.receipts.resume()
         self.remote = LinkId(hello.incarnation, hello.link)
         self._connections += 1
         if self.state is LinkState.CONNECTING:  # what was silent before is no stall of ours
@@ -446,7 +447,7 @@ class LinkCore:
     def poll(self) -> Action | None:
         """The next thing for the shell to do, or None. Acknowledgements are gathered until here."""
         if not self._actions and self.state is LinkState.UP:
-            self._inbox.acknowledge()
+            self._inbox.receipts.acknowledge()
         return self._actions.popleft() if self._actions else None
 
     def _control(self, message: Control) -> None:

@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 
-from .episode import Finding, run_episode
+from .episode import BATCHES, Finding, run_episode
 from .hostile import Tally
 
 
@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument(
         "--trace-every", type=int, default=10, help="measure memory in every so-manieth episode; 0: never"
     )
+    parser.add_argument("--only", choices=list(BATCHES), default="", help="mostly inputs of this kind")
     options = parser.parse_args()
     tally, findings, growth, began = Tally(), 0, 0, time.monotonic()
     number = options.episode if options.episode is not None else 0
@@ -34,7 +35,8 @@ def main() -> int:
     while True:
         trace = options.trace_every > 0 and number % options.trace_every == 0
         try:
-            growth = max(growth, run_episode(options.seed, number, options.size, tally, trace=trace))
+            grown = run_episode(options.seed, number, options.size, tally, trace=trace, only=options.only)
+            growth = max(growth, grown)
         except Finding as found:
             findings += 1
             sys.stdout.write(f"FINDING in episode {number}: {found}\n")
@@ -53,6 +55,7 @@ def main() -> int:
         "controls": tally.controls,
         "headers": tally.headers,
         "hostile_connections": tally.connections,
+        "hostile_servers_dialled": tally.served,
         "honest_messages": tally.honest,
         "findings": findings,
         "growth_bytes": growth,

@@ -20,100 +20,47 @@ import sys
 import traceback
 import tracemalloc
 from collections import deque
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from quicoll_transport.authority import ephemeral
-from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, Transfer
+from quicoll_transport.endpoint import Endpoint, Link, Transfer
 from quicoll_transport.errors import TransportError
 from quicoll_transport.frames import MAX_CONTROL, TAG_SIZE
-from quicoll_transport.identity import WORKER, Credentials, Identity
 
-from .hostile import TAGS, Hostile, Tally
-from .mutate import mutate_datagram
-from .virtual import MemoryIO, Net, VirtualLoop, seeded_chance, today
+from .hostile import TAGS, Hostile, HostileServer, Tally
+from .mutate import disturb, mutate_datagram
+from .virtual import MemoryIO, Net, Stuck, VirtualLoop, run_virtually, today
+from .world import CONFIG, CREDIT, Errors, Finding, credentials, seeds
 
 if TYPE_CHECKING:
+    from quicoll_transport.identity import Credentials
     from quicoll_transport.quic import Address
 
-__all__ = ["GROWTH", "Finding", "run_episode"]
+__all__ = ["BATCHES", "GROWTH", "Finding", "run_episode"]
 
 GROWTH = 256 << 10  # bytes that an episode may leave behind: caches of the interpreter, the counters of a link
-MS = 1_000_000
-CREDIT = 1 << 20
-CONFIG = EndpointConfig(
-    lost_after_ns=20_000 * MS, connect_ns=60_000 * MS, handshake_ns=3_000 * MS, credit_bytes=CREDIT, max_handshakes=64
-)
+BATCHES = {  # kinds of inputs, and how often each of them comes
+    "strangers": 6, "path": 4, "handshakes": 2, "frames": 3, "controls": 5, "headers": 4, "redial": 1, "servers": 6,
+}  # fmt: skip
 _A, _B = ("10.0.0.1", 4433), ("10.0.0.2", 4433)
 _KEPT = 24  # recorded datagrams of each kind
 _PATIENCE = 90.0  # virtual seconds for an honest exchange
 
-_made: dict[str, dict[Identity, Credentials]] = {}
-
-
-class Finding(AssertionError):
-    """The oracle failed; the text says how to see it again."""
-
-
-def _credentials(node: str, authority: str = "ours") -> Credentials:
-    if not _made:
-        draw = random.Random("credentials").randbytes
-        for name in ("ours", "theirs"):
-            _made[name] = ephemeral("fuzz", [(WORKER, node) for node in "abd"], now=today(), entropy=draw)
-    return _made[authority][Identity("fuzz", WORKER, node)]
-
-
-def _seeds() -> list[bytes]:
-    found: list[bytes] = []
-    for line in Path(__file__).with_name("seeds.txt").read_text(encoding="ascii").splitlines():
-        data = bytearray()
-        for part in line.split() if not line.startswith("#") else []:
-            digits, _, count = part.partition("*")
-            data += bytes.fromhex(digits) * int(count or 1)
-        if data:
-            found.append(bytes(data))
-    return found
-
-
-class _Errors(logging.Handler):
-    """Sees the exceptions that endpoints log, and says whose they were."""
-
-    def __init__(self, tally: Tally) -> None:
-        super().__init__(logging.ERROR)
-        self.tally = tally
-        self.ours: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        place, foreign = record.getMessage(), False
-        trace = error.__traceback__ if error is not None else None
-        while trace is not None:
-            code = trace.tb_frame.f_code
-            if "aioquic" in code.co_filename or "quicoll_transport" in code.co_filename:
-                foreign = "aioquic" in code.co_filename
-                place = f"{type(error).__name__} in {Path(code.co_filename).name}, {code.co_qualname}: {error}"
-            trace = trace.tb_next
-        if foreign:
-            place = place.split(":")[0]
-            self.tally.foreign[place] = self.tally.foreign.get(place, 0) + 1
-        else:
-            self.ours.append(place)
-
 
 class Episode:
-    def __init__(self, loop: VirtualLoop, seed: str, size: int, tally: Tally, *, trace: bool) -> None:
+    def __init__(self, loop: VirtualLoop, seed: str, size: int, tally: Tally, *, trace: bool, only: str) -> None:
         self.rng = random.Random(seed)
         self.loop = loop
         self.size = size
         self.tally = tally
         self.trace = trace
+        self.only = only
         self.net = Net(loop)
         self.net.tap = self._record
         self.corpus: dict[object, deque[tuple[bytes, Address, Address]]] = {}
-        self.seeds = _seeds()
+        self.seeds = seeds()
         self.raised: list[str] = []
-        self.errors = _Errors(tally)
+        self.errors = Errors(tally)
         self.growth = 0
         self._enemies: list[Hostile] = []
         self._enemy: Hostile | None = None
@@ -128,7 +75,7 @@ class Episode:
 
     def _open(self, node: str, address: Address) -> Endpoint:
         return Endpoint(
-            credentials=_credentials(node),
+            credentials=credentials(node),
             config=CONFIG,
             io=MemoryIO(self.net, address),
             loop=self.loop,
@@ -173,22 +120,20 @@ class Episode:
             quic_log.disabled = quic_disabled
 
     async def _attack(self) -> None:
-        batches: list[Callable[[], Awaitable[None]]] = [
-            self._strangers, self._path, self._handshakes, self._frames, self._controls, self._headers, self._redial,
-        ]  # fmt: skip
+        batches = {self.only: 1} if self.only else BATCHES
         await self._exchange()
         first = self.tally.inputs
-        for batch in batches:  # each once, so that what is made once is made
+        for batch in BATCHES:  # each once, so that what is made once is made
             await self._one(batch)
         await self._silence()
         if self.trace:
             tracemalloc.start()
-            await self._one(self._redial)  # what lives at the end was made while memory was watched
-            await self._one(self._headers)
+            await self._one("redial")  # what lives at the end was made while memory was watched
+            await self._one("headers")
             await self._silence()
         before = self._memory()
         while self.tally.inputs - first < self.size:
-            await self._one(self.rng.choices(batches, (6, 4, 2, 3, 5, 4, 1))[0])
+            await self._one(self.rng.choices(list(batches), list(batches.values()))[0])
         await self._silence()
         self.growth = self._memory() - before
         if self.trace:
@@ -202,9 +147,9 @@ class Episode:
         own = sum(sys.getsizeof(data) for kept in self.corpus.values() for data, _, _ in kept)
         return tracemalloc.get_traced_memory()[0] - own
 
-    async def _one(self, batch: Callable[[], Awaitable[None]]) -> None:
-        self._step = batch.__name__.strip("_")
-        await batch()
+    async def _one(self, batch: str) -> None:
+        self._step = batch
+        await getattr(self, f"_{batch}")()
         self.net.tap = self._record
         await self._exchange()
         self._bounds()
@@ -254,19 +199,9 @@ class Episode:
         return data[:1] + cid + data[9:]
 
     def _spoil(self, data: bytes) -> list[tuple[float, bytes]]:
-        """What somebody on the path makes of one datagram: it mostly still arrives."""
-        rng, chance = self.rng, self.rng.random()
-        if chance < 0.5:
-            return [(0.0, data)]
-        self.tally.datagrams += 1
-        if chance < 0.8:
-            spoilt = mutate_datagram(data, rng, [self._some()[0]])
-            return [(0.0, spoilt or b"\0"), (0.0, data)]
-        if chance < 0.87:
-            return [(0.0, data), (rng.random() * 0.02, data)]
-        if chance < 0.94:
-            return [(rng.random() * 0.01, data)]
-        return [(0.0, mutate_datagram(data, rng, [self._some()[0]]) or b"\0")]
+        made = disturb(data, self.rng, self._some()[0])
+        self.tally.datagrams += made != [(0.0, data)]
+        return made
 
     def _on_path(self, data: bytes, source: Address, target: Address) -> list[tuple[float, bytes, Address]]:
         self._record(data, source, target)
@@ -287,14 +222,14 @@ class Episode:
         self.net.tap = self._on_path
         await self._exchange()
 
-    def _enter(self, lies: str, credentials: Credentials | None) -> Hostile:
+    def _enter(self, lies: str, shown: Credentials | None) -> Hostile:
         self._port += 1
         enemy = Hostile(
             net=self.net,
             address=(f"10.6.{self._port >> 8 & 255}.{self._port & 255}", 1024 + (self._port >> 16)),
             target=_A,
-            credentials=credentials,
-            trust=_credentials("d").authority_pem,
+            credentials=shown,
+            trust=credentials("d").authority_pem,
             tally=self.tally,
             rng=self.rng,
             lies=lies,
@@ -308,7 +243,7 @@ class Episode:
         rng = self.rng
         made: list[Hostile] = []
         for _ in range(6):
-            who = rng.choice((_credentials("d"), _credentials("d", "theirs"), None))
+            who = rng.choice((credentials("d"), credentials("d", "theirs"), None))
             enemy = self._enter(rng.choice(("handshake", "nothing")), who)
             if enemy.lies == "nothing":
                 enemy.spoil = self._spoil_path(enemy.address)
@@ -336,7 +271,7 @@ class Episode:
             self._dismiss(self._enemy)
         if self.rng.random() < 0.5:  # of another link than before; otherwise it resumes
             self._enemy_id = (self._enemy_id[0] + (self.rng.random() < 0.1), self._enemy_id[1] + 1)
-        self._enemy = enemy = self._enter(lies, _credentials("d"))
+        self._enemy = enemy = self._enter(lies, credentials("d"))
         await self._wait(0.02)
         enemy.hello()
         enemy.pump()
@@ -372,10 +307,58 @@ class Episode:
             self._use()
             await self._wait(0.002)
 
+    async def _servers(self) -> None:
+        """We dial a node, and hostile is who answers: in its handshake, its datagrams or with a good certificate."""
+        rng = self.rng
+        if self._enemy is not None:  # the same node as one that dials us
+            self._dismiss(self._enemy)
+            self._enemy = None
+        if (old := self.a.links.get(credentials("d").identity)) is not None:
+            old.close("it is dialled instead")
+        lies = rng.choice(("handshake", "nothing", "frames", "controls", "headers"))
+        inside = lies in ("frames", "controls", "headers")
+        # The last one is a member, but not the one that is dialled.
+        who = [credentials("d"), credentials("d", "theirs"), credentials("b")]
+        shown = who[0] if inside else rng.choice(who)
+        self._port += 1
+        server = HostileServer(
+            net=self.net,
+            address=(f"10.7.{self._port >> 8 & 255}.{self._port & 255}", 4433),
+            target=_A,
+            credentials=shown,
+            trust=b"",
+            tally=self.tally,
+            rng=rng,
+            lies=lies,
+            identity=(1 + self._enemy_id[0], 1),  # a later life of the node than any before
+            retry=rng.random() < 0.5,
+        )
+        self._enemy_id = (2 + self._enemy_id[0], 1)
+        if lies == "nothing":
+            server.spoil = self._spoil_path(server.address)
+        self._enemies.append(server)
+        for _ in range(60):
+            link = self.a.link(credentials("d").identity, addresses=[server.address], dial=True)
+            self._hold(shown is who[0] or not link.stats.connections, "a link to who is not the node that was dialled")
+            if not server.alive or not inside:
+                await self._wait(0.1 if inside else 0.5)  # until it is dialled again
+            if server.alive and server.proved and not server.greeted:
+                server.hello()
+            for _ in range(rng.choice((1, 2, 5)) if server.greeted and server.alive else 0):
+                lie = {"controls": server.lie, "headers": server.stream}.get(lies, server.truth)
+                (lie if rng.random() < 0.8 else server.truth)()
+            if server.alive:
+                server.pump()
+            self._use()
+            await self._wait(0.002)
+        if rng.random() < 0.5:
+            link.close("enough")  # otherwise its deadline ends it
+        self._dismiss(server)
+
     def _use(self) -> None:
         """What the honest application does with the hostile peer's link: a little of everything."""
         rng = self.rng
-        link = self.a.links.get(_credentials("d").identity)
+        link = self.a.links.get(credentials("d").identity)
         if link is None or link.ended:
             return
         kind = rng.random()
@@ -492,29 +475,26 @@ class Episode:
                 self._hold(link.stats.held_bytes == 0, f"{link.stats.held_bytes} bytes are held for an honest link")
 
 
-def run_episode(seed: int, number: int, size: int, tally: Tally, *, trace: bool = False) -> int:
-    """Throw at least `size` inputs at a fresh world; bytes of growth (0 when not traced). Raises Finding."""
+def run_episode(seed: int, number: int, size: int, tally: Tally, *, trace: bool = False, only: str = "") -> int:
+    """`size` inputs or more (mostly `only` of BATCHES) for a fresh world; bytes of growth if traced. Raises Finding."""
     name = f"{seed}/{number}"
-    _credentials("a")
-    loop = VirtualLoop()
-    asyncio.set_event_loop(loop)
+    credentials("a")
+    made: list[Episode] = []
+
+    async def main(loop: VirtualLoop) -> None:
+        made.append(Episode(loop, name, size, tally, trace=trace, only=only))
+        await made[0].main()
+
     try:
-        with seeded_chance(name):
-            episode = Episode(loop, name, size, tally, trace=trace)
-            loop.task = loop.create_task(episode.main())
-            try:
-                loop.run_until_complete(loop.task)
-            except asyncio.CancelledError:
-                raise Finding(f"after {episode._step}: {loop.stuck}") from None
+        try:
+            run_virtually(main, seed=name)
+        except Stuck as stuck:
+            raise Finding(f"after {made[0]._step}: {stuck}") from None
     except Finding as found:
-        traced = " --trace-every 1" if trace else ""
-        again = (
-            f"PYTHONPATH=tests/helpers python -m quicoll_fuzz --seed {seed} --episode {number} --size {size}{traced}"
-        )
+        more = (" --trace-every 1" if trace else "") + (f" --only {only}" if only else "")
+        again = f"PYTHONPATH=tests/helpers python -m quicoll_fuzz --seed {seed} --episode {number} --size {size}{more}"
         raise Finding(f"{found}\n    to see it again: {again}") from found
     finally:
         if tracemalloc.is_tracing() and trace:
             tracemalloc.stop()
-        asyncio.set_event_loop(None)
-        loop.close()
-    return episode.growth
+    return made[0].growth

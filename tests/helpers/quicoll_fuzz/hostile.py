@@ -25,7 +25,17 @@ from quicoll_transport.frames import (
     checksum,
     encode_control,
 )
-from quicoll_transport.quic import Address, Authenticated, Closed, ControlData, Session, SessionConfig
+from quicoll_transport.quic import (
+    Address,
+    Authenticated,
+    Closed,
+    ControlData,
+    Gate,
+    Session,
+    SessionConfig,
+    destination_cid,
+    is_unauthenticated_initial,
+)
 
 from .mutate import mutate_bytes, mutate_frames
 
@@ -34,7 +44,7 @@ if TYPE_CHECKING:
 
     from .virtual import Net
 
-__all__ = ["TAGS", "Hostile", "Tally"]
+__all__ = ["TAGS", "Hostile", "HostileServer", "Tally"]
 
 TAGS = [bytes([n]) * TAG_SIZE for n in range(1, 9)]  # few, so that both sides mean the same ones
 _CHANNELS = (0, 1, 2, (1 << 32) - 1, 1 << 32, (1 << 64) - 1)
@@ -50,7 +60,8 @@ class Tally:
     controls: int = 0  # control messages that no honest peer would have sent
     headers: int = 0  # message streams of the same kind
     honest: int = 0  # honest messages that arrived right meanwhile
-    connections: int = 0  # of the hostile peer
+    connections: int = 0  # that the hostile peer made,
+    served: int = 0  # and that were made to it
     foreign: dict[str, int] = field(default_factory=dict)  # exceptions of the QUIC library, by place
 
     @property
@@ -59,7 +70,7 @@ class Tally:
 
 
 class Hostile:
-    """One raw client session.
+    """One raw client session; HostileServer is the same at the other side.
 
     lies: what it spoils: "handshake" or "frames" (the plaintext of packets before or after its Hello), "controls",
         "headers"; anything else: nothing.
@@ -77,6 +88,7 @@ class Hostile:
         rng: random.Random,
         lies: str,
         identity: tuple[int, int],
+        config: SessionConfig | None = None,
     ) -> None:
         self.net = net
         self.address = address
@@ -87,20 +99,26 @@ class Hostile:
         self.incarnation, self.link = identity
         self.remote: Hello | None = None
         self.alive = True
+        self.proved = False  # whether the handshake is complete
         self.greeted = False
         self.spoil: Callable[[bytes], list[bytes]] | None = None  # what becomes of each of its datagrams
         self._plain: list[bytes] = []
         self._reader = ControlReader()
         self._next_app = 0
         self._next_sequence = 0
-        tally.connections += 1
-        config = SessionConfig(datagram_bytes=1400)
-        self.session = Session.client(credentials=credentials, config=config, address=target, now_ns=self._now())
+        self._config = config or SessionConfig(datagram_bytes=1400)
+        net.hosts[address] = self._receive
+        self._open_up(credentials, trust)
+
+    def _open_up(self, credentials: Credentials | None, trust: bytes) -> None:
+        self.tally.connections += 1
+        self.session = Session.client(
+            credentials=credentials, config=self._config, address=self.target, now_ns=self._now()
+        )
         self.quic: Any = self.session._quic
         if credentials is None:  # without a certificate, but willing to trust the server
             self.quic.configuration.cadata = trust
             self.quic.tls._cadata = trust
-        net.hosts[address] = self._receive
         self.pump()
 
     def _now(self) -> int:
@@ -136,8 +154,11 @@ class Hostile:
         out: list[tuple[bytes, Address]] = []
         self._do(lambda: out.extend(self.session.datagrams_to_send(self._now())))
         for data, _ in out:
-            for spoilt in [data] if self.spoil is None else self.spoil(data):
-                self.net.inject(spoilt, self.address, self.target)
+            self._send_out(data)
+
+    def _send_out(self, data: bytes) -> None:
+        for spoilt in [data] if self.spoil is None else self.spoil(data):
+            self.net.inject(spoilt, self.address, self.target)
 
     def _spoiling(self, encrypt: Callable[[bytes, bytes, int], bytes]) -> Callable[[bytes, bytes, int], bytes]:
         def encrypt_packet(header: bytes, payload: bytes, number: int) -> bytes:
@@ -165,6 +186,7 @@ class Hostile:
     # -- words ---------------------------------------------------------------------------------------------------
 
     def _greet(self) -> None:
+        self.proved = True
         self.session.send_control(b"")  # the client opens the control stream
 
     def _listen(self, data: bytes) -> None:
@@ -325,3 +347,52 @@ class Hostile:
     def _send(self, data: bytes) -> None:
         stream_id = self.quic.get_next_available_stream_id(is_unidirectional=True)
         self.quic.send_stream_data(stream_id, data, end_stream=True)
+
+
+class HostileServer(Hostile):
+    """What answers where a peer is dialled: one raw session at a time, the one that was dialled last.
+
+    retry: whether it demands a token first, which is one datagram more to spoil.
+    """
+
+    def __init__(self, *, retry: bool, **options: Any) -> None:
+        self._retry = retry
+        super().__init__(**options)
+
+    def _open_up(self, credentials: Credentials | None, trust: bytes) -> None:
+        assert credentials is not None, "the QUIC library has no servers without a certificate"
+        self._gate = Gate(credentials=credentials, config=self._config, retry=self._retry)
+        self._cids: set[bytes] = set()
+        self.alive = False
+
+    def _receive(self, datagrams: list[tuple[bytes, Address]]) -> None:
+        for data, source in datagrams:
+            if is_unauthenticated_initial(data) and destination_cid(data) not in self._cids:
+                admitted = self._gate.admit(data, source, self._now())
+                if isinstance(admitted, bytes):
+                    self._send_out(admitted)
+                if not isinstance(admitted, Session):
+                    continue
+                self._begin(admitted)
+            if self.alive:
+                self._do(self.session.receive, data, source, self._now())
+                self._cids.update(self.session.cids)
+        if self.alive:
+            self.pump()
+
+    def _begin(self, session: Session) -> None:
+        self.tally.served += 1
+        self.session, self.quic = session, session._quic
+        self._cids = set(session.cids)
+        self.alive, self.proved, self.greeted, self.remote = True, False, False, None
+        self._reader = ControlReader()
+        if self.rng.random() < 0.5:  # of another link than before; otherwise it resumes
+            self.link += 1
+
+    def _greet(self) -> None:
+        self.proved = True
+
+    def hello(self) -> None:
+        if self.remote is None or self.remote.peer_link != self.link:  # for the dialler this is the first of a link
+            self._next_app = self._next_sequence = 0
+        super().hello()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-__all__ = ["EXTREMES", "mutate_bytes", "mutate_datagram", "mutate_frames", "random_frames", "varint"]
+__all__ = ["EXTREMES", "disturb", "mutate_bytes", "mutate_datagram", "mutate_frames", "random_frames", "varint"]
 
 EXTREMES = (0, 1, 2, 63, 64, 16383, 16384, (1 << 30) - 1, 1 << 30, (1 << 62) - 1)
 _VERSIONS = (b"\x00\x00\x00\x00", b"\x00\x00\x00\x01", b"\x6b\x33\x43\xcf", b"\x0a\x0a\x0a\x0a", b"\xff\x00\x00\x1d")
@@ -108,6 +108,20 @@ def mutate_datagram(data: bytes, rng: random.Random, others: Sequence[bytes]) ->
             new = varint(rng.choice(EXTREMES)) if rng.random() < 0.7 else rng.randbytes(rng.randrange(1, 70))
             changed[at : at + len(new)] = new
     return bytes(changed)
+
+
+def disturb(data: bytes, rng: random.Random, other: bytes) -> list[tuple[float, bytes]]:
+    """What somebody on the path makes of one datagram, with delays in seconds: it mostly still arrives."""
+    chance = rng.random()
+    if chance < 0.5:
+        return [(0.0, data)]
+    if chance < 0.8:
+        return [(0.0, mutate_datagram(data, rng, [other]) or b"\0"), (0.0, data)]
+    if chance < 0.87:
+        return [(0.0, data), (rng.random() * 0.02, data)]
+    if chance < 0.94:
+        return [(rng.random() * 0.01, data)]
+    return [(0.0, mutate_datagram(data, rng, [other]) or b"\0")]
 
 
 def random_frames(rng: random.Random, size: int) -> bytes:

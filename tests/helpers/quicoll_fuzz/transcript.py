@@ -18,7 +18,7 @@ from quicoll_transport.authority import Algorithm, ephemeral
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.identity import WORKER
 
-from .virtual import MemoryIO, Net, VirtualLoop, seeded_chance, today
+from .virtual import MemoryIO, Net, VirtualLoop, run_virtually, today
 
 if TYPE_CHECKING:
     from quicoll_transport.quic import Address
@@ -69,25 +69,20 @@ async def _exchange(loop: VirtualLoop, net: Net, seed: int, algorithm: Algorithm
 
 def transcript(seed: int, algorithm: Algorithm = "ed25519") -> tuple[str, int]:
     """The digest, and the number of datagrams that were sent. Raises what the exchange raises."""
-    loop = VirtualLoop()
-    net = Net(loop)
     rng, digest, sent = random.Random(f"{seed}/loss"), hashlib.sha256(), 0
 
-    def tap(data: bytes, source: Address, destination: Address) -> list[tuple[float, bytes, Address]]:
-        nonlocal sent
-        sent += 1
-        digest.update(f"{loop.now!r} {source} {destination} {len(data)} ".encode() + data)
-        return [] if rng.random() < LOSS else [(0.0, data, source)]
+    async def main(loop: VirtualLoop) -> None:
+        def tap(data: bytes, source: Address, destination: Address) -> list[tuple[float, bytes, Address]]:
+            nonlocal sent
+            sent += 1
+            digest.update(f"{loop.now!r} {source} {destination} {len(data)} ".encode() + data)
+            return [] if rng.random() < LOSS else [(0.0, data, source)]
 
-    net.tap = tap
-    asyncio.set_event_loop(loop)
-    try:
-        with seeded_chance(str(seed)):
-            loop.task = loop.create_task(_exchange(loop, net, seed, algorithm))
-            loop.run_until_complete(loop.task)
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
+        net = Net(loop)
+        net.tap = tap
+        await _exchange(loop, net, seed, algorithm)
+
+    run_virtually(main, seed=str(seed))
     return digest.hexdigest(), sent
 
 

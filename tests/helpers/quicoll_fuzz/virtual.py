@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 
 from quicoll_transport.quic import Address, entropy
 
-__all__ = ["MemoryIO", "Net", "VirtualLoop", "seeded_chance", "today"]
+__all__ = ["MemoryIO", "Net", "Stuck", "VirtualLoop", "run_virtually", "seeded_chance", "today"]
 
 Receive = Callable[[list[tuple[bytes, Address]]], None]
 # What becomes of a datagram: (data, source, destination) -> what is delivered, each with a delay in seconds more.
@@ -20,6 +20,10 @@ Tap = Callable[[bytes, Address, Address], list[tuple[float, bytes, Address]]]
 
 LATENCY = 0.0005
 _TURNS = 20_000  # of the loop; in so many an honest run gets far
+
+
+class Stuck(Exception):
+    """The loop gave its task up: it turned without end, or waited for what cannot come."""
 
 
 class _JumpingSelector(selectors.SelectSelector):
@@ -149,3 +153,19 @@ def seeded_chance(seed: str) -> AbstractContextManager[None]:
 def today() -> datetime:
     """The date in every virtual world."""
     return datetime(2026, 6, 1, 12, tzinfo=UTC)
+
+
+def run_virtually(main: Callable[[VirtualLoop], Coroutine[Any, Any, None]], *, seed: str) -> None:
+    """Run `main` to its end in virtual time, with chance from `seed`. Raises Stuck."""
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        with seeded_chance(seed):
+            loop.task = loop.create_task(main(loop))
+            try:
+                loop.run_until_complete(loop.task)
+            except asyncio.CancelledError:
+                raise Stuck(loop.stuck) from None
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger
 
     from ..identity import Credentials
-    from ..inbox import Inflow
+    from ..posted import Inflow
 
 __all__ = ["Session"]
 

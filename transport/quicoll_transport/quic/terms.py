@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
     from ..frames import Header
-    from ..inbox import Inflow
+    from ..posted import Inflow
 
 __all__ = [
     "ALPN",

@@ -11,7 +11,7 @@ from quicoll_transport.sim.errors import Deadlock, Forbidden, OutOfTime, Simulat
 from quicoll_transport.sim.host import Host, HostState
 from quicoll_transport.sim.loop import HostLoop
 from quicoll_transport.sim.network import Conditions, Network, SimulatedSocket
-from quicoll_transport.sim.world import World
+from quicoll_transport.sim.world import Recorder, World
 
 __all__ = [
     "WALL_EPOCH_NS",
@@ -24,6 +24,7 @@ __all__ = [
     "HostState",
     "Network",
     "OutOfTime",
+    "Recorder",
     "SimulatedSocket",
     "SimulationError",
     "Spinning",

@@ -81,15 +81,18 @@ class Host:
         self.state = HostState.RUNNING
         self._busy_until = 0
         self.loop = HostLoop(self)
+        self._note("start")
         return self.loop
 
     def pause(self) -> None:
         self._demand("pause", HostState.RUNNING)
         self.state = HostState.PAUSED
+        self._note("pause")
 
     def resume(self) -> None:
         self._demand("resume", HostState.PAUSED)
         self.state = HostState.RUNNING
+        self._note("resume")
         self._let_go()
 
     def kill(self) -> None:
@@ -97,15 +100,21 @@ class Host:
         self._demand("kill", HostState.IDLE, HostState.RUNNING, HostState.PAUSED)
         self._end()
         self.state = HostState.IDLE
+        self._note("kill")
 
     def power_off(self) -> None:
         self._demand("power off", HostState.IDLE, HostState.RUNNING, HostState.PAUSED)
         self._end()
         self.state = HostState.OFF
+        self._note("power_off")
 
     def power_on(self) -> None:
         self._demand("power on", HostState.OFF)
         self.state = HostState.IDLE
+        self._note("power_on")
+
+    def _note(self, transition: str) -> None:
+        self.world.note("host", self.name, f"{transition} {self.lives}", detail=transition)
 
     def _demand(self, action: str, *states: HostState) -> None:
         if self.state not in states:

@@ -19,7 +19,7 @@ import contextvars
 import math
 import traceback
 import warnings
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from quicoll_transport.addresses import is_numeric, is_v6
@@ -188,6 +188,11 @@ class HostLoop(asyncio.AbstractEventLoop):
             self._exception_handler(self, context)
         else:
             self.default_exception_handler(context)
+
+    def generator_dropped(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """An asynchronous generator was left half way: its loop closes it, unless its process is gone."""
+        if not self.dead:
+            self.call_soon(self.create_task, generator.aclose())
 
     async def shutdown_asyncgens(self) -> None:
         """Asynchronous generators end with their process."""

@@ -24,7 +24,6 @@ import heapq
 import random
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,7 +47,7 @@ _TURNS = 1_000_000  # callbacks without time passing; honest work needs thousand
 _COLLECT = 200_000  # callbacks between collections of garbage
 _SWEEP = 4096  # cancelled timers that are carried before they are looked for
 
-Recorder = Callable[[int, str, str, str], None]  # true time in ns, kind, who, what
+Recorder = Callable[[int, str, str, Any], None]  # true time since the beginning in ns, kind, who, what (see `note`)
 
 
 class World:
@@ -76,7 +75,7 @@ class World:
         self._events = 0
         self._confined: Any = None
         self._callbacks = 0
-        self._generators: weakref.WeakKeyDictionary[Any, HostLoop] = weakref.WeakKeyDictionary()
+        self._hooked: HostLoop | None = None  # to which asynchronous generators that begin now belong
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -122,12 +121,13 @@ class World:
         """Of everything that was noted so far, in hex."""
         return self._digest.hexdigest()
 
-    def note(self, kind: str, who: str, what: str, data: bytes = b"") -> None:
-        """Something happened: part of the trace."""
+    def note(self, kind: str, who: str, what: str, data: bytes = b"", *, detail: object = None) -> None:
+        """Something happened: part of the trace. detail: what the recorder is told instead of `what`, if it is there;
+        `what` and `data` alone make the digest, so a recorder changes nothing."""
         self._events += 1
         self._digest.update(f"{self.now_ns}|{kind}|{who}|{what}|{len(data)}\n".encode() + data)
         if self.recorder is not None:
-            self.recorder(self.now_ns, kind, who, what)
+            self.recorder(self.elapsed_ns, kind, who, what if detail is None else detail)
 
     def failed(self, host: Host, text: str) -> None:
         """Code on a host failed where nobody waits for it."""
@@ -187,7 +187,7 @@ class World:
         end = self.now_ns + limit_ns
         outer = asyncio._get_running_loop()
         hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(firstiter=self._generator_begun, finalizer=self._generator_dropped)
+        self._hooked = None
         try:
             asyncio._set_running_loop(None)
             while True:
@@ -237,6 +237,9 @@ class World:
         if self._callbacks % _COLLECT == 0:
             collect()
         self.current = loop
+        if loop is not self._hooked:  # a generator keeps the finalizer that was set when it began (PEP 525)
+            self._hooked = loop
+            sys.set_asyncgen_hooks(firstiter=None, finalizer=loop.generator_dropped)
         asyncio._set_running_loop(loop)
         try:
             handle._run()
@@ -270,16 +273,6 @@ class World:
                 handle._scheduled = False
                 self.ready.append(handle)
 
-    def _generator_begun(self, generator: Any) -> None:
-        if self.current is not None:
-            self._generators[generator] = self.current
-
-    def _generator_dropped(self, generator: Any) -> None:
-        """An asynchronous generator was left half way: its loop closes it, unless its process is dead."""
-        loop = self._generators.pop(generator, None)
-        if loop is not None and not loop.dead:
-            loop.call_soon(loop.create_task, generator.aclose())
-
     def waiting(self) -> str:
         """Who waits for what, for an error's text."""
         lines = []
@@ -306,7 +299,8 @@ class World:
             self._confined.__exit__(*exc)
 
     def close(self) -> None:
-        """End every process and close what it left."""
+        """End every process and close what it left. The run is over: nothing of this is recorded."""
+        self.recorder = None
         for name in self.hosts:
             host = self.hosts[name]
             if host.state is not HostState.OFF:

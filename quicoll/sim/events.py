@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COORDINATOR_HOST",
+    "DISK_FAULTS",
     "Corrupt",
     "Crash",
     "Disk",
@@ -54,6 +55,7 @@ __all__ = [
 ]
 
 COORDINATOR_HOST = "coordinator"
+DISK_FAULTS = ("write", "fsync", "full", "power", "kill")
 
 _MOST_TIMES = 100_000  # of one `every`
 _MOST_DRIFT = 500_000  # ppm, as a simulated clock takes it
@@ -228,7 +230,9 @@ class Corrupt:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The node's disk fails at its next `what`: "write" (EIO), "fsync" (EIO) or "full" (ENOSPC, until it is healed)."""
+    """The node's disk fails at its next `what`: "write" (EIO) or "fsync" (EIO); it is "full" from now on (ENOSPC); or
+    the next operation is cut off in its middle, because the "power" goes or the process gets a "kill".
+    """
 
     node: str
     what: str
@@ -380,8 +384,8 @@ class Schedule:
         return self.fault(Corrupt(node_name(node), times))
 
     def disk(self, node: Node, what: str) -> Schedule:
-        if what not in ("write", "fsync", "full"):
-            raise LocalError(f"a disk fails at 'write', 'fsync' or 'full', not at {what!r}")
+        if what not in DISK_FAULTS:
+            raise LocalError(f"a disk fails in one of the ways {', '.join(DISK_FAULTS)}, not {what!r}")
         return self.fault(Disk(node_name(node), what))
 
     def heal(self) -> Schedule:

@@ -1,0 +1,361 @@
+"""The collectives that move elements as they are, and objects, and the barrier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from quicoll import plan
+from quicoll.buffers import destination, memory, source
+from quicoll.bundle import Bundle, Joined, Results, bundle, results
+from quicoll.errors import LocalError, PeerError
+from quicoll.executor import Work
+from quicoll.issuer import MAX_BYTES, Issuer, rows_given
+from quicoll.mesh import Call
+from quicoll.reduce import ReduceOp
+
+if TYPE_CHECKING:
+    from quicoll.handle import Handle
+
+__all__ = ["MAX_OBJECT_BYTES", "Moving", "channel_id"]
+
+MAX_OBJECT_BYTES = 16 << 20  # of one object, encoded
+
+_scatter_plan = lru_cache(maxsize=64)(plan.scatter)
+_send_plan = lru_cache(maxsize=64)(plan.send)
+
+
+class Moving(Issuer):
+    """Moves. Bits are copied; tensors of every dtype and kind are taken."""
+
+    def broadcast(self, x: Any, *, root: int = 0, out: Any = None, timeout: float | None = None) -> Handle[Any]:
+        """Give every rank root's tensor, over a fixed binomial tree.
+
+        x: on the root the tensor, or a list of tensors of one dtype, which travel as one; elsewhere the same shapes and
+        dtype, whose values are not used.
+        Cost: log2(p) rounds; each rank receives x.nbytes once.
+        """
+        like = bundle(x)
+        self._demand_rank(root=root)
+        target = results(out, like)
+        schedule = plan.broadcast(
+            rank=self.rank,
+            world=self.world_size,
+            root=root,
+            elements=like.elements,
+            itemsize=like.dtype.itemsize,
+            chunk_bytes=self._chunk_bytes,
+        )
+        work = _moved(schedule, like, [like.flat] if self.rank == root else [], target)
+        call = Call("broadcast", f"{schedule.signature} {like.text}", lambda _: work)
+        return self._start_into(call, target, timeout, equal=True)
+
+    def all_gather(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Handle[Any]:
+        """Concatenate all ranks' tensors along the first dimension, by rank; every rank gets the whole.
+
+        x: (n, ...) with equal dtype and trailing shape; n may differ and may be 0. A 0-dim tensor counts as (1,).
+        Result: (sum of n, ...). Cost: each rank sends its own tensor to all others; it first learns the others' n,
+        which takes one delay more than the payload.
+        """
+        return self._gathered("all_gather", x, None, out, timeout)
+
+    def gather(self, x: Any, *, root: int = 0, out: Any = None, timeout: float | None = None) -> Handle[Any]:
+        """Concatenate all ranks' tensors along the first dimension, by rank, on the root; the others get None.
+
+        x: as for `all_gather`. out: looked at on the root only. Cost: each rank sends its own tensor to the root, one
+        delay after the ranks have learned each other's n.
+        """
+        self._demand_rank(root=root)
+        return self._gathered("gather", x, root, out if self.rank == root else None, timeout)
+
+    def scatter(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        timeout: float | None = None,
+    ) -> Handle[Any]:
+        """Give rank r its rows of the root's tensor.
+
+        x: on the root (n, ...); elsewhere a tensor of the same dtype and trailing shape, whose values and rows are not
+        used. counts: rows for each rank, n in all, looked at on the root only; by default ceil(n / p) each, so that the
+        last ones may get fewer or none. Result: (counts[rank], ...).
+        Cost: the root sends each part once, one delay after the ranks have learned the counts.
+        """
+        self._demand_rank(root=root)
+        like = source(x)
+        if not like.shape:
+            raise LocalError("scatter divides rows; a 0-dim tensor has none")
+        rest = like.shape[1:]
+        width = math.prod(rest)
+        mine = rows_given(counts, like.shape[0], self.world_size) if self.rank == root else ()
+        if out is not None:
+            destination(out, like, (*_first_of(out), *rest))
+        holder: list[Results] = []
+
+        def make(announced: list[tuple[int, ...] | None]) -> Work:
+            rows = announced[root] or ()
+            if len(rows) != self.world_size:
+                raise PeerError(f"divides its rows between {len(rows)} ranks", rank=root)
+            _demand_room(sum(rows) * width * like.dtype.itemsize, root)
+            target = results(out, Bundle((like,), many=False), (rows[self.rank], *rest))
+            holder.append(target)
+            schedule = _scatter_plan(
+                rank=self.rank,
+                world=self.world_size,
+                root=root,
+                counts=tuple(count * width for count in rows),
+                itemsize=like.dtype.itemsize,
+                chunk_bytes=self._chunk_bytes,
+            )
+            inputs = [like.flat] if self.rank == root else []
+            return Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, inputs, target.flat)
+
+        signature = f"scatter root={root} dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
+        call = Call("scatter", signature, make, counts=mine, gathers=True)
+        return self._start(call, lambda: holder[0].commit(), timeout)
+
+    def all_to_all(
+        self, x: Any, *, counts: Sequence[int] | None = None, out: Any = None, timeout: float | None = None
+    ) -> Handle[Any]:
+        """Send part r of this rank's rows to rank r, and get a part of every rank's, by rank.
+
+        x: a tensor (n, ...) of which counts[r] rows go to rank r (by default ceil(n / p) each, so that the last ones
+        may get fewer or none), or a list of one tensor for each rank. Rows may differ from pair to pair and be none;
+        dtype and trailing shape are equal on all ranks.
+        Result: for a tensor the rows that came, in one; for a list, a list of what came from each rank. out: for a
+        tensor only.
+        Cost: each rank sends and receives its rows once, in p - 1 rounds of pairs, one delay after the ranks have
+        learned each other's counts.
+        """
+        world = self.world_size
+        parts = bundle(x)
+        if parts.many and (counts is not None or out is not None):
+            raise LocalError("a list of parts says how many rows go where: leave counts and out out")
+        if parts.many and len(parts.sources) != world:
+            raise LocalError(f"{len(parts.sources)} parts for {world} ranks")
+        rest = parts.shapes[0][1:]
+        if any(not shape or shape[1:] != rest for shape in parts.shapes):
+            raise LocalError("all_to_all takes parts with rows, (n, ...), that differ in n alone")
+        given = tuple(shape[0] for shape in parts.shapes)
+        mine = given if parts.many else rows_given(counts, given[0], world)
+        width = math.prod(rest)
+        first = parts.sources[0]
+        if out is not None:
+            destination(out, first, (*_first_of(out), *rest))
+        holder: list[tuple[Results, list[int]]] = []
+
+        def make(announced: list[tuple[int, ...] | None]) -> Work:
+            table = [row or () for row in announced]
+            for rank, row in enumerate(table):
+                if len(row) != world:
+                    raise PeerError(f"divides its rows between {len(row)} ranks", rank=rank)
+                _demand_room(sum(row) * width * parts.dtype.itemsize, rank)
+            coming = [row[self.rank] for row in table]
+            target = results(out, Bundle((first,), many=False), (sum(coming), *rest))
+            holder.append((target, coming))
+            schedule = plan.all_to_all(
+                rank=self.rank,
+                world=world,
+                counts=[[count * width for count in row] for row in table],
+                itemsize=parts.dtype.itemsize,
+                chunk_bytes=self._chunk_bytes,
+            )
+            return _moved(schedule, parts, [parts.flat], target)
+
+        def deliver() -> Any:
+            target, coming = holder[0]
+            value = target.commit()
+            ends = [0, *accumulate(coming)]
+            return [value[a:b] for a, b in pairwise(ends)] if parts.many else value
+
+        signature = f"all_to_all dtype={parts.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
+        return self._start(Call("all_to_all", signature, make, counts=mine, gathers=True), deliver, timeout)
+
+    def send(self, x: Any, *, to: int, timeout: float | None = None) -> Handle[None]:
+        """Send a tensor, or a list of tensors of one dtype, to rank `to`, which has to call `recv` for it.
+
+        The k-th send from one rank to another meets the k-th recv; other ranks are not concerned. Ends when all of it
+        has arrived there. Cost: x.nbytes, one delay.
+        """
+        like = bundle(x)
+        return self._sent(like, self.rank, to, None, timeout)
+
+    def recv(self, like: Any, *, source: int, out: Any = None, timeout: float | None = None) -> Handle[Any]:
+        """Receive from rank `source` what it sends with `send`.
+
+        like: a tensor (or list) of the shapes and dtype that are sent, whose values are not used; other shapes than
+        those sent are a Mismatch at both.
+        """
+        given = bundle(like)
+        return self._sent(given, source, self.rank, results(out, given), timeout)
+
+    def broadcast_object(self, value: Any = None, *, root: int = 0, timeout: float | None = None) -> Handle[Any]:
+        """Give every rank what msgpack makes of root's `value`: None, numbers, str, bytes, lists and dicts of them.
+
+        For metadata: at most MAX_OBJECT_BYTES, encoded with msgspec; nothing that arrives is executed. `value` counts
+        on the root only. Tuples arrive as lists. Cost: as `broadcast`, one delay later.
+        """
+        self._demand_rank(root=root)
+        data = _encoded(value) if self.rank == root else np.empty(0, np.uint8)
+        holder: list[Any] = []
+
+        def make(announced: list[tuple[int, ...] | None]) -> Work:
+            sizes = announced[root] or (-1,)
+            if len(sizes) != 1 or not 0 <= sizes[0] <= MAX_OBJECT_BYTES:
+                raise PeerError(f"sends an object of {sizes} bytes; {MAX_OBJECT_BYTES} is the most", rank=root)
+            like = bundle(data)
+            target = results(None, like, (sizes[0],))
+            holder.append(target.flat)
+            schedule = plan.broadcast(
+                rank=self.rank,
+                world=self.world_size,
+                root=root,
+                elements=sizes[0],
+                itemsize=1,
+                chunk_bytes=self._chunk_bytes,
+            )
+            return _moved(schedule, like, [like.flat] if self.rank == root else [], target)
+
+        signature = f"broadcast_object root={root} chunk_bytes={self._chunk_bytes}"
+        call = Call("broadcast_object", signature, make, counts=(data.size,), gathers=True)
+        return self._start(call, lambda: _decoded(holder[0], root), timeout, equal=lambda: holder[0])
+
+    def all_gather_object(self, value: Any, *, timeout: float | None = None) -> Handle[list[Any]]:
+        """Give every rank the list of all ranks' values, by rank. What a value may be: see `broadcast_object`."""
+        data = _encoded(value)
+        holder: list[tuple[Any, list[int]]] = []
+
+        def make(announced: list[tuple[int, ...] | None]) -> Work:
+            sizes = [row[0] if row is not None and len(row) == 1 else -1 for row in announced]
+            for rank, size in enumerate(sizes):
+                if not 0 <= size <= MAX_OBJECT_BYTES:
+                    raise PeerError(f"sends an object of {size} bytes; {MAX_OBJECT_BYTES} is the most", rank=rank)
+            like = bundle(data)
+            target = results(None, like, (sum(sizes),))
+            holder.append((target.flat, sizes))
+            schedule = plan.all_gather(
+                rank=self.rank, world=self.world_size, counts=sizes, itemsize=1, chunk_bytes=self._chunk_bytes
+            )
+            return _moved(schedule, like, [like.flat], target)
+
+        def deliver() -> list[Any]:
+            flat, sizes = holder[0]
+            ends = [0, *accumulate(sizes)]
+            return [_decoded(flat[ends[rank] : ends[rank + 1]], rank) for rank in range(len(sizes))]
+
+        signature = f"all_gather_object chunk_bytes={self._chunk_bytes}"
+        call = Call("all_gather_object", signature, make, counts=(data.size,), gathers=True)
+        return self._start(call, deliver, timeout, equal=lambda: holder[0][0])
+
+    def barrier(self, *, timeout: float | None = None) -> Handle[None]:
+        """Wait until every rank is here. Dissemination barrier, ceil(log2 p) rounds of empty messages."""
+        schedule = plan.barrier(rank=self.rank, world=self.world_size)
+        nothing = bundle(np.empty(0, np.uint8))
+        work = _moved(schedule, nothing, [], results(None, nothing))
+        return self._start(Call("barrier", schedule.signature, lambda _: work), lambda: None, timeout)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _gathered(self, name: str, x: Any, root: int | None, out: Any, timeout: float | None) -> Handle[Any]:
+        like = source(x)
+        shape = like.shape or (1,)
+        rest = shape[1:]
+        width = math.prod(rest)
+        holder: list[Results] = []
+        receives = root is None or root == self.rank
+        if out is not None:
+            # All that can be checked before the others' sizes are known: the first dimension is `out`'s own.
+            destination(out, like, (*_first_of(out), *rest))
+
+        def make(announced: list[tuple[int, ...] | None]) -> Work:
+            rows = [row[0] if row is not None and len(row) == 1 else -1 for row in announced]
+            for rank, count in enumerate(rows):
+                if count < 0:
+                    raise PeerError("does not say how many rows it has", rank=rank)
+                _demand_room(count * width * like.dtype.itemsize, rank)
+            whole = Bundle((like,), many=False)
+            target = results(out, whole, (sum(rows), *rest)) if receives else results(None, whole, (0, *rest))
+            holder.append(target)
+            common: dict[str, Any] = {
+                "rank": self.rank,
+                "world": self.world_size,
+                "counts": [count * width for count in rows],
+                "itemsize": like.dtype.itemsize,
+                "chunk_bytes": self._chunk_bytes,
+            }
+            schedule = plan.all_gather(**common) if root is None else plan.gather(root=root, **common)
+            return Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, [like.flat], target.flat)
+
+        where = "" if root is None else f" root={root}"
+        signature = f"{name}{where} dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
+        call = Call(name, signature, make, counts=(shape[0],), gathers=True)
+        deliver = (lambda: holder[0].commit()) if receives else (lambda: None)
+        return self._start(call, deliver, timeout, equal=(lambda: holder[0].flat) if root is None else None)
+
+    def _sent(self, like: Bundle, sender: int, to: int, target: Results | None, timeout: float | None) -> Handle[Any]:
+        self._demand_rank(source=sender, to=to)
+        if sender == to:
+            raise LocalError(f"rank {sender} cannot send to itself")
+        schedule = _send_plan(
+            rank=self.rank,
+            world=self.world_size,
+            source=sender,
+            to=to,
+            elements=like.elements,
+            itemsize=like.dtype.itemsize,
+            chunk_bytes=self._chunk_bytes,
+        )
+        place = results(None, bundle(np.empty(0, np.uint8))) if target is None else target
+        work = _moved(schedule, like, [like.flat] if target is None else [], place)
+        call = Call("send", f"{schedule.signature} {like.text}", lambda _: work, ranks=tuple(sorted((sender, to))))
+        deliver = (lambda: None) if target is None else target.commit
+        return self._start(call, deliver, timeout, group=channel_id(self._id, sender, to))
+
+
+def channel_id(group: int, sender: int, to: int) -> int:
+    """The identity that messages from one rank of a group to another count in: apart from all groups and channels."""
+    return (group + 1) << 24 | sender << 12 | to
+
+
+def _moved(schedule: plan.Plan, like: Bundle, inputs: Sequence[np.ndarray[Any, Any] | Joined], target: Results) -> Work:
+    return Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, inputs, target.flat)
+
+
+def _first_of(out: Any) -> tuple[int, ...]:
+    return tuple(getattr(out, "shape", ()))[:1]
+
+
+def _trailing(rest: tuple[int, ...]) -> str:
+    return ",".join(map(str, rest)) or "-"
+
+
+def _demand_room(nbytes: int, rank: int) -> None:
+    """What a peer names is bounded before memory is taken for it."""
+    if nbytes > MAX_BYTES:
+        raise PeerError(f"announces {nbytes} bytes; {MAX_BYTES} is the most", rank=rank)
+
+
+def _encoded(value: Any) -> np.ndarray[Any, Any]:
+    try:
+        data = msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise LocalError(f"a {type(value).__name__} that msgpack cannot carry: {error}") from error
+    if len(data) > MAX_OBJECT_BYTES:
+        raise LocalError(f"an object of {len(data)} bytes; {MAX_OBJECT_BYTES} is the most: send a tensor")
+    return np.frombuffer(data, np.uint8)
+
+
+def _decoded(flat: np.ndarray[Any, Any], rank: int) -> Any:
+    try:
+        return msgspec.msgpack.decode(memory(flat))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise PeerError(f"sent a malformed object: {error}", rank=rank) from error

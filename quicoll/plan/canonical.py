@@ -1,0 +1,52 @@
+"""Who holds which nodes of the canonical tree, and what a set of ranks has to send of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from quicoll.plan.model import Buf, Span, Tree
+from quicoll.reduce import held, split, subtrees
+
+if TYPE_CHECKING:
+    from quicoll.plan.cut import Piece
+
+__all__ = ["Ground"]
+
+
+class Ground:
+    """What all reductions of `leaves` leaves over `world` ranks have in common, seen from `rank`.
+
+    nodes: by rank, the fewest nodes that make up what it holds. held: by rank, how many leaves.
+    """
+
+    def __init__(self, rank: int, world: int, leaves: int) -> None:
+        self.rank = rank
+        self.world = world
+        self.leaves = leaves
+        self._shards = [held(r, world, leaves) for r in range(world)]
+        self.first = self._shards[rank].start
+        self.nodes = [subtrees(shard.start, shard.stop, leaves) for shard in self._shards]
+        self.held = [len(shard) for shard in self._shards]
+
+    def cover(self, ranks: Sequence[int]) -> tuple[Piece, ...]:
+        """The fewest nodes that make up the leaves of these ranks, in order; a lone rank's are `nodes` of it."""
+        if len(ranks) == 1:
+            return self.nodes[ranks[0]]
+        runs: list[Piece] = []
+        for rank in sorted(ranks):
+            shard = self._shards[rank]
+            if runs and runs[-1][1] == shard.start:
+                runs[-1] = (runs[-1][0], shard.stop)
+            elif shard:
+                runs.append((shard.start, shard.stop))
+        return tuple(node for run in runs for node in subtrees(*run, self.leaves))
+
+    def tree(self, node: Piece, piece: Piece, known: Mapping[Piece, Span]) -> Tree:
+        """The canonical tree under `node`, down to the nodes in `known` and to this rank's own leaves."""
+        if node in known:
+            return known[node]
+        if node[1] - node[0] == 1:
+            return Span(Buf.INPUT, node[0] - self.first, *piece)
+        middle = split(*node)
+        return self.tree((node[0], middle), piece, known), self.tree((middle, node[1]), piece, known)

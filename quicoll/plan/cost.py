@@ -1,0 +1,393 @@
+"""What a plan takes: every rank's lanes walked on a model of the network, and the cheapest algorithm by it.
+
+The model. A message occupies, one after the other, its sender's processor (`message` seconds), its sender's port, the
+path between the two, its receiver's port and its receiver's processor. Each carries one message at a time, first come
+first served; ports and path overlap, so that a long message costs its bytes once, at the slowest of them, and
+`latency` once. Ranks on one site have a path for each pair; all that goes from one site to another shares one path.
+Combining occupies a processor for the bytes that are read. A lane's steps wait as `plan.model` says, as many lanes
+are open at a time as an executor opens, and as there, a lane ends only when its rank has heard that what it sent has
+arrived: one delay more for whoever sends last. It is LogGP (Alexandrov et al. 1997, J. Parallel Distrib. Comput.
+44(1)) with contention: close enough to say which of two plans is faster and by about how much, not a promise of
+seconds: there is no loss, no traffic of others, no congestion control.
+
+Beside each figure stands the limit that no plan can beat (`limit`): for an all-reduce of S bytes over N ranks at rate
+B, 2 (N - 1) / N * S / B and two one-way delays.
+
+The choice. `choose` predicts each algorithm that keeps the canonical bits and takes the cheapest. It is a function of
+its arguments alone and computes with IEEE 754 doubles, in one order, so ranks that hold equal arguments choose alike.
+What ranks measure differs, therefore they exchange it, take the elementwise maximum and round up to powers of two
+(`agreed`): a choice that hangs on less than a factor of two is not worth a disagreement between two runs.
+
+Everything here is pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from quicoll.errors import LocalError
+from quicoll.plan.cut import MIB
+from quicoll.plan.model import Copy, Plan, Recv, Reduce, Send, operands
+from quicoll.plan.reductions import CANONICAL, MIN_SHARE_BYTES, all_reduce, reduce, reduce_scatter
+from quicoll.plan.routes import normal_sites
+
+__all__ = ["Flight", "Forecast", "Network", "agreed", "choose", "limit", "predict", "quantised"]
+
+# Beyond this many ranks a walk takes longer than it can save (0.1 s of the engine's time); see `choose`.
+MAX_WALKED = 16
+_EXCHANGE_BYTES = (
+    1 << 18
+)  # beyond, exchange is never the cheapest, having (world - 1) times the bytes, and dear to walk
+# Where nothing is measured yet.
+_DEFAULT_RATE = 1 << 27  # bytes/s: about what one core encrypts and checks
+_MESSAGE_S = 100e-6
+_COMBINE_RATE = 2e9  # bytes/s read
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """latency[a][b]: one-way seconds from rank a to b. rate[a][b]: bytes per second of the path from a to b.
+
+    sites: a number for each rank; paths between two sites are shared. message: seconds of a processor for each message,
+    at each end. combine: bytes that a processor combines in a second.
+    """
+
+    latency: tuple[tuple[float, ...], ...]
+    rate: tuple[tuple[float, ...], ...]
+    sites: tuple[int, ...]
+    message: float = _MESSAGE_S
+    combine: float = _COMBINE_RATE
+
+    def __post_init__(self) -> None:
+        world = len(self.sites)
+        for name, table in (("latency", self.latency), ("rate", self.rate)):
+            if len(table) != world or any(len(row) != world for row in table):
+                raise LocalError(f"{name} must be {world} rows of {world}")
+        if any(value < 0 for row in self.latency for value in row):
+            raise LocalError("a latency is not negative")
+        if any(value <= 0 for row in self.rate for value in row):
+            raise LocalError("a rate is above 0")
+
+    @property
+    def world(self) -> int:
+        return len(self.sites)
+
+    @staticmethod
+    def between(
+        sites: Sequence[int],
+        *,
+        latency: float,
+        rate: float,
+        far_latency: float | None = None,
+        far_rate: float | None = None,
+        message: float = _MESSAGE_S,
+    ) -> Network:
+        """Two kinds of path: within a site, and between any two sites (by default the same)."""
+        across = (latency if far_latency is None else far_latency, rate if far_rate is None else far_rate)
+        kinds = [[(latency, rate) if a == b else across for b in sites] for a in sites]
+        return Network(
+            tuple(tuple(kind[0] for kind in row) for row in kinds),
+            tuple(tuple(kind[1] for kind in row) for row in kinds),
+            normal_sites(sites, len(sites)),
+            message=message,
+        )
+
+    def port(self, rank: int) -> float:
+        """Bytes per second of a rank's own port: its fastest path."""
+        return max((rate for peer, rate in enumerate(self.rate[rank]) if peer != rank), default=float("inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One message: when its sender began with it, and when its receiver was done with it, in seconds."""
+
+    source: int
+    to: int
+    lane: int
+    nbytes: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """seconds: until the last rank is done. done: each rank. flights: in the order of their start. crossing: bytes that
+    go from one site to another. busiest: the most bytes that one rank sends or receives."""
+
+    seconds: float
+    done: tuple[float, ...]
+    flights: tuple[Flight, ...]
+    crossing: int
+    busiest: int
+
+
+def predict(plans: Sequence[Plan], network: Network) -> Forecast:
+    """Walk the plans of all ranks, given in rank order. Raises LocalError for a network of another size."""
+    if len(plans) != network.world:
+        raise LocalError(f"a network of {network.world} ranks for {len(plans)} plans")
+    walk = _Walk(plans, network)
+    walk.run()
+    flights = tuple(sorted(walk.flights, key=lambda flight: (flight.start, flight.source, flight.to, flight.lane)))
+    crossing = sum(flight.nbytes for flight in flights if network.sites[flight.source] != network.sites[flight.to])
+    busiest = max(max(plan.bytes_sent, plan.bytes_received) for plan in plans)
+    return Forecast(max(walk.done), tuple(walk.done), flights, crossing, busiest)
+
+
+# Of (bytes S, world N): the bytes that one port cannot do without, and the delays in a row.
+_LIMITS: dict[str, Callable[[int, int], tuple[float, int]]] = {
+    "all_reduce": lambda s, n: (2 * (n - 1) / n * s, 2),
+    "reduce": lambda s, n: (s, 1),
+    "reduce_scatter": lambda s, n: ((n - 1) / n * s, 1),
+    "all_gather": lambda s, n: ((n - 1) / n * s, 1),
+    "broadcast": lambda s, n: (s, 1),
+    "gather": lambda s, n: ((n - 1) / n * s, 1),
+    "scatter": lambda s, n: ((n - 1) / n * s, 1),
+    "all_to_all": lambda s, n: ((n - 1) / n * s, 1),
+    "send": lambda s, n: (s, 1),
+    "barrier": lambda s, n: (0, 1),
+}
+
+
+def limit(collective: str, nbytes: int, network: Network) -> float:
+    """Seconds that no plan can beat where all ranks and paths are alike: bytes through one port, and delays.
+
+    nbytes: of the whole tensor; of all_gather and gather, of the result. The all-reduce of exchange takes one delay
+    less than it states, for (N - 1) times the bytes.
+    """
+    if network.world == 1:
+        return 0.0
+    moved, delays = _LIMITS[collective](nbytes, network.world)
+    ranks = range(network.world)
+    fastest = max(network.port(rank) for rank in ranks)
+    return moved / fastest + delays * max(network.latency[a][b] for a in ranks for b in ranks if a != b)
+
+
+def choose(
+    op: str,
+    world: int,
+    nbytes: int,
+    leaves: int,
+    sites: Sequence[int],
+    network: Network,
+    *,
+    chunk_bytes: int = MIB,
+) -> str:
+    """The cheapest algorithm for `op` (all_reduce, reduce, reduce_scatter) on tensors of `nbytes` bytes.
+
+    The size counts as the next power of two. Ties go to the first in `CANONICAL`. Beyond MAX_WALKED ranks nothing is
+    walked: hierarchical if there are several sites; else tree where the tensor has one owner, whose messages to
+    everyone take longer than the tree's levels; else direct.
+    """
+    if op not in CANONICAL:
+        raise LocalError(f"{op} has one algorithm")
+    numbered = normal_sites(sites, world)
+    several = max(numbered) > 0
+    if world == 1 or nbytes == 0:
+        return "direct"
+    if world > MAX_WALKED:
+        if several:
+            return "hierarchical"
+        return "tree" if nbytes <= MIN_SHARE_BYTES and _levels_pay(network) else "direct"
+    return _choose(op, world, 1 << (nbytes - 1).bit_length(), leaves, numbered, network, chunk_bytes)
+
+
+def _levels_pay(network: Network) -> bool:
+    """Whether log2(world) delays in a row are shorter than world messages in a row, for messages of few bytes."""
+    world = network.world
+    delay = max(map(max, network.latency))
+    levels = (world - 1).bit_length()
+    return levels * (delay + 2 * network.message) < delay + (world - 1) * network.message
+
+
+@lru_cache(maxsize=256)
+def _choose(
+    op: str, world: int, nbytes: int, leaves: int, sites: tuple[int, ...], network: Network, chunk_bytes: int
+) -> str:
+    best = ("", float("inf"))
+    for algorithm in CANONICAL[op]:
+        if algorithm == "hierarchical" and max(sites) == 0:
+            continue  # it is direct then
+        if algorithm == "exchange" and nbytes > _EXCHANGE_BYTES:
+            continue
+        seconds = predict(_sketch(op, algorithm, world, nbytes, leaves, sites, chunk_bytes), network).seconds
+        if seconds < best[1]:
+            best = (algorithm, seconds)
+    return best[0]
+
+
+def _sketch(
+    op: str, algorithm: str, world: int, nbytes: int, leaves: int, sites: tuple[int, ...], chunk_bytes: int
+) -> list[Plan]:
+    """Plans of four-byte elements in at most two chunks for each owner: enough to tell costs apart, quickly walked."""
+    elements = max(1, nbytes // 4)
+    chunk_bytes = max(chunk_bytes, -(-nbytes // (2 * world)))
+    common = {"algorithm": algorithm, "world": world, "leaves": leaves, "sites": sites}
+    sizes = {"itemsize": 4, "wide_itemsize": 4, "chunk_bytes": chunk_bytes}
+    if op == "all_reduce":
+        return [all_reduce(rank=rank, elements=elements, **common, **sizes) for rank in range(world)]  # type: ignore[arg-type]
+    if op == "reduce":
+        return [reduce(rank=rank, root=0, elements=elements, **common, **sizes) for rank in range(world)]  # type: ignore[arg-type]
+    counts = [elements // world + (rank < elements % world) for rank in range(world)]
+    return [reduce_scatter(rank=rank, counts=counts, **common, **sizes) for rank in range(world)]  # type: ignore[arg-type]
+
+
+def quantised(value: int) -> int:
+    """The next power of two, at least 1."""
+    return 1 << max(0, value - 1).bit_length()
+
+
+def agreed(measured: Sequence[Sequence[int]], sites: Sequence[int]) -> Network:
+    """The network that all ranks take for theirs, made of what each has measured.
+
+    measured: by rank, latency to each rank in microseconds, then rate to each in bytes per second, 0 where not
+    known; as `quantised` gives them. The maximum is taken elementwise, and of both directions. Raises LocalError for
+    rows of the wrong length or out of bounds.
+    """
+    world = len(measured)
+    if any(len(row) != 2 * world or not all(0 <= value < 1 << 62 for value in row) for row in measured):
+        raise LocalError("measurements of another world size")
+    ranks = range(world)
+    latency = [[max(1, measured[a][b], measured[b][a]) / 1e6 if a != b else 0.0 for b in ranks] for a in ranks]
+    rate = [[max(measured[a][world + b], measured[b][world + a]) for b in ranks] for a in ranks]
+    return Network(
+        tuple(map(tuple, latency)),
+        tuple(tuple(float(value or _DEFAULT_RATE) for value in row) for row in rate),
+        normal_sites(sites, world),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The walk
+
+
+@dataclass(slots=True)
+class _Lane:
+    """at: the next step. arrived: Recv that are filled. under_way: messages of its own that have not arrived."""
+
+    at: int
+    arrived: set[int]
+    recvs: int
+    under_way: int = 0
+
+
+class _Walk:
+    """Events in the order of time; those of one moment in the order in which they came to be known."""
+
+    def __init__(self, plans: Sequence[Plan], network: Network) -> None:
+        self.plans, self.network = plans, network
+        world = len(plans)
+        self.done = [0.0] * world
+        self.flights: list[Flight] = []
+        self._next = [0] * world
+        self._lanes: list[dict[int, _Lane]] = [{} for _ in range(world)]
+        self._early: dict[tuple[int, int, int], None] = {}
+        self._busy = [0.0] * world
+        self._out = [0.0] * world
+        self._in = [0.0] * world
+        self._paths: dict[tuple[int, int, bool], float] = {}
+        self._ports = [network.port(rank) for rank in range(world)]
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._count = 0
+        self._where = [
+            {
+                (step.peer, step.index): (number, position)
+                for number, lane in enumerate(plan.lanes)
+                for position, step in enumerate(lane.steps)
+                if isinstance(step, Recv)
+            }
+            for plan in plans
+        ]
+
+    def run(self) -> None:
+        for rank in range(len(self.plans)):
+            self._open(rank, 0.0)
+        while self._events:
+            time, _, event = heapq.heappop(self._events)
+            event(time)
+
+    def _at(self, time: float, event: Callable[[float], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (time, self._count, event))
+
+    def _open(self, rank: int, time: float) -> None:
+        plan, lanes = self.plans[rank], self._lanes[rank]
+        while self._next[rank] < len(plan.lanes) and len(lanes) < plan.open_lanes:
+            number = self._next[rank]
+            self._next[rank] += 1
+            steps = plan.lanes[number].steps
+            recvs = {position: step for position, step in enumerate(steps) if isinstance(step, Recv)}
+            arrived = {at for at, step in recvs.items() if (step.peer, rank, step.index) in self._early}
+            lanes[number] = _Lane(0, arrived, len(recvs))
+            self._at(time, lambda now, number=number: self._go(rank, number, now))  # type: ignore[misc]
+
+    def _go(self, rank: int, number: int, now: float) -> None:
+        """Take the steps of a lane until one has to wait or to compute."""
+        lane, plan = self._lanes[rank].get(number), self.plans[rank]
+        if lane is None:
+            return
+        made = plan.lanes[number]
+        while lane.at < len(made.steps):
+            if not lane.arrived.issuperset(made.waits[lane.at]):
+                return
+            step = made.steps[lane.at]
+            lane.at += 1
+            if isinstance(step, Send):
+                self._send(rank, number, step, plan.nbytes(step.src), now)
+                lane.under_way += 1
+            elif isinstance(step, Reduce | Copy):
+                spans = operands(step.tree) if isinstance(step, Reduce) else (step.src,)
+                ready = max(now, self._busy[rank]) + sum(map(plan.nbytes, spans)) / self.network.combine
+                self._busy[rank] = ready
+                self._at(ready, lambda then: self._go(rank, number, then))
+                return
+        if lane.under_way == 0 and len(lane.arrived) == lane.recvs:
+            del self._lanes[rank][number]
+            self.done[rank] = max(self.done[rank], now)
+            self._open(rank, now)
+
+    def _send(self, rank: int, number: int, step: Send, nbytes: int, now: float) -> None:
+        network, to = self.network, step.peer
+        begin = max(now, self._busy[rank])
+        self._busy[rank] = begin + network.message
+        start = max(self._busy[rank], self._out[rank])
+        self._out[rank] = start + nbytes / self._ports[rank]
+        here, there = network.sites[rank], network.sites[to]
+        path = (rank, to, True) if here == there else (here, there, False)
+        enter = max(start, self._paths.get(path, 0.0))
+        leave = max(enter + nbytes / network.rate[rank][to], self._out[rank])
+        self._paths[path] = leave
+        latency = network.latency[rank][to]
+        head, tail = enter + latency, leave + latency
+
+        def comes(then: float) -> None:
+            """The first byte is there: the receiver's port is taken in the order of these."""
+            full = max(max(then, self._in[to]) + nbytes / self._ports[to], tail)
+            self._in[to] = full
+            self._at(full, taken)
+
+        def taken(then: float) -> None:
+            ready = max(then, self._busy[to]) + network.message
+            self._busy[to] = ready
+            self._at(ready, arrives)
+
+        def arrives(then: float) -> None:
+            self.flights.append(Flight(rank, to, number, nbytes, begin, then))
+            key = (rank, to, step.index)
+            lane_number, position = self._where[to][rank, step.index]
+            lane = self._lanes[to].get(lane_number)
+            if lane is None:
+                self._early[key] = None
+            else:
+                lane.arrived.add(position)
+                self._go(to, lane_number, then)
+            self._at(then + network.latency[to][rank], told)
+
+        def told(then: float) -> None:
+            """The sender hears that it has arrived."""
+            self._lanes[rank][number].under_way -= 1
+            self._go(rank, number, then)
+
+        self._at(head, comes)

@@ -1,0 +1,334 @@
+"""Reductions: all_reduce, reduce and reduce_scatter, by one way of building lanes over any route.
+
+A lane has a chunk and the rank that owns it. The ranks' values go to the owner along a route (`plan.routes`, which
+says why the bits are the same on every one); the owner finishes the canonical tree; then the result goes
+
+    all_reduce       to everyone, down the route
+    reduce           to the root
+    reduce_scatter   nowhere: the owner is who wants it
+
+A rank that has several leaves, of its own or from below, sends the fewest nodes of the tree that make them up: one
+leaf in the tensor's own type, several reduced to one array of the accumulator's.
+
+    direct        star. All_reduce: the elements are divided into one share for each rank; two delays, and as many bytes
+                  as a ring: (p - 1) / p * S out and in for each of the two phases (S bytes, p ranks). Reduce: shares
+                  likewise, whose owners send them on to the root, which so receives at most twice S and not (p - 1) S.
+    tree          halving. Chunks are not divided into shares, so a small one is one message a level: ceil(log2(p))
+                  delays up and down, but nobody handles more than ceil(log2(p)) messages each way.
+    hierarchical  sites. As direct, but each value crosses between two sites once; one delay between sites and at
+                  most two inside them, each way. Owners of a reduce are in the root's site.
+    exchange      all_reduce only. Everyone sends its values to everyone and finishes the tree itself: one delay, and
+                  (p - 1) S out and in. For a few numbers over a long way nothing is faster. The finished bits
+                  are equal because they come of the same operands by the same tree.
+    ring          all_reduce only, in an order of its own: see plan.ring.
+
+Another algorithm that keeps the canonical bits is one more line in `ROUTES`: a place for each rank on a tree of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, TypeAlias
+
+from quicoll.errors import LocalError
+from quicoll.plan.canonical import Ground
+from quicoll.plan.cut import MIB, Piece, chunks, demand, demand_rank, interleaved, shares
+from quicoll.plan.model import Buf, Lane, Parameter, Plan, Recv, Reduce, Scratch, Send, Span, Step
+from quicoll.plan.ring import ring_lanes
+from quicoll.plan.routes import Place, halving, normal_sites, site_members, star, through_sites
+
+__all__ = [
+    "ALGORITHMS",
+    "CANONICAL",
+    "MIN_SHARE_BYTES",
+    "ROUTES",
+    "Algorithm",
+    "Route",
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+]
+
+Algorithm: TypeAlias = Literal["direct", "tree", "hierarchical", "exchange", "ring"]
+
+# Below this a share costs more as messages of its own (about 100 microseconds each) than it saves by being spread.
+MIN_SHARE_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How one algorithm lays its lanes.
+
+    place(rank, owner, world, sites): on the route to `owner`. shared: whether chunks of one tensor belong to different
+    owners that work side by side; if not, each chunk is one rank's. depth(world): lanes in which one chunk is at a
+    time, counted in messages, so that this many more keep everyone busy.
+    """
+
+    place: Callable[[int, int, int, Sequence[int]], Place]
+    shared: bool
+    depth: Callable[[int], int]
+
+
+ROUTES: dict[str, Route] = {
+    "direct": Route(lambda rank, owner, world, _: star(rank, owner, world), shared=True, depth=lambda _: 1),
+    "tree": Route(
+        lambda rank, owner, world, _: halving(rank, owner, world),
+        shared=False,
+        depth=lambda world: max(1, 2 * (world - 1).bit_length()),
+    ),
+    "hierarchical": Route(
+        lambda rank, owner, _, sites: through_sites(rank, owner, site_members(sites), sites),
+        shared=True,
+        depth=lambda _: 2,
+    ),
+}
+
+# What each operation can be carried out by with the canonical bits, in the order of preference where costs are equal.
+CANONICAL: dict[str, tuple[str, ...]] = {
+    "all_reduce": ("direct", "tree", "hierarchical", "exchange"),
+    "reduce": ("direct", "tree", "hierarchical"),
+    "reduce_scatter": ("direct", "tree", "hierarchical"),
+}
+ALGORITHMS: dict[str, tuple[str, ...]] = {**CANONICAL, "all_reduce": (*CANONICAL["all_reduce"], "ring")}
+
+
+def all_reduce(
+    *,
+    algorithm: str,
+    rank: int,
+    world: int,
+    elements: int,
+    leaves: int,
+    itemsize: int,
+    wide_itemsize: int,
+    chunk_bytes: int = MIB,
+    sites: Sequence[int] = (),
+) -> Plan:
+    """The plan of `rank` for an all-reduce of `elements` elements over `leaves` leaves, held as `reduce.held` says.
+
+    algorithm: one of ALGORITHMS. itemsize, wide_itemsize: bytes of an element of the tensor's and of the
+    accumulator's type. chunk_bytes: no message is longer, unless one element is. sites: a number for each rank, equal
+    for ranks that are near each other; only hierarchical looks at it. All but `rank` must be equal on all ranks.
+    INPUT has one slot of `elements` for each leaf of this rank, in order. No elements make a plan without lanes.
+    Raises LocalError.
+    """
+    order = _Order("all_reduce", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites)
+    demand(0, elements=elements)
+    if algorithm == "ring":
+        lanes, width = ring_lanes(order.ground, elements, wide_itemsize, chunk_bytes)
+    elif algorithm == "exchange":
+        pieces = chunks((0, elements), order.limit)
+        lanes = [_everyone(order.ground, piece, number * order.stride) for number, piece in enumerate(pieces)]
+        width = 1
+    else:
+        table, width = order.table(elements, list(range(world)))
+        lanes = [_lane(order, owner, piece, piece, number) for number, (owner, piece) in enumerate(table)]
+    return order.plan(lanes, elements, elements, width, (("elements", elements),))
+
+
+def reduce(
+    *,
+    algorithm: str,
+    rank: int,
+    world: int,
+    root: int,
+    elements: int,
+    leaves: int,
+    itemsize: int,
+    wide_itemsize: int,
+    chunk_bytes: int = MIB,
+    sites: Sequence[int] = (),
+) -> Plan:
+    """As `all_reduce`, but the result goes into the root's OUTPUT alone; that of the others has no elements."""
+    order = _Order("reduce", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites)
+    demand_rank(world, root=root)
+    demand(0, elements=elements)
+    owners = [(root + i) % world for i in range(world)]
+    if algorithm == "hierarchical":
+        owners = [owner for owner in owners if order.sites[owner] == order.sites[root]]
+    elif algorithm == "tree":
+        owners = [root]
+    table, width = order.table(elements, owners)
+    lanes = [_lane(order, owner, piece, piece, number, goal=root) for number, (owner, piece) in enumerate(table)]
+    return order.plan(lanes, elements, elements if rank == root else 0, width, (("root", root), ("elements", elements)))
+
+
+def reduce_scatter(
+    *,
+    algorithm: str,
+    rank: int,
+    world: int,
+    counts: Sequence[int],
+    leaves: int,
+    itemsize: int,
+    wide_itemsize: int,
+    chunk_bytes: int = MIB,
+    sites: Sequence[int] = (),
+) -> Plan:
+    """As `all_reduce`, but rank r's OUTPUT gets counts[r] of the sum(counts) elements, in rank order."""
+    order = _Order("reduce_scatter", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites)
+    if len(counts) != world:
+        raise LocalError(f"counts for {len(counts)} ranks in a world of {world}")
+    demand(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
+    offsets = [0, *accumulate(counts)]
+    table = interleaved([(r, (offsets[r], offsets[r + 1])) for r in range(world)], order.limit)
+    lanes = [
+        _lane(order, owner, piece, (piece[0] - offsets[owner], piece[1] - offsets[owner]), number, goal=owner)
+        for number, (owner, piece) in enumerate(table)
+    ]
+    width = max(1, sum(count > 0 for count in counts)) * order.depth
+    return order.plan(lanes, offsets[-1], counts[rank], width, (("counts", tuple(counts)),))
+
+
+class _Order:
+    """The arguments that all reductions have in common, checked, and what follows from them."""
+
+    def __init__(
+        self,
+        collective: str,
+        algorithm: str,
+        rank: int,
+        world: int,
+        leaves: int,
+        itemsize: int,
+        wide_itemsize: int,
+        chunk_bytes: int,
+        sites: Sequence[int],
+    ) -> None:
+        demand_rank(world, rank=rank)
+        demand(1, leaves=leaves, itemsize=itemsize, chunk_bytes=chunk_bytes)
+        demand(itemsize, wide_itemsize=wide_itemsize)
+        if algorithm not in ALGORITHMS[collective]:
+            raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(ALGORITHMS[collective])}")
+        self.collective, self.algorithm = collective, algorithm
+        self.itemsize, self.wide_itemsize, self.chunk_bytes = itemsize, wide_itemsize, chunk_bytes
+        self.sites = normal_sites(sites, world)
+        self.ground = ground = Ground(rank, world, leaves)
+        self._route = ROUTES.get(algorithm)
+        self._places: dict[int, Place] = {}
+        # Any of these covers may have to go from one rank to another in a lane. Blocks of a halving hold contiguous
+        # leaves, so their covers have a bound that needs no look at each of them.
+        groups = [(rank,) for rank in range(world)] + list(
+            site_members(self.sites) if algorithm == "hierarchical" else ()
+        )
+        covers = [ground.cover(ranks) for ranks in groups]
+        self.stride = 2 * leaves.bit_length() if algorithm == "tree" else max(map(len, covers))
+        partials = algorithm == "tree" or any(b - a > 1 for cover in covers for a, b in cover)
+        partials = partials and world > 1 < leaves
+        self.limit = max(1, chunk_bytes // (wide_itemsize if partials else itemsize))
+
+    @property
+    def depth(self) -> int:
+        return 1 if self._route is None else self._route.depth(self.ground.world)
+
+    def place(self, owner: int) -> Place:
+        """Of this rank, on the route to `owner`."""
+        if self._route is None:
+            raise AssertionError(f"{self.algorithm} has no routes")
+        if owner not in self._places:
+            self._places[owner] = self._route.place(self.ground.rank, owner, self.ground.world, self.sites)
+        return self._places[owner]
+
+    def table(self, elements: int, owners: list[int]) -> tuple[list[tuple[int, Piece]], int]:
+        """(owner, chunk) for each lane, and how many lanes have to be open at a time."""
+        if self._route is not None and not self._route.shared:
+            pieces = chunks((0, elements), self.limit)
+            return [(owners[i % len(owners)], piece) for i, piece in enumerate(pieces)], self.depth
+        worth = -(-elements * self.itemsize // MIN_SHARE_BYTES)
+        parts = shares(elements, max(1, min(len(owners), worth)))
+        return interleaved(list(zip(owners, parts, strict=False)), self.limit), max(1, len(parts)) * self.depth
+
+    def plan(
+        self, lanes: list[Lane], elements: int, output: int, width: int, parameters: tuple[Parameter, ...]
+    ) -> Plan:
+        ground = self.ground
+        common: list[Parameter] = [
+            ("leaves", ground.leaves),
+            ("itemsize", self.itemsize),
+            ("wide_itemsize", self.wide_itemsize),
+            ("chunk_bytes", self.chunk_bytes),
+        ]
+        if self.algorithm == "hierarchical":
+            common.append(("sites", self.sites))
+        return Plan(
+            collective=self.collective,
+            algorithm=self.algorithm,
+            rank=ground.rank,
+            world=ground.world,
+            lanes=tuple(lanes),
+            inputs=(elements,) * ground.held[ground.rank],
+            output=output,
+            leaves=ground.leaves,
+            itemsize=self.itemsize,
+            wide_itemsize=self.wide_itemsize,
+            width=max(1, width),
+            parameters=(*parameters, *common),
+        )
+
+
+def _lane(order: _Order, owner: int, piece: Piece, local: Piece, number: int, *, goal: int | None = None) -> Lane:
+    """One chunk on its way to its owner, and the result on its way from there.
+
+    piece: of the INPUT. local: of the OUTPUT of whoever gets the result. goal: the one rank that gets it; None: all.
+    """
+    ground, place = order.ground, order.place(owner)
+    index, size = number * order.stride, piece[1] - piece[0]
+    output = Span(Buf.OUTPUT, 0, *local)
+    steps: list[Step] = []
+    scratch: list[Scratch] = []
+
+    def room(*, wide: bool) -> Span:
+        scratch.append(Scratch(size, wide))
+        return Span(Buf.SCRATCH, len(scratch) - 1, 0, size, wide)
+
+    known: dict[Piece, Span] = {}
+    for child, below in place.children:
+        for k, (a, b) in enumerate(ground.cover(below)):
+            known[a, b] = room(wide=b - a > 1)
+            steps.append(Recv(child, index + k, known[a, b]))
+    if place.parent is None:
+        result = output if goal in (None, owner) else room(wide=False)
+        steps.append(Reduce(result, ground.tree((0, ground.leaves), piece, known), finish=True))
+        if goal is not None and goal != owner:
+            steps.append(Send(goal, index, result))
+    else:
+        for k, node in enumerate(ground.cover(place.below(ground.rank))):
+            value = ground.tree(node, piece, known)
+            if isinstance(value, tuple):
+                partial = room(wide=True)
+                steps.append(Reduce(partial, value, finish=False))
+                value = partial
+            steps.append(Send(place.parent, index + k, value))
+        if goal == ground.rank:
+            steps.append(Recv(owner, index, output))
+    if goal is None:
+        if place.parent is not None:
+            steps.append(Recv(place.parent, index, output))
+        steps += [Send(child, index, output) for child, _ in place.children]
+    return Lane(tuple(steps), tuple(scratch))
+
+
+def _everyone(ground: Ground, piece: Piece, index: int) -> Lane:
+    """One chunk of an exchange: everyone's values to everyone, the next rank first."""
+    size = piece[1] - piece[0]
+    steps: list[Step] = []
+    scratch: list[Scratch] = []
+    known: dict[Piece, Span] = {}
+    others = [(ground.rank + i) % ground.world for i in range(1, ground.world)]
+    for k, (a, b) in enumerate(ground.nodes[ground.rank] if others else ()):
+        value = ground.tree((a, b), piece, {})
+        if isinstance(value, tuple):
+            known[a, b] = Span(Buf.SCRATCH, len(scratch), 0, size, wide=True)
+            scratch.append(Scratch(size, wide=True))
+            steps.append(Reduce(known[a, b], value, finish=False))
+            value = known[a, b]
+        steps += [Send(peer, index + k, value) for peer in others]
+    for peer in reversed(others):
+        for k, (a, b) in enumerate(ground.nodes[peer]):
+            known[a, b] = Span(Buf.SCRATCH, len(scratch), 0, size, b - a > 1)
+            scratch.append(Scratch(size, b - a > 1))
+            steps.append(Recv(peer, index + k, known[a, b]))
+    steps.append(Reduce(Span(Buf.OUTPUT, 0, *piece), ground.tree((0, ground.leaves), piece, known), finish=True))
+    return Lane(tuple(steps), tuple(scratch))

@@ -1,0 +1,233 @@
+"""The collectives that compute: all_reduce, reduce, reduce_scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from quicoll import plan
+from quicoll.bundle import Bundle, bundle, results
+from quicoll.errors import LocalError
+from quicoll.executor import Work
+from quicoll.issuer import Issuer, rows_given
+from quicoll.mesh import Call, site_numbers
+from quicoll.plan.cost import Network, choose
+from quicoll.reduce import Precision, ReduceOp, accumulator
+from quicoll.shards import Leaves, Shards
+
+if TYPE_CHECKING:
+    from quicoll.bundle import Results
+    from quicoll.dtypes import DType
+    from quicoll.handle import Handle
+
+__all__ = ["AlgorithmName", "ReduceOrder", "Reducing"]
+
+ReduceOrder: TypeAlias = Literal["canonical", "ring"]
+AlgorithmName: TypeAlias = Literal["auto", "direct", "tree", "hierarchical", "exchange"]
+
+# Plans are immutable and a training loop asks for the same few again and again; a large one takes milliseconds.
+_PLANNERS: dict[str, Callable[..., plan.Plan]] = {
+    "all_reduce": lru_cache(maxsize=64)(plan.all_reduce),
+    "reduce": lru_cache(maxsize=64)(plan.reduce),
+    "reduce_scatter": lru_cache(maxsize=64)(plan.reduce_scatter),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    """The checked arguments of a reduction. like: shape and type of each leaf."""
+
+    op: ReduceOp
+    precision: Precision
+    algorithm: str
+    acc: DType
+    like: Bundle
+    leaves: list[Bundle]
+    total: int
+
+
+class Reducing(Issuer):
+    """Reductions. Their order and their bits: `quicoll.reduce`."""
+
+    def all_reduce(
+        self,
+        x: Any,
+        *,
+        op: str | ReduceOp = "sum",
+        out: Any = None,
+        reduce_order: ReduceOrder = "canonical",
+        algorithm: AlgorithmName = "auto",
+        precision: Precision = "default",
+        timeout: float | None = None,
+    ) -> Handle[Any]:
+        """Reduce over all leaves and give every rank the result.
+
+        x: a tensor (one leaf per rank), a list of tensors of one dtype (one operation for all of them), or `Leaves` of
+        either; shapes and dtype equal on all ranks. Result: those shapes and dtype, a list for a list. Its bits are
+        those of a call for each tensor.
+        op: sum, avg, min, max, product, band, bor, bxor; avg divides by the number of leaves, once, at the end.
+        out: a tensor (a list of tensors) to write the result to, after the operation has succeeded; may be x.
+        reduce_order: "canonical" combines the leaves by the fixed tree of `quicoll.reduce`: bits depend on the leaves
+        in order and on nothing else, not even the world size. "ring" is the classic ring: bits are fixed by the world
+        size, and for a list by where its tensors lie in it, as well (Patarasuk & Yuan 2009).
+        algorithm: how the canonical order is carried out; the bits are the same. "direct": two delays and the bytes of
+        a ring. "tree": few messages for each rank. "hierarchical": across the way between two sites (`site=` of
+        `quicoll.join`) once. "exchange": one delay, and (p - 1) times the bytes. "auto" takes the cheapest by the cost
+        model and what the links have measured, which the ranks agree on once in a view: the first such call waits one
+        delay more. docs/collectives.md has a table.
+        precision: "default" accumulates float16, bfloat16 and float32 in float32; "float64" in float64. One rounding.
+        timeout: seconds for the whole collective; None takes the job's.
+        Cost of direct: each rank sends and receives 2 (p - 1) / p * x.nbytes for one leaf per rank.
+        """
+        if reduce_order not in ("canonical", "ring"):
+            raise LocalError(f"reduce_order {reduce_order!r} is not known; use 'canonical' or 'ring'")
+        if reduce_order == "ring":
+            if algorithm != "auto":
+                raise LocalError(f"reduce_order='ring' is an algorithm of its own; leave algorithm={algorithm!r} out")
+            algorithm = "ring"  # type: ignore[assignment]
+        task = self._reduction("all_reduce", x, op, precision, algorithm)
+        target = results(out, task.like)
+        sizes = {"elements": task.like.elements}
+        return self._reduce("all_reduce", task, target, sizes, timeout, equal=True)
+
+    def reduce(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        op: str | ReduceOp = "sum",
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        precision: Precision = "default",
+        timeout: float | None = None,
+    ) -> Handle[Any]:
+        """Reduce over all leaves and give the root the result; the others get None.
+
+        x, op, precision, algorithm ("exchange" is not known here): as for `all_reduce`, and the root's bits are those
+        that `all_reduce` would give. out: looked at on the root only.
+        Cost of direct: each rank sends x.nbytes at most once; the root receives it twice at most, whatever p.
+        """
+        self._demand_rank(root=root)
+        task = self._reduction("reduce", x, op, precision, algorithm)
+        sizes = {"root": root, "elements": task.like.elements}
+        if self.rank == root:
+            return self._reduce("reduce", task, results(out, task.like), sizes, timeout, equal=False)
+        nothing = results(None, bundle(_empty_like(task.like)))
+        return self._reduce("reduce", task, nothing, sizes, timeout, equal=False, deliver=lambda: None)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        *,
+        op: str | ReduceOp = "sum",
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        precision: Precision = "default",
+        timeout: float | None = None,
+    ) -> Handle[Any]:
+        """Reduce over all leaves and give rank r its rows of the result.
+
+        x: a tensor (n, ...) or `Leaves` of such; shape and dtype equal on all ranks. counts: rows for each rank, n in
+        all, equal on all ranks; by default ceil(n / p) each, so that the last ones may get fewer or none. Result:
+        (counts[rank], ...). Its bits are those of the rows that `all_reduce` would give.
+        op, precision, algorithm ("exchange" is not known here): as for `all_reduce`.
+        Cost of direct: each rank sends and receives (p - 1) / p * x.nbytes for one leaf per rank; one delay.
+        """
+        task = self._reduction("reduce_scatter", x, op, precision, algorithm)
+        if task.like.many:
+            raise LocalError("reduce_scatter takes a tensor, not a list")
+        (shape,) = task.like.shapes
+        if not shape:
+            raise LocalError("reduce_scatter divides rows; a 0-dim tensor has none")
+        rows = rows_given(counts, shape[0], self.world_size)
+        width = task.like.elements // shape[0] if shape[0] else 0
+        target = results(out, task.like, (rows[self.rank], *shape[1:]))
+        sizes = {"counts": tuple(count * width for count in rows)}
+        return self._reduce("reduce_scatter", task, target, sizes, timeout, equal=False)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _leaves(self, x: Any) -> Leaves:
+        if isinstance(x, Leaves):
+            return x
+        return Leaves(Shards(self.world_size, self.rank, 1, self._caller.view.view_id), (x,))
+
+    def _reduction(self, name: str, x: Any, op: str | ReduceOp, precision: Precision, algorithm: str) -> _Reduction:
+        view, given = self._caller.view, self._leaves(x)
+        leaves = [bundle(value) for value in given.values]
+        like = leaves[0] if leaves else bundle(given.like)
+        for other in leaves[1:]:
+            if not other.is_like(like):
+                raise LocalError(f"leaves differ: {like.text} and {other.text}; all must be alike")
+        parsed = ReduceOp.parse(op)
+        acc = accumulator(like.dtype, parsed, precision)
+        known = ("auto", *plan.CANONICAL[name])
+        if algorithm not in known and algorithm != "ring":
+            raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(known)}")
+        if given.shards.view_id != view.view_id:
+            raise LocalError(
+                f"these leaves were made for view {given.shards.view_id}, the view is {view.view_id}: "
+                "ask group.shards() again in every step"
+            )
+        if algorithm == "auto" and (view.world_size == 1 or like.elements == 0):
+            algorithm = "direct"
+        return _Reduction(parsed, precision, algorithm, acc, like, leaves, given.shards.total)
+
+    def _reduce(
+        self,
+        name: str,
+        task: _Reduction,
+        target: Results,
+        sizes: dict[str, Any],
+        timeout: float | None,
+        *,
+        equal: bool,
+        deliver: Callable[[], Any] | None = None,
+    ) -> Handle[Any]:
+        view, rank, dtype = self._caller.view, self.rank, task.like.dtype
+        sites = site_numbers(view)
+        options: dict[str, Any] = {
+            "world": view.world_size,
+            **sizes,
+            "leaves": task.total,
+            "itemsize": dtype.itemsize,
+            "wide_itemsize": task.acc.itemsize,
+            "chunk_bytes": self._chunk_bytes,
+        }
+
+        def work(algorithm: str) -> Work:
+            where = {"sites": sites} if algorithm == "hierarchical" else {}
+            schedule = _PLANNERS[name](algorithm=algorithm, rank=rank, **options, **where)
+            inputs = [each.flat for each in task.leaves]
+            return Work(schedule, dtype, task.acc, task.op, inputs, target.flat)
+
+        def cheapest(network: Network) -> Work:
+            nbytes = task.like.nbytes
+            return work(
+                choose(name, view.world_size, nbytes, task.total, sites, network, chunk_bytes=self._chunk_bytes)
+            )
+
+        shown = " ".join(f"{key}={_text(value)}" for key, value in options.items())
+        signature = f"{name}/{task.algorithm} {shown} {task.like.text} op={task.op} precision={task.precision}"
+        if task.algorithm == "auto":
+            call = Call(name, signature, choose=cheapest)
+        else:
+            ready = work(task.algorithm)
+            call = Call(name, signature, lambda _: ready)
+        return self._start(
+            call, target.commit if deliver is None else deliver, timeout, equal=(lambda: target.flat) if equal else None
+        )
+
+
+def _empty_like(like: Bundle) -> Any:
+    """A tensor of no elements, of the type of `like`: where a rank has no result."""
+    return results(None, Bundle(like.sources[:1], many=False), (0,)).commit()
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    return f"{len(value)} of {sum(value)}" if len(value) > 64 else ",".join(map(str, value))

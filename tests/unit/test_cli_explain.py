@@ -1,0 +1,90 @@
+"""`quicoll explain`: schedule, cost and picture of any collective."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from quicoll.cli.app import app
+from quicoll.cli.explain import size_of
+from quicoll.errors import LocalError
+
+COLLECTIVES = [
+    "all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast", "gather", "scatter", "all_to_all", "send",
+    "barrier",
+]  # fmt: skip
+
+
+def explained(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["explain", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_hierarchical_all_reduce_is_printed_priced_and_drawn(tmp_path: Path) -> None:
+    picture = tmp_path / "plan.svg"
+    text = explained(
+        "all_reduce", "--world", "6", "--bytes", "1MiB", "--algorithm", "hierarchical", "--sites", "3,3",
+        "--svg", str(picture),
+    )  # fmt: skip
+    assert text.startswith("all_reduce/hierarchical world=6 elements=262144 leaves=6")
+    for rank in range(6):
+        assert f"rank {rank}: " in text
+    assert "2 (N - 1) / N * S / B + 2 delays" in text
+    rows = {
+        line.split()[0]: line for line in text.splitlines() if line and line.split()[0] in ("direct", "tree", "ring")
+    }
+    assert sorted(rows) == ["direct", "ring", "tree"]
+    assert [line.split()[0] for line in text.splitlines() if line.endswith(" *")] == ["hierarchical"]
+    assert picture.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_collective_is_explained(collective: str, tmp_path: Path) -> None:
+    text = explained(collective, "--world", "3", "--bytes", "100k", "--svg", str(tmp_path / "x.svg"))
+    assert text.startswith(f"{collective}/")
+    assert "predicted" in text
+    assert "limit" in text
+
+
+def test_all_steps_are_printed_when_asked_for() -> None:
+    short = explained("all_reduce", "--world", "4", "--bytes", "8MiB", "--algorithm", "direct")
+    assert "more lines (--full)" in short
+    long = explained("all_reduce", "--world", "4", "--bytes", "8MiB", "--algorithm", "direct", "--full")
+    assert "--full" not in long
+    assert len(long.splitlines()) > len(short.splitlines())
+
+
+def test_auto_marks_the_one_it_takes() -> None:
+    text = explained("all_reduce", "--world", "4", "--bytes", "64", "--sites", "2,2", "--far-rtt-ms", "100")
+    assert text.startswith("all_reduce/exchange")
+    assert [line.split()[0] for line in text.splitlines() if line.endswith(" *")] == ["exchange"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sum"], "is not known"),
+        (["all_reduce", "--algorithm", "torus"], "is not known"),
+        (["broadcast", "--algorithm", "tree"], "is not known"),
+        (["all_reduce", "--bytes", "many"], "is no size"),
+        (["all_reduce", "--sites", "3,3"], "make 6"),
+        (["all_reduce", "--sites", "a"], "are no sites"),
+        (["reduce", "--root", "9"], "root 9"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused_with_a_reason(arguments: list[str], said: str) -> None:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["explain", *arguments])
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_sizes_have_units_of_powers_of_two() -> None:
+    assert [size_of(text) for text in ("1000", "10k", "64MiB", "1.5 GB", "7B")] == [
+        1000, 10 << 10, 64 << 20, 3 << 29, 7,
+    ]  # fmt: skip
+    for text in ("", "1T", "-5", "1,000"):
+        with pytest.raises(LocalError, match="is no size"):
+            size_of(text)

@@ -1,0 +1,335 @@
+"""Every collective and every algorithm against its mathematical definition, on every world size from 1 to 33.
+
+Reductions run on words that stand for formulas (`plan_machine.Words`), so that equal results mean equal bits for every
+type and operation. Every set of plans is checked (`validate`) and then run with messages that come late and lanes that
+take turns at random.
+
+By default each world size meets a few of the sizes, numbers of leaves and sites, drawn in turn. QUICOLL_SWEEP=20 takes
+twenty times as many (a quarter of an hour), up to all there are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, product
+from typing import Any
+
+import numpy as np
+import pytest
+from plan_machine import Words, in_memory, joined, sealed
+
+from quicoll import plan
+from quicoll.plan import ALGORITHMS, CANONICAL, Plan, validate
+
+Array = np.ndarray[Any, Any]
+
+SWEEP = int(os.environ.get("QUICOLL_SWEEP", "1"))
+WORLDS = range(1, 34)
+SIZES = (0, 1, 63, 64, 65, 1009, 4133)
+# Bytes an element is said to have. 16 KiB make a share of 64 elements worth an owner, so that small arrays have many.
+ITEMSIZES = (8, 16 * 1024)
+
+
+def cases(*axes: Sequence[Any], most: int, turn: int) -> Iterator[tuple[Any, ...]]:
+    """All combinations, or `most` of them, spread evenly and shifted by `turn`, so that all come up over the worlds."""
+    whole = list(product(*axes))
+    most *= SWEEP
+    if len(whole) <= most:
+        yield from whole
+        return
+    stride = len(whole) / most
+    for k in range(most):
+        yield whole[int(k * stride + 7 * turn) % len(whole)]
+
+
+def leaf_counts(world: int) -> list[int]:
+    return sorted({1, 2, world - 1 or 1, world, world + 1, 8, 2 * world, 2 * world + 1})
+
+
+def site_layouts(world: int) -> list[tuple[int, ...]]:
+    """One site; halves; three sites in turns, so that no site's ranks are neighbours; one alone; each on its own."""
+    return [
+        (0,) * world,
+        tuple(int(rank >= world // 2) for rank in range(world)),
+        tuple(rank % 3 for rank in range(world)),
+        tuple(int(rank == world - 1) for rank in range(world)),
+        tuple(reversed(range(world))),
+    ]
+
+
+def words(world: int, leaves: int, elements: int) -> list[Array]:
+    rng = np.random.default_rng([world, leaves, elements])
+    return [rng.integers(0, 1 << 64, elements, dtype=np.uint64) for _ in range(leaves)]
+
+
+def held(rank: int, world: int, leaves: int) -> range:
+    """Contiguous, in rank order, balanced: stated here once more, not imported."""
+    return range(rank * leaves // world, (rank + 1) * leaves // world)
+
+
+def formula(values: Sequence[Array]) -> Array:
+    """The canonical tree: the left child has the largest power of two of leaves below the whole."""
+    if len(values) == 1:
+        return values[0]
+    left = 1
+    while 2 * left < len(values):
+        left *= 2
+    return joined(formula(values[:left]), formula(values[left:]))
+
+
+def run(plans: Sequence[Plan], inputs: Sequence[Sequence[Array]], *, seed: int) -> list[Array]:
+    validate(plans)
+    return in_memory(plans, inputs, Words(), window=1 + seed % 5, seed=seed)
+
+
+def by_rank(planner: Callable[..., Plan], world: int, **arguments: Any) -> list[Plan]:
+    return [planner(rank=rank, world=world, **arguments) for rank in range(world)]
+
+
+def equal(got: Array, expected: Array) -> None:
+    np.testing.assert_array_equal(got, expected)
+
+
+def inputs_of(shards: Sequence[Array], world: int) -> list[list[Array]]:
+    return [[shards[leaf] for leaf in held(rank, world, len(shards))] for rank in range(world)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reductions
+
+
+@pytest.mark.parametrize("algorithm", CANONICAL["all_reduce"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_reduce_gives_everyone_the_canonical_formula(algorithm: str, world: int) -> None:
+    layouts = site_layouts(world) if algorithm == "hierarchical" else [()]
+    for elements, leaves, sites, itemsize, parts in cases(
+        SIZES, leaf_counts(world), layouts, ITEMSIZES, (1, 7), most=2, turn=world
+    ):
+        shards = words(world, leaves, elements)
+        plans = by_rank(
+            plan.all_reduce,
+            world,
+            algorithm=algorithm,
+            elements=elements,
+            leaves=leaves,
+            itemsize=itemsize,
+            wide_itemsize=itemsize,
+            chunk_bytes=max(1, elements * itemsize // parts),
+            sites=sites,
+        )
+        for output in run(plans, inputs_of(shards, world), seed=world + elements):
+            equal(output, sealed(formula(shards), leaves))
+
+
+@pytest.mark.parametrize("algorithm", CANONICAL["reduce"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_reduce_gives_the_root_the_canonical_formula_and_the_others_nothing(algorithm: str, world: int) -> None:
+    layouts = site_layouts(world) if algorithm == "hierarchical" else [()]
+    roots = sorted({0, world // 2, world - 1})
+    for elements, leaves, sites, itemsize, root, parts in cases(
+        SIZES, leaf_counts(world), layouts, ITEMSIZES, roots, (1, 7), most=2, turn=world
+    ):
+        shards = words(world, leaves, elements)
+        plans = by_rank(
+            plan.reduce,
+            world,
+            algorithm=algorithm,
+            root=root,
+            elements=elements,
+            leaves=leaves,
+            itemsize=itemsize,
+            wide_itemsize=itemsize,
+            chunk_bytes=max(1, elements * itemsize // parts),
+            sites=sites,
+        )
+        outputs = run(plans, inputs_of(shards, world), seed=world + elements)
+        equal(outputs.pop(root), sealed(formula(shards), leaves))
+        assert all(output.size == 0 for output in outputs)
+
+
+@pytest.mark.parametrize("algorithm", CANONICAL["reduce_scatter"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_reduce_scatter_gives_each_rank_its_part_of_the_canonical_formula(algorithm: str, world: int) -> None:
+    layouts = site_layouts(world) if algorithm == "hierarchical" else [()]
+    for counts, leaves, sites, limit in cases(
+        uneven(world), leaf_counts(world), layouts, (64, 1000, 1 << 20), most=2, turn=world
+    ):
+        shards = words(world, leaves, sum(counts))
+        plans = by_rank(
+            plan.reduce_scatter,
+            world,
+            algorithm=algorithm,
+            counts=counts,
+            leaves=leaves,
+            itemsize=8,
+            wide_itemsize=8,
+            chunk_bytes=limit,
+            sites=sites,
+        )
+        whole = sealed(formula(shards), leaves)
+        outputs = run(plans, inputs_of(shards, world), seed=world)
+        for output, expected in zip(outputs, split(whole, counts), strict=True):
+            equal(output, expected)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_ring_gives_everyone_the_order_it_states(world: int) -> None:
+    for elements, leaves in cases(SIZES, leaf_counts(world), most=2, turn=world):
+        shards = words(world, leaves, elements)
+        plans = by_rank(
+            plan.all_reduce,
+            world,
+            algorithm="ring",
+            elements=elements,
+            leaves=leaves,
+            itemsize=8,
+            wide_itemsize=8,
+            chunk_bytes=1000,
+        )
+        outputs = run(plans, inputs_of(shards, world), seed=world)
+        width = -(-elements // world)
+        width = -(-width // 64) * 64
+        for segment, start in enumerate(range(0, elements, max(1, width))):
+            rows = [shard[start : start + width] for shard in shards]
+            parts = []
+            for i in range(1, world + 1):
+                mine = held((segment + i) % world, world, leaves)
+                if mine:
+                    parts.append(left_fold([formula(rows[a:b]) for a, b in nodes(0, leaves, mine)]))
+            for output in outputs:
+                equal(output[start : start + width], sealed(left_fold(parts), leaves))
+
+
+def left_fold(values: Sequence[Array]) -> Array:
+    total = values[0]
+    for value in values[1:]:
+        total = joined(total, value)
+    return total
+
+
+def nodes(a: int, b: int, mine: range) -> list[tuple[int, int]]:
+    """The largest nodes of the tree over [a, b) that lie in `mine`."""
+    if b <= mine.start or mine.stop <= a:
+        return []
+    if mine.start <= a and b <= mine.stop:
+        return [(a, b)]
+    left = 1
+    while 2 * left < b - a:
+        left *= 2
+    return nodes(a, a + left, mine) + nodes(a + left, b, mine)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What moves as it is
+
+
+def uneven(world: int) -> list[tuple[int, ...]]:
+    """Elements by rank: none at all, one each, all with one rank, and of every kind."""
+    return [
+        (0,) * world,
+        (1,) * world,
+        (*(0,) * (world - 1), 65),
+        tuple(SIZES[rank % 5] for rank in range(world)),
+        tuple((37 * rank + 11) % 131 for rank in range(world)),
+    ]
+
+
+def split(whole: Array, counts: Sequence[int]) -> list[Array]:
+    ends = list(accumulate(counts))
+    return [whole[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_broadcast_gives_everyone_the_roots_elements(world: int) -> None:
+    for elements, root, limit in cases(SIZES, range(world), (64, 1 << 20), most=2, turn=world):
+        (value,) = words(world, 1, elements)
+        plans = by_rank(plan.broadcast, world, root=root, elements=elements, itemsize=8, chunk_bytes=limit)
+        for output in run(plans, [[value] if rank == root else [] for rank in range(world)], seed=root):
+            equal(output, value)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_gathers_put_the_parts_one_after_the_other_in_rank_order(world: int) -> None:
+    for counts, root, limit in cases(uneven(world), range(world), (64, 1000, 1 << 20), most=2, turn=world):
+        (whole,) = words(world, 1, sum(counts))
+        parts = [[part] for part in split(whole, counts)]
+        to_all = by_rank(plan.all_gather, world, counts=counts, itemsize=8, chunk_bytes=limit)
+        for output in run(to_all, parts, seed=world):
+            equal(output, whole)
+        to_root = by_rank(plan.gather, world, root=root, counts=counts, itemsize=8, chunk_bytes=limit)
+        outputs = run(to_root, parts, seed=root)
+        equal(outputs.pop(root), whole)
+        assert all(output.size == 0 for output in outputs)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_scatter_gives_each_rank_its_part_of_the_roots_elements(world: int) -> None:
+    for counts, root, limit in cases(uneven(world), range(world), (64, 1000, 1 << 20), most=2, turn=world):
+        (whole,) = words(world, 1, sum(counts))
+        plans = by_rank(plan.scatter, world, root=root, counts=counts, itemsize=8, chunk_bytes=limit)
+        outputs = run(plans, [[whole] if rank == root else [] for rank in range(world)], seed=root)
+        for output, expected in zip(outputs, split(whole, counts), strict=True):
+            equal(output, expected)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_to_all_transposes_uneven_and_empty_parts(world: int) -> None:
+    tables = [
+        [[0] * world for _ in range(world)],
+        [[5] * world for _ in range(world)],
+        [[(7 * s + 3 * r) % 11 for r in range(world)] for s in range(world)],
+        [[65 if (s + 2 * r) % world == 1 else 0 for r in range(world)] for s in range(world)],
+        [[SIZES[(s + r) % 5] if s < 3 else 0 for r in range(world)] for s in range(world)],
+    ]
+    for counts, limit in cases(tables, (64, 1 << 20), most=2, turn=world):
+        sent = [split(words(world, 1, sum(row))[0] + np.uint64(s), row) for s, row in enumerate(counts)]
+        plans = by_rank(plan.all_to_all, world, counts=counts, itemsize=8, chunk_bytes=limit)
+        outputs = run(plans, [[np.concatenate(parts)] for parts in sent], seed=world)
+        for rank, output in enumerate(outputs):
+            equal(output, np.concatenate([sent[source][rank] for source in range(world)]))
+
+
+@pytest.mark.parametrize("world", [world for world in WORLDS if world > 1])
+def test_send_moves_elements_from_one_rank_to_one_other_and_nobody_else_does_anything(world: int) -> None:
+    pairs = [(source, to) for source in range(world) for to in range(world) if source != to]
+    for elements, (source, to), limit in cases(SIZES, pairs, (64, 1 << 20), most=2, turn=world):
+        (value,) = words(world, 1, elements)
+        plans = by_rank(plan.send, world, source=source, to=to, elements=elements, itemsize=8, chunk_bytes=limit)
+        assert not any(lane.steps for made in plans if made.rank not in (source, to) for lane in made.lanes)
+        outputs = run(plans, [[value] if rank == source else [] for rank in range(world)], seed=to)
+        equal(outputs.pop(to), value)
+        assert all(output.size == 0 for output in outputs)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_barrier_ends_for_everyone(world: int) -> None:
+    for seed in range(3):
+        run(by_rank(plan.barrier, world), [[]] * world, seed=seed)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The machine would notice
+
+
+def test_words_tell_every_other_order_and_grouping() -> None:
+    a, b, c = words(1, 3, 100)
+    assert (joined(a, b) != joined(b, a)).all()
+    assert (joined(joined(a, b), c) != joined(a, joined(b, c))).all()
+    assert (sealed(a, 2) != a).all()
+    assert (sealed(a, 2) != sealed(a, 3)).all()
+    assert (sealed(sealed(a, 2), 2) != sealed(a, 2)).all()
+
+
+def test_an_algorithm_that_reduces_what_is_no_node_of_the_tree_is_found_out() -> None:
+    """3 + 3 ranks: whoever adds up a whole site gets (0 1) 2 + (3 4) 5, which is not the tree over six leaves."""
+    shards = words(6, 6, 10)
+    by_sites = joined(formula(shards[:3]), formula(shards[3:]))
+    assert (by_sites != formula(shards)).all()
+
+
+def test_every_algorithm_of_every_operation_is_tested_above() -> None:
+    assert {name: set(known) - {"ring"} for name, known in ALGORITHMS.items()} == {
+        name: set(known) for name, known in CANONICAL.items()
+    }
+    assert sorted(CANONICAL) == ["all_reduce", "reduce", "reduce_scatter"]

@@ -1,0 +1,61 @@
+"""Settings of an endpoint."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+
+from ..detector import DetectorConfig
+from ..guard import GuardConfig, PaceConfig
+from ..link import LinkConfig
+from ..quic import Address, SessionConfig
+
+__all__ = ["EndpointConfig"]
+
+_INTERNET_DATAGRAM = 1452  # a path of 1500 bytes less IPv6 and UDP headers; smaller paths need the setting
+_LOOPBACK_DATAGRAM = 8900  # loopback carries 64 KiB; larger packets cost pure Python less per byte
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointConfig:
+    """Settings of an endpoint.
+
+    lost_after_ns: silence after which a peer is lost, exactly. None: it follows the measured round trips, between one
+        second and ten (see detector).
+    connect_ns: how long a link may take to come up. handshake_ns: how long one attempt may take.
+    credit_bytes, max_resends: see LinkConfig. session: see SessionConfig.
+    max_handshakes: unauthenticated sessions that strangers may keep open here at once; each takes up to 100 KiB.
+    guard: how often strangers may try. pace: how fast a peer may make us work. See guard.
+    max_links: peers; worst-case memory is max_links * credit_bytes.
+    qlog_directory: where each connection leaves a qlog trace when it ends; None: no traces. qlog_files: how many of
+        them stay. What that costs stands in qlog.
+    """
+
+    lost_after_ns: int | None = None
+    connect_ns: int = 10_000_000_000
+    handshake_ns: int = 3_000_000_000
+    credit_bytes: int = 32 << 20
+    max_resends: int = 3
+    max_handshakes: int = 512
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    pace: PaceConfig = field(default_factory=PaceConfig)
+    max_links: int = 4096
+    retry: bool = True
+    session: SessionConfig = field(default_factory=SessionConfig)
+    qlog_directory: str | os.PathLike[str] | None = None
+    qlog_files: int = 64
+
+    def link(self) -> LinkConfig:
+        return LinkConfig(
+            detector=DetectorConfig.from_lost_after(self.lost_after_ns),
+            connect_ns=self.connect_ns,
+            credit_bytes=self.credit_bytes,
+            max_resends=self.max_resends,
+        )
+
+    def session_for(self, address: Address) -> SessionConfig:
+        """The settings of a session with, or behind, this address."""
+        if self.session.datagram_bytes != 0:
+            return self.session
+        loopback = str(address[0]) == "::1" or str(address[0]).startswith("127.")
+        return replace(self.session, datagram_bytes=_LOOPBACK_DATAGRAM if loopback else _INTERNET_DATAGRAM)

@@ -1,0 +1,98 @@
+"""One session of an endpoint, and what the endpoint knows of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..frames import ControlReader
+from ..quic import CLOSE_PROTOCOL, CLOSE_REFUSED
+
+if TYPE_CHECKING:
+    from ..guard import Pace
+    from ..identity import Identity
+    from ..quic import Session
+    from .links import Link
+
+__all__ = ["Connection", "who"]
+
+_WORD_NS = 30_000_000_000  # for a control message to arrive, from its first byte on,
+_WORD_BYTE_NS = 61_035  # and more for each byte: 16 KiB a second
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """A session and what the endpoint knows of it."""
+
+    session: Session
+    dialled: bool
+    deadline_ns: int  # until which authentication and Hello must be through
+    pace: Pace
+    link: Link | None = None
+    identity: Identity | None = None
+    fingerprint: str = ""  # of the peer's certificate, once it is verified
+    reader: ControlReader = field(default_factory=ControlReader)
+    word_since_ns: int | None = None  # when the control message began that has not ended
+    word_ns: int | None = None  # until when it must be there
+    resets: int = 0  # of the session, as far as they were judged
+    unproved: int = 0  # bytes received before the peer was authenticated
+    greeted: bool = False
+    answer_ns: int | None = None  # until which a dialled peer must have sent anything at all; None once it has
+    cids: list[bytes] = field(default_factory=list)  # under which it is registered
+
+    def listened(self, now_ns: int, *, began: bool) -> None:
+        """Bytes of the control stream came; began: what waits now, if anything, is another message than before."""
+        waiting = self.reader.waiting
+        if waiting == 0:
+            self.word_since_ns = self.word_ns = None
+            return
+        if began or self.word_since_ns is None:
+            self.word_since_ns = now_ns
+        self.word_ns = self.word_since_ns + _WORD_NS + waiting * _WORD_BYTE_NS
+
+    def next_timer(self) -> int | None:
+        at = self.session.next_timer()
+        if self.word_ns is not None:
+            at = self.word_ns if at is None else min(at, self.word_ns)
+        if self.greeted:
+            return at
+        deadline = self.deadline_ns if self.answer_ns is None else min(self.deadline_ns, self.answer_ns)
+        return deadline if at is None else min(at, deadline)
+
+    def take_cids(self, table: dict[bytes, Connection]) -> None:
+        """Enter the ids that the session has got into `table`, and take those out that it has given up."""
+        session = self.session
+        while session.cids:
+            cid = session.cids.pop()
+            if table.get(cid) is not self:  # QUIC announces an id again when the announcement was lost
+                table[cid] = self
+                self.cids.append(cid)
+        while session.retired_cids:
+            cid = session.retired_cids.pop()
+            if table.get(cid) is self:
+                del table[cid]
+                self.cids.remove(cid)
+
+    def drop_cids(self, table: dict[bytes, Connection]) -> None:
+        for cid in self.cids:
+            if table.get(cid) is self:
+                del table[cid]
+
+    def overdue(self, now_ns: int) -> tuple[int, str] | None:
+        """Why this connection is to be closed now, as a code and words; None: there is no reason to."""
+        if self.word_ns is not None and now_ns >= self.word_ns:
+            return CLOSE_PROTOCOL, "a control message takes too long"
+        if not self.greeted and now_ns >= self.deadline_ns:
+            return CLOSE_REFUSED, "handshake too slow"
+        if not self.greeted and self.answer_ns is not None and now_ns >= self.answer_ns:
+            return CLOSE_REFUSED, "no answer"
+        return None
+
+
+def who(connection: Connection | None = None) -> dict[str, object]:
+    """Fields of a log record; always both, so that a format may use them."""
+    if connection is None:
+        return {"peer": "", "link": 0}
+    link = connection.link
+    peer = connection.identity or (None if link is None else link.identity)
+    return {"peer": "" if peer is None else str(peer), "link": 0 if link is None else link.number}
