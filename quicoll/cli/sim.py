@@ -8,7 +8,10 @@ status 0 if all invariants held, 1 if one was broken, 2 for a command that makes
 from __future__ import annotations
 
 import json
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,6 +46,10 @@ def sim(
     faults: Annotated[str, typer.Option(help="Kinds of fault, with commas; 'all,-disk' for all but one.")] = "all",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes of a sweep; as many as there are cores.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="With --seed: write the timeline, a Chrome trace (opens in Perfetto).")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="With --seed: print the run as a story.")] = False,
     shrink_runs: Annotated[int, typer.Option(min=0, help="Runs spent on making each failure smaller.")] = 200,
     compute: Annotated[
         float | None, typer.Option(min=0, help="With --events: simulated seconds that a step computes.")
@@ -56,19 +63,30 @@ def sim(
     console = Console(highlight=False, soft_wrap=True)
     if (seeds is None) is (seed is None):
         raise LocalError("take --seeds A:B for a sweep, or --seed S for one run")
+    if seeds is not None and (events is not None or trace is not None or explain):
+        raise LocalError("--events, --trace and --explain are of one run: take --seed S")
     if events is None and (compute is not None or settings is not None):
         raise LocalError("--compute and --settings go with --events; without them the seed decides")
-    if seeds is not None:
-        if events is not None:
-            raise LocalError("--events is one scenario: take --seed S")
-        failed = _sweep(
-            console, _range(seeds), ranks, steps, faults, jobs or os.cpu_count() or 1, json_file, shrink_runs
-        )
-    else:
-        assert seed is not None  # noqa: S101 - for the type checker
-        scenario = _scenario(seed, ranks, steps, faults, compute, settings, events)
-        failed = _one(console, scenario, json_file, shrink_runs)
+    with _quiet():
+        if seeds is not None:
+            processes = jobs or os.cpu_count() or 1
+            failed = _sweep(console, _range(seeds), ranks, steps, faults, processes, json_file, shrink_runs)
+        else:
+            assert seed is not None  # noqa: S101 - for the type checker
+            scenario = _scenario(seed, ranks, steps, faults, compute, settings, events)
+            failed = _one(console, scenario, json_file, shrink_runs, trace, explain)
     raise typer.Exit(1 if failed else 0)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What a broken cluster logs is expected here; its records would hide what is found."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _range(text: str) -> range:
@@ -104,13 +122,26 @@ def _scenario(
     return Scenario(seed=seed, steps=steps, compute_s=compute_s, settings=found, events=parse_events(events))
 
 
-def _one(console: Console, scenario: Scenario, json_file: Path | None, shrink_runs: int) -> bool:
+def _one(
+    console: Console,
+    scenario: Scenario,
+    json_file: Path | None,
+    shrink_runs: int,
+    trace: Path | None,
+    explain: bool,
+) -> bool:
     from quicoll.sim.runner import run_scenario
+    from quicoll.sim.trace import Recording
 
     console.print(f"seed {scenario.seed}, {scenario.ranks} ranks, {scenario.steps} steps", markup=False)
     for line in str(scenario).splitlines():
         console.print(f"  {line}", markup=False)
-    outcome = run_scenario(scenario)
+    recording = Recording()
+    outcome = run_scenario(scenario, recorder=recording.record if trace is not None or explain else None)
+    if trace is not None:
+        recording.write_chrome(trace, outcome)
+    if explain:
+        console.print(recording.explain(outcome), markup=False)
     command = None
     if outcome.error is not None:
         console.print(f"FAILED {outcome.error}", markup=False)

@@ -15,6 +15,7 @@ that loops without ever giving the simulated loop a turn), is ended and reported
 from __future__ import annotations
 
 import json
+import logging
 import os
 import selectors
 import subprocess
@@ -270,7 +271,12 @@ class _Worker:
         # It has to import what this process has imported, wherever that came from.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
         process = subprocess.Popen(  # noqa: S603 - the interpreter that runs this
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            # A group of its own: who interrupts a sweep interrupts this process, and this one ends its workers.
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            process_group=0,
         )
         stdin, stdout = process.stdin, process.stdout
         if stdin is None or stdout is None:
@@ -334,13 +340,17 @@ def _serve() -> None:
     """The worker's side: until its input ends."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what simulated code prints is no answer
+    logging.disable(logging.CRITICAL)  # what a broken cluster logs is expected, and making it costs time
     for line in sys.stdin.buffer:
         request = json.loads(line)
         started = time.process_time()
         outcome = run_seed(**request)
         result = result_of(outcome, cpu_s=time.process_time() - started)
         text = json.dumps({name: getattr(result, name) for name in Result.__dataclass_fields__})
-        answers.write(text.encode() + b"\n")
+        try:
+            answers.write(text.encode() + b"\n")
+        except BrokenPipeError:  # whoever asked is gone
+            return
 
 
 if __name__ == "__main__":

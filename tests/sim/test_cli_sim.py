@@ -45,6 +45,15 @@ def test_the_command_of_a_scenario_runs_this_scenario(capsys: pytest.CaptureFixt
     assert runner.run_scenario(made).digest in capsys.readouterr().out
 
 
+def test_a_run_is_explained_and_its_timeline_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.json"
+    assert run("--seed", "2", "--ranks", "2", "--steps", "2", "--explain", "--trace", str(path)) == 0
+    out = capsys.readouterr().out
+    assert "every invariant held" in out
+    assert runner.run_seed(2, ranks=2, steps=2).digest in out  # looking at it changes nothing
+    assert any(event.get("name") == "heal()" for event in json.loads(path.read_text())["traceEvents"])
+
+
 def test_a_failure_is_shrunk_and_its_command_fails_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +108,7 @@ def test_a_broken_promise_in_a_sweep_is_exit_status_one(
         ["--seeds", "a:b"],
         ["--seeds", "-1:4"],
         ["--seeds", "0:3", "--events", "sim.at(1).heal()"],
+        ["--seeds", "0:3", "--explain"],
         ["--seed", "1", "--faults", "flood"],
         ["--seed", "1", "--settings", "Settings()"],
         ["--seed", "1", "--events", "__import__('os')"],
