@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from quicoll.errors import LocalError
-from quicoll.sim import scenario
+from quicoll.sim import events as scenario
 from quicoll.sim.cluster import Settings
 from quicoll.sim.events import Event, Heal, Schedule, SetConditions, kinds_of
 from quicoll.sim.language import events_source, parse_events, parse_settings, settings_source
