@@ -230,6 +230,7 @@ def _settings(draw: _Draw, ranks: int, enabled: Sequence[str]) -> Settings:
         lost_after=lost_after,
         timeout=draw.one_of((2.0, 5.0, 20.0)),
         hold_timeout=draw.one_of((5.0, 20.0, 60.0)),
+        chunk_bytes=draw.one_of((1 << 20, 1 << 20, 1000)),  # a share in one message, or in several
         conditions=conditions,
     )
 
