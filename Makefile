@@ -5,6 +5,7 @@
 #   make lint    ruff (rules and format), codespell, the import contracts
 #   make types   mypy --strict on both packages
 #   make unit    pytest against the source tree
+#   make sim     500 clusters on a virtual clock, each broken in another way; every invariant has to hold
 #   make wheel   pytest once more against the built wheel, in an environment that cannot see the source tree
 #   make bench   the benchmarks
 #   make clean   everything that the above have made
@@ -28,12 +29,12 @@ PIP_INSTALL = -m pip install --quiet --constraint constraints.txt
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lint types unit wheel bench clean
+.PHONY: demo test lint types unit sim wheel bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/quicoll demo --json demo.json
 
-test: lint types unit wheel
+test: lint types unit sim wheel
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -46,6 +47,10 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+sim: $(VENV)/.dev
+	mkdir -p build
+	$(BIN)/quicoll sim --seeds 0:500 --json build/sim.json
 
 # What a user installs is the wheel: a module, a py.typed or a dependency that was forgotten shows only there. The
 # tests run from an empty directory and with -P, so that no import can find the source tree.
