@@ -91,7 +91,7 @@ $(WHEEL_VENV)/.deps: $(VENV)/.dev
 	$(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) build/wheel/*.whl
 	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -c "$$CHECK_INSTALLED"
-	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) "$$(echo build/wheel/*.whl)[bf16,demo]" pytest pytest-asyncio pytest-timeout hypothesis
+	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) "$$(echo build/wheel/*.whl)[bf16,demo,sim]" pytest pytest-asyncio pytest-timeout hypothesis
 	touch $@
 
 define CHECK_INSTALLED
