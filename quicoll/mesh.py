@@ -21,6 +21,11 @@ nothing of those of another (quicoll.division says why that cannot deadlock).
 
 A mesh breaks once and for all: when a peer is lost, a collective fails or is cancelled, or the coordinator ends the
 view. Then every operation in flight ends with the cause, and what still arrives for this view is dropped.
+
+Causes and consequences. A rank whose operation fails withdraws its memory, and messages on their way there are refused.
+Where the calls agree, a refusal has no other reason: the cause is at the peer, who has told the coordinator of it. Were
+the consequence reported as well, it could arrive first, and the ranks would hear of another kind of error, or another
+culprit, than there was. So a refusal waits for the verdict on the view, for `_VERDICT_S` at most.
 """
 
 from __future__ import annotations
@@ -48,6 +53,7 @@ __all__ = ["Announce", "Call", "Mesh", "decode_announce", "site_numbers", "view_
 _TAG = struct.Struct("!QQII")  # view, group, seq, index
 _MAX_AHEAD = 65536  # operations that a peer may be ahead of us
 _MAX_SIGNATURE = 4096
+_VERDICT_S = 5.0
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=1):
@@ -217,6 +223,8 @@ class Mesh:
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.wait({inner, self._broken}, return_when=asyncio.FIRST_COMPLETED)
+                if _is_refused(inner):
+                    await asyncio.wait({self._broken}, timeout=_VERDICT_S)
             failure = self._failure()
             if failure is None:
                 inner.result()  # raises what it raised
@@ -394,11 +402,7 @@ class Mesh:
 
     def _translate(self, failure: TransferFailed, rank: int, name: str, step: int | None) -> QuicollError:
         """The single place where the transport's errors become the collectives'."""
-        kind: type[QuicollError] = PeerError
-        if isinstance(failure.error, MessageCorrupted):
-            kind = Corrupted
-        elif isinstance(failure.error, MessageRefused):
-            kind = Mismatch
+        kind: type[QuicollError] = Corrupted if isinstance(failure.error, MessageCorrupted) else PeerError
         return kind(
             str(failure.error.args[0]),
             rank=rank,
@@ -408,3 +412,11 @@ class Mesh:
             op=name,
             lost=(self._node(rank),) if isinstance(failure.error, LinkLost) else (),
         )
+
+
+def _is_refused(operation: asyncio.Task[None]) -> bool:
+    """Whether it has ended because a peer did not take a message."""
+    if not operation.done() or operation.cancelled():
+        return False
+    error = operation.exception()
+    return isinstance(error, TransferFailed) and isinstance(error.error, MessageRefused)
