@@ -35,6 +35,7 @@ from quicoll.observe import Event, JsonLines, Observer
 from quicoll.reduce import ReduceOp
 from quicoll.seed import Seed
 from quicoll.shards import Leaves, Shards
+from quicoll.stragglers import Straggler
 
 __version__ = "0.1.0"
 
@@ -63,6 +64,7 @@ __all__ = [
     "Shards",
     "Step",
     "StepAborted",
+    "Straggler",
     "View",
     "__version__",
     "blocking",

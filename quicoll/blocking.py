@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from quicoll.reduce import Precision, ReduceOp
     from quicoll.seed import Seed
     from quicoll.shards import Shards
+    from quicoll.stragglers import Straggler
 
 __all__ = ["Group", "Job", "Step", "join"]
 
@@ -49,9 +50,26 @@ class Group:
     def world_size(self) -> int:
         return self._group.world_size
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self._group.ranks
+
+    @property
+    def name(self) -> str:
+        return self._group.name
+
+    @property
+    def stale(self) -> bool:
+        return self._group.stale
+
     def shards(self, total: int) -> Shards:
         """Which of `total` logical shards this rank holds in the present view."""
         return self._group.shards(total)
+
+    def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Group | None:
+        """See `quicoll.Group.split`."""
+        made = self._await(self._group.split, color, key, timeout=timeout)
+        return None if made is None else Group(made, self._run)
 
     def all_reduce(
         self,
@@ -245,6 +263,10 @@ class Job:
     @property
     def committed_step(self) -> int:
         return self._job.committed_step
+
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """See `quicoll.Job.stragglers`."""
+        return self._job.stragglers()
 
     def __repr__(self) -> str:
         return repr(self._job)

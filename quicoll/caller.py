@@ -10,8 +10,10 @@ from collections.abc import Callable, Coroutine
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from quicoll.division import is_derived
 from quicoll.errors import LocalError
 from quicoll.handle import Handle
+from quicoll.membership.messages import MAX_GROUPS
 
 if TYPE_CHECKING:
     from quicoll.config import Config
@@ -34,7 +36,10 @@ class Caller:
         self.runtime = runtime
         self.view = view
         self.step: int | None = None
+        self._ids: dict[int, str] = {}  # of the present view's groups and channels, and what they are the ids of
+        self._splits: dict[int, int] = {}  # by group: how often it has been split in the present view
         self._results: dict[tuple[int, int], bytes] = {}
+        self._voted_groups: dict[int, None] = {}  # an ordered set: sub-groups that the open step's vote tells of
         # Of the open step, by order of issue. One leaves when its result is handed over: nothing else keeps results.
         self._issued: dict[int, Handle[Any]] = {}
         self._count = 0
@@ -50,6 +55,25 @@ class Caller:
     def world_size(self) -> int:
         return self.view.world_size
 
+    def enter(self, view: View) -> None:
+        """Go on in `view`: groups and ids of another one mean nothing in it."""
+        if view.view_id == self.view.view_id:
+            return
+        self.view = view
+        self._ids.clear()
+        self._splits.clear()
+
+    def claim(self, derived: int, name: str) -> None:
+        """Take an id for what `name` says. Raises LocalError when it is another one's (quicoll.division)."""
+        if self._ids.setdefault(derived, name) != name:
+            raise LocalError(f"{name!r} and {self._ids[derived]!r} have the same id; split with another color")
+
+    def next_split(self, group: int) -> int:
+        """The number of a split that is about to be issued, counted in its group and the present view."""
+        number = self._splits.get(group, 0)
+        self._splits[group] = number + 1
+        return number
+
     async def on_engine(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the engine's loop."""
         return await self.runtime.call(work)
@@ -58,22 +82,27 @@ class Caller:
         self,
         call: Call,
         *,
+        view_id: int,
         group: int,
         timeout: float | None,
         deliver: Callable[[], T],
         digest: Callable[[], bytes] | None,
     ) -> Handle[T]:
-        """Start a collective in the caller's view. timeout: None takes the job's.
+        """Start a collective in view `view_id`. timeout: None takes the job's.
 
         deliver: hands the result over, when it is awaited. digest: of a result that has to be equal on all ranks.
-        Raises LocalError outside of an event loop.
+        Raises LocalError outside of an event loop, and where a step would use more sub-groups than a vote can tell of.
         """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
+        if digest is not None and self.step is not None and is_derived(group):
+            self._voted_groups[group] = None
+            if len(self._voted_groups) > MAX_GROUPS:
+                raise LocalError(f"a step may use at most {MAX_GROUPS} sub-groups of a rank")
         seconds = self.config.timeout if timeout is None else timeout
-        work = self.engine.collective(self.view.view_id, call, group=group, timeout=seconds, step=self.step)
+        work = self.engine.collective(view_id, call, group=group, timeout=seconds, step=self.step)
         future = asyncio.ensure_future(self.runtime.call(work))
         number, step = self._count, self.step
         self._count += 1
@@ -100,6 +129,7 @@ class Caller:
         """A step begins: what was recorded before is not part of it."""
         self.step = step
         self._results.clear()
+        self._voted_groups.clear()
         self._issued.clear()
 
     def close(self) -> None:
@@ -110,9 +140,14 @@ class Caller:
         """Note the results that nobody has awaited; the number of the step's operations that have not ended."""
         return sum(not handle.settle() for handle in self._issued.values())
 
-    def digest(self, step: int) -> bytes:
-        """16 bytes over the step's number and all recorded results, in the order of (group, number)."""
-        state = blake2b(step.to_bytes(8, "big"), digest_size=16)
+    def digests(self, step: int) -> tuple[bytes, tuple[tuple[int, bytes], ...]]:
+        """For the vote: 16 bytes over the step's number and all recorded results that all ranks have, in the order of
+        (group, number); and as much for each sub-group whose results only its members have, by id."""
+        whole = blake2b(step.to_bytes(8, "big"), digest_size=16)
+        parts: dict[int, blake2b] = {}
         for group, seq in sorted(self._results):
-            state.update(group.to_bytes(4, "big") + seq.to_bytes(8, "big") + self._results[group, seq])
-        return state.digest()
+            state = whole
+            if is_derived(group):
+                state = parts.setdefault(group, blake2b(step.to_bytes(8, "big"), digest_size=16))
+            state.update(group.to_bytes(8, "big") + seq.to_bytes(8, "big") + self._results[group, seq])
+        return whole.digest(), tuple((group, state.digest()) for group, state in parts.items())

@@ -88,6 +88,7 @@ _FIELDS: dict[str, _Field] = {
     "join_timeout": _Field(_seconds, 60.0),
     "hold_timeout": _Field(_seconds, 600.0),
     "chunk_bytes": _Field(_count, 1 << 20),
+    "straggler_after": _Field(_seconds, 0.25),
     "events": _Field(_text, None),
 }
 
@@ -104,6 +105,7 @@ class Config:
     lost_after: silence after which a peer is lost. timeout: of one collective; it finds code paths that differ, not
     dead peers, so it is longer than the longest computation between two calls. join_timeout: until the first view.
     hold_timeout: how long a cut-off rank waits for a quorum. chunk_bytes: of a large tensor, one message each.
+    straggler_after: how much later than most a rank calls a collective to be reported as a straggler.
     events: directory for one JSON-lines file of events per node; None writes none.
     """
 
@@ -120,6 +122,7 @@ class Config:
     join_timeout: float
     hold_timeout: float
     chunk_bytes: int
+    straggler_after: float
     events: str | None
     sources: Mapping[str, str]
 

@@ -44,6 +44,7 @@ from quicoll.membership.messages import FailureKind, clip, decode, encode
 from quicoll.mesh import Announce, Call, Mesh, decode_announce
 from quicoll.observe import JsonLines, Observer, Observers
 from quicoll.runtime import Runtime, ThreadRuntime
+from quicoll.stragglers import Stragglers
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import LinkLost, TransportError
 from quicoll_transport.faults import Faults
@@ -95,6 +96,7 @@ class Engine:
         self.config = config
         self.observers = observers
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
+        self.stragglers = Stragglers(after_ns=round(config.straggler_after * 1e9))
         self.doubtful = (0, 0)  # (view_id, index) of the last vote whose decision was not heard in time
         self._loop = loop
         self._coordinator = Identity(config.job, COORDINATOR, COORDINATOR_NODE)
@@ -261,9 +263,12 @@ class Engine:
         self._member.begin(index, now_ns=self._now_ns())
         self._work()
 
-    async def vote(self, view_id: int, digest: bytes, *, timeout: float, unfinished: int) -> Decision:
+    async def vote(
+        self, view_id: int, digest: bytes, groups: tuple[tuple[int, bytes], ...], *, timeout: float, unfinished: int
+    ) -> Decision:
         """Vote for the open step and wait for the decision.
 
+        digest: of the results that all ranks have. groups: (id, digest) of those that a sub-group has.
         unfinished: the step's operations that had not ended when the digest was made.
 
         Raises Partitioned when it is not known within `timeout` seconds: the step is in doubt, and `was_committed`
@@ -284,7 +289,7 @@ class Engine:
             raise _over(mesh, view_id)
         index, _ = self.open_step
         self._voted = True
-        self._member.vote(index, ok=True, digest=digest, now_ns=self._now_ns())
+        self._member.vote(index, ok=True, digest=digest, groups=groups, now_ns=self._now_ns())
         self._work()
         try:
             async with asyncio.timeout(timeout):
@@ -483,7 +488,12 @@ class Engine:
         self._lost.clear()
         self._held = ""
         self._mesh = mesh = Mesh(
-            view, node=self.config.node, loop=self._loop, links=links, on_failure=self._on_mesh_failure
+            view,
+            node=self.config.node,
+            loop=self._loop,
+            links=links,
+            on_failure=self._on_mesh_failure,
+            on_called=lambda op, arrived_ns: self._on_called(view, links, op, arrived_ns),
         )
         self.observers.emit(
             "view_installed",
@@ -529,6 +539,18 @@ class Engine:
         self._abort_open_step(error.message, tuple(sorted(self._lost)))
         self._work()
         self._notify()
+
+    def _on_called(self, view: View, links: dict[int, Link], op: str, arrived_ns: dict[int, int]) -> None:
+        """All ranks of an operation have called it: tell who was late."""
+
+        def rtt_ns(rank: int) -> int:
+            return (links[rank].snapshot().rtt_ns or 0) if rank in links else 0
+
+        nodes = view.nodes
+        for late in self.stragglers.called(op, arrived_ns, rtt_ns=rtt_ns, node=nodes.__getitem__):
+            self.observers.emit(
+                "straggler", rank=late.rank, peer=nodes[late.rank], op=op, seconds=late.seconds, view=view.view_id
+            )
 
     def _abort_open_step(self, cause: str, lost: tuple[str, ...]) -> None:
         """The view broke here: a step that has not been voted for cannot be committed any more."""

@@ -33,7 +33,8 @@ class QuicollError(Exception):
     """Root of quicoll's errors; never raised itself.
 
     rank: the rank that caused it, None when no single rank did. node: that rank's node name, "" likewise.
-    view, step, op: where it happened ("all_reduce#12" for the 13th collective of the view), None or "" when outside.
+    view, step, op: where it happened ("all_reduce#12" for the 13th collective of the view, "all_reduce#3@0:1" of the
+    sub-group 0:1), None or "" when outside.
     lost: nodes whose loss caused it, sorted; may be empty. usable: whether the current view still works.
     """
 

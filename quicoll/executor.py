@@ -18,7 +18,7 @@ import numpy as np
 from quicoll.buffers import memory as flat_memory
 from quicoll.plan import Buf, Copy, Lane, Plan, Recv, Reduce, Send, Span
 from quicoll.reduce import ReduceOp, reduce_tree
-from quicoll_transport.errors import TransportError
+from quicoll_transport.errors import MessageRefused, TransportError
 
 if TYPE_CHECKING:
     from quicoll.bundle import Joined
@@ -65,9 +65,12 @@ async def execute(work: Work, *, link: Callable[[int], Link], tag: Callable[[int
             for _ in range(runners):
                 group.create_task(_run_lanes(work, lanes, link, tag))
     except BaseExceptionGroup as failures:
-        # One cause is enough, and which one must not depend on timing more than it has to: the lowest rank's.
+        # One cause is enough, and which one must not depend on timing more than it has to: the lowest rank's. A refusal
+        # is what follows from another rank's failure (quicoll.mesh), so anything else comes before it.
         known = [failure for failure in failures.exceptions if isinstance(failure, TransferFailed)]
-        raise min(known, key=lambda failure: failure.rank) if known else failures.exceptions[0] from None
+        if not known:
+            raise failures.exceptions[0] from None
+        raise min(known, key=lambda failed: (isinstance(failed.error, MessageRefused), failed.rank)) from None
 
 
 async def _run_lanes(

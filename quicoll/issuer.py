@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import xxhash
 
 from quicoll.buffers import memory
 from quicoll.errors import LocalError
+from quicoll.mesh import site_numbers
 
 if TYPE_CHECKING:
     from quicoll.bundle import Results
     from quicoll.caller import Caller
+    from quicoll.division import Scope
     from quicoll.handle import Handle
+    from quicoll.membership.view import View
     from quicoll.mesh import Call
 
 __all__ = ["MAX_BYTES", "Issuer", "even_rows", "rows_given"]
@@ -25,19 +29,41 @@ MAX_BYTES = 1 << 40
 
 
 class Issuer:
-    """The base of `Group`."""
+    """The base of `Group`. Its ranks are numbered from 0; `_scope` says which of the view's they are."""
 
-    def __init__(self, caller: Caller, *, group_id: int) -> None:
+    def __init__(self, caller: Caller, scope: Scope) -> None:
         self._caller = caller
-        self._id = group_id
+        self._scope = scope
 
     @property
     def rank(self) -> int:
-        return self._caller.rank
+        """This rank's number in the group."""
+        return self._caller.rank if self._scope.ranks is None else self._scope.rank
 
     @property
     def world_size(self) -> int:
-        return self._caller.world_size
+        """How many ranks the group has."""
+        return self._caller.world_size if self._scope.ranks is None else len(self._scope.ranks)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The group's ranks, by their number in it, as ranks of the view: rank k of the group is `ranks[k]` there."""
+        return tuple(range(self._caller.world_size)) if self._scope.ranks is None else self._scope.ranks
+
+    @property
+    def _view(self) -> View:
+        """The caller's view. Raises LocalError when the group belongs to another one."""
+        view, made_in = self._caller.view, self._scope.view_id
+        if made_in is not None and made_in != view.view_id:
+            raise LocalError(
+                f"group {self._scope.name} was made in view {made_in}, the view is {view.view_id}: its ranks are not "
+                "those of now; split again in every view"
+            )
+        return view
+
+    @property
+    def _sites(self) -> tuple[int, ...]:
+        return site_numbers(self._view, self._scope.ranks)
 
     @property
     def _chunk_bytes(self) -> int:
@@ -52,10 +78,19 @@ class Issuer:
         equal: Callable[[], Any] | None = None,
         group: int | None = None,
     ) -> Handle[T]:
-        """Issue `call`. equal: gives flat memory that has to hold the same bits on all ranks once it has ended."""
+        """Issue `call`. equal: gives flat memory that has to hold the same bits on all ranks once it has ended.
+
+        group: another id to count it under. Raises LocalError when the group belongs to another view.
+        """
+        view_id, scope = self._view.view_id, self._scope
+        if scope.name:
+            ranks = scope.ranks if call.ranks is None else call.ranks
+            signature = f"{call.signature} group={scope.name}"
+            watched = call.watched and scope.watched
+            call = replace(call, signature=signature, ranks=ranks, where=scope.name, watched=watched)
         digest = None if equal is None else lambda: xxhash.xxh3_128_digest(memory(equal()))
-        where = self._id if group is None else group
-        return self._caller.issue(call, group=where, timeout=timeout, deliver=deliver, digest=digest)
+        where = scope.group_id if group is None else group
+        return self._caller.issue(call, view_id=view_id, group=where, timeout=timeout, deliver=deliver, digest=digest)
 
     def _start_into(self, call: Call, target: Results, timeout: float | None, *, equal: bool) -> Handle[Any]:
         """Issue a call whose result is `target`; `equal`: the same on all ranks."""
@@ -65,6 +100,10 @@ class Issuer:
         for name, rank in ranks.items():
             if not 0 <= rank < self.world_size:
                 raise LocalError(f"{name} {rank} is not a rank of a world of {self.world_size}")
+
+    def _view_rank(self, rank: int) -> int:
+        """The view's number of a rank of this group: errors name ranks of the view."""
+        return rank if self._scope.ranks is None else self._scope.ranks[rank]
 
 
 def even_rows(rows: int, world: int) -> tuple[int, ...]:

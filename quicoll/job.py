@@ -34,16 +34,18 @@ import numpy as np
 from quicoll.buffers import digest, memory, source
 from quicoll.caller import Caller
 from quicoll.config import Config
+from quicoll.division import STATE
 from quicoll.dtypes import DType
 from quicoll.engine import Decision, Engine
 from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError, StepAborted
-from quicoll.group import STATE_GROUP, Group
+from quicoll.group import Group
 from quicoll.seed import Seed
 
 if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll.observe import Observer
     from quicoll.runtime import Runtime
+    from quicoll.stragglers import Straggler
 
 __all__ = ["Job", "Step", "join"]
 
@@ -149,6 +151,14 @@ class Job:
         """The number of the last step that the state of this rank has been through; 0 at the start."""
         return self._committed_step
 
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """Who came late to collectives as this rank saw it since it joined, whoever cost the most time first.
+
+        Counted are operations that all ranks called, some of them later than most by more than `straggler_after` (and
+        than two round trips). Each such time is an event "straggler" too. See `quicoll.stragglers`.
+        """
+        return self._engine.stragglers.table
+
     def __repr__(self) -> str:
         return f"<Job rank {self.rank} of {self.world_size} view={self.view.view_id} step={self._committed_step}>"
 
@@ -185,7 +195,7 @@ class Job:
         await self._settle_doubt()
         if view.view_id == self._synchronised:
             return
-        self._caller.view = view
+        self._caller.enter(view)
         try:
             await self._synchronise()
         except (PeerError, Corrupted, Partitioned) as error:
@@ -195,7 +205,7 @@ class Job:
     async def _synchronise(self) -> None:
         """Bring every rank of the view to the newest state that any of them holds."""
         mine = np.array([self._decision, self._committed_step, self._save is not None], np.int64)
-        group = Group(self._caller, group_id=STATE_GROUP)
+        group = Group(self._caller, STATE)
         held = (await group.all_gather(mine)).reshape(-1, 3)
         newest = max((int(decision), int(step)) for decision, step, _ in held)
         current = [rank for rank, row in enumerate(held) if (int(row[0]), int(row[1])) == newest]
@@ -283,7 +293,10 @@ class Job:
         try:
             decision = await self._caller.on_engine(
                 self._engine.vote(
-                    view_id, self._caller.digest(step.number), timeout=self.config.hold_timeout, unfinished=unfinished
+                    view_id,
+                    *self._caller.digests(step.number),
+                    timeout=self.config.hold_timeout,
+                    unfinished=unfinished,
                 )
             )
         except Partitioned:

@@ -15,15 +15,24 @@ of them in a group brings this rank's measurements with its announcement; once a
 network of them (`plan.cost.agreed`), which serves the group for as long as the view lasts. Those that are issued
 meanwhile wait for it. Which one is the first follows from the order of the calls, so it is the same everywhere.
 
+Who takes part. A plan numbers its ranks from 0; `Call.ranks` says which ranks of the view these are: all of them, those
+of a sub-group in its order, or the two of a `send`. Only they announce to each other, and operations of one group know
+nothing of those of another (quicoll.division says why that cannot deadlock).
+
 A mesh breaks once and for all: when a peer is lost, a collective fails or is cancelled, or the coordinator ends the
 view. Then every operation in flight ends with the cause, and what still arrives for this view is dropped.
+
+Causes and consequences. A rank whose operation fails withdraws its memory, and messages on their way there are refused.
+Where the calls agree, a refusal has no other reason: the cause is at the peer, who has told the coordinator of it. Were
+the consequence reported as well, it could arrive first, and the ranks would hear of another kind of error, or another
+culprit, than there was. So a refusal waits for the verdict on the view, for `_VERDICT_S` at most.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -44,6 +53,7 @@ __all__ = ["Announce", "Call", "Mesh", "decode_announce", "site_numbers", "view_
 _TAG = struct.Struct("!QQII")  # view, group, seq, index
 _MAX_AHEAD = 65536  # operations that a peer may be ahead of us
 _MAX_SIGNATURE = 4096
+_VERDICT_S = 5.0
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=1):
@@ -72,11 +82,12 @@ def decode_announce(data: bytes, *, node: str) -> Announce:
     return announce
 
 
-def site_numbers(view: View) -> tuple[int, ...]:
-    """The site of each rank as a number, from 0 in the order of appearance; who names none is where the others are
-    that name none."""
+def site_numbers(view: View, ranks: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The site of each of `ranks` (None: all) as a number, from 0 in the order of appearance; who names none is where
+    the others are that name none."""
     numbers: dict[str, int] = {}
-    return tuple(numbers.setdefault(member.site, len(numbers)) for member in view.members)
+    members = view.members if ranks is None else [view.members[rank] for rank in ranks]
+    return tuple(numbers.setdefault(member.site, len(numbers)) for member in members)
 
 
 def view_prefix(view_id: int) -> bytes:
@@ -91,7 +102,8 @@ class Call:
     signature: everything that must be equal on all ranks. counts: this rank's sizes where they may differ.
     make(counts by rank) gives the work; `counts` has None for ranks that have not announced yet, unless `gathers`.
     choose(network) gives it instead, for an operation that depends on the agreed network. ranks: who takes part, this
-    rank included; None: all.
+    rank included, as ranks of the view, in the order in which the plan numbers them; None: all. where: the group's
+    name, "" for all ranks. watched: whether who comes late is of interest.
     """
 
     name: str
@@ -101,19 +113,24 @@ class Call:
     gathers: bool = False
     choose: Callable[[Network], Work] | None = None
     ranks: tuple[int, ...] | None = None
+    where: str = ""
+    watched: bool = True
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """Announcements for one operation, by rank; `complete` is set when those of all `ranks` are there."""
+    """Announcements for one operation, by rank of the view, and when they came here; `complete` is set when those of
+    all `ranks` are there."""
 
     announced: dict[int, Announce] = field(default_factory=dict)
+    arrived_ns: dict[int, int] = field(default_factory=dict)
     complete: asyncio.Future[None] | None = None
     ranks: tuple[int, ...] = ()
 
 
 class Mesh:
-    """One view's links and operations. `on_failure(error)` is called once, when it breaks from inside."""
+    """One view's links and operations. `on_failure(error)` is called once, when it breaks from inside;
+    `on_called(op, arrived_ns)` for each operation that all have called: when each rank's call came to be known here."""
 
     def __init__(
         self,
@@ -123,6 +140,7 @@ class Mesh:
         loop: asyncio.AbstractEventLoop,
         links: dict[int, Link],
         on_failure: Callable[[QuicollError], None],
+        on_called: Callable[[str, dict[int, int]], None] = lambda op, arrived_ns: None,
     ) -> None:
         rank = view.rank_of(node)
         if rank is None:
@@ -134,6 +152,7 @@ class Mesh:
         self._loop = loop
         self._links = links
         self._on_failure = on_failure
+        self._on_called = on_called
         self._next: dict[int, int] = {}
         self._networks: dict[int, asyncio.Future[Network]] = {}
         self._slots: dict[tuple[int, int], _Slot] = {}
@@ -162,13 +181,17 @@ class Mesh:
 
     def _put(self, rank: int, announce: Announce) -> None:
         slot = self._slots.setdefault((announce.group, announce.seq), _Slot())
-        slot.announced.setdefault(rank, announce)
+        if rank not in slot.announced:
+            slot.announced[rank] = announce
+            slot.arrived_ns[rank] = round(self._loop.time() * 1e9)
         if slot.complete is not None and not slot.complete.done() and self._is_settled(slot):
             slot.complete.set_result(None)
 
     def _is_settled(self, slot: _Slot) -> bool:
-        """All who take part have announced, or two of them already differ."""
+        """All who take part have announced, or two of them already differ, or somebody has who takes no part."""
         if all(rank in slot.announced for rank in slot.ranks):
+            return True
+        if any(rank not in slot.ranks for rank in slot.announced):
             return True
         own = slot.announced.get(self.rank)
         return own is not None and any(other.signature != own.signature for other in slot.announced.values())
@@ -185,21 +208,23 @@ class Mesh:
             raise self.error
         seq = self._next.get(group, 0)
         self._next[group] = seq + 1
-        name = f"{call.name}#{seq}"
+        name = f"{call.name}#{seq}@{call.where}" if call.where else f"{call.name}#{seq}"
         slot = self._slots.setdefault((group, seq), _Slot())
         slot.complete = self._loop.create_future()
         slot.ranks = tuple(range(self.world)) if call.ranks is None else call.ranks
         leads = call.choose is not None and group not in self._networks
         if leads:
             self._networks[group] = self._loop.create_future()
-        counts = self._measured() if leads else call.counts
+        counts = self._measured(slot.ranks) if leads else call.counts
         announce = Announce(self.view.view_id, group, seq, call.signature, counts)
-        inner = self._loop.create_task(self._operate(call, announce, slot, leads=leads))
+        inner = self._loop.create_task(self._operate(call, name, announce, slot, leads=leads))
         self._running += 1
         error: QuicollError
         try:
             async with asyncio.timeout(timeout):
                 await asyncio.wait({inner, self._broken}, return_when=asyncio.FIRST_COMPLETED)
+                if _is_refused(inner):
+                    await asyncio.wait({self._broken}, timeout=_VERDICT_S)
             failure = self._failure()
             if failure is None:
                 inner.result()  # raises what it raised
@@ -208,7 +233,7 @@ class Mesh:
         except TimeoutError:
             error = self._late(slot, timeout, name, step)
         except TransferFailed as failed:
-            error = self._translate(failed, name, step)
+            error = self._translate(failed, slot.ranks[failed.rank], name, step)
         except QuicollError as raised:
             error = self._again(raised, name, step)
         except asyncio.CancelledError:
@@ -230,18 +255,18 @@ class Mesh:
         self.fail(error)
         raise error
 
-    async def _operate(self, call: Call, announce: Announce, slot: _Slot, *, leads: bool) -> None:
+    async def _operate(self, call: Call, name: str, announce: Announce, slot: _Slot, *, leads: bool) -> None:
         complete = slot.complete
         if complete is None:
             raise AssertionError("an operation without its slot")
         data = _encoder.encode(announce)
-        for rank, link in self._links.items():
-            if rank not in slot.ranks:
+        for number, rank in enumerate(slot.ranks):
+            if rank == self.rank:
                 continue
             try:
-                link.send_app(data)
+                self._links[rank].send_app(data)
             except _TransportError as error:
-                raise TransferFailed(rank, error) from error
+                raise TransferFailed(number, error) from error
         self._put(self.rank, announce)
         if call.gathers or leads or len(slot.ranks) == 1:
             await complete
@@ -249,11 +274,17 @@ class Mesh:
         work = await self._work(call, announce.group, slot, leads=leads)
         prefix = _TAG.pack(self.view.view_id, announce.group, announce.seq, 0)[:-4]
         payload = asyncio.create_task(
-            execute(work, link=self._links.__getitem__, tag=lambda index: prefix + index.to_bytes(4, "big"))
+            execute(
+                work,
+                link=lambda peer: self._links[slot.ranks[peer]],
+                tag=lambda index: prefix + index.to_bytes(4, "big"),
+            )
         )
         try:
             await complete
             self._compare(slot)
+            if call.watched:
+                self._on_called(name, slot.arrived_ns)
             await payload
         finally:
             # Whatever ends this operation, its transfers are taken back before anyone reuses the memory.
@@ -270,32 +301,36 @@ class Mesh:
             return call.choose(await asyncio.shield(network))
         if call.make is None:
             raise AssertionError(f"{call.name} has neither `make` nor `choose`")
-        return call.make([slot.announced[r].counts if r in slot.announced else None for r in range(self.world)])
+        return call.make([slot.announced[r].counts if r in slot.announced else None for r in slot.ranks])
 
-    def _measured(self) -> tuple[int, ...]:
-        """What this rank's links have measured: microseconds one way, then bytes a second, by rank, 0 if not known.
+    def _measured(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """What the links to `ranks` have measured: microseconds one way, then bytes a second, each 0 if not known.
 
         The rate is what the congestion window lets through at the shortest round trip.
         """
-        latency, rate = [0] * self.world, [0] * self.world
-        for rank, link in self._links.items():
-            seen = link.snapshot()
+        latency, rate = [0] * len(ranks), [0] * len(ranks)
+        for number, rank in enumerate(ranks):
+            if rank == self.rank:
+                continue
+            seen = self._links[rank].snapshot()
             rtt_ns = seen.path_min_rtt_ns or seen.rtt_ns
             if rtt_ns:
-                latency[rank] = quantised(rtt_ns // 2000)
-                rate[rank] = quantised(seen.cwnd * 1_000_000_000 // rtt_ns) if seen.cwnd else 0
+                latency[number] = quantised(rtt_ns // 2000)
+                rate[number] = quantised(seen.cwnd * 1_000_000_000 // rtt_ns) if seen.cwnd else 0
         return *latency, *rate
 
     def _agree(self, slot: _Slot) -> Network:
         for rank in slot.ranks:
-            if len(slot.announced[rank].counts) != 2 * self.world:
+            if len(slot.announced[rank].counts) != 2 * len(slot.ranks):
                 raise PeerError("brings no measurements", rank=rank, node=self._node(rank), view=self.view.view_id)
-        rows = [slot.announced[rank].counts for rank in range(self.world)]
-        return agreed(rows, site_numbers(self.view))
+        rows = [slot.announced[rank].counts for rank in slot.ranks]
+        return agreed(rows, site_numbers(self.view, slot.ranks))
 
     def _compare(self, slot: _Slot) -> None:
         own = slot.announced[self.rank].signature
         for rank in sorted(slot.announced):
+            if rank not in slot.ranks:
+                raise PeerError("calls operations of a group that it is not in", rank=rank, node=self._node(rank))
             theirs = slot.announced[rank].signature
             if theirs != own:
                 raise Mismatch(
@@ -346,9 +381,11 @@ class Mesh:
         absent = [rank for rank in slot.ranks if rank not in slot.announced]
         nodes = ", ".join(f"rank {rank} ({self._node(rank)})" for rank in absent)
         what = f"{nodes} did not call {name}" if absent else "its data did not arrive"
+        others = [(rank, self._pending(rank)) for rank in absent]
+        instead = "".join(f"; rank {rank} called {other[:200]}" for rank, other in others if other)
         culprit = absent[0] if absent else None
         return PeerError(
-            f"{what} within {timeout:g} s",
+            f"{what} within {timeout:g} s{instead}",
             rank=culprit,
             node=self._node(culprit) if culprit is not None else "",
             view=self.view.view_id,
@@ -356,19 +393,30 @@ class Mesh:
             op=name,
         )
 
-    def _translate(self, failure: TransferFailed, name: str, step: int | None) -> QuicollError:
+    def _pending(self, rank: int) -> str:
+        """What `rank` has called and this rank has not, the earliest that is known of; "" if there is nothing."""
+        for slot in self._slots.values():
+            if rank in slot.announced and self.rank not in slot.announced:
+                return slot.announced[rank].signature
+        return ""
+
+    def _translate(self, failure: TransferFailed, rank: int, name: str, step: int | None) -> QuicollError:
         """The single place where the transport's errors become the collectives'."""
-        kind: type[QuicollError] = PeerError
-        if isinstance(failure.error, MessageCorrupted):
-            kind = Corrupted
-        elif isinstance(failure.error, MessageRefused):
-            kind = Mismatch
+        kind: type[QuicollError] = Corrupted if isinstance(failure.error, MessageCorrupted) else PeerError
         return kind(
             str(failure.error.args[0]),
-            rank=failure.rank,
-            node=self._node(failure.rank),
+            rank=rank,
+            node=self._node(rank),
             view=self.view.view_id,
             step=step,
             op=name,
-            lost=(self._node(failure.rank),) if isinstance(failure.error, LinkLost) else (),
+            lost=(self._node(rank),) if isinstance(failure.error, LinkLost) else (),
         )
+
+
+def _is_refused(operation: asyncio.Task[None]) -> bool:
+    """Whether it has ended because a peer did not take a message."""
+    if not operation.done() or operation.cancelled():
+        return False
+    error = operation.exception()
+    return isinstance(error, TransferFailed) and isinstance(error.error, MessageRefused)

@@ -14,6 +14,7 @@ import numpy as np
 from quicoll import plan
 from quicoll.buffers import destination, memory, source
 from quicoll.bundle import Bundle, Joined, Results, bundle, results
+from quicoll.division import derived_id
 from quicoll.errors import LocalError, PeerError
 from quicoll.executor import Work
 from quicoll.issuer import MAX_BYTES, Issuer, rows_given
@@ -23,7 +24,7 @@ from quicoll.reduce import ReduceOp
 if TYPE_CHECKING:
     from quicoll.handle import Handle
 
-__all__ = ["MAX_OBJECT_BYTES", "Moving", "channel_id"]
+__all__ = ["MAX_OBJECT_BYTES", "Moving"]
 
 MAX_OBJECT_BYTES = 16 << 20  # of one object, encoded
 
@@ -104,8 +105,8 @@ class Moving(Issuer):
         def make(announced: list[tuple[int, ...] | None]) -> Work:
             rows = announced[root] or ()
             if len(rows) != self.world_size:
-                raise PeerError(f"divides its rows between {len(rows)} ranks", rank=root)
-            _demand_room(sum(rows) * width * like.dtype.itemsize, root)
+                raise PeerError(f"divides its rows between {len(rows)} ranks", rank=self._view_rank(root))
+            _demand_room(sum(rows) * width * like.dtype.itemsize, self._view_rank(root))
             target = results(out, Bundle((like,), many=False), (rows[self.rank], *rest))
             holder.append(target)
             schedule = _scatter_plan(
@@ -157,8 +158,8 @@ class Moving(Issuer):
             table = [row or () for row in announced]
             for rank, row in enumerate(table):
                 if len(row) != world:
-                    raise PeerError(f"divides its rows between {len(row)} ranks", rank=rank)
-                _demand_room(sum(row) * width * parts.dtype.itemsize, rank)
+                    raise PeerError(f"divides its rows between {len(row)} ranks", rank=self._view_rank(rank))
+                _demand_room(sum(row) * width * parts.dtype.itemsize, self._view_rank(rank))
             coming = [row[self.rank] for row in table]
             target = results(out, Bundle((first,), many=False), (sum(coming), *rest))
             holder.append((target, coming))
@@ -211,7 +212,8 @@ class Moving(Issuer):
         def make(announced: list[tuple[int, ...] | None]) -> Work:
             sizes = announced[root] or (-1,)
             if len(sizes) != 1 or not 0 <= sizes[0] <= MAX_OBJECT_BYTES:
-                raise PeerError(f"sends an object of {sizes} bytes; {MAX_OBJECT_BYTES} is the most", rank=root)
+                named = f"sends an object of {sizes} bytes; {MAX_OBJECT_BYTES} is the most"
+                raise PeerError(named, rank=self._view_rank(root))
             like = bundle(data)
             target = results(None, like, (sizes[0],))
             holder.append(target.flat)
@@ -227,7 +229,7 @@ class Moving(Issuer):
 
         signature = f"broadcast_object root={root} chunk_bytes={self._chunk_bytes}"
         call = Call("broadcast_object", signature, make, counts=(data.size,), gathers=True)
-        return self._start(call, lambda: _decoded(holder[0], root), timeout, equal=lambda: holder[0])
+        return self._start(call, lambda: _decoded(holder[0], self._view_rank(root)), timeout, equal=lambda: holder[0])
 
     def all_gather_object(self, value: Any, *, timeout: float | None = None) -> Handle[list[Any]]:
         """Give every rank the list of all ranks' values, by rank. What a value may be: see `broadcast_object`."""
@@ -238,7 +240,8 @@ class Moving(Issuer):
             sizes = [row[0] if row is not None and len(row) == 1 else -1 for row in announced]
             for rank, size in enumerate(sizes):
                 if not 0 <= size <= MAX_OBJECT_BYTES:
-                    raise PeerError(f"sends an object of {size} bytes; {MAX_OBJECT_BYTES} is the most", rank=rank)
+                    named = f"sends an object of {size} bytes; {MAX_OBJECT_BYTES} is the most"
+                    raise PeerError(named, rank=self._view_rank(rank))
             like = bundle(data)
             target = results(None, like, (sum(sizes),))
             holder.append((target.flat, sizes))
@@ -250,7 +253,7 @@ class Moving(Issuer):
         def deliver() -> list[Any]:
             flat, sizes = holder[0]
             ends = [0, *accumulate(sizes)]
-            return [_decoded(flat[ends[rank] : ends[rank + 1]], rank) for rank in range(len(sizes))]
+            return [_decoded(flat[a:b], self._view_rank(rank)) for rank, (a, b) in enumerate(pairwise(ends))]
 
         signature = f"all_gather_object chunk_bytes={self._chunk_bytes}"
         call = Call("all_gather_object", signature, make, counts=(data.size,), gathers=True)
@@ -280,8 +283,8 @@ class Moving(Issuer):
             rows = [row[0] if row is not None and len(row) == 1 else -1 for row in announced]
             for rank, count in enumerate(rows):
                 if count < 0:
-                    raise PeerError("does not say how many rows it has", rank=rank)
-                _demand_room(count * width * like.dtype.itemsize, rank)
+                    raise PeerError("does not say how many rows it has", rank=self._view_rank(rank))
+                _demand_room(count * width * like.dtype.itemsize, self._view_rank(rank))
             whole = Bundle((like,), many=False)
             target = results(out, whole, (sum(rows), *rest)) if receives else results(None, whole, (0, *rest))
             holder.append(target)
@@ -306,24 +309,24 @@ class Moving(Issuer):
         if sender == to:
             raise LocalError(f"rank {sender} cannot send to itself")
         schedule = _send_plan(
-            rank=self.rank,
-            world=self.world_size,
-            source=sender,
-            to=to,
+            rank=int(target is not None),  # a world of two: the sender is 0
+            world=2,
+            source=0,
+            to=1,
             elements=like.elements,
             itemsize=like.dtype.itemsize,
             chunk_bytes=self._chunk_bytes,
         )
         place = results(None, bundle(np.empty(0, np.uint8))) if target is None else target
         work = _moved(schedule, like, [like.flat] if target is None else [], place)
-        call = Call("send", f"{schedule.signature} {like.text}", lambda _: work, ranks=tuple(sorted((sender, to))))
+        ranks = (self._view_rank(sender), self._view_rank(to))
+        # Between two ranks one of them waits for the other as a matter of course: that is no straggler.
+        call = Call("send", f"{schedule.signature} {like.text}", lambda _: work, ranks=ranks, watched=False)
         deliver = (lambda: None) if target is None else target.commit
-        return self._start(call, deliver, timeout, group=channel_id(self._id, sender, to))
-
-
-def channel_id(group: int, sender: int, to: int) -> int:
-    """The identity that messages from one rank of a group to another count in: apart from all groups and channels."""
-    return (group + 1) << 24 | sender << 12 | to
+        # Counted apart from the group's collectives, and from what goes between other ranks or the other way.
+        channel = derived_id(self._scope.group_id, "send", sender, to)
+        self._caller.claim(channel, f"{self._scope.name} send {sender} to {to}")
+        return self._start(call, deliver, timeout, group=channel)
 
 
 def _moved(schedule: plan.Plan, like: Bundle, inputs: Sequence[np.ndarray[Any, Any] | Joined], target: Results) -> Work:

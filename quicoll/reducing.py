@@ -12,9 +12,9 @@ from quicoll.bundle import Bundle, bundle, results
 from quicoll.errors import LocalError
 from quicoll.executor import Work
 from quicoll.issuer import Issuer, rows_given
-from quicoll.mesh import Call, site_numbers
+from quicoll.mesh import Call
 from quicoll.plan.cost import Network, choose
-from quicoll.reduce import Precision, ReduceOp, accumulator
+from quicoll.reduce import Precision, ReduceOp, accumulator, held
 from quicoll.shards import Leaves, Shards
 
 if TYPE_CHECKING:
@@ -153,10 +153,10 @@ class Reducing(Issuer):
     def _leaves(self, x: Any) -> Leaves:
         if isinstance(x, Leaves):
             return x
-        return Leaves(Shards(self.world_size, self.rank, 1, self._caller.view.view_id), (x,))
+        return Leaves(Shards(self.world_size, self.rank, 1, self._view.view_id), (x,))
 
     def _reduction(self, name: str, x: Any, op: str | ReduceOp, precision: Precision, algorithm: str) -> _Reduction:
-        view, given = self._caller.view, self._leaves(x)
+        view, given = self._view, self._leaves(x)
         leaves = [bundle(value) for value in given.values]
         like = leaves[0] if leaves else bundle(given.like)
         for other in leaves[1:]:
@@ -172,7 +172,13 @@ class Reducing(Issuer):
                 f"these leaves were made for view {given.shards.view_id}, the view is {view.view_id}: "
                 "ask group.shards() again in every step"
             )
-        if algorithm == "auto" and (view.world_size == 1 or like.elements == 0):
+        mine = held(self.rank, self.world_size, given.shards.total)
+        if (given.shards.first, given.shards.count) != (mine.start, len(mine)):
+            raise LocalError(
+                f"shards {list(given.shards)} of {given.shards.total} are not those of this rank in this group: "
+                "ask the group that reduces them for its shards()"
+            )
+        if algorithm == "auto" and (self.world_size == 1 or like.elements == 0):
             algorithm = "direct"
         return _Reduction(parsed, precision, algorithm, acc, like, leaves, given.shards.total)
 
@@ -187,10 +193,9 @@ class Reducing(Issuer):
         equal: bool,
         deliver: Callable[[], Any] | None = None,
     ) -> Handle[Any]:
-        view, rank, dtype = self._caller.view, self.rank, task.like.dtype
-        sites = site_numbers(view)
+        world, rank, dtype, sites = self.world_size, self.rank, task.like.dtype, self._sites
         options: dict[str, Any] = {
-            "world": view.world_size,
+            "world": world,
             **sizes,
             "leaves": task.total,
             "itemsize": dtype.itemsize,
@@ -206,9 +211,7 @@ class Reducing(Issuer):
 
         def cheapest(network: Network) -> Work:
             nbytes = task.like.nbytes
-            return work(
-                choose(name, view.world_size, nbytes, task.total, sites, network, chunk_bytes=self._chunk_bytes)
-            )
+            return work(choose(name, world, nbytes, task.total, sites, network, chunk_bytes=self._chunk_bytes))
 
         shown = " ".join(f"{key}={_text(value)}" for key, value in options.items())
         signature = f"{name}/{task.algorithm} {shown} {task.like.text} op={task.op} precision={task.precision}"

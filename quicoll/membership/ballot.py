@@ -3,6 +3,7 @@
     every member votes ok, all digests equal     commit
     a member votes no                            abort at once: one "no" decides, and the others need not finish
     every member votes ok, digests differ        abort; blame the minority, or both sides of a tie
+    the same, but the digests of a sub-group     abort likewise; the digests of one id are compared with each other
 
 Digests are compared only when all are there: with the votes of a part, a minority could look like a majority, and the
 wrong node would be blamed.
@@ -71,19 +72,26 @@ class Ballot:
         sides: dict[bytes, list[str]] = {}
         for member in self.view.nodes:
             sides.setdefault(self._votes[member].digest, []).append(member)
-        if len(sides) == 1:
-            return Outcome(commit=True, digest=vote.digest)
-        return _mismatch(self.step, sides)
+        if len(sides) > 1:
+            return _mismatch(f"digests of step {self.step}", sides)
+        groups: dict[int, dict[bytes, list[str]]] = {}
+        for member in self.view.nodes:
+            for group, digest in self._votes[member].groups:
+                groups.setdefault(group, {}).setdefault(digest, []).append(member)
+        for group in sorted(groups):
+            if len(groups[group]) > 1:
+                return _mismatch(f"digests of a sub-group's results in step {self.step}", groups[group])
+        return Outcome(commit=True, digest=vote.digest)
 
 
-def _mismatch(step: int, sides: dict[bytes, list[str]]) -> Outcome:
+def _mismatch(what: str, sides: dict[bytes, list[str]]) -> Outcome:
     most = max(len(nodes) for nodes in sides.values())
     largest = [digest for digest, nodes in sides.items() if len(nodes) == most]
     described = [f"{', '.join(nodes)} have {digest[:8].hex() or 'none'}" for digest, nodes in sides.items()]
     if len(largest) > 1:
-        cause = f"digests of step {step} differ and no side is larger: {'; '.join(described)}"
+        cause = f"{what} differ and no side is larger: {'; '.join(described)}"
         return Outcome(commit=False, cause=clip(cause), kind="corrupted")
     minority = [node for digest, nodes in sides.items() if digest != largest[0] for node in nodes]
-    cause = f"digests of step {step} differ; in the minority: {', '.join(minority)} ({'; '.join(described)})"
+    cause = f"{what} differ; in the minority: {', '.join(minority)} ({'; '.join(described)})"
     culprit = minority[0] if len(minority) == 1 else ""
     return Outcome(commit=False, cause=clip(cause), culprit=culprit, kind="corrupted")

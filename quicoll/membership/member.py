@@ -309,14 +309,30 @@ class MemberCore:
         self._tell(Begin(view_id=self._view.view_id, step=step))
 
     def vote(
-        self, step: int, *, ok: bool, digest: bytes = b"", reason: str = "", culprit: str = "", now_ns: int
+        self,
+        step: int,
+        *,
+        ok: bool,
+        digest: bytes = b"",
+        reason: str = "",
+        culprit: str = "",
+        groups: tuple[tuple[int, bytes], ...] = (),
+        now_ns: int,
     ) -> None:
         """Vote for the open step; with ok, it can be committed from now on. Raises LocalError when it is not open."""
         if self._view is None or step != self._step or self._vote is not None:
             raise LocalError(f"there is nothing to vote on step {step}; open is {self._step}", step=step)
         self._vote = ok
         self._deadline_ns = now_ns + self._decision_timeout_ns
-        vote = Vote(view_id=self._view.view_id, step=step, ok=ok, digest=digest, reason=clip(reason), culprit=culprit)
+        vote = Vote(
+            view_id=self._view.view_id,
+            step=step,
+            ok=ok,
+            digest=digest,
+            reason=clip(reason),
+            culprit=culprit,
+            groups=groups,
+        )
         self._tell(vote)
 
     def failed(self, reason: str, *, culprit: str = "", kind: FailureKind = "failed", now_ns: int) -> None:

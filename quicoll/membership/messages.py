@@ -35,6 +35,7 @@ from quicoll.membership.view import (
 
 __all__ = [
     "MAX_DIGEST",
+    "MAX_GROUPS",
     "MAX_MESSAGE",
     "MAX_TEXT",
     "Aborted",
@@ -63,6 +64,8 @@ MAX_MESSAGE: Final = 2 * 1024 * 1024
 """Bytes of the largest message: a view of 1024 members with four long addresses each is about 1.3 MiB."""
 MAX_TEXT: Final = 512
 MAX_DIGEST: Final = 64
+MAX_GROUPS: Final = 256
+"""Sub-groups of one rank whose results a vote tells of."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Site = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
@@ -74,6 +77,8 @@ different bits. Callers get an error of the corresponding class on every rank, w
 
 _Losses = Annotated[tuple[tuple[Node, _Text], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 _Digest = Annotated[bytes, msgspec.Meta(max_length=MAX_DIGEST)]
+_GroupId = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
+_Groups = Annotated[tuple[tuple[_GroupId, _Digest], ...], msgspec.Meta(max_length=MAX_GROUPS)]
 _RankHint = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 
 
@@ -119,7 +124,10 @@ class Begin(_Message, frozen=True, tag="begin"):
 
 
 class Vote(_Message, frozen=True, tag="vote"):
-    """ok: I can commit the step, and its result has this digest (of my choice of hash; b"" when none is kept)."""
+    """ok: I can commit the step, and its result has this digest (of my choice of hash; b"" when none is kept).
+
+    groups: (id, digest) of results that only the members of a sub-group have; those of one id have to be equal.
+    """
 
     view_id: ViewId
     step: Step
@@ -127,6 +135,7 @@ class Vote(_Message, frozen=True, tag="vote"):
     digest: _Digest = b""
     reason: _Text = ""
     culprit: _MaybeNode = ""
+    groups: _Groups = ()
 
 
 class Report(_Message, frozen=True, tag="report"):

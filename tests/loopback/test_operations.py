@@ -94,10 +94,10 @@ async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_i
     networks: list[Any] = []
     real = quicoll.reducing.choose
 
-    def measure(mesh: Mesh) -> tuple[int, ...]:
+    def measure(mesh: Mesh, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """Rank 1 is the only one that sees how far away it is."""
         measured.append(mesh.rank)
-        far = [1 << 17 if mesh.rank == 1 and rank != 1 else 1 for rank in range(mesh.world)]
+        far = [1 << 17 if mesh.rank == 1 and rank != 1 else 1 for rank in ranks]
         return *far, *(1 << 30 - mesh.rank for _ in far)
 
     def watch(op: str, world: int, nbytes: int, *rest: Any, **options: Any) -> str:
@@ -377,6 +377,27 @@ MISMATCHES: dict[str, tuple[Any, Any]] = {
         lambda g, x: g.reduce_scatter(x, counts=[4, 0]),
         lambda g, x: g.reduce_scatter(x, counts=[0, 4]),
     ),
+    "op": (lambda g, x: g.all_reduce(x, op="avg"), lambda g, x: g.all_reduce(x, op="product")),
+    "precision": (
+        lambda g, x: g.all_reduce(x.astype("float32"), precision="float64"),
+        lambda g, x: g.all_reduce(x.astype("float32")),
+    ),
+    "number of leaves": (
+        lambda g, x: g.all_reduce(g.shards(4).leaves([x, x])),
+        lambda g, x: g.all_reduce(g.shards(3).leaves([x, x])),
+    ),
+    "barrier and split": (lambda g, x: g.barrier(), lambda g, x: g.split(0)),
+    "split and objects": (lambda g, x: g.split(None), lambda g, x: g.all_gather_object([0, 0])),
+    "dtype of a gather": (lambda g, x: g.gather(x), lambda g, x: g.gather(x.astype("int64"))),
+    "dtype of a scatter": (lambda g, x: g.scatter(x), lambda g, x: g.scatter(x.astype("int64"))),
+    "dtype of a broadcast": (lambda g, x: g.broadcast(x), lambda g, x: g.broadcast(x.astype("int64"))),
+    "shape of a reduce": (lambda g, x: g.reduce(x), lambda g, x: g.reduce(x[1:])),
+    "shape of a reduce_scatter": (lambda g, x: g.reduce_scatter(x), lambda g, x: g.reduce_scatter(x[1:])),
+    "dtype of a message": (lambda g, x: g.send(x, to=1), lambda g, x: g.recv(x.astype("int64"), source=0)),
+    "order of calls": (
+        lambda g, x: asyncio.gather(g.all_reduce(x)._wait(), g.all_gather(x)._wait()),
+        lambda g, x: asyncio.gather(g.all_gather(x)._wait(), g.all_reduce(x)._wait()),
+    ),
     "dtype": (lambda g, x: g.all_to_all(x), lambda g, x: g.all_to_all(x.astype("float32"))),
     "list and tensor": (lambda g, x: g.all_reduce([x, x]), lambda g, x: g.all_reduce(np.concatenate([x, x]))),
     "shapes in a list": (lambda g, x: g.all_reduce([x, x[1:]]), lambda g, x: g.all_reduce([x[1:], x])),
@@ -411,6 +432,11 @@ async def test_different_calls_are_a_mismatch_at_both_ranks_and_never_hang(calls
         lambda g, x, out: g.send(np.ones(10_000_000), to=1 - g.rank),
         lambda g, x, out: g.broadcast_object(1),
         lambda g, x, out: g.all_gather_object(1),
+        lambda g, x, out: g.broadcast(x, out=out, root=1 - g.rank),
+        lambda g, x, out: g.all_gather(x[:2], out=out),
+        lambda g, x, out: g.all_reduce([x, x], out=[out, out.copy()], reduce_order="ring"),
+        lambda g, x, out: g.barrier(),
+        lambda g, x, out: g.split(0),
     ],
 )
 @pytest.mark.parametrize("absent", [0, 1])

@@ -450,6 +450,44 @@ def test_differing_digests_abort_and_the_minority_is_named(votes: str, culprit: 
     assert bench.core.history.committed_step == 0
 
 
+GROUP_VOTES: list[tuple[list[dict[int, bytes]], str, str]] = [
+    ([{5: b"x"}, {5: b"x"}, {9: b"y"}, {}], "commit", ""),
+    ([{5: b"x", 9: b"z"}, {5: b"x"}, {9: b"z"}, {}], "commit", ""),
+    ([{5: b"x"}, {5: b"y"}, {5: b"x"}, {}], "b", "in the minority: b (a, c have 78; b have 79)"),
+    ([{}, {5: b"x"}, {}, {5: b"y"}], "", "no side is larger: b have 78; d have 79"),
+    ([{5: b"x", 9: b"x"}, {5: b"x", 9: b"y"}, {5: b"x", 9: b"x"}, {5: b"x"}], "b", "in the minority: b"),
+]
+
+
+@pytest.mark.parametrize(("votes", "culprit", "words"), GROUP_VOTES)
+def test_digests_of_a_sub_group_are_compared_among_those_who_have_them(
+    votes: list[dict[int, bytes]], culprit: str, words: str
+) -> None:
+    bench = Bench(len(votes))
+    nodes = letters(len(votes))
+    bench.installed(*nodes)
+    bench.begin(*nodes)
+    for node, groups in zip(nodes, votes, strict=True):
+        bench.say(node, m.Vote(view_id=1, step=1, ok=True, digest=b"d", groups=tuple(groups.items())))
+    decision = next(message for message in bench.inbox["a"] if isinstance(message, m.Decision))
+    if culprit == "commit":
+        assert decision.commit
+        return
+    assert not decision.commit
+    assert (decision.culprit, decision.kind) == (culprit, "corrupted")
+    assert "digests of a sub-group's results in step 1" in decision.cause
+    assert words in decision.cause
+    assert bench.core.history.committed_step == 0
+
+
+def test_digests_of_all_are_compared_before_those_of_sub_groups() -> None:
+    bench = Bench(2)
+    bench.installed("a", "b")
+    for node, digest in (("a", b"x"), ("b", b"y")):
+        bench.say(node, m.Vote(view_id=1, step=1, ok=True, digest=digest, groups=((5, digest),)))
+    assert "digests of step 1 differ" in bench.told("a", m.Decision).cause
+
+
 @pytest.mark.parametrize("message", [m.Begin(view_id=1, step=3), m.Vote(view_id=1, step=3, ok=True)])
 def test_another_step_than_the_next_ends_the_view(message: m.MemberMessage) -> None:
     bench = Bench(2)

@@ -42,6 +42,8 @@ FROM_MEMBER: list[m.MemberMessage] = [
     m.Report(view_id=3, lost=(("b", "silence"),), reason="all_reduce#2", culprit="b"),
     m.Report(view_id=3, reason="all_reduce#2", kind="mismatch"),
     m.Leave(reason="done"),
+    m.Vote(view_id=3, step=8, ok=True, digest=b"d", groups=((0, b""), (2**63 - 1, bytes(64)))),
+    m.Vote(view_id=3, step=8, ok=True, groups=tuple((number, bytes(16)) for number in range(m.MAX_GROUPS))),
 ]
 FROM_COORDINATOR: list[m.CoordinatorMessage] = [
     m.Welcome(seed=5, committed_step=7, doubt_committed=True, waiting_for="b"),
@@ -167,6 +169,9 @@ def test_garbage_is_either_a_message_or_refused(garbage: bytes, index: int, seed
         m.Leave(reason="\ud800"),
         m.Join(incarnation=1, addresses=(("h", 70000),)),
         m.Vote(view_id=1, step=1, ok=True, digest=b"x" * (m.MAX_DIGEST + 1)),
+        m.Vote(view_id=1, step=1, ok=True, groups=((7, b"x" * (m.MAX_DIGEST + 1)),)),
+        m.Vote(view_id=1, step=1, ok=True, groups=((-1, b"x"),)),
+        m.Vote(view_id=1, step=1, ok=True, groups=((7, b"x"),) * (m.MAX_GROUPS + 1)),
     ],
     ids=lambda message: type(message).__name__,
 )

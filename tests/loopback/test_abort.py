@@ -1,0 +1,261 @@
+"""Every operation, broken in its middle: one kind of error everywhere, the culprit named, no buffer changed.
+
+Three ranks inside a step; rank 2 breaks it while all have the operation under way: its network is cut, it cancels its
+call, or what it sends arrives with other bits every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quicoll import Corrupted, Group, Job, PeerError, QuicollError, StepAborted
+from quicoll.testing import cluster, corrupt_payloads, disturb_network
+from quicoll_transport.faults import Datagram, Delivery, PayloadCorrupt, Rng
+
+Array = np.ndarray[Any, Any]
+
+CULPRIT = 2
+ROWS = 600_000  # 4.8 MB: many datagrams, several chunks
+
+
+@dataclass
+class Buffers:
+    """A rank's own: inputs, which nothing may change, and outputs, which only success may."""
+
+    x: Array = field(default_factory=lambda: np.arange(float(ROWS)))
+    tensor: torch.Tensor = field(default_factory=lambda: torch.arange(float(ROWS)))
+    out: Array = field(default_factory=lambda: np.full(3 * ROWS, -1.0))
+
+    def untouched(self) -> bool:
+        ramp = np.arange(float(ROWS))
+        return bool(
+            (self.x == ramp).all() and (self.tensor.numpy() == ramp.astype("float32")).all() and (self.out == -1).all()
+        )
+
+
+@dataclass(frozen=True)
+class Groups:
+    """all: ranks 0, 1, 2. pair: 2 and 1, in this order; 0 has none."""
+
+    all: Group
+    pair: Group | None
+
+
+def mine(b: Buffers, rows: int = ROWS) -> Array:
+    return b.out[:rows]
+
+
+def message(g: Group, b: Buffers) -> list[Any]:
+    """The culprit sends to 0 and receives from 1."""
+    if g.rank == CULPRIT:
+        return [g.send(b.x, to=0), g.recv(b.x, source=1, out=mine(b))]
+    return [g.recv(b.x, source=CULPRIT, out=mine(b))] if g.rank == 0 else [g.send(b.x, to=CULPRIT)]
+
+
+def in_flight(g: Group, b: Buffers) -> list[Any]:
+    """Four at once, the culprit in each of them."""
+    return [
+        g.all_reduce(b.x, out=b.out[:ROWS]),
+        g.broadcast(b.x, root=CULPRIT, out=b.out[ROWS : 2 * ROWS] if g.rank != CULPRIT else None),
+        g.all_gather(b.x),
+        g.all_reduce(b.tensor),
+    ]
+
+
+def root_out(g: Group, b: Buffers, rows: int) -> Array | None:
+    return mine(b, rows) if g.rank == CULPRIT else None
+
+
+def in_pair(call: Callable[[Group, Buffers], Any]) -> Callable[[Groups, Buffers], list[Any]]:
+    return lambda groups, b: [] if groups.pair is None else [call(groups.pair, b)]
+
+
+def in_all(call: Callable[[Group, Buffers], Any]) -> Callable[[Groups, Buffers], list[Any]]:
+    def started(groups: Groups, b: Buffers) -> list[Any]:
+        handles = call(groups.all, b)
+        return handles if isinstance(handles, list) else [handles]
+
+    return started
+
+
+OPERATIONS: dict[str, Callable[[Groups, Buffers], list[Any]]] = {
+    "all_reduce": in_all(lambda g, b: g.all_reduce(b.x, out=mine(b))),
+    **{
+        f"all_reduce {name}": in_all(lambda g, b, name=name: g.all_reduce(b.x, out=mine(b), algorithm=name))
+        for name in ("direct", "tree", "hierarchical", "exchange")
+    },
+    "all_reduce ring": in_all(lambda g, b: g.all_reduce(b.x, out=mine(b), reduce_order="ring")),
+    "all_reduce in place": in_all(lambda g, b: g.all_reduce(b.x, out=b.x)),
+    "all_reduce of a tensor": in_all(lambda g, b: g.all_reduce(b.tensor, out=b.tensor)),
+    "all_reduce of a list": in_all(lambda g, b: g.all_reduce([b.x, b.x[:9]], out=[mine(b), b.out[-9:]])),
+    "reduce": in_all(lambda g, b: g.reduce(b.x, root=CULPRIT, out=root_out(g, b, ROWS))),
+    "reduce_scatter": in_all(lambda g, b: g.reduce_scatter(b.x, out=mine(b, ROWS // 3))),
+    "broadcast": in_all(lambda g, b: g.broadcast(b.x, root=CULPRIT, out=mine(b))),
+    "all_gather": in_all(lambda g, b: g.all_gather(b.x, out=b.out)),
+    "gather": in_all(lambda g, b: g.gather(b.x, root=CULPRIT, out=root_out(g, b, 3 * ROWS))),
+    "scatter": in_all(lambda g, b: g.scatter(b.x, root=CULPRIT, out=mine(b, ROWS // 3))),
+    "all_to_all": in_all(lambda g, b: g.all_to_all(b.x, out=mine(b))),
+    "all_to_all of a list": in_all(lambda g, b: g.all_to_all([b.x, b.x[:0], b.x] if g.rank else [b.x] * 3)),
+    "send and recv": in_all(message),
+    "broadcast_object": in_all(lambda g, b: g.broadcast_object(bytes(4_000_000), root=CULPRIT)),
+    "all_gather_object": in_all(lambda g, b: g.all_gather_object(bytes(2_000_000))),
+    "several in flight": in_all(in_flight),
+    "all_reduce in a sub-group": in_pair(lambda g, b: g.all_reduce(b.x, out=mine(b))),
+    "all_gather in a sub-group": in_pair(lambda g, b: g.all_gather(b.x, out=mine(b, 2 * ROWS))),
+    "all_to_all in a sub-group": in_pair(lambda g, b: g.all_to_all(b.x, out=mine(b))),
+    "broadcast in a sub-group": in_pair(lambda g, b: g.broadcast(b.x, root=0, out=mine(b))),
+}
+SMALL: dict[str, Callable[[Groups, Buffers], list[Any]]] = {  # no payload: broken from its first datagram
+    "barrier": in_all(lambda g, b: g.barrier()),
+    "split": in_all(lambda g, b: g.split(0)),
+    "barrier in a sub-group": in_pair(lambda g, b: g.barrier()),
+    "split of a sub-group": in_pair(lambda g, b: g.split(0)),
+}
+
+
+class Break:
+    """Drops every datagram from the k-th large one on that it sees once armed, and says that it has begun."""
+
+    def __init__(self, large: int, begun: Callable[[], None]) -> None:
+        self.armed = False
+        self._left = large
+        self._begun = begun
+
+    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+        if not self.armed:
+            return None
+        if self._left > 0:
+            self._left -= len(datagram.data) > 1000
+            return None
+        self._begun()
+        return []
+
+
+async def broken_step(
+    jobs: list[Job], call: Callable[[Groups, Buffers], list[Any]], *, wait: Callable[[Job, list[Any]], Awaitable[None]]
+) -> tuple[list[Any], list[Any]]:
+    """What every rank's operations and every rank's step raised. Nothing was committed, and no buffer was changed but
+    by an operation that had ended well on its rank before the others' was broken."""
+    await asyncio.gather(*(job.ready() for job in jobs))
+    color = [None, 0, 0]
+    pairs = await asyncio.gather(*(job.group.split(color[job.rank], -job.rank) for job in jobs))
+    buffers = [Buffers() for _ in jobs]
+    raised: list[Any] = [None] * 3
+    through = [False] * 3
+
+    async def step(job: Job) -> None:
+        rank = job.rank
+        async with job.step() as step:
+            step.on_commit(lambda: pytest.fail("nothing may be committed"))
+            await job.group.barrier()
+            try:
+                await wait(job, call(Groups(job.group, pairs[rank]), buffers[rank]))
+                through[rank] = True
+                await job.group.barrier()  # who has no part in it, or is through with its own, hears of it here
+            except BaseException as error:
+                raised[rank] = error
+                raise
+
+    results = asyncio.gather(*(step(job) for job in jobs), return_exceptions=True)
+    steps = await asyncio.wait_for(results, 30)  # far below the deadline of an operation, 300 s
+    assert all(each.untouched() for rank, each in enumerate(buffers) if not through[rank])
+    assert not all(through)
+    assert [job.committed_step for job in jobs] == [0, 0, 0]
+    return raised, steps
+
+
+async def all_of(job: Job, handles: list[Any]) -> None:
+    for handle in handles:
+        await handle
+
+
+@pytest.mark.parametrize("name", [*OPERATIONS, *SMALL])
+async def test_a_rank_that_is_cut_off_in_the_middle_is_named_by_all_others(name: str) -> None:
+    async with cluster(3, lost_after=0.6) as jobs:
+        rule = Break(0 if name in SMALL else 30, lambda: None)
+
+        async def wait(job: Job, handles: list[Any]) -> None:
+            if job.rank == CULPRIT:
+                rule.armed = True
+            await all_of(job, handles)
+
+        async with disturb_network(jobs[CULPRIT], rule):
+            raised, steps = await broken_step(jobs, {**OPERATIONS, **SMALL}[name], wait=wait)
+        for rank in (0, 1):
+            assert type(raised[rank]) is PeerError, raised
+            assert (raised[rank].rank, raised[rank].node, raised[rank].lost) == (2, "worker-2", ("worker-2",))
+            assert type(steps[rank]) is StepAborted
+            assert (steps[rank].node, steps[rank].lost) == ("worker-2", ("worker-2",))
+        assert isinstance(raised[CULPRIT], QuicollError)
+        assert type(steps[CULPRIT]) is StepAborted
+
+
+@pytest.mark.parametrize("name", [*OPERATIONS, *SMALL])
+async def test_a_call_that_is_cancelled_in_the_middle_ends_it_for_all_and_names_who_did(name: str) -> None:
+    async with cluster(3, lost_after=20.0) as jobs:
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+        rule = Break(0 if name in SMALL else 30, lambda: loop.call_soon_threadsafe(begun.set))
+
+        async with disturb_network(jobs[CULPRIT], rule) as held:
+
+            async def wait(job: Job, handles: list[Any]) -> None:
+                if job.rank != CULPRIT:
+                    await all_of(job, handles)
+                    return
+                rule.armed = True
+                await begun.wait()  # nothing of it arrives any more: it cannot have ended here
+                waiting = asyncio.ensure_future(all_of(job, handles))
+                await asyncio.sleep(0)
+                waiting.cancel()
+                held.remove()
+                await waiting
+
+            raised, steps = await broken_step(jobs, {**OPERATIONS, **SMALL}[name], wait=wait)
+        assert isinstance(raised[CULPRIT], asyncio.CancelledError)
+        for rank in (0, 1):
+            assert type(raised[rank]) is PeerError, raised
+            assert raised[rank].node == "worker-2"
+            assert "was cancelled" in str(raised[rank])
+            assert type(steps[rank]) is StepAborted
+            assert steps[rank].node == "worker-2"
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_bits_that_never_arrive_right_are_corruption_everywhere(name: str) -> None:
+    """The memory of ranks 1 and 2 changes whatever comes in, so every operation meets it somewhere."""
+    async with cluster(3) as jobs:
+        rules = [PayloadCorrupt(min_bytes=1000, times=1 << 30) for _ in range(2)]
+        async with corrupt_payloads(jobs[1], rules[0]), corrupt_payloads(jobs[2], rules[1]):
+            raised, steps = await broken_step(jobs, OPERATIONS[name], wait=all_of)
+        assert [type(error) for error in raised] == [Corrupted] * 3, raised
+        assert [type(error) for error in steps] == [StepAborted] * 3
+        assert all(error.node for error in raised)
+
+
+async def test_a_rank_lost_outside_of_a_sub_group_ends_the_operations_in_it() -> None:
+    async with cluster(3, lost_after=0.6) as jobs:
+        groups = await asyncio.gather(*(job.group.split(0 if job.rank < 2 else None) for job in jobs))
+        rule = Break(0, lambda: None)
+        done = [0, 0]
+
+        async def work(job: Job) -> None:
+            group = groups[job.rank]
+            assert group is not None
+            while True:
+                await group.all_reduce(np.ones(10))
+                done[job.rank] += 1
+                if done[job.rank] == 3:
+                    rule.armed = True
+
+        async with disturb_network(jobs[CULPRIT], rule):
+            got = await asyncio.wait_for(asyncio.gather(work(jobs[0]), work(jobs[1]), return_exceptions=True), 30)
+        assert [type(error) for error in got] == [PeerError] * 2
+        assert [error.lost for error in got if isinstance(error, PeerError)] == [("worker-2",)] * 2
+        assert all(count >= 3 for count in done)
