@@ -175,12 +175,16 @@ class Simulation:
         return self._world.elapsed_ns / 1e9
 
     def everyone_at(self, step: int) -> bool:
-        """Whether every worker that is not done has committed `step`, and no fault is to come."""
+        """Whether every worker that is not done has committed `step` and is in the last view, and no fault is to come.
+
+        In the view, since one that was left out would come back to a job that the others have left, and wait in vain.
+        """
         if self._events_left:
             return False
         held = self.checker.held
+        members = self.checker.installed.nodes if self.checker.installed is not None else ()
         return all(
-            machine.done or held.get(name, (0, 0))[1] >= step
+            machine.done or (name in members and held.get(name, (0, 0))[1] >= step)
             for name, machine in self._machines.items()
             if name != COORDINATOR_HOST
         )

@@ -11,6 +11,8 @@ import pytest
 
 from quicoll.errors import LocalError
 from quicoll.sim import runner
+from quicoll.sim.cluster import Settings
+from quicoll.sim.language import parse_events
 from quicoll.sim.runner import Result, Sweep, run_scenario, run_seed, run_seeds
 from quicoll.sim.swarm import Scenario, generate
 
@@ -34,6 +36,21 @@ def test_a_calm_scenario_commits_its_steps_and_ends_well() -> None:
     assert outcome.error is None
     assert outcome.committed >= 3
     assert outcome.results == (outcome.committed,) * 4
+
+
+def test_a_rank_that_was_left_out_is_waited_for() -> None:
+    # Worker 2 complains of worker 0, which is dead and whose end nobody hears of; it is itself left out for a second.
+    # When the others did not wait, it came back to nobody, and the run took a hold_timeout for nothing.
+    events = parse_events("""
+        sim.at(0.0544).hold({0}, {"coordinator", 1}).crash(0)
+        sim.at(0.1544).restart(0)
+        sim.at(0.1554).heal()
+    """)
+    settings = Settings(ranks=3, lost_after=0.3, timeout=3.0, chunk_bytes=1000)
+    outcome = run_scenario(Scenario(seed=0, steps=4, compute_s=0.004, settings=settings, events=events))
+    assert outcome.error is None
+    assert outcome.virtual_s < 5.0
+    assert len(set(outcome.results)) == 1
 
 
 def test_a_seed_twice_has_one_trace() -> None:
