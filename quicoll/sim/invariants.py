@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quicoll.division import WORLD, Scope
 from quicoll.group import Group
 from quicoll.job import Job, Step
 from quicoll.membership.history import Committed, InstalledView, Left
@@ -264,10 +265,13 @@ class CheckedJob(Job):
 class CheckedGroup(Group):
     """A group whose every collective is held to its deadline, and whose tensors are looked at before and after."""
 
-    def __init__(self, caller: Caller, *, machine: Machine, checker: Checker, group_id: int = 0) -> None:
-        super().__init__(caller, group_id=group_id)
+    def __init__(self, caller: Caller, scope: Scope = WORLD, *, machine: Machine, checker: Checker) -> None:
+        super().__init__(caller, scope)
         self._machine = machine
         self._checker = checker
+
+    def _sub_group(self, scope: Scope) -> Group:
+        return CheckedGroup(self._caller, scope, machine=self._machine, checker=self._checker)
 
 
 def _checked(name: str) -> Callable[..., Handle[Any]]:
