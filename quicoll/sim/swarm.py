@@ -17,8 +17,8 @@ pace is drawn as well.
     disk                               a write or an fsync fails, the disk is full, or the power goes in its middle
 
 Times. Most faults begin within a horizon of 0.2 to 4 s. Steps are computed at a pace that makes the asked number of
-them last about as long as the faults do, so that faults meet steps; they are drawn denser in the beginning, where views
-form, and often just after another fault, where recovery is under way. Lengths lie around the deadlines at which the
+them last about as long as the faults do, so that faults meet steps. Few come before the first view, more soon after it,
+and often one just after another, where recovery is under way. Lengths lie around the deadlines at which the
 code's behaviour changes: the retransmission and redial times, suspicion (0.45 lost_after), loss (lost_after), and
 beyond.
 
@@ -91,6 +91,7 @@ KINDS: tuple[str, ...] = (
 """All kinds of fault, in the order in which they are drawn."""
 
 _HORIZONS_MS = (200, 300, 500, 500, 1000, 1000, 2000, 4000)
+_FORMED = 18  # latencies until the first view is at work; it needs all ranks, so an earlier crash leaves no steps
 _MS = 1_000_000
 _S = 1_000_000_000
 
@@ -287,8 +288,9 @@ class _Builder:
         """When the next fault begins."""
         if self._events and self._draw.chance(0.4):
             return self._last + round(self._draw.log_between(_MS / 2, 2 * self._lost))
+        begin = _FORMED * self._settings.conditions.latency_ns if self._draw.chance(0.85) else 0
         early = self._draw.between(0.0, 1.0)
-        return round(self._horizon * early * math.sqrt(early))
+        return begin + round(self._horizon * early * math.sqrt(early))
 
     def _length(self) -> int:
         """How long it lasts: around a deadline, just short of it or just beyond."""
