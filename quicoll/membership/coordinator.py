@@ -17,6 +17,8 @@ Rules, and why:
 - A new view needs more than half of the nodes of the last installed one, less those that left of their own will. The
   first needs `world_size` nodes. The journal makes this coordinator the single decider; the quorum keeps a handful of
   nodes at the coordinator's side of a partition from going on alone.
+- A new view has a member that holds the last committed step, unless no node is left that could: a quorum of new
+  processes waits for the one whose state they would take back.
 - A step is committed when every member of the installed view has voted ok for `committed_step + 1` with the same
   digest, and by nothing else; the record comes first, the announcement after it. Everything else aborts.
 - A member that is lost, joins anew or breaks a rule ends its view at once: its state may be in doubt. A node that only
@@ -294,6 +296,9 @@ class CoordinatorCore:
         if message.step != expected:
             self._break(view, f"{node} {word} step {message.step}, but the next one is {expected}", (), node, now_ns)
             return
+        candidate = self._roster.get(node)
+        if candidate is not None:
+            candidate.committed_step = max(candidate.committed_step, expected - 1)  # where a step begins from
         if self._ballot is None:
             self._ballot = Ballot(view, step=expected)
         if isinstance(message, Begin):
@@ -344,7 +349,7 @@ class CoordinatorCore:
             self._evict(self._hearing.verdict(present), now_ns)
             self._hearing = None
         chosen = self._choose(now_ns)
-        missing = self._lack(chosen)
+        missing = self._lack(chosen) or self._stateless(chosen)
         if missing:
             self._patient = self._history.view is not None
             self._settle_ns = None
@@ -379,6 +384,23 @@ class CoordinatorCore:
 
     def _lack(self, chosen: list[Candidate]) -> str:
         return lack([candidate.node for candidate in chosen], history=self._history, config=self._config)
+
+    def _stateless(self, chosen: list[Candidate]) -> str:
+        """Why these must not go on: nobody of them holds the last committed step, and a node that may is not among them.
+
+        Nodes count for the quorum by name, so a majority of new processes is one. To begin from what they have would take
+        back a step that was committed. Where no node is left that could hold it, there is nothing to wait for.
+        """
+        step = self._history.committed_step
+        if any(candidate.committed_step >= step for candidate in chosen):
+            return ""
+        here = [candidate.node for candidate in chosen]
+        elsewhere: list[str] = []
+        for node in self._history.base:
+            known = self._roster.get(node)
+            if node not in here and (known is None or (known.committed_step >= step and not known.leaving)):
+                elsewhere.append(node)
+        return f"nobody here holds step {step}; {names(elsewhere)} may" if elsewhere else ""
 
     def _propose(self, chosen: list[Candidate], cause: Cause, now_ns: int, boundary: Decision | None = None) -> None:
         """Propose a view of `chosen`; at a step boundary, inside the decision of the step."""
@@ -566,7 +588,8 @@ class CoordinatorCore:
             return f"view {self._view.view_id} is at work; the next one comes at a step boundary"
         if self._proposal is not None:
             return f"view {self._proposal.view.view_id} is being formed"
-        return clip(self._lack(self._choose(now_ns)))
+        chosen = self._choose(now_ns)
+        return clip(self._lack(chosen) or self._stateless(chosen))
 
     # Outputs
 
