@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from quicoll.dtypes import BFLOAT16, DTYPES, Array, DType, Kind
+from quicoll.dtypes import DTYPES, FLOAT64, Array, DType, Kind, narrow
 from quicoll.reduce import BLOCK, ReduceOp, accumulator, combine, finish, reduce_tree, split, widen
 
 POOL_BYTES = 64 << 20  # larger than the caches of one core
@@ -99,7 +99,8 @@ def measure(dtype: DType, nbytes: int, leaves: int, rounds: int) -> dict[str, fl
             math.isnan(wide[0][a:b].max())
 
     finish_s = least(finishing, rounds)
-    ratio = None if dtype is BFLOAT16 else statistics.median(pairs(plain, lambda: tree(ReduceOp.SUM), rounds))
+    by_numpy = dtype.storage.name == dtype.name
+    ratio = None if not by_numpy else statistics.median(pairs(plain, lambda: tree(ReduceOp.SUM), rounds))
     return {
         "sum_gb_s": rate(leaves * nbytes, least(lambda: tree(ReduceOp.SUM), rounds)),
         "avg_gb_s": rate(leaves * nbytes, least(lambda: tree(ReduceOp.AVG), rounds)),
@@ -118,12 +119,13 @@ def values_of(leaf: Leaf) -> Array:
 
 
 def drawn(dtype: DType, size: int, rng: np.random.Generator) -> Array:
+    if dtype.part is not None:
+        return drawn(dtype.part, 2 * size, rng).view(dtype.storage)
     if dtype.kind is not Kind.FLOAT:
         return rng.integers(0, 100, size).astype(dtype.storage)
-    values = rng.standard_normal(size).astype(np.float32)
-    if dtype.storage.kind == "u":
-        return (values.view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(dtype.storage)
+    values = np.empty(size, dtype.storage)
+    narrow(rng.standard_normal(size).astype(np.float32).astype(np.float64), FLOAT64, dtype, values)
+    return values
 
 
 def canonical(operands: list[Leaf]) -> Any:

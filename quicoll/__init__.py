@@ -5,12 +5,19 @@
         async with job.step() as step:
             ...
 
-`quicoll.blocking` has the same for synchronous loops, `quicoll.testing` a whole cluster inside one test.
+`quicoll.blocking` has the same for synchronous loops, `quicoll.testing` a whole cluster inside one test, `quicoll.sim`
+one on a virtual clock whose network breaks.
 """
+
+from importlib import import_module
+from types import ModuleType
 
 from quicoll import blocking
 from quicoll.config import Config
+from quicoll.determinism import DeterminismReport, determinism_report
+from quicoll.draws import Generator
 from quicoll.errors import (
+    AuditError,
     CheckpointError,
     Corrupted,
     LocalError,
@@ -33,10 +40,13 @@ from quicoll.stragglers import Straggler
 __version__ = "0.1.0"
 
 __all__ = [
+    "AuditError",
     "CheckpointError",
     "Config",
     "Corrupted",
+    "DeterminismReport",
     "Event",
+    "Generator",
     "Group",
     "Handle",
     "Job",
@@ -58,5 +68,13 @@ __all__ = [
     "View",
     "__version__",
     "blocking",
+    "determinism_report",
     "join",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """What only tests need is imported when it is first asked for."""
+    if name in ("sim", "testing"):
+        return import_module(f"quicoll.{name}")
+    raise AttributeError(f"module 'quicoll' has no attribute {name!r}")

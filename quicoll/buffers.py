@@ -1,31 +1,34 @@
-"""torch and numpy to flat memory and back.
+"""torch, numpy and whatever else has memory, to flat memory and back.
 
-Everything past this module sees one thing: a 1-D, C-contiguous numpy array of an element type's storage dtype.
-Copies, all of them:
+Everything past this module sees one thing: a 1-D, C-contiguous numpy array of an element type's storage dtype. What is
+neither tensor nor array is looked at through DLPack (jax, cupy on the host, ...) or the buffer protocol (array.array,
+bytearray, memoryview, ctypes, ...); results for it are numpy arrays, unless it is the `out`. Copies, all of them:
 
-- `source`: none for a C-contiguous numpy array or a contiguous CPU tensor (transposed, sliced, conjugated or
-  negated views are copied once);
-- `allocate`: none; the collective writes into the memory that the caller gets;
+- `source`: none for contiguous memory in C order (transposed, sliced, conjugated or negated views are copied once;
+  tensors on a CUDA device are copied once, to the host);
+- `allocate`: none; the collective writes into the memory that the caller gets (but for a CUDA device one, as below);
 - `destination`: one, in `Destination.commit`. A collective works in a buffer of its own, so that one that is
   aborted leaves the caller's `out` as it was.
 
-torch is never imported here. A caller who passes a tensor has imported it; who has not, need not have it.
+torch is imported for who asks for a tensor of it, and for nobody else: a caller who passes one has imported it.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import xxhash
 
-from quicoll.dtypes import BFLOAT16, Array, DType
+from quicoll.dtypes import Array, DType
 from quicoll.errors import LocalError
 
-__all__ = ["Destination", "Kind", "Source", "allocate", "destination", "digest", "memory", "source"]
+__all__ = ["Destination", "Kind", "Source", "allocate", "destination", "digest", "memory", "source", "wrap"]
 
 Kind: TypeAlias = Literal["numpy", "torch"]
 
@@ -35,7 +38,8 @@ class Source:
     """What a caller passed in, to be read.
 
     flat: 1-D, C order, of dtype.storage, not writable; the caller's own memory unless `copied`. shape: the
-    caller's. native: the caller's dtype object (numpy.dtype or torch.dtype), for allocating its like.
+    caller's. native, device: the caller's dtype object (numpy.dtype or torch.dtype) and torch.device, for allocating
+    its like; device is None for the host.
     """
 
     flat: Array
@@ -44,6 +48,7 @@ class Source:
     kind: Kind
     native: Any
     copied: bool
+    device: Any = None
 
     @property
     def nbytes(self) -> int:
@@ -54,11 +59,13 @@ class Source:
 class Destination:
     """Where a result goes.
 
-    value: what the caller gets: an array or a tensor of `shape` and `dtype`. flat: 1-D, writable, of dtype.storage:
-    the value's own memory if it is fresh, else a buffer beside it.
+    value: what the caller gets: an array or a tensor of `shape` and `dtype`, or the `out` that was passed. place: an
+    array or a tensor in the value's memory; mostly the value itself. flat: 1-D, writable, of dtype.storage: the value's
+    own memory if it is fresh, else a buffer beside it.
     """
 
     value: Any
+    place: Any
     flat: Array
     dtype: DType
     shape: tuple[int, ...]
@@ -80,24 +87,26 @@ class Destination:
             if result is not self.flat:
                 np.copyto(self.flat, result)
         elif self.kind == "numpy":
-            np.copyto(self.value, result.view(self.value.dtype).reshape(self.shape))
+            np.copyto(self.place, result.view(self.place.dtype).reshape(self.shape))
         else:
-            _write_tensor(self.value, result.reshape(self.shape))
+            _write_tensor(self.place, result.reshape(self.shape))
         return self.value
 
 
 def source(value: Any) -> Source:
-    """Look at a numpy array or a torch tensor as flat memory.
+    """Look at a numpy array, a torch tensor, or an object with DLPack or the buffer protocol as flat memory.
 
     Any shape, 0-dimensional and empty included; read-only arrays too; a tensor that requires grad is read as it is,
-    outside of autograd. The memory must not change until the collective has ended. Raises LocalError that says what
-    to pass instead: for what is neither array nor tensor, another device, layout, byte order or dtype.
+    outside of autograd. A tensor on a CUDA device is copied to the host, after what is queued for it there. The memory
+    must not change until the collective has ended. Raises LocalError that says what to pass instead: for what has no
+    memory of numbers, another device, layout, byte order or dtype.
     """
     torch = _torch()
     if torch is not None and isinstance(value, torch.Tensor):
         return _from_torch(value)
-    if isinstance(value, np.ndarray):
-        return _from_numpy(value)
+    array = _as_array(value)
+    if array is not None:
+        return _from_numpy(array)
     raise LocalError(
         f"a {type(value).__name__} is neither array nor tensor; pass numpy.asarray(x, dtype) or torch.as_tensor(x)"
     )
@@ -109,18 +118,23 @@ def allocate(like: Source, shape: tuple[int, ...] | None = None) -> Destination:
     if like.kind == "numpy":
         value: Any = np.empty(shape, like.native)
         flat = value.reshape(-1).view(like.dtype.storage)
-    else:
+    elif like.device is None:
         value = _torch().empty(shape, dtype=like.native, device="cpu")
         flat = _flat_tensor(value)
-    return Destination(value, flat, like.dtype, shape, like.kind, fresh=True)
+    else:
+        value = _torch().empty(shape, dtype=like.native, device=like.device)
+        flat = np.empty(math.prod(shape), like.dtype.storage)
+        return Destination(value, value, flat, like.dtype, shape, like.kind, fresh=False)
+    return Destination(value, value, flat, like.dtype, shape, like.kind, fresh=True)
 
 
 def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) -> Destination:
     """A caller's `out`, checked, with a buffer beside it; `commit` writes it.
 
-    `out` may be an array for a tensor and the other way round, be strided, and be (or overlap) the input. Raises
-    LocalError unless it has `shape` (by default that of `like`) and the dtype of `like`, can be written, does not
-    require grad, and has a place of its own for each element.
+    `out` may be an array for a tensor and the other way round, any object with DLPack or the buffer protocol, be
+    strided, and be (or overlap) the input. Raises LocalError unless it has `shape` (by default that of `like`) and the
+    dtype of `like`, can be written, does not require grad, and has a place of its own for each element. While the
+    Destination lives, a bytearray or array.array that is `out` cannot change its length.
     """
     shape = like.shape if shape is None else shape
     torch = _torch()
@@ -129,20 +143,42 @@ def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) ->
         dtype = _torch_dtype(out)
         if out.requires_grad:
             raise LocalError("out requires grad; pass out.detach(), or a tensor made under torch.no_grad()")
-        strides, writable = tuple(step * out.element_size() for step in out.stride()), True
-    elif isinstance(out, np.ndarray):
-        kind = "numpy"
-        dtype = _numpy_dtype(out)
-        strides, writable = out.strides, out.flags.writeable
+        place, strides, writable = out, tuple(step * out.element_size() for step in out.stride()), True
     else:
-        raise LocalError(f"out is a {type(out).__name__}; pass a numpy array or a torch tensor")
-    if tuple(out.shape) != shape or dtype is not like.dtype:
-        raise LocalError(f"out is {tuple(out.shape)} of {dtype}, the result {shape} of {like.dtype}")
+        kind = "numpy"
+        place = _as_array(out)
+        if place is None:
+            raise LocalError(f"out is a {type(out).__name__}; pass a numpy array or a torch tensor")
+        dtype = _numpy_dtype(place)
+        strides, writable = place.strides, place.flags.writeable
+    if tuple(place.shape) != shape or dtype is not like.dtype:
+        raise LocalError(f"out is {tuple(place.shape)} of {dtype}, the result {shape} of {like.dtype}")
     if not writable:
         raise LocalError("out is read-only")
     if _overlaps_itself(shape, strides, dtype.itemsize):
         raise LocalError(f"out has several elements in one place (strides {strides} bytes); pass a contiguous copy")
-    return Destination(out, np.empty(math.prod(shape), dtype.storage), dtype, shape, kind, fresh=False)
+    return Destination(out, place, np.empty(math.prod(shape), dtype.storage), dtype, shape, kind, fresh=False)
+
+
+def wrap(flat: Array, dtype: DType, shape: tuple[int, ...], kind: Kind) -> Any:
+    """An array or a tensor of `dtype` and `shape` in the memory of `flat` (1-D, of dtype.storage, writable).
+
+    Imports torch for "torch", and ml_dtypes for numpy arrays of types that numpy has not; LocalError without them.
+    """
+    if kind == "torch":
+        torch = _import("torch")
+        tensor = torch.from_numpy(flat).reshape(shape)
+        native = getattr(torch, dtype.name)
+        return tensor.view(native) if native in _without_numpy(torch) else tensor
+    own = dtype.storage if dtype.storage.name == dtype.name else np.dtype(getattr(_import("ml_dtypes"), dtype.name))
+    return flat.view(own).reshape(shape)
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise LocalError(f"{module} is not installed, and what is asked for needs it") from error
 
 
 def memory(flat: Array) -> memoryview:
@@ -175,6 +211,39 @@ def _from_numpy(value: np.ndarray[Any, Any]) -> Source:
     return Source(flat, dtype, value.shape, "numpy", value.dtype, copied)
 
 
+def _as_array(value: Any) -> Array | None:
+    """An array in the memory of `value`; None if it has none that could be looked at."""
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, np.generic):  # it has the buffer protocol, but what it is for here is not clear
+        return None
+    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        device = int(value.__dlpack_device__()[0])
+        if device not in _DLPACK_HOST:
+            raise LocalError(
+                f"a {type(value).__name__} on DLPack device type {device} is not supported; pass a copy on the host"
+            )
+        return _looked_at(value, np.from_dlpack)
+    try:
+        view = memoryview(value)
+    except TypeError:
+        return None
+    return _looked_at(view, np.asarray)
+
+
+_DLPACK_HOST = (1, 3)  # kDLCPU and kDLCUDAHost of dlpack.h
+
+
+def _looked_at(value: Any, look: Callable[[Any], Array]) -> Array:
+    try:
+        return look(value)
+    except (BufferError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        # Each producer refuses in its own way: types that numpy has not, read-only memory, formats that are no numbers.
+        raise LocalError(
+            f"the memory of a {type(value).__name__} cannot be read as numbers; pass a numpy array: {error}"
+        ) from error
+
+
 def _numpy_dtype(value: np.ndarray[Any, Any]) -> DType:
     if isinstance(value, np.ma.MaskedArray):
         raise LocalError("a masked array would lose its mask; pass value.filled(...)")
@@ -197,10 +266,12 @@ def _torch() -> Any:
 def _from_torch(value: Any) -> Source:
     dtype = _torch_dtype(value)
     shape = tuple(value.shape)
-    plain = value.detach()
-    copied = plain.is_neg() or not plain.is_contiguous()
+    plain, device = value.detach(), None
+    if value.device.type == "cuda":
+        plain, device = plain.cpu(), value.device
+    copied = device is not None or plain.is_neg() or plain.is_conj() or not plain.is_contiguous()
     try:
-        flat = _flat_tensor(plain.resolve_neg().contiguous())
+        flat = _flat_tensor(plain.resolve_neg().resolve_conj().contiguous())
     except (RuntimeError, TypeError, NotImplementedError) as error:
         # Subclasses that only stand for data elsewhere (DTensor, FakeTensor, functorch's wrappers) fail here, each
         # its own way.
@@ -208,7 +279,7 @@ def _from_torch(value: Any) -> Source:
             f"a {type(value).__name__} has no memory that can be read; pass the local tensor: {error}"
         ) from error
     flat.flags.writeable = False
-    return Source(flat, dtype, shape, "torch", value.dtype, copied)
+    return Source(flat, dtype, shape, "torch", value.dtype, copied, device)
 
 
 def _torch_dtype(value: Any) -> DType:
@@ -220,7 +291,7 @@ def _torch_dtype(value: Any) -> DType:
         )
     if value.device.type == "meta":
         raise LocalError("a tensor on device meta has no elements; pass one that has been materialised")
-    if value.device.type != "cpu":
+    if value.device.type not in ("cpu", "cuda"):
         raise LocalError(f"a tensor on device {value.device} is not supported; pass value.cpu()")
     return DType.parse(str(value.dtype).removeprefix("torch."))
 
@@ -229,19 +300,22 @@ def _flat_tensor(value: Any) -> Array:
     """A contiguous tensor's memory as a flat array."""
     torch = _torch()
     flat = value.reshape(-1)
-    if value.dtype is torch.bfloat16:  # numpy has no such type
-        return flat.view(torch.int16).numpy().view(BFLOAT16.storage)  # type: ignore[no-any-return]
-    return flat.numpy()  # type: ignore[no-any-return]
+    unsigned = _without_numpy(torch).get(value.dtype)
+    return (flat if unsigned is None else flat.view(unsigned)).numpy()  # type: ignore[no-any-return]
+
+
+def _without_numpy(torch: Any) -> dict[Any, Any]:
+    """torch's types that numpy has not, and the type of equal size by which their memory is passed over."""
+    return {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 
 
 def _write_tensor(out: Any, result: Array) -> None:
     torch = _torch()
     if not result.flags.writeable:  # torch has no read-only tensors, and warns
         result = result.copy()
-    if out.dtype is torch.bfloat16:
-        tensor = torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
-    else:
-        tensor = torch.from_numpy(result)
+    tensor = torch.from_numpy(result)
+    if out.dtype in _without_numpy(torch):
+        tensor = tensor.view(out.dtype)
     # A tensor made under inference mode may be written only there.
     with torch.inference_mode() if out.is_inference() else torch.no_grad():
         out.copy_(tensor)

@@ -5,23 +5,26 @@ to a conversion instruction or to a library's choice of one:
 
 - Widening is exact. A bfloat16 is the upper half of a float32. A float16 is a float32 whose exponent field is 112
   too small, so moving its bits and multiplying by 2**112 gives the value, subnormals included; infinities and NaN
-  go through numpy's own cast.
-- Narrowing rounds to nearest, ties to even, once (IEEE 754-2019, 4.3.1). From float64 to a 16-bit type one goes
-  through a float32 rounded to odd, which keeps enough to make the second rounding the only one that matters (Boldo
-  and Melquiond 2008, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd").
+  go through numpy's own cast. A float8 has 256 values, which stand in a table.
+- Narrowing rounds to nearest, ties to even, once (IEEE 754-2019, 4.3.1). From float64 to a 16-bit or 8-bit type one
+  goes through a float32 rounded to odd, which keeps enough to make the second rounding the only one that matters
+  (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd").
+- Overflow gives infinity. float8_e4m3fn has none (Micikevicius et al. 2022, "FP8 formats for deep learning"), so
+  there it gives NaN, as ml_dtypes' cast does and torch's did before it saturated: a value that was lost must be seen.
 - All NaN become one, quiet and positive. Sign and payload of a computed NaN differ between processors, and on one
   processor between the vector body and the scalar tail of a loop (x86 returns the first operand's payload, and
   which operand is first is the compiler's choice).
 - Subnormals are kept. `require_ieee` finds a thread whose mode register says otherwise.
 
-bfloat16 is stored as uint16, so that neither torch nor ml_dtypes is needed to compute with it. To add a type
-(float8, complex), add a row to `DTYPES` and its two conversions.
+bfloat16 is stored as uint16 and both float8 as uint8, so that neither torch nor ml_dtypes is needed to compute with
+them. A complex number is its two parts, each converted, rounded and made the one NaN by itself. To add a type, add a
+row to `_ALL` and its two conversions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -35,7 +38,11 @@ from quicoll.errors import LocalError
 __all__ = [
     "BFLOAT16",
     "BOOL",
+    "COMPLEX64",
+    "COMPLEX128",
     "DTYPES",
+    "FLOAT8_E4M3FN",
+    "FLOAT8_E5M2",
     "FLOAT16",
     "FLOAT32",
     "FLOAT64",
@@ -57,25 +64,32 @@ Array: TypeAlias = NDArray[Any]
 
 class Kind(StrEnum):
     FLOAT = "float"
+    COMPLEX = "complex"
     INT = "int"
     UINT = "uint"
     BOOL = "bool"
+    EXACT = "exact"  # no tensor's type: accumulators of quicoll.exact
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
     """One element type; there is one object for each, so that types are compared by `is`.
 
-    itemsize: bytes. storage: the numpy dtype that holds it, native byte order (uint16 for bfloat16).
-    infinity, nan: for floats the bits of +inf and of the one NaN that results carry; 0 otherwise.
+    itemsize: bytes. storage: the numpy dtype that holds it, native byte order (uint16 for bfloat16, uint8 for float8).
+    digits: of a float's significand, in bits, the hidden one included; 0 otherwise. top, nan: for floats the bits of
+    the largest value, which is infinity but for float8_e4m3fn, and of the one NaN that results carry; 0 otherwise.
+    infinite: whether there is an infinity. part: the type of both parts of a complex number, None otherwise.
     """
 
     name: str
     itemsize: int
     storage: np.dtype[Any]
     kind: Kind
-    infinity: int = 0
+    digits: int = 0
+    top: int = 0
     nan: int = 0
+    infinite: bool = True
+    part: DType | None = None
 
     @staticmethod
     def parse(name: str) -> DType:
@@ -87,8 +101,8 @@ class DType:
 
     @property
     def bits(self) -> np.dtype[Any]:
-        """The unsigned integer of the same size, to look at an element's bits."""
-        return np.dtype(f"u{self.itemsize}")
+        """The unsigned integer of the same size, to look at an element's bits; of a complex number's part."""
+        return np.dtype(f"u{self.itemsize if self.part is None else self.part.itemsize}")
 
     def __str__(self) -> str:
         return self.name
@@ -98,10 +112,14 @@ class DType:
         return DType.parse, (self.name,)
 
 
-FLOAT16 = DType("float16", 2, np.dtype(np.float16), Kind.FLOAT, 0x7C00, 0x7E00)
-BFLOAT16 = DType("bfloat16", 2, np.dtype(np.uint16), Kind.FLOAT, 0x7F80, 0x7FC0)
-FLOAT32 = DType("float32", 4, np.dtype(np.float32), Kind.FLOAT, 0x7F80_0000, 0x7FC0_0000)
-FLOAT64 = DType("float64", 8, np.dtype(np.float64), Kind.FLOAT, 0x7FF0 << 48, 0x7FF8 << 48)
+FLOAT8_E4M3FN = DType("float8_e4m3fn", 1, np.dtype(np.uint8), Kind.FLOAT, 4, 0x7E, 0x7F, infinite=False)
+FLOAT8_E5M2 = DType("float8_e5m2", 1, np.dtype(np.uint8), Kind.FLOAT, 3, 0x7C, 0x7E)
+FLOAT16 = DType("float16", 2, np.dtype(np.float16), Kind.FLOAT, 11, 0x7C00, 0x7E00)
+BFLOAT16 = DType("bfloat16", 2, np.dtype(np.uint16), Kind.FLOAT, 8, 0x7F80, 0x7FC0)
+FLOAT32 = DType("float32", 4, np.dtype(np.float32), Kind.FLOAT, 24, 0x7F80_0000, 0x7FC0_0000)
+FLOAT64 = DType("float64", 8, np.dtype(np.float64), Kind.FLOAT, 53, 0x7FF0 << 48, 0x7FF8 << 48)
+COMPLEX64 = DType("complex64", 8, np.dtype(np.complex64), Kind.COMPLEX, part=FLOAT32)
+COMPLEX128 = DType("complex128", 16, np.dtype(np.complex128), Kind.COMPLEX, part=FLOAT64)
 INT8 = DType("int8", 1, np.dtype(np.int8), Kind.INT)
 INT16 = DType("int16", 2, np.dtype(np.int16), Kind.INT)
 INT32 = DType("int32", 4, np.dtype(np.int32), Kind.INT)
@@ -112,9 +130,12 @@ UINT32 = DType("uint32", 4, np.dtype(np.uint32), Kind.UINT)
 UINT64 = DType("uint64", 8, np.dtype(np.uint64), Kind.UINT)
 BOOL = DType("bool", 1, np.dtype(np.bool_), Kind.BOOL)
 
-_ALL = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64, INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, BOOL)
+_FLOATS = (FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
+_INTEGERS = (INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64)
+_ALL = (*_FLOATS, COMPLEX64, COMPLEX128, *_INTEGERS, BOOL)
 DTYPES: Mapping[str, DType] = MappingProxyType({dtype.name: dtype for dtype in _ALL})
-_BY_STORAGE = {dtype.storage: dtype for dtype in _ALL if dtype is not BFLOAT16}
+# Of two types with one storage the later is found here: never a float8 or a bfloat16, which accumulate for no other.
+_BY_STORAGE = {dtype.storage: dtype for dtype in _ALL}
 
 
 def stored_as(values: Array, dtype: DType) -> DType:
@@ -150,9 +171,9 @@ def widen(values: Array, dtype: DType, acc: DType, out: Array) -> None:
 
 def widen_unguarded(values: Array, dtype: DType, acc: DType, out: Array) -> None:
     """`widen` inside the caller's np.errstate."""
-    if dtype.kind is Kind.FLOAT and dtype.itemsize == 2 and acc is not dtype:
+    if dtype in _TO_FLOAT32 and acc is not dtype:
         if acc is FLOAT32:
-            (_bfloat16_to_float32 if dtype is BFLOAT16 else _float16_to_float32)(values, out)
+            _TO_FLOAT32[dtype](values, out)
             return
         single = np.empty(values.size, np.float32)
         widen_unguarded(values, dtype, FLOAT32, single)
@@ -172,21 +193,24 @@ def narrow(values: Array, acc: DType, dtype: DType, out: Array) -> None:
 
 def narrow_unguarded(values: Array, acc: DType, dtype: DType, out: Array) -> None:
     """`narrow` inside the caller's np.errstate."""
-    if dtype.kind is Kind.BOOL:
+    if dtype.part is not None and acc.part is not None:
+        parts = values.view(acc.part.storage)
+        narrow_unguarded(parts, acc.part, dtype.part, parts if out is values else out.view(dtype.part.storage))
+    elif dtype.kind is Kind.BOOL:
         np.not_equal(values.view(np.uint8), 0, out=out)
     elif dtype.kind is not Kind.FLOAT:
         if out is not values:
             np.copyto(out, values, casting="unsafe")
-    elif dtype.itemsize == 2 and acc is dtype:
-        _copy_half(values, dtype, out)
+    elif dtype.itemsize <= 2 and acc is dtype:
+        _copy_small(values, dtype, out)
     else:
         # A maximum is NaN exactly if an element is, reads once and writes nothing: far cheaper than an array of
         # isnan.
         any_nan = values.size > 0 and math.isnan(values.max())
         where = np.isnan(values) if any_nan else None
-        if dtype.itemsize == 2:
+        if dtype in _FROM_FLOAT32:
             single = values if acc is FLOAT32 else _float64_to_odd_float32(values)
-            (_float32_to_bfloat16 if dtype is BFLOAT16 else _float32_to_float16)(single, out)
+            _FROM_FLOAT32[dtype](single, out)
         elif out is not values:
             np.copyto(out, values, casting="same_kind")
         if where is not None:
@@ -203,6 +227,7 @@ def _u32(value: int) -> Array:
     return np.array(value, np.uint32)
 
 
+_SIZE_8 = np.array(0x7F, np.uint8)
 _SIZE_16, _SIGN_16 = _u16(0x7FFF), _u16(0x8000)
 _SIZE_32, _EXPONENT_32 = _u32(0x7FFF_FFFF), _u32(0x7F80_0000)
 _1, _13, _16 = _u32(1), _u32(13), _u32(16)
@@ -214,13 +239,13 @@ _WIDENED_16 = _u32(0x8FFF_E000)  # one sign bit, five of exponent, ten of fracti
 _TWO_TO_112 = np.array(2.0**112, np.float32)
 
 
-def _copy_half(values: Array, dtype: DType, out: Array) -> None:
-    """Copy 16-bit floats, every NaN made the one. On the bits: numpy's float16 arithmetic is 30 times slower."""
+def _copy_small(values: Array, dtype: DType, out: Array) -> None:
+    """Copy narrow floats, every NaN made the one. On the bits: numpy's float16 arithmetic is 30 times slower."""
     if out is not values:
         np.copyto(out, values)
-    size = np.bitwise_and(values.view(np.uint16), _SIZE_16)
-    if size.size and size.max() > dtype.infinity:
-        out.view(np.uint16)[size > dtype.infinity] = dtype.nan
+    size = np.bitwise_and(values.view(dtype.bits), _SIZE_16 if dtype.itemsize == 2 else _SIZE_8)
+    if size.size and size.max() > dtype.top:
+        out.view(dtype.bits)[size > dtype.top] = dtype.nan
 
 
 def _bfloat16_to_float32(values: Array, out: Array) -> None:
@@ -247,7 +272,7 @@ def _float32_to_bfloat16(values: Array, out: Array) -> None:
 def _float16_to_float32(values: Array, out: Array) -> None:
     """numpy's own cast, element by element, is four times slower; it is asked only where an infinity or NaN is."""
     halves = values.view(np.uint16)
-    if values.size and np.bitwise_and(halves, _SIZE_16).max() >= FLOAT16.infinity:
+    if values.size and np.bitwise_and(halves, _SIZE_16).max() >= FLOAT16.top:
         np.copyto(out, values)
         return
     bits = out.view(np.uint32)
@@ -293,3 +318,85 @@ def _float64_to_odd_float32(values: Array) -> Array:
     bits[other & beyond] -= 1
     bits[other & ~beyond] += 1
     return nearest
+
+
+def _float8_values(dtype: DType) -> Array:
+    """The float32 of each of the 256 patterns: fraction times a power of two, from the format's definition."""
+    fraction_bits = dtype.digits - 1
+    bias = (1 << (6 - fraction_bits)) - 1  # of 7 - fraction_bits exponent bits
+    values = np.empty(256, np.float32)
+    for bits in range(256):
+        size = bits & 0x7F
+        exponent, fraction = size >> fraction_bits, size & ((1 << fraction_bits) - 1)
+        significand = fraction + (1 << fraction_bits if exponent else 0)
+        value = math.ldexp(significand, max(exponent, 1) - bias - fraction_bits)
+        if size > dtype.top:
+            value = math.nan
+        elif size == dtype.top and dtype.infinite:
+            value = math.inf
+        values[bits] = math.copysign(value, -1.0 if bits & 0x80 else 1.0)
+    values.flags.writeable = False
+    return values
+
+
+def _float8_to_float32(dtype: DType) -> Callable[[Array, Array], None]:
+    table = _float8_values(dtype)
+
+    def convert(values: Array, out: Array) -> None:
+        np.take(table, values, out=out, mode="clip")  # the default mode, "raise", would buffer the output
+
+    return convert
+
+
+def _float32_to_float8(dtype: DType) -> Callable[[Array, Array], None]:
+    """Let the adder round, as in `_float32_to_float16`: below the smallest normal 2**lowest the last place stays.
+
+    The count of last places, added to the exponent field, is the pattern; what comes out above the largest finite
+    number is infinity, or NaN where there is none. NaN is the caller's to put in.
+    """
+    fraction_bits = dtype.digits - 1
+    lowest = 2 - (1 << (6 - fraction_bits))
+    least = _u32((127 + lowest) << 23)
+    # From here up everything overflows: the exponent after the largest number's.
+    beyond = _u32((127 + lowest + ((dtype.top if dtype.infinite else 0x80) >> fraction_bits) - 1) << 23)
+    lift = _u32((23 - fraction_bits) << 23)
+    shift, bias = _u32(23 - fraction_bits), _u32((127 + lowest + 23 - fraction_bits) << fraction_bits)
+    overflow = _u32(dtype.top if dtype.infinite else dtype.nan)
+    low_bits, sign, to_sign = _u32(0x7FFFFF), _u32(0x80), _u32(24)
+
+    def convert(values: Array, out: Array) -> None:
+        bits = values.view(np.uint32)
+        size = np.bitwise_and(bits, _SIZE_32)
+        np.minimum(size, beyond, out=size)
+        anchor = np.maximum(size, least)
+        np.bitwise_and(anchor, _EXPONENT_32, out=anchor)
+        np.add(anchor, lift, out=anchor)
+        total = size.view(np.float32)
+        np.add(total, anchor.view(np.float32), out=total)
+        np.bitwise_and(size, low_bits, out=size)  # the count
+        np.right_shift(anchor, shift, out=anchor)
+        np.subtract(anchor, bias, out=anchor)
+        np.add(size, anchor, out=size)
+        np.minimum(size, overflow, out=size)
+        np.right_shift(bits, to_sign, out=anchor)
+        np.bitwise_and(anchor, sign, out=anchor)
+        np.bitwise_or(size, anchor, out=size)
+        np.copyto(out, size, casting="unsafe")
+        if not dtype.infinite:
+            _copy_small(out, dtype, out)  # an overflow is the one NaN, without a sign
+
+    return convert
+
+
+_TO_FLOAT32: Mapping[DType, Callable[[Array, Array], None]] = {
+    FLOAT8_E4M3FN: _float8_to_float32(FLOAT8_E4M3FN),
+    FLOAT8_E5M2: _float8_to_float32(FLOAT8_E5M2),
+    FLOAT16: _float16_to_float32,
+    BFLOAT16: _bfloat16_to_float32,
+}
+_FROM_FLOAT32: Mapping[DType, Callable[[Array, Array], None]] = {
+    FLOAT8_E4M3FN: _float32_to_float8(FLOAT8_E4M3FN),
+    FLOAT8_E5M2: _float32_to_float8(FLOAT8_E5M2),
+    FLOAT16: _float32_to_float16,
+    BFLOAT16: _float32_to_bfloat16,
+}

@@ -7,14 +7,16 @@
     Partitioned     this rank cannot reach a quorum; it holds, and takes part again once it can
     StepAborted     the step was committed nowhere; inputs and outputs are untouched; begin it again
     CheckpointError a checkpoint cannot be written or read; what was there before is still there
+    AuditError      an audit cannot be written or read; nothing else is affected
     JournalError    the coordinator's journal cannot be used; what it holds is still there; the coordinator ends
 
-After any error but LocalError and CheckpointError the next `job.step()` waits for the next view.
+After any error but LocalError, CheckpointError and AuditError the next `job.step()` waits for the next view.
 """
 
 from __future__ import annotations
 
 __all__ = [
+    "AuditError",
     "CheckpointError",
     "Corrupted",
     "JournalError",
@@ -100,6 +102,16 @@ class CheckpointError(QuicollError):
 
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(f"{message}: {path}" if path else message)
+        self.path = path
+
+
+class AuditError(QuicollError):
+    """The audit at `path` could not be written or read. The group is still usable."""
+
+    usable = True
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(f"audit {path}: {message}")
         self.path = path
 
 

@@ -12,7 +12,8 @@ more than any other, its error grows with log2(L) and not with L (Higham 1993, "
 summation", SIAM J. Sci. Comput. 14(4)), and it can be cut between ranks, which a running sum cannot. It fixes the
 order, which is the simpler half of the subject: a sum that is the same for every order needs binned accumulators
 (Demmel and Nguyen 2013, "Fast reproducible floating-point summation", ARITH-21; Ahrens, Demmel and Nguyen 2020, ACM
-TOMS 46(3)). We do not need it as long as all ranks agree on the leaves.
+TOMS 46(3)) or the whole sum. We do not need it as long as all ranks agree on the leaves; who wants it all the same,
+or the exact sum rounded once, asks for precision="exact" (`quicoll.exact`): another accumulator, and nothing else.
 
 The arithmetic. IEEE 754 defines sum, product and quotient of two numbers to the last bit, so each combination is
 the same on every processor that obeys it (`dtypes.require_ieee` asks). What it leaves open is closed here:
@@ -22,8 +23,13 @@ the same on every processor that obeys it (`dtypes.require_ieee` asks). What it 
 - Signed zeros: min and max take -0.0 for less than +0.0. numpy gives either, depending on the vector unit and on
   the place in the array.
 - Contraction: one operation is one numpy call on stored operands, so that no multiply is fused with an add.
-- Precision: 16-bit floats accumulate in float32 (or float64 if asked), so that there is one rounding to the narrow
-  type, at the end. avg is the sum and then one division by L in the accumulator, whatever the number of ranks.
+- Precision: 8-bit and 16-bit floats accumulate in float32 (or float64 if asked), so that there is one rounding to
+  the narrow type, at the end. avg is the sum and then one division by L in the accumulator, whatever the number of
+  ranks. complex64 accumulates in two float32 as float32 does in one, complex128 in two float64.
+- Complex: a sum adds the parts. (a+bi)(c+di) is (ac - bd) + (ad + bc)i, four products, a difference and a sum, each
+  rounded; nothing is done to save infinities (C's Annex G would, libraries differ), so (inf+0i)(1+0i) is inf+nan i.
+  avg divides both parts. Each part that is NaN becomes the one NaN; the other part stays. There is no order, hence
+  no min and no max.
 - Integers: sum and product wrap modulo 2**n, hence are exact and free of order. avg sums in 64 bits, wrapping
   there, then divides towards minus infinity. Overflow of floats gives infinity; nothing warns.
 
@@ -41,6 +47,8 @@ import numpy as np
 
 from quicoll.dtypes import (
     BOOL,
+    COMPLEX64,
+    COMPLEX128,
     DTYPES,
     FLOAT32,
     FLOAT64,
@@ -56,6 +64,7 @@ from quicoll.dtypes import (
     widen_unguarded,
 )
 from quicoll.errors import LocalError
+from quicoll.exact import exact_accumulator
 
 __all__ = [
     "BLOCK",
@@ -74,7 +83,7 @@ __all__ = [
     "widen",
 ]
 
-Precision: TypeAlias = Literal["default", "float64"]
+Precision: TypeAlias = Literal["default", "float64", "exact"]
 
 # Elements of one block: 128 to 256 KiB of a floating-point accumulator. Bits do not depend on it
 # (tests/unit/test_reduce.py).
@@ -143,30 +152,46 @@ def held(rank: int, world: int, total: int) -> range:
 def accumulator(dtype: DType, op: ReduceOp, precision: Precision = "default") -> DType:
     """The type in which partial results are held and travel.
 
-    min, max and the bitwise ones need no other than `dtype`. sum, avg and product of float16 and bfloat16 take
-    float32, of float32 float32, of float64 float64; precision="float64" takes float64 for all of these. Integers
-    keep their own type, except that avg takes int64 or uint64. Raises LocalError for what makes no sense: bitwise
-    operations on floats, arithmetic on bools, an unknown precision.
+    min, max and the bitwise ones need no other than `dtype`. sum, avg and product of float8, float16 and bfloat16
+    take float32, of float32 float32, of float64 float64; precision="float64" takes float64 for all of these. complex64
+    and complex128 keep their own type; "float64" takes complex128. Integers keep their own type, except that avg
+    takes int64 or uint64. precision="exact" takes an accumulator of `quicoll.exact` for sum and avg of floats and
+    complex numbers; all else but products of those is exact, or free of order, as it is. Raises LocalError for what
+    makes no sense: bitwise operations on floats, an order of complex numbers, arithmetic on bools, an exact product, an
+    unknown precision.
     """
-    if precision not in ("default", "float64"):
-        raise LocalError(f"precision {precision!r} is not known; use 'default' or 'float64'")
+    if precision not in ("default", "float64", "exact"):
+        raise LocalError(f"precision {precision!r} is not known; use 'default', 'float64' or 'exact'")
     if op in (ReduceOp.MIN, ReduceOp.MAX):
+        if dtype.kind is Kind.COMPLEX:
+            raise LocalError(
+                f"{op} of {dtype} is not defined: complex numbers have no order; reduce their absolute values"
+            )
         return dtype
     if op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR):
-        if dtype.kind is Kind.FLOAT:
+        if dtype.kind in (Kind.FLOAT, Kind.COMPLEX):
             raise LocalError(f"{op} is bitwise and {dtype} is not an integer; use an integer tensor or a view of one")
         return dtype
     if dtype is BOOL:
         raise LocalError(f"{op} of bools is not defined; use band, bor, bxor, min, max, or an integer tensor")
+    if precision == "exact" and dtype.kind in (Kind.FLOAT, Kind.COMPLEX):
+        if op is ReduceOp.PRODUCT:
+            raise LocalError(f"product of {dtype} has no exact form; use precision 'default' or 'float64'")
+        return exact_accumulator(dtype).wide
     if dtype.kind is Kind.FLOAT:
         return FLOAT64 if precision == "float64" or dtype is FLOAT64 else FLOAT32
+    if dtype.kind is Kind.COMPLEX:
+        return COMPLEX128 if precision == "float64" or dtype is COMPLEX128 else COMPLEX64
     if op is ReduceOp.AVG:
         return INT64 if dtype.kind is Kind.INT else UINT64
     return dtype
 
 
 def combine(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
-    """Write left op right into `out`. All 1-D, of one size, stored as `acc`; `out` may be `left` or `right` itself."""
+    """Write left op right into `out`. All 1-D, of one size, stored as `acc`; `out` may be `left` or `right` itself.
+
+    For exact accumulators see `quicoll.exact.Accumulator.combine`.
+    """
     with np.errstate(all="ignore"):
         _combine(op, acc, left, right, out)
 
@@ -183,7 +208,10 @@ def finish(op: ReduceOp, total: Array, leaves: int, dtype: DType, out: Array) ->
 
 def _combine(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
     if acc.kind is Kind.FLOAT and op in (ReduceOp.MIN, ReduceOp.MAX):
-        (_order_halves if acc.itemsize == 2 else _order_floats)(op, acc, left, right, out)
+        (_order_small if acc.itemsize <= 2 else _order_floats)(op, acc, left, right, out)
+    elif acc.part is not None:
+        parts = (values.view(acc.part.storage) for values in (left, right, out))
+        (_multiply_complex if op is ReduceOp.PRODUCT else np.add)(*parts)
     else:
         _PLAIN[op](left, right, out=out)
 
@@ -217,39 +245,56 @@ def _order_floats(op: ReduceOp, acc: DType, left: Array, right: Array, out: Arra
     np.copyto(out, extreme)
 
 
-def _order_halves(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
-    """min or max of float16 and bfloat16 by integers.
+def _order_small(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
+    """min or max of 8-bit and 16-bit floats by integers.
 
     Flipping the low bits of negative numbers makes the order of the bits as signed integers that of the values,
-    -0.0 below +0.0, with -NaN below and +NaN above everything. Shifted round the circle of 16 bits, both kinds of
-    NaN stand at the same end: the top for max, the bottom for min, and win there.
+    -0.0 below +0.0, with -NaN below and +NaN above everything. Shifted round the circle of 256 or 65536 patterns,
+    both kinds of NaN stand at the same end: the top for max, the bottom for min, and win there.
     """
-    turn = acc.infinity + 1 if op is ReduceOp.MIN else -(acc.infinity + 1)
-    a, b = _turned(left, turn), _turned(right, turn)
+    unsigned, signed = acc.bits.type, np.dtype(f"i{acc.itemsize}")
+    circle, low = (1 << 8 * acc.itemsize) - 1, unsigned((1 << (8 * acc.itemsize - 1)) - 1)
+    nan_patterns = acc.top + 1
+    turn = unsigned((nan_patterns if op is ReduceOp.MIN else -nan_patterns) & circle)
+    sign_place = signed.type(8 * acc.itemsize - 1)
+
+    def turned(values: Array) -> Array:
+        bits = values.view(signed)
+        keys: Array = np.right_shift(bits, sign_place).view(acc.bits)
+        keys &= low
+        keys ^= bits.view(acc.bits)
+        keys -= turn
+        return keys
+
+    a, b = turned(left), turned(right)
     (np.minimum if op is ReduceOp.MIN else np.maximum)(a, b, out=a)
-    a += np.uint16(turn & 0xFFFF)
-    bits = a.view(np.int16)
-    np.right_shift(bits, 15, out=b.view(np.int16))
-    b &= 0x7FFF
-    np.bitwise_xor(a, b, out=out.view(np.uint16))
+    a += turn
+    np.right_shift(a.view(signed), sign_place, out=b.view(signed))
+    b &= low
+    np.bitwise_xor(a, b, out=out.view(acc.bits))
 
 
-def _turned(values: Array, turn: int) -> Array:
-    bits = values.view(np.int16)
-    keys = np.right_shift(bits, 15)
-    keys &= 0x7FFF
-    keys ^= bits
-    turned = keys.view(np.uint16)
-    turned -= np.uint16(turn & 0xFFFF)
-    return turned
+def _multiply_complex(left: Array, right: Array, out: Array) -> None:
+    """(ac - bd) + (ad + bc)i of arrays in which real and imaginary parts alternate, by real operations.
+
+    numpy's own product of complex numbers leaves to the compiler, and to the processor's vector unit, whether it fuses
+    a multiply with the add that follows.
+    """
+    a, b, c, d = left[::2], left[1::2], right[::2], right[1::2]
+    real = np.multiply(a, c)
+    np.subtract(real, np.multiply(b, d), out=real)
+    imaginary = np.multiply(a, d)
+    np.add(imaginary, np.multiply(b, c), out=imaginary)
+    out[::2], out[1::2] = real, imaginary
 
 
 def _finish(op: ReduceOp, total: Array, leaves: int, dtype: DType, out: Array) -> None:
     acc = stored_as(total, dtype)
     if op is ReduceOp.AVG and leaves > 1:
-        divide = np.divide if dtype.kind is Kind.FLOAT else np.floor_divide
+        divide = np.floor_divide if dtype.kind in (Kind.INT, Kind.UINT) else np.divide
         target = out if acc is dtype else np.empty_like(total)
-        divide(total, np.array(leaves, acc.storage), out=target)
+        storage = acc.storage if acc.part is None else acc.part.storage
+        divide(total.view(storage), np.array(leaves, storage), out=target.view(storage))
         total = target
     narrow_unguarded(total, acc, dtype, out)
 
@@ -287,8 +332,20 @@ def reduce_tree(
     from every operand's memory. final: finish the reduction over `leaves` leaves and write `dtype`; otherwise write
     `acc`. Takes (depth of the tree + 1) * block elements of memory. Raises LocalError on a thread that does not
     compute by IEEE 754.
+
+    An exact accumulator takes the operands as they come, for its sum has no order, and memory of its own.
     """
     require_ieee()
+    if acc.kind is Kind.EXACT:
+        found = _operands(tree)
+        exact_accumulator(dtype).reduce(
+            [(_checked(view(operand), out.size), operand.wide) for operand in found],
+            out,
+            final=final,
+            leaves=leaves,
+            avg=op is ReduceOp.AVG,
+        )
+        return
     bound = _bind(tree, view, out.size)
     registers: list[Array] = []
     width = min(block, out.size)
@@ -329,7 +386,22 @@ def _bind(tree: Any, view: Callable[[Any], Array], size: int) -> tuple[Any, ...]
     if isinstance(tree, tuple):
         left, right = tree
         return _bind(left, view, size), _bind(right, view, size)
-    values = view(tree)
+    return ((_checked(view(tree), size), tree.wide),)
+
+
+def _operands(tree: Any) -> list[Any]:
+    """The operands of a tree, left to right."""
+    found, pending = [], [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, tuple):
+            pending += [node[1], node[0]]
+        else:
+            found.append(node)
+    return found
+
+
+def _checked(values: Array, size: int) -> Array:
     if values.ndim != 1 or values.size != size:
         raise LocalError(f"an operand of shape {values.shape} in a reduction of {size} elements")
-    return ((values, tree.wide),)
+    return values

@@ -1,5 +1,7 @@
 """One global seed, and seeds derived from it by name: equal on every rank, independent of each other.
 
+    mask = job.seed.for_layer(3).for_token(17).for_step(step.number).generator().bernoulli((hidden,), 0.9)
+
 Derivation is BLAKE2b (RFC 7693) keyed by the parent seed over an unambiguous encoding of the labels; it is the same
 on every platform and in every version, and golden values in the tests keep it so.
 """
@@ -8,6 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from quicoll.draws import Generator
+
+if TYPE_CHECKING:
+    from quicoll.buffers import Kind
 
 __all__ = ["Seed"]
 
@@ -32,3 +40,23 @@ class Seed:
             data = str(label).encode()
             state.update((b"i" if isinstance(label, int) else b"s") + len(data).to_bytes(4, "big") + data)
         return Seed(int.from_bytes(state.digest(), "big") >> 1)
+
+    def for_layer(self, index: int) -> Seed:
+        """The seed of layer `index`. These may follow each other; the order counts, as in a path of names."""
+        return self.derive("layer", index)
+
+    def for_token(self, index: int) -> Seed:
+        """The seed of token `index`: of its place in the whole batch, not of its place on this rank."""
+        return self.derive("token", index)
+
+    def for_step(self, index: int) -> Seed:
+        """The seed of step `index`: a step that was aborted and begun again draws the same numbers."""
+        return self.derive("step", index)
+
+    def for_shard(self, index: int) -> Seed:
+        """The seed of logical shard `index`, whichever rank holds it."""
+        return self.derive("shard", index)
+
+    def generator(self, kind: Kind = "numpy") -> Generator:
+        """Random tensors from this seed (`quicoll.draws`); kind: "numpy" or "torch", the bits are the same."""
+        return Generator(self.value, kind=kind)

@@ -10,11 +10,27 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
-from quicoll.dtypes import BFLOAT16, BOOL, DTYPES, FLOAT16, FLOAT32, FLOAT64, DType, Kind, narrow, require_ieee
+from quicoll.dtypes import (
+    BFLOAT16,
+    BOOL,
+    COMPLEX64,
+    COMPLEX128,
+    DTYPES,
+    FLOAT8_E4M3FN,
+    FLOAT8_E5M2,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    DType,
+    Kind,
+    narrow,
+    require_ieee,
+)
 from quicoll.errors import LocalError
 from quicoll.reduce import (
     BLOCK,
@@ -30,6 +46,8 @@ from quicoll.reduce import (
     widen,
 )
 
+SMALL = [FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT16, BFLOAT16]
+COMPLEX = [COMPLEX64, COMPLEX128]
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.kind is Kind.FLOAT]
 INTEGERS = [dtype for dtype in DTYPES.values() if dtype.kind in (Kind.INT, Kind.UINT)]
 
@@ -80,21 +98,34 @@ def reduced(
 
 
 def bits(values: Array) -> Array:
-    return values.view(f"u{values.itemsize}")
+    """A complex number's are two."""
+    return values.view(f"u{values.itemsize // 2 if values.dtype.kind == 'c' else values.itemsize}")
 
 
 def same_bits(left: Array, right: Array) -> None:
     np.testing.assert_array_equal(bits(left), bits(right))
 
 
+ONE = {
+    FLOAT8_E4M3FN: 0x38,
+    FLOAT8_E5M2: 0x3C,
+    FLOAT16: 0x3C00,
+    BFLOAT16: 0x3F80,
+    FLOAT32: 0x3F80_0000,
+    FLOAT64: 0x3FF0 << 48,
+}
+
+
 def special(dtype: DType) -> Array:
     """The values at which implementations differ: zeros, NaN of all kinds, subnormals, infinities, extremes."""
     if dtype.kind is Kind.FLOAT:
         sign = 1 << (8 * dtype.itemsize - 1)
-        one = {"float16": 0x3C00, "bfloat16": 0x3F80, "float32": 0x3F80_0000, "float64": 0x3FF0 << 48}[dtype.name]
-        lowest_nan = dtype.infinity + 1
-        patterns = [0, 1, 2, one, one + 1, dtype.infinity - 1, dtype.infinity, lowest_nan, dtype.nan, sign - 1]
+        lowest_nan = dtype.top + 1
+        patterns = [0, 1, 2, ONE[dtype], ONE[dtype] + 1, dtype.top - 1, dtype.top, lowest_nan, dtype.nan, sign - 1]
         return np.array([p | s for p in patterns for s in (0, sign)], dtype.bits).view(dtype.storage)
+    if dtype.part is not None:
+        parts = special(dtype.part)[[0, 1, 4, 5, 11, 12, 13, 17]]
+        return np.stack([np.repeat(parts, parts.size), np.tile(parts, parts.size)], axis=1).view(dtype.storage)[:, 0]
     if dtype is BOOL:
         return np.array([False, True])
     info = np.iinfo(dtype.storage)
@@ -104,7 +135,9 @@ def special(dtype: DType) -> Array:
 def drawn(dtype: DType, size: int, seed: int) -> Array:
     """Mostly ordinary values, of magnitudes apart enough that every sum rounds; one in four special."""
     rng = np.random.default_rng(seed)
-    if dtype.kind is Kind.FLOAT:
+    if dtype.part is not None:
+        values = drawn(dtype.part, 2 * size, seed).view(dtype.storage)
+    elif dtype.kind is Kind.FLOAT:
         ordinary = (rng.standard_normal(size) * 2.0 ** rng.integers(-8, 8, size)).astype(np.float32)
         values = np.empty(size, dtype.storage)
         narrow(ordinary.astype(np.float64), FLOAT64, dtype, values)
@@ -122,6 +155,9 @@ def drawn(dtype: DType, size: int, seed: int) -> Array:
 def number(dtype: DType, value: Any) -> Any:
     if dtype is BFLOAT16:
         return np.uint32(int(value) << 16).view(np.float32)
+    if dtype in (FLOAT8_E4M3FN, FLOAT8_E5M2):
+        theirs = torch.tensor(int(value), dtype=torch.uint8).view(getattr(torch, dtype.name))
+        return np.float32(theirs.to(torch.float32).item())
     return np.float32(value) if dtype is FLOAT16 else value
 
 
@@ -136,6 +172,9 @@ def pair(op: ReduceOp, a: Any, b: Any) -> Any:
     match op:
         case ReduceOp.SUM | ReduceOp.AVG:
             return a + b
+        case ReduceOp.PRODUCT if isinstance(a, list):
+            (real, imaginary), (c, d) = a, b
+            return [real * c - imaginary * d, real * d + imaginary * c]
         case ReduceOp.PRODUCT:
             return a * b
         case ReduceOp.MIN | ReduceOp.MAX if isinstance(a, np.floating):
@@ -156,19 +195,32 @@ def fold(op: ReduceOp, tree: Any) -> Any:
     return pair(op, fold(op, tree[0]), fold(op, tree[1])) if isinstance(tree, tuple) else tree
 
 
+def overflows_to_nan(dtype: DType, values: Any) -> Any:
+    """What rounds to above 448, which torch's versions cast differently; ml_dtypes has the same rule as we."""
+    return np.logical_and(np.abs(values) > 464, not dtype.infinite)
+
+
 def rounded(dtype: DType, value: Any) -> int:
-    """The bits of the result, by torch for the 16-bit types."""
+    """The bits of the result, by torch for the 8-bit and 16-bit types."""
     if dtype.kind is Kind.FLOAT and np.isnan(value):
         return dtype.nan
-    if dtype in (BFLOAT16, FLOAT16):
+    if dtype in SMALL:
         narrowed = torch.tensor(float(value), dtype=torch.float32).to(getattr(torch, dtype.name))
-        return int(narrowed.view(torch.int16).item()) & 0xFFFF
+        if overflows_to_nan(dtype, value):
+            return dtype.nan
+        return int(narrowed.view(torch.uint8 if dtype.itemsize == 1 else torch.uint16).item())
     return int(dtype.storage.type(value).view(dtype.bits))
 
 
 def oracle(dtype: DType, op: ReduceOp, leaves: list[Array]) -> list[int]:
     count = len(leaves)
-    results = []
+    results: list[int] = []
+    if dtype.part is not None:
+        if op is not ReduceOp.PRODUCT:
+            return oracle(dtype.part, op, [leaf.view(dtype.part.storage) for leaf in leaves])
+        for column in zip(*(leaf.view(dtype.part.storage).reshape(-1, 2) for leaf in leaves), strict=True):
+            results += [rounded(dtype.part, part) for part in fold(op, canonical([list(x) for x in column]))]  # type: ignore[misc]
+        return results
     for column in zip(*leaves, strict=True):
         numbers = [number(dtype, value) for value in column]
         if dtype.kind in (Kind.INT, Kind.UINT) and op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT):
@@ -389,7 +441,7 @@ def test_combine_may_write_over_either_operand(dtype: DType, op: ReduceOp) -> No
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT])
 def test_every_nan_becomes_the_one_even_from_a_single_leaf(dtype: DType, op: ReduceOp) -> None:
     sign = 1 << (8 * dtype.itemsize - 1)
-    odd = np.array([dtype.infinity + 1, dtype.nan + 3, sign | dtype.nan, sign | (dtype.infinity + 1)], dtype.bits)
+    odd = np.array([dtype.top + 1, sign - 1, sign | dtype.nan, sign | (dtype.top + 1)], dtype.bits)
     values = np.tile(odd, 50).view(dtype.storage)
     for leaves in ([values], [values, values[::-1].copy()], [values, np.zeros(200, dtype.storage), values]):
         assert (bits(reduced(dtype, op, leaves)) == dtype.nan).all()
@@ -413,19 +465,22 @@ def test_subnormals_are_kept(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_overflow_is_infinity_without_a_warning(dtype: DType) -> None:
-    largest = np.full(19, dtype.infinity - 1, dtype.bits).view(dtype.storage)
-    assert (bits(reduced(dtype, ReduceOp.SUM, [largest, largest])) == dtype.infinity).all()
-    assert (bits(reduced(dtype, ReduceOp.PRODUCT, [largest, largest])) == dtype.infinity).all()
+def test_overflow_is_infinity_without_a_warning_and_nan_where_there_is_none(dtype: DType) -> None:
+    largest = np.full(19, dtype.top - dtype.infinite, dtype.bits).view(dtype.storage)
+    expected = dtype.top if dtype.infinite else dtype.nan
+    assert (bits(reduced(dtype, ReduceOp.SUM, [largest, largest])) == expected).all()
+    assert (bits(reduced(dtype, ReduceOp.PRODUCT, [largest, largest])) == expected).all()
 
 
-@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
-def test_16_bit_floats_are_rounded_once_at_the_end(dtype: DType) -> None:
+@pytest.mark.parametrize("dtype", SMALL, ids=str)
+def test_narrow_floats_are_rounded_once_at_the_end(dtype: DType) -> None:
     """One and many halves of its last place: rounded after each addition the sum would stay at one."""
-    one = {"float16": 0x3C00, "bfloat16": 0x3F80}[dtype.name]
-    half_ulp = {"float16": 0x1000, "bfloat16": 0x3B80}[dtype.name]
-    leaves = [np.full(9, pattern, np.uint16).view(dtype.storage) for pattern in [one] + [half_ulp] * 4]
-    assert (bits(reduced(dtype, ReduceOp.SUM, leaves)) == one + 2).all()
+    half_ulp = np.empty(1, dtype.storage)
+    narrow(np.array([2.0**-dtype.digits]), FLOAT64, dtype, half_ulp)
+    leaves = [
+        np.full(9, pattern, dtype.bits).view(dtype.storage) for pattern in [ONE[dtype]] + [int(bits(half_ulp)[0])] * 4
+    ]
+    assert (bits(reduced(dtype, ReduceOp.SUM, leaves)) == ONE[dtype] + 2).all()
 
 
 def test_float64_precision_keeps_what_float32_loses() -> None:
@@ -498,11 +553,51 @@ def test_torch_by_hand_gives_the_same_bits(name: str) -> None:
     same_bits(reduced(dtype, ReduceOp.AVG, leaves), expected.view(as_int).numpy())
 
 
+def test_a_complex_product_is_six_rounded_operations_and_saves_no_infinity() -> None:
+    def product_of(a: complex, b: complex) -> complex:
+        return complex(reduced(COMPLEX128, ReduceOp.PRODUCT, [np.array([a] * 5), np.array([b] * 5)])[3])
+
+    assert product_of(1 + 2j, 3 + 4j) == -5 + 10j
+    third = 1 / 3  # a fused multiply-add would leave the rounding error of third * third here
+    assert product_of(complex(third, third), complex(third, third)) == complex(0, 2 * (third * third))
+    infinite = product_of(complex(np.inf, 0), 1 + 0j)
+    assert infinite.real == np.inf
+    assert np.isnan(infinite.imag)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_a_part_that_is_nan_leaves_the_other_alone(dtype: DType) -> None:
+    assert dtype.part is not None
+    odd = np.array([dtype.part.nan + 5, 0], dtype.bits).view(dtype.part.storage)
+    odd[1] = 2.5
+    for value, expected in (
+        (odd, [dtype.part.nan, odd.view(dtype.bits)[1]]),
+        (odd[::-1], [odd.view(dtype.bits)[1], dtype.part.nan]),
+    ):
+        leaf = np.tile(value, 7).view(dtype.storage)
+        for op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT):
+            assert bits(reduced(dtype, op, [leaf])).reshape(7, 2).tolist() == [expected] * 7
+
+
+def test_complex_avg_divides_both_parts() -> None:
+    leaves = [np.full(3, value, np.complex64) for value in (1 + 2j, 2 + 2j, 3 + 3j)]
+    assert reduced(COMPLEX64, ReduceOp.AVG, leaves).tolist() == [complex(2, np.float32(7) / np.float32(3))] * 3
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Conversions
 
 
 ALL_16_BITS = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+
+
+def every(dtype: DType) -> Array:
+    """All bit patterns."""
+    return np.arange(1 << 8 * dtype.itemsize, dtype=np.uint32).astype(dtype.bits)
+
+
+def torch_of(values: Array, name: str) -> torch.Tensor:
+    return torch.from_numpy(values).view(getattr(torch, name))
 
 
 def widened(dtype: DType, values: Array, acc: DType) -> Array:
@@ -517,58 +612,77 @@ def narrowed(acc: DType, values: Array, dtype: DType) -> Array:
     return out
 
 
-@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("dtype", SMALL, ids=str)
 @pytest.mark.parametrize("acc", [FLOAT32, FLOAT64], ids=str)
-def test_all_16_bit_floats_widen_as_torch_widens_them_and_come_back(dtype: DType, acc: DType) -> None:
-    values = ALL_16_BITS.view(dtype.storage)
-    theirs = torch.from_numpy(ALL_16_BITS.view(np.int16)).view(getattr(torch, dtype.name)).to(getattr(torch, acc.name))
+def test_all_narrow_floats_widen_as_torch_widens_them_and_come_back(dtype: DType, acc: DType) -> None:
+    patterns = every(dtype)
+    values = patterns.view(dtype.storage)
+    theirs = torch_of(patterns, dtype.name).to(getattr(torch, acc.name)).numpy()
     wide = widened(dtype, values, acc)
-    nan = np.greater(ALL_16_BITS & 0x7FFF, dtype.infinity)
+    nan = np.greater(patterns & ((1 << (8 * dtype.itemsize - 1)) - 1), dtype.top)
     np.testing.assert_array_equal(np.isnan(wide), nan)
-    same_bits(wide[~nan], theirs.numpy()[~nan])
-    same_bits(narrowed(acc, wide, dtype), np.where(nan, dtype.nan, ALL_16_BITS).astype(np.uint16))
-    for start in range(0, 1 << 16, 1 << 10):  # finite stretches take another way than those that hold infinities
-        piece = slice(start, start + (1 << 10))
+    same_bits(wide[~nan], theirs[~nan])
+    same_bits(narrowed(acc, wide, dtype), np.where(nan, dtype.nan, patterns).astype(dtype.bits))
+    for start in range(0, patterns.size, 1 << 6):  # finite stretches take another way than those that hold infinities
+        piece = slice(start, start + (1 << 6))
         same_bits(widened(dtype, values[piece], acc)[~nan[piece]], wide[piece][~nan[piece]])
 
 
-@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("dtype", SMALL, ids=str)
 def test_float32_narrows_as_torch_narrows_it(dtype: DType) -> None:
     """Random bits, and around every midpoint of two neighbours: the tie itself and one place to either side."""
     rng = np.random.default_rng(3)
-    low = widened(dtype, ALL_16_BITS.view(dtype.storage), FLOAT64)
+    low = widened(dtype, every(dtype).view(dtype.storage), FLOAT64)
     low = low[np.isfinite(low)]
     ties = ((low[:-1] + low[1:]) / 2).astype(np.float32)
     values = np.concatenate(
         [
             rng.integers(0, 1 << 32, 1 << 20, dtype=np.uint32).view(np.float32),
+            rng.standard_normal(1 << 16, np.float32),
             np.nextafter(ties, np.float32(-np.inf)),
             ties,
             np.nextafter(ties, np.float32(np.inf)),
             special(FLOAT32),
             np.array([65504, 65519.996, 65520, 65536, 1e38, 3.3961775e38, 3.4e38], np.float32),
+            np.array([448, 463.99997, 464, 464.00003, 480, 512, 57344, 61439.996, 61440, 65536], np.float32),
         ]
     )
-    nan = np.isnan(values)
-    theirs = torch.from_numpy(values).to(getattr(torch, dtype.name)).view(torch.int16).numpy()
+    theirs = torch.from_numpy(values).to(getattr(torch, dtype.name))
+    nan = np.isnan(values) | overflows_to_nan(dtype, values)
     ours = narrowed(FLOAT32, values, dtype)
-    same_bits(ours[~nan], theirs[~nan])
+    same_bits(ours[~nan], theirs.view(getattr(torch, f"uint{8 * dtype.itemsize}")).numpy()[~nan])
     assert (bits(ours)[nan] == dtype.nan).all()
 
 
-@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+def test_float8_overflow_is_that_of_ml_dtypes() -> None:
+    values = np.array([448, 463.99997, 464, 464.00003, 480, 1e38, np.inf], np.float32)
+    theirs = values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    same_bits(narrowed(FLOAT32, values, FLOAT8_E4M3FN), theirs)
+    same_bits(
+        narrowed(FLOAT32, -values, FLOAT8_E4M3FN),
+        np.where(np.isnan(values.astype(ml_dtypes.float8_e4m3fn)), theirs, theirs | 0x80),
+    )
+
+
+@pytest.mark.parametrize("dtype", SMALL, ids=str)
 def test_float64_narrows_by_one_rounding_and_not_by_two(dtype: DType) -> None:
     """A hair beside a tie: rounded to float32 first it would be the tie, and go to the even neighbour."""
-    positive = ALL_16_BITS[: dtype.infinity + 1]
+    end = dtype.top + 1 if dtype.infinite else dtype.nan + 1
+    positive = every(dtype)[:end]
     low = widened(dtype, positive.view(dtype.storage), FLOAT64)
-    low[-1] = 2 * low[-2] - low[-3]  # where infinity begins, were the range to go on
+    low[-1] = 2 * low[-2] - low[-3]  # where infinity, or NaN, begins, were the range to go on
     ties = (low[:-1] + low[1:]) / 2
     below, above = positive[:-1], positive[1:]
     even = np.where(below & 1, above, below)
-    for sign, values in ((0, ties), (0x8000, -ties)):
-        same_bits(narrowed(FLOAT64, values, dtype), even | np.uint16(sign))
-        same_bits(narrowed(FLOAT64, np.nextafter(values, 0), dtype), below | np.uint16(sign))
-        same_bits(narrowed(FLOAT64, np.nextafter(values, np.copysign(np.inf, values)), dtype), above | np.uint16(sign))
+    for sign, values in ((0, ties), (1 << (8 * dtype.itemsize - 1), -ties)):
+
+        def signed(patterns: Array, sign: int = sign) -> Array:
+            overflow = (patterns == dtype.nan) & ~np.array(dtype.infinite)  # the one NaN has no sign
+            return patterns | np.where(overflow, 0, sign).astype(dtype.bits)
+
+        same_bits(narrowed(FLOAT64, values, dtype), signed(even))
+        same_bits(narrowed(FLOAT64, np.nextafter(values, 0), dtype), signed(below))
+        same_bits(narrowed(FLOAT64, np.nextafter(values, np.copysign(np.inf, values)), dtype), signed(above))
 
 
 def test_float64_narrows_to_float32_as_numpy_narrows_it() -> None:
@@ -587,9 +701,16 @@ def test_float64_narrows_to_float32_as_numpy_narrows_it() -> None:
 
 
 @pytest.mark.parametrize("op", [ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR])
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS + COMPLEX, ids=str)
 def test_bitwise_operations_refuse_floats(dtype: DType, op: ReduceOp) -> None:
     with pytest.raises(LocalError, match=f"{op} is bitwise and {dtype} is not an integer"):
+        accumulator(dtype, op)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_an_order_of_complex_numbers_is_refused(dtype: DType, op: ReduceOp) -> None:
+    with pytest.raises(LocalError, match=f"{op} of {dtype} is not defined: complex numbers have no order"):
         accumulator(dtype, op)
 
 
@@ -606,6 +727,9 @@ def test_accumulators_are_wide_where_it_pays() -> None:
         for precision in ("default", "float64")
     }
     assert names["float16", "sum", "default"] == names["bfloat16", "avg", "default"] == "float32"
+    assert names["float8_e4m3fn", "sum", "default"] == names["float8_e5m2", "product", "default"] == "float32"
+    assert names["complex64", "sum", "default"] == "complex64"
+    assert names["complex64", "avg", "float64"] == names["complex128", "sum", "default"] == "complex128"
     assert names["float32", "product", "default"] == "float32"
     assert names["float32", "sum", "float64"] == names["bfloat16", "sum", "float64"] == "float64"
     assert names["float16", "min", "float64"] == "float16"
@@ -637,5 +761,5 @@ def test_a_copy_of_a_dtype_is_the_dtype(duplicate: Callable[[DType], DType]) -> 
 
 
 def test_an_unknown_dtype_is_refused_with_those_there_are() -> None:
-    with pytest.raises(LocalError, match=r"'complex64' is not supported; use one of float16, .*bool"):
-        DType.parse("complex64")
+    with pytest.raises(LocalError, match=r"'float128' is not supported; use one of float8_e4m3fn, .*bool"):
+        DType.parse("float128")
