@@ -70,9 +70,6 @@ class Group(Reducing, Moving):
         mine = held(self.rank, self.world_size, total)
         return Shards(total, mine.start, len(mine), self._view.view_id)
 
-    def _sub_group(self, scope: Scope) -> Group:
-        return Group(self._caller, scope)
-
     def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Handle[Group | None]:
         """Divide the group: the ranks that give the same color are a sub-group. A collective of all its ranks.
 
@@ -123,9 +120,13 @@ class Group(Reducing, Moving):
             )
             if view_id == self._caller.view.view_id:
                 self._caller.claim(scope.group_id, scope.name)
-            return self._sub_group(scope)
+            return self._divided(scope)
 
         # Zero says that there is no color; announcements carry no negative numbers.
         row = (0 if color is None else color + 1, key + MAX_KEY)
         call = Call("split", f"split number={number}", make, counts=row, gathers=True)
         return self._start(call, deliver, timeout, equal=lambda: table[0])
+
+    def _divided(self, scope: Scope) -> Group:
+        """The sub-group that a split gives: of the kind that was split."""
+        return Group(self._caller, scope)

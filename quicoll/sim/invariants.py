@@ -270,7 +270,7 @@ class CheckedGroup(Group):
         self._machine = machine
         self._checker = checker
 
-    def _sub_group(self, scope: Scope) -> Group:
+    def _divided(self, scope: Scope) -> CheckedGroup:
         return CheckedGroup(self._caller, scope, machine=self._machine, checker=self._checker)
 
 

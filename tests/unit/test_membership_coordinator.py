@@ -485,7 +485,8 @@ def test_digests_of_all_are_compared_before_those_of_sub_groups() -> None:
     bench.installed("a", "b")
     for node, digest in (("a", b"x"), ("b", b"y")):
         bench.say(node, m.Vote(view_id=1, step=1, ok=True, digest=digest, groups=((5, digest),)))
-    assert "digests of step 1 differ" in bench.told("a", m.Decision).cause
+    decision = next(message for message in bench.inbox["a"] if isinstance(message, m.Decision))
+    assert "digests of step 1 differ" in decision.cause
 
 
 @pytest.mark.parametrize("message", [m.Begin(view_id=1, step=3), m.Vote(view_id=1, step=3, ok=True)])
