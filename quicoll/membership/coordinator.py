@@ -386,10 +386,10 @@ class CoordinatorCore:
         return lack([candidate.node for candidate in chosen], history=self._history, config=self._config)
 
     def _stateless(self, chosen: list[Candidate]) -> str:
-        """Why these must not go on: nobody of them holds the last committed step, and a node that may is not among them.
+        """Why these must not go on: nobody of them holds the last committed step, and a node that may is elsewhere.
 
-        Nodes count for the quorum by name, so a majority of new processes is one. To begin from what they have would take
-        back a step that was committed. Where no node is left that could hold it, there is nothing to wait for.
+        Nodes count for the quorum by name, so a majority of new processes is one. To begin from what they have would
+        take back a step that was committed. Where no node is left that could hold it, there is nothing to wait for.
         """
         step = self._history.committed_step
         if any(candidate.committed_step >= step for candidate in chosen):

@@ -1075,3 +1075,71 @@ def test_votes_do_not_each_walk_through_all_nodes(monkeypatch: pytest.MonkeyPatc
     bench.vote(*nodes)
     assert bench.core.history.committed_step == 1
     assert len(walks) <= 4
+
+
+def a_majority_that_has_started_anew(*, committed: bool = True) -> Bench:
+    """Of a, b and c, which held step 1, c is cut off, and a and b are new processes."""
+    bench = Bench(3)
+    bench.installed("a", "b", "c")
+    if committed:
+        bench.commit("a", "b", "c")
+    for node in ("c", "a", "b"):
+        bench.lose(node)
+    bench.inbox.clear()
+    bench.join("a", "b", incarnation=2)
+    bench.advance(60_000_000_000)
+    return bench
+
+
+def test_a_quorum_without_the_state_waits_for_the_node_that_may_hold_it() -> None:
+    bench = a_majority_that_has_started_anew()
+    assert bench.core.view is None
+    assert "nobody here holds step 1; c may" in bench.notes(a.Held)[-1].event.cause
+    bench.join("c", committed_step=1)  # it was alive all the time
+    view = bench.confirm()
+    assert view.nodes == ("a", "b", "c")
+    assert [member.committed_step for member in view.members] == [0, 0, 1]
+
+
+def test_a_quorum_without_the_state_goes_on_when_no_node_is_left_that_could_hold_it() -> None:
+    bench = a_majority_that_has_started_anew()
+    bench.join("c", incarnation=2)  # it has started anew as well
+    assert bench.confirm().nodes == ("a", "b", "c")
+
+
+def test_a_quorum_waits_for_nobody_while_there_is_no_state() -> None:
+    bench = a_majority_that_has_started_anew(committed=False)
+    assert bench.confirm().nodes == ("a", "b")
+
+
+def test_a_member_that_begins_a_step_holds_the_one_before() -> None:
+    """It was given the state by another one; when that one is lost, nobody is waited for."""
+    bench = Bench(3)
+    bench.installed("a", "b", "c")
+    bench.commit("a", "b", "c")
+    bench.lose("a")
+    bench.join("a", incarnation=2)
+    bench.advance(60_000_000_000)
+    bench.confirm()
+    bench.begin("a", "b", "c")
+    for node in ("b", "c"):
+        bench.lose(node)
+    bench.inbox.clear()
+    bench.join("b", incarnation=2)
+    bench.advance(60_000_000_000)
+    assert bench.confirm().nodes == ("a", "b")
+
+
+def test_a_node_that_is_leaving_is_not_waited_for() -> None:
+    bench = Bench(3)
+    bench.installed("a", "b", "c")
+    bench.commit("a", "b", "c")
+    bench.say("c", m.Leave(reason="done"))
+    bench.advance(60_000_000_000)
+    bench.confirm()
+    for node in ("a", "b"):
+        bench.lose(node)
+    bench.inbox.clear()
+    bench.join("a", "b", incarnation=2)
+    bench.advance(60_000_000_000)
+    assert bench.confirm().nodes == ("a", "b")
