@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import EndpointConfig
+from quicoll_transport.guard import GuardConfig
 from quicoll_transport.identity import WORKER, Credentials, Identity
 
 from .virtual import today
@@ -20,8 +21,14 @@ __all__ = ["CONFIG", "CREDIT", "Errors", "Finding", "credentials", "seeds"]
 
 MS = 1_000_000
 CREDIT = 1 << 20
+# The guard remembers 4096 sources by default, at 170 bytes each: enough to hide a leak, or to look like one.
 CONFIG = EndpointConfig(
-    lost_after_ns=20_000 * MS, connect_ns=60_000 * MS, handshake_ns=3_000 * MS, credit_bytes=CREDIT, max_handshakes=64
+    lost_after_ns=20_000 * MS,
+    connect_ns=60_000 * MS,
+    handshake_ns=3_000 * MS,
+    credit_bytes=CREDIT,
+    max_handshakes=64,
+    guard=GuardConfig(sources=64, known=64),
 )
 
 _made: dict[str, dict[Identity, Credentials]] = {}
