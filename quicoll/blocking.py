@@ -62,6 +62,7 @@ class Group:
         reduce_order: ReduceOrder = "canonical",
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
+        exact: bool = False,
         timeout: float | None = None,
     ) -> Any:
         """See `quicoll.Group.all_reduce`."""
@@ -73,6 +74,7 @@ class Group:
             reduce_order=reduce_order,
             algorithm=algorithm,
             precision=precision,
+            exact=exact,
             timeout=timeout,
         )
 
@@ -85,6 +87,7 @@ class Group:
         out: Any = None,
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
+        exact: bool = False,
         timeout: float | None = None,
     ) -> Any:
         """See `quicoll.Group.reduce`."""
@@ -96,6 +99,7 @@ class Group:
             out=out,
             algorithm=algorithm,
             precision=precision,
+            exact=exact,
             timeout=timeout,
         )
 
@@ -108,6 +112,7 @@ class Group:
         out: Any = None,
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
+        exact: bool = False,
         timeout: float | None = None,
     ) -> Any:
         """See `quicoll.Group.reduce_scatter`."""
@@ -119,6 +124,7 @@ class Group:
             out=out,
             algorithm=algorithm,
             precision=precision,
+            exact=exact,
             timeout=timeout,
         )
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from quicoll import plan
 from quicoll.bundle import Bundle, bundle, results
+from quicoll.dtypes import Kind
 from quicoll.errors import LocalError
+from quicoll.exact import MAX_LEAVES
 from quicoll.executor import Work
 from quicoll.issuer import Issuer, rows_given
 from quicoll.mesh import Call, site_numbers
@@ -60,6 +62,7 @@ class Reducing(Issuer):
         reduce_order: ReduceOrder = "canonical",
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
+        exact: bool = False,
         timeout: float | None = None,
     ) -> Handle[Any]:
         """Reduce over all leaves and give every rank the result.
@@ -78,16 +81,23 @@ class Reducing(Issuer):
         model and what the links have measured, which the ranks agree on once in a view: the first such call waits one
         delay more. docs/collectives.md has a table.
         precision: "default" accumulates float16, bfloat16 and float32 in float32; "float64" in float64. One rounding.
+        exact: the sum, or avg, is the real number that the leaves add up to, rounded once (`quicoll.exact`): no order
+        of leaves can change it. The same as precision="exact"; integers, min, max and the bitwise ones are exact
+        anyway, a product of floats and a ring's order are refused. At most 2**28 leaves. One leaf for each rank costs
+        no bytes more; partial sums of several are accumulators (44 bytes for float32), and travel only where they
+        are fewer bytes than their leaves.
         timeout: seconds for the whole collective; None takes the job's.
         Cost of direct: each rank sends and receives 2 (p - 1) / p * x.nbytes for one leaf per rank.
         """
         if reduce_order not in ("canonical", "ring"):
             raise LocalError(f"reduce_order {reduce_order!r} is not known; use 'canonical' or 'ring'")
         if reduce_order == "ring":
+            if exact or precision == "exact":
+                raise LocalError("an exact sum has no order: leave reduce_order='ring' out")
             if algorithm != "auto":
                 raise LocalError(f"reduce_order='ring' is an algorithm of its own; leave algorithm={algorithm!r} out")
             algorithm = "ring"  # type: ignore[assignment]
-        task = self._reduction("all_reduce", x, op, precision, algorithm)
+        task = self._reduction("all_reduce", x, op, precision, algorithm, exact=exact)
         target = results(out, task.like)
         sizes = {"elements": task.like.elements}
         return self._reduce("all_reduce", task, target, sizes, timeout, equal=True)
@@ -101,16 +111,17 @@ class Reducing(Issuer):
         out: Any = None,
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
+        exact: bool = False,
         timeout: float | None = None,
     ) -> Handle[Any]:
         """Reduce over all leaves and give the root the result; the others get None.
 
-        x, op, precision, algorithm ("exchange" is not known here): as for `all_reduce`, and the root's bits are those
-        that `all_reduce` would give. out: looked at on the root only.
+        x, op, precision, exact, algorithm ("exchange" is not known here): as for `all_reduce`, and the root's bits are
+        those that `all_reduce` would give. out: looked at on the root only.
         Cost of direct: each rank sends x.nbytes at most once; the root receives it twice at most, whatever p.
         """
         self._demand_rank(root=root)
-        task = self._reduction("reduce", x, op, precision, algorithm)
+        task = self._reduction("reduce", x, op, precision, algorithm, exact=exact)
         sizes = {"root": root, "elements": task.like.elements}
         if self.rank == root:
             return self._reduce("reduce", task, results(out, task.like), sizes, timeout, equal=False)
@@ -126,6 +137,7 @@ class Reducing(Issuer):
         out: Any = None,
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
+        exact: bool = False,
         timeout: float | None = None,
     ) -> Handle[Any]:
         """Reduce over all leaves and give rank r its rows of the result.
@@ -133,10 +145,10 @@ class Reducing(Issuer):
         x: a tensor (n, ...) or `Leaves` of such; shape and dtype equal on all ranks. counts: rows for each rank, n in
         all, equal on all ranks; by default ceil(n / p) each, so that the last ones may get fewer or none. Result:
         (counts[rank], ...). Its bits are those of the rows that `all_reduce` would give.
-        op, precision, algorithm ("exchange" is not known here): as for `all_reduce`.
+        op, precision, exact, algorithm ("exchange" is not known here): as for `all_reduce`.
         Cost of direct: each rank sends and receives (p - 1) / p * x.nbytes for one leaf per rank; one delay.
         """
-        task = self._reduction("reduce_scatter", x, op, precision, algorithm)
+        task = self._reduction("reduce_scatter", x, op, precision, algorithm, exact=exact)
         if task.like.many:
             raise LocalError("reduce_scatter takes a tensor, not a list")
         (shape,) = task.like.shapes
@@ -155,7 +167,12 @@ class Reducing(Issuer):
             return x
         return Leaves(Shards(self.world_size, self.rank, 1, self._caller.view.view_id), (x,))
 
-    def _reduction(self, name: str, x: Any, op: str | ReduceOp, precision: Precision, algorithm: str) -> _Reduction:
+    def _reduction(
+        self, name: str, x: Any, op: str | ReduceOp, precision: Precision, algorithm: str, *, exact: bool
+    ) -> _Reduction:
+        if exact and precision not in ("default", "exact"):
+            raise LocalError(f"exact=True has an accumulator of its own: leave precision={precision!r} out")
+        precision = "exact" if exact else precision
         view, given = self._caller.view, self._leaves(x)
         leaves = [bundle(value) for value in given.values]
         like = leaves[0] if leaves else bundle(given.like)
@@ -164,6 +181,8 @@ class Reducing(Issuer):
                 raise LocalError(f"leaves differ: {like.text} and {other.text}; all must be alike")
         parsed = ReduceOp.parse(op)
         acc = accumulator(like.dtype, parsed, precision)
+        if acc.kind is Kind.EXACT and given.shards.total > MAX_LEAVES:
+            raise LocalError(f"an exact sum has at most {MAX_LEAVES} leaves, not {given.shards.total}")
         known = ("auto", *plan.CANONICAL[name])
         if algorithm not in known and algorithm != "ring":
             raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(known)}")
@@ -197,6 +216,9 @@ class Reducing(Issuer):
             "wide_itemsize": task.acc.itemsize,
             "chunk_bytes": self._chunk_bytes,
         }
+        loose = 1
+        if task.acc.kind is Kind.EXACT:
+            loose = options["loose"] = task.acc.itemsize // dtype.itemsize
 
         def work(algorithm: str) -> Work:
             where = {"sites": sites} if algorithm == "hierarchical" else {}
@@ -207,7 +229,16 @@ class Reducing(Issuer):
         def cheapest(network: Network) -> Work:
             nbytes = task.like.nbytes
             return work(
-                choose(name, view.world_size, nbytes, task.total, sites, network, chunk_bytes=self._chunk_bytes)
+                choose(
+                    name,
+                    view.world_size,
+                    nbytes,
+                    task.total,
+                    sites,
+                    network,
+                    chunk_bytes=self._chunk_bytes,
+                    loose=loose,
+                )
             )
 
         shown = " ".join(f"{key}={_text(value)}" for key, value in options.items())
