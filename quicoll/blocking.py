@@ -18,6 +18,8 @@ import quicoll.job as _asynchronous
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from quicoll.config import Config
     from quicoll.group import AlgorithmName, ReduceOrder
     from quicoll.handle import Handle
@@ -254,6 +256,10 @@ class Job:
 
     def __repr__(self) -> str:
         return repr(self._job)
+
+    def audit(self, path: str | Path) -> Path:
+        """See `quicoll.Job.audit`."""
+        return self._job.audit(path)
 
     def register_state(self, save: Save, load: Load) -> None:
         """See `quicoll.Job.register_state`."""

@@ -14,6 +14,7 @@ from quicoll.errors import LocalError
 from quicoll.handle import Handle
 
 if TYPE_CHECKING:
+    from quicoll.auditing import Auditor, Deed, Entry
     from quicoll.config import Config
     from quicoll.engine import Engine
     from quicoll.membership.view import View
@@ -26,7 +27,8 @@ T = TypeVar("T")
 
 
 class Caller:
-    """view: changes only where the job says so. step: the number of the open step, None outside of one."""
+    """view: changes only where the job says so. step: the number of the open step, None outside of one. auditor: who
+    notes what is called, if anybody does."""
 
     def __init__(self, config: Config, engine: Engine, runtime: Runtime, view: View) -> None:
         self.config = config
@@ -34,6 +36,7 @@ class Caller:
         self.runtime = runtime
         self.view = view
         self.step: int | None = None
+        self.auditor: Auditor | None = None
         self._results: dict[tuple[int, int], bytes] = {}
         # Of the open step, by order of issue. One leaves when its result is handed over: nothing else keeps results.
         self._issued: dict[int, Handle[Any]] = {}
@@ -62,16 +65,23 @@ class Caller:
         timeout: float | None,
         deliver: Callable[[], T],
         digest: Callable[[], bytes] | None,
+        deed: Deed | None,
     ) -> Handle[T]:
         """Start a collective in the caller's view. timeout: None takes the job's.
 
-        deliver: hands the result over, when it is awaited. digest: of a result that has to be equal on all ranks.
-        Raises LocalError outside of an event loop.
+        deliver: hands the result over, when it is awaited. digest: of a result that has to be equal on all ranks. deed:
+        for the audit, if there is one. Raises LocalError outside of an event loop, AuditError when the audit failed.
         """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
+        entry, ended = None, None
+        if deed is not None and self.auditor is not None:
+            self.auditor.check()
+            entry, ended = self.auditor.issued(
+                deed, view=self.view.view_id, step=self.step, rank=self.rank, world=self.world_size
+            )
         seconds = self.config.timeout if timeout is None else timeout
         work = self.engine.collective(self.view.view_id, call, group=group, timeout=seconds, step=self.step)
         future = asyncio.ensure_future(self.runtime.call(work))
@@ -85,11 +95,21 @@ class Caller:
         def record(seq: int) -> None:
             if digest is not None and step == self.step:
                 self.record(group, seq, digest())
+            if ended is not None:
+                ended(seq)
 
         handle = Handle(future, hand_over, record)
+        if entry is not None:
+            future.add_done_callback(lambda _: self._audit_over(handle, entry))
         if step is not None:
             self._issued[number] = handle
         return handle
+
+    def _audit_over(self, handle: Handle[Any], entry: Entry) -> None:
+        """An operation is over, whether or not anybody awaits it."""
+        handle.settle()
+        if self.auditor is not None:
+            self.auditor.over(entry)
 
     def record(self, group: int, seq: int, result: bytes) -> None:
         """Note the digest of a result that has to be equal on all ranks, for the vote of the open step."""

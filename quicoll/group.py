@@ -35,7 +35,7 @@ class Group(Reducing, Moving):
     """All ranks of the job's present view. `job.group` gives it; it follows the job from view to view."""
 
     def __init__(self, caller: Caller, *, group_id: int = WORLD_GROUP) -> None:
-        super().__init__(caller, group_id=group_id)
+        super().__init__(caller, group_id=group_id, audited="world" if group_id == WORLD_GROUP else None)
 
     def shards(self, total: int) -> Shards:
         """Which of `total` logical shards this rank holds in the present view: contiguous, by rank, balanced."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import xxhash
 
+from quicoll.auditing import Deed
 from quicoll.buffers import memory
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
-    from quicoll.bundle import Results
+    from quicoll.bundle import Joined
     from quicoll.caller import Caller
+    from quicoll.dtypes import Array
     from quicoll.handle import Handle
     from quicoll.mesh import Call
 
@@ -27,9 +29,11 @@ MAX_BYTES = 1 << 40
 class Issuer:
     """The base of `Group`."""
 
-    def __init__(self, caller: Caller, *, group_id: int) -> None:
+    def __init__(self, caller: Caller, *, group_id: int, audited: str | None) -> None:
+        """audited: the group's name in an audit; None where it is not for the user to compare."""
         self._caller = caller
         self._id = group_id
+        self._audited = audited
 
     @property
     def rank(self) -> int:
@@ -49,17 +53,23 @@ class Issuer:
         deliver: Callable[[], T],
         timeout: float | None,
         *,
-        equal: Callable[[], Any] | None = None,
+        op: str,
+        inputs: Sequence[tuple[int, Array | Joined]] = (),
+        equal: Callable[[], Array] | None = None,
+        own: Callable[[], Array] | None = None,
         group: int | None = None,
     ) -> Handle[T]:
-        """Issue `call`. equal: gives flat memory that has to hold the same bits on all ranks once it has ended."""
+        """Issue `call`.
+
+        op, inputs: what an audit tells of it (`quicoll.auditing.Deed`). equal: gives flat memory that has to hold the
+        same bits on all ranks once it has ended. own: gives that of a result which is this rank's alone.
+        """
         digest = None if equal is None else lambda: xxhash.xxh3_128_digest(memory(equal()))
         where = self._id if group is None else group
-        return self._caller.issue(call, group=where, timeout=timeout, deliver=deliver, digest=digest)
-
-    def _start_into(self, call: Call, target: Results, timeout: float | None, *, equal: bool) -> Handle[Any]:
-        """Issue a call whose result is `target`; `equal`: the same on all ranks."""
-        return self._start(call, target.commit, timeout, equal=(lambda: target.flat) if equal else None)
+        deed = None
+        if self._audited is not None:
+            deed = Deed(self._audited, op, inputs, own if equal is None else equal, agreed=equal is not None)
+        return self._caller.issue(call, group=where, timeout=timeout, deliver=deliver, digest=digest, deed=deed)
 
     def _demand_rank(self, **ranks: int) -> None:
         for name, rank in ranks.items():

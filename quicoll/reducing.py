@@ -39,7 +39,8 @@ _PLANNERS: dict[str, Callable[..., plan.Plan]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
-    """The checked arguments of a reduction. like: shape and type of each leaf."""
+    """The checked arguments of a reduction. like: shape and type of each leaf. total, first: how many leaves there are
+    on all ranks, and the number of the first of `leaves`."""
 
     op: ReduceOp
     precision: Precision
@@ -48,6 +49,7 @@ class _Reduction:
     like: Bundle
     leaves: list[Bundle]
     total: int
+    first: int
 
 
 class Reducing(Issuer):
@@ -193,7 +195,7 @@ class Reducing(Issuer):
             )
         if algorithm == "auto" and (view.world_size == 1 or like.elements == 0):
             algorithm = "direct"
-        return _Reduction(parsed, precision, algorithm, acc, like, leaves, given.shards.total)
+        return _Reduction(parsed, precision, algorithm, acc, like, leaves, given.shards.total, given.shards.first)
 
     def _reduce(
         self,
@@ -248,8 +250,15 @@ class Reducing(Issuer):
         else:
             ready = work(task.algorithm)
             call = Call(name, signature, lambda _: ready)
+        where = f" root={sizes['root']}" if "root" in sizes else " ring" if task.algorithm == "ring" else ""
         return self._start(
-            call, target.commit if deliver is None else deliver, timeout, equal=(lambda: target.flat) if equal else None
+            call,
+            target.commit if deliver is None else deliver,
+            timeout,
+            op=f"{name} {task.like.brief} {task.op} {task.precision}{where}",
+            inputs=[(task.first + i, leaf.flat) for i, leaf in enumerate(task.leaves)],
+            equal=(lambda: target.flat) if equal else None,
+            own=(lambda: target.flat) if deliver is None else None,
         )
 
 

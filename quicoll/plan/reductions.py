@@ -112,7 +112,8 @@ def all_reduce(
 
     algorithm: one of ALGORITHMS. itemsize, wide_itemsize: bytes of an element of the tensor's and of the
     accumulator's type. chunk_bytes: no message is longer, unless one element is. sites: a number for each rank, equal
-    for ranks that are near each other; only hierarchical looks at it. loose: see the module; not for ring. All but `rank` must be equal on all ranks.
+    for ranks that are near each other; only hierarchical looks at it. loose: see the module; not for ring. All but
+    `rank` must be equal on all ranks.
     INPUT has one slot of `elements` for each leaf of this rank, in order. No elements make a plan without lanes.
     Raises LocalError.
     """
