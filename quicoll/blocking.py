@@ -20,6 +20,7 @@ from quicoll.errors import LocalError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from quicoll.compress import WireFormat
     from quicoll.config import Config
     from quicoll.group import AlgorithmName, ReduceOrder
     from quicoll.handle import Handle
@@ -65,6 +66,7 @@ class Group:
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
         exact: bool = False,
+        wire: WireFormat | None = None,
         timeout: float | None = None,
     ) -> Any:
         """See `quicoll.Group.all_reduce`."""
@@ -77,6 +79,7 @@ class Group:
             algorithm=algorithm,
             precision=precision,
             exact=exact,
+            wire=wire,
             timeout=timeout,
         )
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+
 from quicoll import plan
 from quicoll.bundle import Bundle, bundle, results
 from quicoll.dtypes import Kind
@@ -18,10 +20,12 @@ from quicoll.mesh import Call, site_numbers
 from quicoll.plan.cost import Network, choose
 from quicoll.reduce import Precision, ReduceOp, accumulator
 from quicoll.shards import Leaves, Shards
+from quicoll.wired import Wired, wired
 
 if TYPE_CHECKING:
     from quicoll.bundle import Results
-    from quicoll.dtypes import DType
+    from quicoll.compress import WireFormat
+    from quicoll.dtypes import Array, DType
     from quicoll.handle import Handle
 
 __all__ = ["AlgorithmName", "ReduceOrder", "Reducing"]
@@ -40,7 +44,7 @@ _PLANNERS: dict[str, Callable[..., plan.Plan]] = {
 @dataclass(frozen=True, slots=True)
 class _Reduction:
     """The checked arguments of a reduction. like: shape and type of each leaf. total, first: how many leaves there are
-    on all ranks, and the number of the first of `leaves`."""
+    on all ranks, and the number of the first of `leaves`. form: how they travel, if not as they are."""
 
     op: ReduceOp
     precision: Precision
@@ -50,6 +54,12 @@ class _Reduction:
     leaves: list[Bundle]
     total: int
     first: int
+    form: Wired | None
+
+    @property
+    def elements(self) -> int:
+        """Of what travels."""
+        return self.like.elements if self.form is None else self.form.elements(self.like)
 
 
 class Reducing(Issuer):
@@ -65,6 +75,7 @@ class Reducing(Issuer):
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
         exact: bool = False,
+        wire: WireFormat | None = None,
         timeout: float | None = None,
     ) -> Handle[Any]:
         """Reduce over all leaves and give every rank the result.
@@ -88,20 +99,29 @@ class Reducing(Issuer):
         anyway, a product of floats and a ring's order are refused. At most 2**28 leaves. One leaf for each rank costs
         no bytes more; partial sums of several are accumulators (44 bytes for float32), and travel only where they
         are fewer bytes than their leaves.
+        wire: None, or what the leaves and the result travel as (`quicoll.compress`, with its errors): "bfloat16", for
+        float32, float64 and complex; "int8", one scale for 256 numbers, for float16, bfloat16, float32 and complex64.
+        Each leaf x_i is replaced by its decoded self C(x_i), wherever it is, and the result is C(op of the C(x_i)), the
+        same on all ranks and, for given leaves, at any world size, algorithm and chunk size. With e the format's bound
+        ("bfloat16": 2**-8 |x|; "int8": M / 251, M the largest of the block) a sum is off by at most the sum of
+        e(x_i), e of the result, and what the accumulator rounds. Partial results of several leaves are not encoded;
+        they travel where they are fewer bytes than their leaves. Not with reduce_order="ring".
         timeout: seconds for the whole collective; None takes the job's.
         Cost of direct: each rank sends and receives 2 (p - 1) / p * x.nbytes for one leaf per rank.
         """
         if reduce_order not in ("canonical", "ring"):
             raise LocalError(f"reduce_order {reduce_order!r} is not known; use 'canonical' or 'ring'")
         if reduce_order == "ring":
+            if wire is not None:
+                raise LocalError("a ring passes on partial sums, which are not encoded: leave wire or reduce_order out")
             if exact or precision == "exact":
                 raise LocalError("an exact sum has no order: leave reduce_order='ring' out")
             if algorithm != "auto":
                 raise LocalError(f"reduce_order='ring' is an algorithm of its own; leave algorithm={algorithm!r} out")
             algorithm = "ring"  # type: ignore[assignment]
-        task = self._reduction("all_reduce", x, op, precision, algorithm, exact=exact)
+        task = self._reduction("all_reduce", x, op, precision, algorithm, exact=exact, wire=wire)
         target = results(out, task.like)
-        sizes = {"elements": task.like.elements}
+        sizes = {"elements": task.elements}
         return self._reduce("all_reduce", task, target, sizes, timeout, equal=True)
 
     def reduce(
@@ -170,7 +190,15 @@ class Reducing(Issuer):
         return Leaves(Shards(self.world_size, self.rank, 1, self._caller.view.view_id), (x,))
 
     def _reduction(
-        self, name: str, x: Any, op: str | ReduceOp, precision: Precision, algorithm: str, *, exact: bool
+        self,
+        name: str,
+        x: Any,
+        op: str | ReduceOp,
+        precision: Precision,
+        algorithm: str,
+        *,
+        exact: bool,
+        wire: str | None = None,
     ) -> _Reduction:
         if exact and precision not in ("default", "exact"):
             raise LocalError(f"exact=True has an accumulator of its own: leave precision={precision!r} out")
@@ -183,6 +211,7 @@ class Reducing(Issuer):
                 raise LocalError(f"leaves differ: {like.text} and {other.text}; all must be alike")
         parsed = ReduceOp.parse(op)
         acc = accumulator(like.dtype, parsed, precision)
+        form = None if wire is None else wired(wire, like.dtype, parsed, precision)
         if acc.kind is Kind.EXACT and given.shards.total > MAX_LEAVES:
             raise LocalError(f"an exact sum has at most {MAX_LEAVES} leaves, not {given.shards.total}")
         known = ("auto", *plan.CANONICAL[name])
@@ -195,7 +224,7 @@ class Reducing(Issuer):
             )
         if algorithm == "auto" and (view.world_size == 1 or like.elements == 0):
             algorithm = "direct"
-        return _Reduction(parsed, precision, algorithm, acc, like, leaves, given.shards.total, given.shards.first)
+        return _Reduction(parsed, precision, algorithm, acc, like, leaves, given.shards.total, given.shards.first, form)
 
     def _reduce(
         self,
@@ -208,28 +237,43 @@ class Reducing(Issuer):
         equal: bool,
         deliver: Callable[[], Any] | None = None,
     ) -> Handle[Any]:
-        view, rank, dtype = self._caller.view, self.rank, task.like.dtype
+        view, rank, form = self._caller.view, self.rank, task.form
+        dtype, acc = (task.like.dtype, task.acc) if form is None else (form.dtype, form.acc)
         sites = site_numbers(view)
         options: dict[str, Any] = {
             "world": view.world_size,
             **sizes,
             "leaves": task.total,
             "itemsize": dtype.itemsize,
-            "wide_itemsize": task.acc.itemsize,
+            "wide_itemsize": acc.itemsize,
             "chunk_bytes": self._chunk_bytes,
         }
         loose = 1
-        if task.acc.kind is Kind.EXACT:
-            loose = options["loose"] = task.acc.itemsize // dtype.itemsize
+        if task.acc.kind is Kind.EXACT or form is not None:
+            loose = options["loose"] = acc.itemsize // dtype.itemsize
+        output = target.flat if form is None else np.empty(task.elements, dtype.storage)
+        inputs = [leaf.flat if form is None else form.encode(leaf) for leaf in task.leaves]
+        decoded = form is None
+
+        def flat() -> Array:
+            """The result once it is there, decoded when it is first asked for."""
+            nonlocal decoded
+            if form is not None and not decoded:
+                form.decode(output, task.like, target.flat)
+                decoded = True
+            return target.flat
+
+        def hand_over() -> Any:
+            flat()
+            return target.commit()
 
         def work(algorithm: str) -> Work:
             where = {"sites": sites} if algorithm == "hierarchical" else {}
             schedule = _PLANNERS[name](algorithm=algorithm, rank=rank, **options, **where)
-            inputs = [each.flat for each in task.leaves]
-            return Work(schedule, dtype, task.acc, task.op, inputs, target.flat)
+            return Work(schedule, dtype, acc, task.op, inputs, output)
 
         def cheapest(network: Network) -> Work:
-            nbytes = task.like.nbytes
+            nbytes = task.elements * dtype.itemsize
             return work(
                 choose(
                     name,
@@ -245,20 +289,23 @@ class Reducing(Issuer):
 
         shown = " ".join(f"{key}={_text(value)}" for key, value in options.items())
         signature = f"{name}/{task.algorithm} {shown} {task.like.text} op={task.op} precision={task.precision}"
+        if form is not None:
+            signature += f" wire={form.codec.name}"
         if task.algorithm == "auto":
             call = Call(name, signature, choose=cheapest)
         else:
             ready = work(task.algorithm)
             call = Call(name, signature, lambda _: ready)
-        where = f" root={sizes['root']}" if "root" in sizes else " ring" if task.algorithm == "ring" else ""
+        where = f" root={sizes['root']}" if "root" in sizes else ""
+        where += " ring" if task.algorithm == "ring" else "" if form is None else f" wire={form.codec.name}"
         return self._start(
             call,
-            target.commit if deliver is None else deliver,
+            hand_over if deliver is None else deliver,
             timeout,
             op=f"{name} {task.like.brief} {task.op} {task.precision}{where}",
             inputs=[(task.first + i, leaf.flat) for i, leaf in enumerate(task.leaves)],
-            equal=(lambda: target.flat) if equal else None,
-            own=(lambda: target.flat) if deliver is None else None,
+            equal=flat if equal else None,
+            own=flat if deliver is None else None,
         )
 
 
