@@ -5,6 +5,7 @@
 #   make lint    ruff (rules and format), codespell, the import contracts
 #   make types   mypy --strict on both packages
 #   make unit    pytest against the source tree
+#   make sim     500 clusters on a virtual clock, each broken in another way; every invariant has to hold
 #   make wheel   pytest once more against the built wheel, in an environment that cannot see the source tree
 #   make bench   the benchmarks
 #   make clean   everything that the above have made
@@ -28,12 +29,12 @@ PIP_INSTALL = -m pip install --quiet --constraint constraints.txt
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test lint types unit wheel bench clean
+.PHONY: demo test lint types unit sim wheel bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/quicoll demo --json demo.json
 
-test: lint types unit wheel
+test: lint types unit sim wheel
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -42,10 +43,14 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports --no-cache --no-logo
 
 types: $(VENV)/.dev
-	$(BIN)/mypy --strict -p quicoll -p quicoll_transport
+	$(BIN)/mypy --strict -p quicoll -p quicoll_pytest -p quicoll_transport
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+sim: $(VENV)/.dev
+	mkdir -p build
+	$(BIN)/quicoll sim --seeds 0:500 --json build/sim.json
 
 # What a user installs is the wheel: a module, a py.typed or a dependency that was forgotten shows only there. The
 # tests run from an empty directory and with -P, so that no import can find the source tree.
@@ -86,13 +91,13 @@ $(WHEEL_VENV)/.deps: $(VENV)/.dev
 	$(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) build/wheel/*.whl
 	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -c "$$CHECK_INSTALLED"
-	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) "$$(echo build/wheel/*.whl)[bf16,demo]" pytest pytest-asyncio pytest-timeout hypothesis
+	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) "$$(echo build/wheel/*.whl)[bf16,demo,sim]" pytest pytest-asyncio pytest-timeout hypothesis
 	touch $@
 
 define CHECK_INSTALLED
-import pathlib, sysconfig, quicoll, quicoll_transport
+import pathlib, sysconfig, quicoll, quicoll_pytest, quicoll_transport
 site = pathlib.Path(sysconfig.get_path("purelib")).resolve()
-for package in (quicoll, quicoll_transport):
+for package in (quicoll, quicoll_pytest, quicoll_transport):
     found = pathlib.Path(package.__file__).resolve()
     assert found.is_relative_to(site), f"{found} is not the installed one in {site}"
     assert (found.parent / "py.typed").is_file(), f"{package.__name__} was built without its py.typed"

@@ -5,8 +5,12 @@
         async with job.step() as step:
             ...
 
-`quicoll.blocking` has the same for synchronous loops, `quicoll.testing` a whole cluster inside one test.
+`quicoll.blocking` has the same for synchronous loops, `quicoll.testing` a whole cluster inside one test, `quicoll.sim`
+one on a virtual clock whose network breaks.
 """
+
+from importlib import import_module
+from types import ModuleType
 
 from quicoll import blocking
 from quicoll.config import Config
@@ -65,3 +69,10 @@ __all__ = [
     "determinism_report",
     "join",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """What only tests need is imported when it is first asked for."""
+    if name in ("sim", "testing"):
+        return import_module(f"quicoll.{name}")
+    raise AttributeError(f"module 'quicoll' has no attribute {name!r}")

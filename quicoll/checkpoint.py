@@ -30,10 +30,8 @@ import json
 import logging
 import os
 import re
-import secrets
 import struct
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +40,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 import safetensors
 
+from quicoll.disk import Disk, OsDisk
 from quicoll.errors import CheckpointError, LocalError
 
 if TYPE_CHECKING:
@@ -54,7 +53,9 @@ __all__ = ["Checkpoint", "digest", "latest", "load", "save", "snapshot"]
 
 _log = logging.getLogger("quicoll.checkpoint")
 
+_OS_DISK = OsDisk()
 _NAME = re.compile(r"step-(\d{8,})\.safetensors")
+_TEMPORARY = re.compile(r"\.step-.*\.tmp")
 _RESERVED = "quicoll."
 _FORMAT = "1"
 _STALE_AFTER_S = 3600.0
@@ -100,6 +101,7 @@ def save(
     tensors: Mapping[str, Array],
     metadata: Mapping[str, str] | None = None,
     keep: int = 3,
+    disk: Disk | None = None,
 ) -> Path:
     """Write `tensors` as the checkpoint of `step` and return its path; make the directory if it is not there.
 
@@ -107,6 +109,7 @@ def save(
     They must not change until this returns (see `snapshot`). Metadata keys may not begin with "quicoll.".
     keep: of the checkpoints up to and including `step`, the newest `keep` stay. Newer ones are left alone: they are
     either damaged and were skipped, or will be written again when the training gets there.
+    disk: where to write; None is the real one.
     Raises LocalError for arguments that can never be saved, CheckpointError when the disk refuses (full, not
     permitted, failing): then all earlier checkpoints are as they were.
     """
@@ -122,26 +125,27 @@ def save(
     header = _header(parts, step=step, notes=notes)
     folder = Path(directory)
     target = folder / f"step-{step:08d}.safetensors"
-    temporary = folder / f".{target.name}.{secrets.token_hex(4)}.tmp"
+    disk = disk or _OS_DISK
+    temporary = folder / f".{target.name}.{disk.token()}.tmp"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _make_folder(disk, folder)
         try:
-            _write_durably(temporary, header, parts)
-            temporary.replace(target)
+            disk.create(temporary, [header, *(part.data for part in _by_alignment(parts))])
+            disk.replace(temporary, target)
         except BaseException:
             with contextlib.suppress(OSError):
-                temporary.unlink()
+                disk.remove(temporary)
             raise
-        _fsync_directory(folder)
+        disk.sync_directory(folder)
     except OSError as error:
         raise CheckpointError(
             f"cannot write the checkpoint of step {step}: {_reason(error)}", path=str(target)
         ) from error
-    _prune(folder, step=step, keep=keep)
+    _prune(disk, folder, step=step, keep=keep)
     return target
 
 
-def load(path: str | os.PathLike[str]) -> Checkpoint:
+def load(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Checkpoint:
     """Read and check one checkpoint file.
 
     Each tensor comes back as the kind it was saved from: torch tensors as CPU torch tensors, numpy arrays as numpy
@@ -151,7 +155,7 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     """
     where = Path(path)
     try:
-        data = where.read_bytes()
+        data = (disk or _OS_DISK).read(where)
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint: {_reason(error)}", path=str(where)) from error
     try:
@@ -188,23 +192,24 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(where, step=step, tensors=tensors, metadata=user_notes, digest=actual)
 
 
-def latest(directory: str | os.PathLike[str]) -> Checkpoint | None:
+def latest(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> Checkpoint | None:
     """Return the newest checkpoint that is whole; None if the directory is missing or holds none.
 
     A damaged newer one is skipped with a warning on the logger "quicoll.checkpoint".
     Raises CheckpointError if there are checkpoints and not one of them is whole: to start anew then is a decision for a
     person, because it throws work away.
     """
+    disk = disk or _OS_DISK
     folder = Path(directory)
     try:
-        found = _steps(folder)
+        found = _steps(disk, folder)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CheckpointError(f"cannot look for checkpoints: {_reason(error)}", path=str(folder)) from error
     for step, path in reversed(found):
         try:
-            checkpoint = load(path)
+            checkpoint = load(path, disk=disk)
         except CheckpointError as error:
             _log.warning("skipping a checkpoint: %s", error)
             continue
@@ -351,37 +356,46 @@ def _width(part: _Part) -> int:
     return int(part.code.lstrip("BFIU"))
 
 
-def _write_durably(path: Path, header: bytes, parts: list[_Part]) -> None:
-    with open(path, "xb", buffering=1 << 20) as file:
-        file.write(header)
-        for part in _by_alignment(parts):
-            file.write(part.data)
-        file.flush()
-        os.fsync(file.fileno())
+def _make_folder(disk: Disk, folder: Path) -> None:
+    """Make the folder and what is missing above it, durably: a checkpoint in a directory that is lost is lost.
 
-
-def _fsync_directory(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    A directory that is there may have been made by a process that was killed before it could sync; so the name of one
+    that is found is synced too. None of ours has a child before its own name is synced, so no more than one is behind.
+    """
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        disk.make_directory(folder)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        if folder.parent == folder:  # the working directory itself was removed
+            raise
+        _make_folder(disk, folder.parent)
+        disk.make_directory(folder)
+    else:
+        _sync_name(disk, folder.parent)
+    _sync_name(disk, folder)
 
 
-def _steps(folder: Path) -> list[tuple[int, Path]]:
+def _sync_name(disk: Disk, folder: Path) -> None:
+    # A directory that may be passed through but not read cannot be opened for fsync; then its owner made it, not we.
+    with contextlib.suppress(PermissionError):
+        disk.sync_directory(folder.parent)
+
+
+def _steps(disk: Disk, folder: Path) -> list[tuple[int, Path]]:
     """The checkpoints in the folder by name, oldest first."""
-    found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted((int(match[1]), path) for match, path in found if match)
+    found = ((_NAME.fullmatch(name), name) for name in disk.names(folder))
+    return sorted((int(match[1]), folder / name) for match, name in found if match)
 
 
-def _prune(folder: Path, *, step: int, keep: int) -> None:
+def _prune(disk: Disk, folder: Path, *, step: int, keep: int) -> None:
     """Take away what is no longer needed. The new checkpoint is safe by now: trouble here is only worth a warning."""
     try:
-        old = [path for number, path in _steps(folder) if number <= step][:-keep]
-        now = time.time()
-        left = [path for path in folder.glob(".step-*.tmp") if now - path.stat().st_mtime > _STALE_AFTER_S]
-        for path in [*old, *left]:
-            path.unlink(missing_ok=True)
+        old = [path for number, path in _steps(disk, folder) if number <= step][:-keep]
+        temporary = [folder / name for name in disk.names(folder) if _TEMPORARY.fullmatch(name)]
+        for path in [*old, *(path for path in temporary if disk.age_s(path) > _STALE_AFTER_S)]:
+            with contextlib.suppress(FileNotFoundError):
+                disk.remove(path)
     except OSError as error:
         _log.warning("cannot remove old checkpoints in %s: %s", folder, _reason(error))
 

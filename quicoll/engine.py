@@ -108,7 +108,7 @@ class Engine:
         self._early: list[tuple[str, Announce]] = []
         self._changed: asyncio.Future[None] = loop.create_future()
         self._decisions: dict[tuple[int, int], Decision] = {}  # by view and index: an index may be tried in many views
-        self._open_step: tuple[int, int] | None = None  # (index, number) between begin and the decision
+        self.open_step: tuple[int, int] | None = None  # (index, number) between begin and the decision
         self._voted = False
         self._held = ""
         self._refused = ""
@@ -256,7 +256,7 @@ class Engine:
         index = self._member.next_step
         if index is None:
             raise PeerError("the view is over", view=view_id)
-        self._open_step = (index, number)
+        self.open_step = (index, number)
         self._voted = False
         self._member.begin(index, now_ns=self._now_ns())
         self._work()
@@ -270,7 +270,7 @@ class Engine:
         tells later. Raises the mesh's error when the view broke before the vote: then nothing was voted for.
         """
         mesh = self._mesh
-        if self._open_step is None or mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
+        if self.open_step is None or mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
             raise _over(mesh, view_id)
         if unfinished or mesh.running:
             mesh.fail(
@@ -282,7 +282,7 @@ class Engine:
                 )
             )
             raise _over(mesh, view_id)
-        index, _ = self._open_step
+        index, _ = self.open_step
         self._voted = True
         self._member.vote(index, ok=True, digest=digest, now_ns=self._now_ns())
         self._work()
@@ -532,8 +532,8 @@ class Engine:
 
     def _abort_open_step(self, cause: str, lost: tuple[str, ...]) -> None:
         """The view broke here: a step that has not been voted for cannot be committed any more."""
-        if self._open_step is not None and not self._voted:
-            number, self._open_step = self._open_step[1], None
+        if self.open_step is not None and not self._voted:
+            number, self.open_step = self.open_step[1], None
             view_id = self._mesh.view.view_id if self._mesh is not None else 0
             self.observers.emit("step_aborted", step=number, view=view_id, cause=cause, lost=list(lost))
 
@@ -543,9 +543,9 @@ class Engine:
         )
         while len(self._decisions) > _DECISIONS:  # oldest first; only the last one is ever asked for
             del self._decisions[next(iter(self._decisions))]
-        if self._open_step is not None and self._open_step[0] == action.step:
-            number = self._open_step[1]
-            self._open_step = None
+        if self.open_step is not None and self.open_step[0] == action.step:
+            number = self.open_step[1]
+            self.open_step = None
             if action.commit:
                 self.observers.emit("step_committed", step=number, view=action.view_id)
             else:

@@ -46,6 +46,10 @@ class Handle(Generic[T]):
         """Whether the operation has ended, well or not."""
         return self._future.done()
 
+    def add_done_callback(self, callback: Callable[[asyncio.Future[int]], object]) -> None:
+        """Call with the future of the operation's number when it has ended, before anybody who awaits it goes on."""
+        self._future.add_done_callback(callback)
+
     async def _wait(self) -> T:
         await self._future
         if not self._result:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quicoll.cli import audit, certs, coordinator, demo, env, explain, run
+from quicoll.cli import audit, certs, coordinator, demo, env, explain, run, sim
 
 __all__ = ["app"]
 
@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 app.add_typer(audit.app, name="audit")
 app.add_typer(certs.app, name="certs")
-for command in (demo, run, coordinator, env, explain):
+for command in (demo, run, coordinator, env, explain, sim):
     command.register(app)
 
 

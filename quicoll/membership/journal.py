@@ -17,6 +17,12 @@ refused as it stands: no row is repaired, cut off or overwritten, so that a pers
 After a failed write the journal accepts nothing more. Whether the record is on the disk is known only to a process
 that opens it anew (Rebello et al. 2020, "Can Applications Recover from fsync Failures?", USENIX ATC); nobody was told,
 so either is right.
+
+But what the new process reads is in the page cache, and the disk may hold something else: the record of a failed fsync
+may be read and not be there, and a log that SQLite removed, without a sync of the directory, may come back with a
+record in it that was rolled back. Either way a power loss would change an answer that was given. So `open` settles it
+before it returns: it folds the log into the file, which writes and syncs every page of it once more, and begins a new
+log with a write that changes nothing, by which SQLite syncs the log's header, its emptiness and the directory.
 """
 
 from __future__ import annotations
@@ -35,9 +41,9 @@ from quicoll.membership.history import Committed, History, InstalledView, Left, 
 from quicoll.membership.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Journal", "MemoryJournal", "RecordStore"]
+__all__ = ["Database", "Journal", "MemoryJournal", "RecordStore", "Rows", "connect_sqlite"]
 
 _APPLICATION_ID = 0x71434A31  # "qCJ1": tells `file` and us that this is ours
 _SCHEMA = 1
@@ -67,6 +73,36 @@ class RecordStore(Protocol):
         """Give it free for the next coordinator."""
 
 
+class Rows(Protocol):
+    """What a statement gave."""
+
+    def fetchone(self) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Database(Protocol):
+    """What the journal needs of a connection to SQLite; `sqlite3.Connection` has it.
+
+    Errors are sqlite3.Error, with `sqlite_errorcode`. Transactions begin where a statement says so, and nowhere else.
+    """
+
+    @property
+    def in_transaction(self) -> bool: ...
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Rows: ...
+
+    def close(self) -> None: ...
+
+
+def connect_sqlite(path: Path) -> sqlite3.Connection:
+    """A connection to the database file on the real disk."""
+    if path.is_file() and not os.access(path, os.R_OK | os.W_OK):
+        # SQLite would open it for reading, and fail later with something that looks like a broken disk
+        raise JournalError("no permission to read and write it", path=str(path))
+    return sqlite3.connect(path, timeout=_PROBE_SECONDS, isolation_level=None)
+
+
 class MemoryJournal:
     """A journal for tests: survives the coordinator that wrote it, not the process."""
 
@@ -88,33 +124,33 @@ class MemoryJournal:
 class Journal:
     """The journal in the file `path`; made by `open`, which takes it exclusively until `close`."""
 
-    def __init__(self, database: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, database: Database, path: Path) -> None:
         self._database = database
         self._path = path
         self._history = History()
         self._usable = True
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, job: str) -> Journal:
+    def open(
+        cls, path: str | os.PathLike[str], *, job: str, connect: Callable[[Path], Database] = connect_sqlite
+    ) -> Journal:
         """Open the journal of `job`, or make it where there is none.
 
         Raises JournalError, naming the path, when it is in use, belongs to another job, was written by a newer version,
         is damaged, or cannot be read or written. In none of these cases is the file changed.
+        connect: opens the database; whatever disk it is on, all else here is the same.
         """
         path = Path(path)
         with _explained(path):
-            is_new = not path.exists() or path.stat().st_size == 0
-            if path.is_file() and not os.access(path, os.R_OK | os.W_OK):
-                # SQLite would open it for reading, and fail later with something that looks like a broken disk
-                raise JournalError("no permission to read and write it", path=str(path))
-            # SQLite would make the file anew if another process removed it just now; harmless, it would be empty
-            database = sqlite3.connect(path, timeout=_PROBE_SECONDS, isolation_level=None)
+            database = connect(path)
         journal = cls(database, path)
         try:
             with _explained(path):
-                journal._prepare(job, is_new=is_new)
+                journal._prepare(job)
             with _explained(path, otherwise="damaged"):
                 journal._history = journal._read(job)
+            with _explained(path):
+                journal._settle()
         except BaseException:
             database.close()
             raise
@@ -154,14 +190,14 @@ class Journal:
 
     # The file
 
-    def _prepare(self, job: str, *, is_new: bool) -> None:
+    def _prepare(self, job: str) -> None:
         """Take the lock, check whose file it is, and make the tables in a new one."""
         database = self._database
         database.execute("PRAGMA locking_mode=EXCLUSIVE")
         database.execute("PRAGMA synchronous=FULL")
         database.execute("PRAGMA fullfsync=ON")
         database.execute("PRAGMA trusted_schema=OFF")
-        if not is_new:
+        if not self._is_empty():
             self._identify()
         # The first access in exclusive mode takes the lock and keeps it; in a rollback-mode file only a write does.
         mode = database.execute("PRAGMA journal_mode=WAL").fetchone()[0]
@@ -170,13 +206,31 @@ class Journal:
                 f"the file system does not allow a write-ahead log (SQLite says {mode})", path=str(self._path)
             )
         with self._transaction():
-            if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+            if self._is_empty():
                 for statement in _TABLES.split(";\n"):
                     database.execute(statement)
                 database.execute(f"PRAGMA application_id={_APPLICATION_ID}")
                 database.execute(f"PRAGMA user_version={_SCHEMA}")
                 self._put("job", job)
         self._identify()
+
+    def _settle(self) -> None:
+        """Make durable what was read, before anybody is told of it; see the head of this module."""
+        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with self._transaction():
+            self._database.execute(f"PRAGMA user_version={_SCHEMA}")
+
+    def _is_empty(self) -> bool:
+        """Whether the database has no table and no owner: then there is nothing in it to lose.
+
+        Not the same as a file without bytes. The mode is written before the tables are, and a coordinator that ends
+        between the two leaves a header behind, which the next one takes over.
+        """
+        ask = self._database.execute
+        return not any(
+            ask(query).fetchone()[0]
+            for query in ("SELECT count(*) FROM sqlite_master", "PRAGMA application_id", "PRAGMA user_version")
+        )
 
     def _identify(self) -> None:
         """Raise unless the file is a journal of a version that we know."""

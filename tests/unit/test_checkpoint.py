@@ -6,6 +6,7 @@ import errno
 import hashlib
 import logging
 import os
+import random
 import resource
 import struct
 from collections.abc import Callable, Iterator
@@ -19,9 +20,19 @@ import safetensors.torch
 import torch
 
 from quicoll import checkpoint
+from quicoll.disk import Disk, OsDisk
 from quicoll.errors import CheckpointError, LocalError
+from quicoll.sim.disk import SimDisk
 
 SMALL = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([-0.0, np.nan])}
+
+
+@pytest.fixture(params=["real", "simulated"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
+    """The same tests on both disks, so that the simulated one cannot drift."""
+    if request.param == "real":
+        return OsDisk()
+    return SimDisk(random.Random(1), now_ns=lambda: 0, directories=(tmp_path,))
 
 
 def names(directory: Path) -> list[str]:
@@ -64,9 +75,11 @@ def test_torch_tensors_come_back_as_torch_bit_for_bit(
     assert torch.equal(back.reshape(-1).view(torch.uint8), value.reshape(-1).view(torch.uint8))
 
 
-def test_one_file_holds_torch_and_numpy_side_by_side(tmp_path: Path) -> None:
+def test_one_file_holds_torch_and_numpy_side_by_side(tmp_path: Path, disk: Disk) -> None:
     tensors = {"t": torch.ones(2, dtype=torch.bfloat16), "n": np.ones(2)}
-    loaded = checkpoint.load(checkpoint.save(tmp_path, step=3, tensors=tensors, metadata={"epoch": "2"}))
+    loaded = checkpoint.load(
+        checkpoint.save(tmp_path, step=3, tensors=tensors, metadata={"epoch": "2"}, disk=disk), disk=disk
+    )
     assert isinstance(loaded.tensors["t"], torch.Tensor)
     assert isinstance(loaded.tensors["n"], np.ndarray)
     assert (loaded.step, loaded.metadata) == (3, {"epoch": "2"})
@@ -174,19 +187,19 @@ def test_latest_raises_only_when_all_are_damaged(tmp_path: Path) -> None:
         checkpoint.latest(tmp_path)
 
 
-def test_latest_orders_by_number_beyond_eight_digits(tmp_path: Path) -> None:
+def test_latest_orders_by_number_beyond_eight_digits(tmp_path: Path, disk: Disk) -> None:
     for step in (99_999_999, 100_000_000):
-        checkpoint.save(tmp_path, step=step, tensors=SMALL)
-    found = checkpoint.latest(tmp_path)
+        checkpoint.save(tmp_path, step=step, tensors=SMALL, disk=disk)
+    found = checkpoint.latest(tmp_path, disk=disk)
     assert found is not None
     assert found.step == 100_000_000
 
 
-def test_only_the_newest_stay_and_foreign_names_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
+def test_only_the_newest_stay_and_foreign_names_are_left_alone(tmp_path: Path, disk: Disk) -> None:
+    disk.create(tmp_path / "notes.txt", [b"mine"])
     for step in range(5):
-        checkpoint.save(tmp_path, step=step, tensors=SMALL, keep=2)
-    assert names(tmp_path) == ["notes.txt", "step-00000003.safetensors", "step-00000004.safetensors"]
+        checkpoint.save(tmp_path, step=step, tensors=SMALL, keep=2, disk=disk)
+    assert disk.names(tmp_path) == ["notes.txt", "step-00000003.safetensors", "step-00000004.safetensors"]
 
 
 def test_a_damaged_newer_file_does_not_push_out_the_last_good_one(tmp_path: Path) -> None:
@@ -257,12 +270,22 @@ def test_a_failed_save_leaves_everything_as_it_was(
     assert names(tmp_path) == ["step-00000003.safetensors"]
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
+def test_missing_directories_are_made(tmp_path: Path, disk: Disk) -> None:
+    folder = tmp_path / "a" / "b" / "c"
+    assert checkpoint.latest(folder, disk=disk) is None
+    for step in (1, 2):
+        checkpoint.save(folder, step=step, tensors=SMALL, disk=disk)
+    found = checkpoint.latest(folder, disk=disk)
+    assert found is not None
+    assert found.step == 2
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, disk: Disk) -> None:
+    disk.create(tmp_path / "file", [b"in the way"])
     with pytest.raises(CheckpointError, match="cannot write the checkpoint of step 1"):
-        checkpoint.save(tmp_path / "file" / "below", step=1, tensors=SMALL)
+        checkpoint.save(tmp_path / "file" / "below", step=1, tensors=SMALL, disk=disk)
     with pytest.raises(CheckpointError, match="cannot look for checkpoints"):
-        checkpoint.latest(tmp_path / "file")
+        checkpoint.latest(tmp_path / "file", disk=disk)
 
 
 def test_the_callers_mistakes_are_local_errors_and_write_nothing(tmp_path: Path) -> None:

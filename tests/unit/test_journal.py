@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,9 @@ from hypothesis import strategies as st
 
 from quicoll.errors import JournalError, LocalError
 from quicoll.membership.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
-from quicoll.membership.journal import Journal, MemoryJournal
+from quicoll.membership.journal import Database, Journal, MemoryJournal, connect_sqlite
 from quicoll.membership.view import Member, View
+from quicoll.sim.disk import SimDisk
 
 
 def view(view_id: int, nodes: str = "abc", *, committed: int = 0, by: int = 0) -> View:
@@ -54,24 +57,37 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.db"
 
 
-def written(path: Path, records: list[Record] = RECORDS, *, job: str = "job") -> Path:
-    with Journal.open(path, job=job) as journal:
+Connect = Callable[[Path], Database]
+
+
+@pytest.fixture(params=["real", "simulated"])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
+    """The same tests on both disks, so that the simulated one cannot drift."""
+    if request.param == "real":
+        return connect_sqlite
+    return SimDisk(random.Random(1), now_ns=lambda: 0, directories=(tmp_path,)).connect
+
+
+def written(
+    path: Path, records: list[Record] = RECORDS, *, job: str = "job", connect: Connect = connect_sqlite
+) -> Path:
+    with Journal.open(path, job=job, connect=connect) as journal:
         for record in records:
             journal.append(record)
     return path
 
 
-def test_a_new_journal_is_empty(path: Path) -> None:
-    with Journal.open(path, job="job") as journal:
+def test_a_new_journal_is_empty(path: Path, connect: Connect) -> None:
+    with Journal.open(path, job="job", connect=connect) as journal:
         assert journal.load() == History()
         assert journal.path == path
 
 
 @pytest.mark.parametrize("count", range(len(RECORDS) + 1))
-def test_every_prefix_of_records_is_loaded_as_it_was_written(path: Path, count: int) -> None:
+def test_every_prefix_of_records_is_loaded_as_it_was_written(path: Path, connect: Connect, count: int) -> None:
     """The coordinator may end after any write; see also test_membership_cluster."""
-    written(path, RECORDS[:count])
-    with Journal.open(path, job="job") as journal:
+    written(path, RECORDS[:count], connect=connect)
+    with Journal.open(path, job="job", connect=connect) as journal:
         assert journal.load() == History.of(RECORDS[:count])
         for record in RECORDS[count:]:
             journal.append(record)
@@ -90,9 +106,9 @@ def test_the_memory_journal_agrees_with_the_one_on_disk() -> None:
     assert journal.load() == History.of(RECORDS)
 
 
-def test_each_append_is_synced_to_the_disk_before_it_returns(path: Path) -> None:
+def test_each_append_is_synced_to_the_disk_before_it_returns(path: Path, connect: Connect) -> None:
     """Not visible from outside without pulling the plug, so the settings that promise it are asked for."""
-    with Journal.open(path, job="job") as journal:
+    with Journal.open(path, job="job", connect=connect) as journal:
         ask = journal._database.execute
         assert ask("PRAGMA journal_mode").fetchone() == ("wal",)
         assert ask("PRAGMA synchronous").fetchone() == (2,)  # FULL
@@ -133,23 +149,23 @@ def test_a_killed_process_loses_nothing_that_it_has_announced(path: Path, steps:
         journal.append(Committed(history.committed_step + 1, 1, b"on"))
 
 
-def test_a_second_coordinator_is_refused_until_the_first_has_ended(path: Path) -> None:
-    first = Journal.open(path, job="job")
+def test_a_second_coordinator_is_refused_until_the_first_has_ended(path: Path, connect: Connect) -> None:
+    first = Journal.open(path, job="job", connect=connect)
     with pytest.raises(JournalError, match="in use by another coordinator") as caught:
-        Journal.open(path, job="job")
+        Journal.open(path, job="job", connect=connect)
     assert str(path) in str(caught.value)
     first.append(Seeded(5))
     first.close()
-    with Journal.open(path, job="job") as second:
+    with Journal.open(path, job="job", connect=connect) as second:
         assert second.load().seed == 5
 
 
-def test_another_jobs_journal_is_refused(path: Path) -> None:
-    written(path, job="other")
+def test_another_jobs_journal_is_refused(path: Path, connect: Connect) -> None:
+    written(path, job="other", connect=connect)
     with pytest.raises(JournalError, match="it belongs to the job 'other', not to 'job'") as caught:
-        Journal.open(path, job="job")
+        Journal.open(path, job="job", connect=connect)
     assert caught.value.path == str(path)
-    with Journal.open(path, job="other") as journal:
+    with Journal.open(path, job="other", connect=connect) as journal:
         assert journal.load() == History.of(RECORDS)
 
 
@@ -175,6 +191,14 @@ def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(path: Path) -> 
     assert path.read_bytes() == b"dear diary, " * 1000
 
 
+def test_a_header_without_tables_becomes_a_journal(path: Path) -> None:
+    """A coordinator leaves one that was killed between setting the mode and making the tables."""
+    alter(path, "PRAGMA journal_mode=WAL")
+    assert path.stat().st_size > 0
+    with Journal.open(path, job="job") as journal:
+        assert journal.load() == History()
+
+
 def test_an_empty_file_becomes_a_journal(path: Path) -> None:
     """mktemp makes one, and so does a coordinator that was killed before its first write."""
     path.touch()
@@ -183,9 +207,9 @@ def test_an_empty_file_becomes_a_journal(path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["missing/journal.db", "."])
-def test_a_path_that_cannot_be_a_file_is_named(tmp_path: Path, where: str) -> None:
+def test_a_path_that_cannot_be_a_file_is_named(tmp_path: Path, connect: Connect, where: str) -> None:
     with pytest.raises(JournalError, match="it cannot be opened") as caught:
-        Journal.open(tmp_path / where, job="job")
+        Journal.open(tmp_path / where, job="job", connect=connect)
     assert str(tmp_path) in str(caught.value)
 
 
@@ -277,9 +301,9 @@ def commit_for_ever(journal: Journal) -> None:
         journal.append(Committed(step, 2, b"x" * 64))
 
 
-def test_a_full_disk_is_told_and_loses_nothing(path: Path) -> None:
-    written(path, RECORDS[:4])
-    with Journal.open(path, job="job") as journal:
+def test_a_full_disk_is_told_and_loses_nothing(path: Path, connect: Connect) -> None:
+    written(path, RECORDS[:4], connect=connect)
+    with Journal.open(path, job="job", connect=connect) as journal:
         fill(journal)
         with pytest.raises(JournalError, match="the disk is full") as caught:
             commit_for_ever(journal)
@@ -288,14 +312,14 @@ def test_a_full_disk_is_told_and_loses_nothing(path: Path) -> None:
         # the coordinator is ahead of its journal now, and must not go on
         with pytest.raises(JournalError, match="open it anew"):
             journal.append(Committed(announced + 1, 2, b""))
-    with Journal.open(path, job="job") as journal:
+    with Journal.open(path, job="job", connect=connect) as journal:
         assert journal.load().committed_step == announced
         journal.append(Committed(announced + 1, 2, b""))
 
 
-def test_a_write_that_fails_is_the_last(path: Path) -> None:
+def test_a_write_that_fails_is_the_last(path: Path, connect: Connect) -> None:
     """After a failed fsync nobody knows what is on the disk (Rebello et al. 2020); the process has to end."""
-    journal = Journal.open(path, job="job")
+    journal = Journal.open(path, job="job", connect=connect)
     journal._database.execute("PRAGMA query_only=ON")
     with pytest.raises(JournalError, match="it cannot be written"):
         journal.append(Seeded(5))
@@ -305,18 +329,18 @@ def test_a_write_that_fails_is_the_last(path: Path) -> None:
     journal.close()
 
 
-def test_a_record_that_contradicts_the_journal_is_refused_and_does_no_harm(path: Path) -> None:
-    with Journal.open(path, job="job") as journal:
+def test_a_record_that_contradicts_the_journal_is_refused_and_does_no_harm(path: Path, connect: Connect) -> None:
+    with Journal.open(path, job="job", connect=connect) as journal:
         journal.append(Seeded(5))
         with pytest.raises(LocalError, match="the seed is 5 already"):
             journal.append(Seeded(6))
         journal.append(Proposed(1))
-    with Journal.open(path, job="job") as journal:
+    with Journal.open(path, job="job", connect=connect) as journal:
         assert journal.load() == History.of([Seeded(5), Proposed(1)])
 
 
-def test_a_closed_journal_takes_nothing(path: Path) -> None:
-    journal = Journal.open(path, job="job")
+def test_a_closed_journal_takes_nothing(path: Path, connect: Connect) -> None:
+    journal = Journal.open(path, job="job", connect=connect)
     journal.close()
     journal.close()
     with pytest.raises(JournalError, match="closed"):
@@ -340,12 +364,12 @@ def test_a_copy_made_after_the_end_is_a_whole_journal(path: Path, tmp_path: Path
         assert journal.load() == History.of(RECORDS)
 
 
-def test_a_long_run_stays_small_in_memory(path: Path) -> None:
+def test_a_long_run_stays_small_in_memory(path: Path, connect: Connect) -> None:
     """One entry for all steps of a view, however many they are."""
-    with Journal.open(path, job="job") as journal:
+    with Journal.open(path, job="job", connect=connect) as journal:
         for record in RECORDS[:4]:
             journal.append(record)
         for step in range(91, 391):
             journal.append(Committed(step, 2, b"d"))
-    with Journal.open(path, job="job") as journal:
+    with Journal.open(path, job="job", connect=connect) as journal:
         assert journal.load().commits == ((2, 91, 390),)

@@ -35,7 +35,7 @@ def credentials(node: str, authority: str = "ours") -> Credentials:
     if not _made:
         draw = random.Random("credentials").randbytes
         for name in ("ours", "theirs"):
-            _made[name] = ephemeral("fuzz", [(WORKER, node) for node in "abd"], now=today(), entropy=draw)
+            _made[name] = ephemeral("fuzz", [(WORKER, node) for node in ("a", "b", "d")], now=today(), entropy=draw)
     return _made[authority][Identity("fuzz", WORKER, node)]
 
 

@@ -13,6 +13,7 @@ tls.Context._peer_certificate, ._peer_certificate_chain; QuicStreamSender._buffe
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,6 +74,17 @@ class _Inbound:
     header: bytearray
     inflow: Inflow | None = None
     refused: bool = False
+
+
+def _after(at: float) -> int:
+    """The nanosecond after a time of the QUIC library's, which counts in floats.
+
+    Late rather than early, and late enough: it declares a packet lost where `sent <= now - delay`, and wakes for that
+    at `sent + delay`. The difference may be a rounding error short of what was added (with delays of 9/8 of a round
+    trip, RFC 9002 section 6.1.2, halves to be rounded are common); then nothing is lost, and the same time is due
+    again, for as long as the clock stands still.
+    """
+    return int((at + 4 * math.ulp(at)) * 1e9) + 1
 
 
 class Session:
@@ -166,8 +178,7 @@ class Session:
 
     def next_timer(self) -> int | None:
         at = self._quic.get_timer()
-        # One nanosecond late rather than early: an early timer would be armed again for the same time, for ever.
-        due = None if at is None else int(at * 1e9) + 1
+        due = None if at is None else _after(at)
         if self._headers:  # they begin in the order of time, so the first is the earliest
             header = next(iter(self._headers.values()))
             due = header if due is None else min(due, header)

@@ -1,0 +1,275 @@
+"""`quicoll sim`: clusters in simulated worlds that break, by the thousand or one by its seed.
+
+With --seeds, every seed is a random scenario (quicoll.sim.swarm), run in worker processes; a failure is shrunk, and
+printed as the command that shows it again. With --seed, one of them, or, with --events, one that is written out. Exit
+status 0 if all invariants held, 1 if one was broken, 2 for a command that makes no sense.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from quicoll.errors import LocalError
+
+if TYPE_CHECKING:
+    from quicoll.sim.cluster import Outcome
+    from quicoll.sim.runner import Result, Sweep
+    from quicoll.sim.swarm import Scenario
+
+__all__ = ["register"]
+
+MOST_SHRUNK = 5
+"""Failures of a sweep that are shrunk; more seldom are more bugs."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("sim")(sim)
+
+
+def sim(
+    seeds: Annotated[str | None, typer.Option(help="A range of seeds, A:B; B is not included.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="One seed.")] = None,
+    ranks: Annotated[int, typer.Option(min=1, max=256, help="Workers.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Steps that every rank commits.")] = 10,
+    faults: Annotated[str, typer.Option(help="Kinds of fault, with commas; 'all,-disk' for all but one.")] = "all",
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes of a sweep; as many as there are cores.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="With --seed: write the timeline, a Chrome trace (opens in Perfetto).")
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="With --seed: print the run as a story.")] = False,
+    shrink_runs: Annotated[int, typer.Option(min=0, help="Runs spent on making each failure smaller.")] = 200,
+    compute: Annotated[
+        float | None, typer.Option(min=0, help="With --events: simulated seconds that a step computes.")
+    ] = None,
+    settings: Annotated[
+        str | None, typer.Option(help="With --events: the cluster's, Settings(lost_after=0.5).")
+    ] = None,
+    events: Annotated[str | None, typer.Option(help="With --seed: what happens, sim.at(1.2).crash(3); ...")] = None,
+) -> None:
+    """Run whole clusters on a virtual clock, break their network, machines and clocks, and check every promise."""
+    console = Console(highlight=False, soft_wrap=True)
+    if (seeds is None) is (seed is None):
+        raise LocalError("take --seeds A:B for a sweep, or --seed S for one run")
+    if seeds is not None and (events is not None or trace is not None or explain):
+        raise LocalError("--events, --trace and --explain are of one run: take --seed S")
+    if events is None and (compute is not None or settings is not None):
+        raise LocalError("--compute and --settings go with --events; without them the seed decides")
+    with _quiet():
+        if seeds is not None:
+            processes = jobs or os.cpu_count() or 1
+            failed = _sweep(console, _range(seeds), ranks, steps, faults, processes, json_file, shrink_runs)
+        else:
+            assert seed is not None  # noqa: S101 - for the type checker
+            scenario = _scenario(seed, ranks, steps, faults, compute, settings, events)
+            failed = _one(console, scenario, json_file, shrink_runs, trace, explain)
+    raise typer.Exit(1 if failed else 0)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What a broken cluster logs is expected here; its records would hide what is found."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _range(text: str) -> range:
+    first, colon, last = text.partition(":")
+    try:
+        found = range(int(first), int(last))
+    except ValueError:
+        colon = ""
+        found = range(0)
+    if not colon or found.start < 0 or not found:
+        raise LocalError(f"a range of seeds is written as 0:500, not {text!r}")
+    return found
+
+
+def _scenario(
+    seed: int,
+    ranks: int,
+    steps: int,
+    faults: str,
+    compute: float | None,
+    settings: str | None,
+    events: str | None,
+) -> Scenario:
+    from quicoll.sim.cluster import Settings
+    from quicoll.sim.language import parse_events, parse_settings
+    from quicoll.sim.swarm import Scenario, generate, parse_kinds
+    from quicoll.sim.workload import COMPUTE_S
+
+    if events is None:
+        return generate(seed, ranks=ranks, steps=steps, kinds=parse_kinds(faults))
+    found = Settings(ranks=ranks) if settings is None else parse_settings(settings, ranks=ranks)
+    compute_s = COMPUTE_S if compute is None else compute
+    return Scenario(seed=seed, steps=steps, compute_s=compute_s, settings=found, events=parse_events(events))
+
+
+def _one(
+    console: Console,
+    scenario: Scenario,
+    json_file: Path | None,
+    shrink_runs: int,
+    trace: Path | None,
+    explain: bool,
+) -> bool:
+    from quicoll.sim.runner import run_scenario
+    from quicoll.sim.trace import Recording
+
+    console.print(f"seed {scenario.seed}, {scenario.ranks} ranks, {scenario.steps} steps", markup=False)
+    for line in str(scenario).splitlines():
+        console.print(f"  {line}", markup=False)
+    recording = Recording()
+    outcome = run_scenario(scenario, recorder=recording.record if trace is not None or explain else None)
+    if trace is not None:
+        recording.write_chrome(trace, outcome)
+    if explain:
+        console.print(recording.explain(outcome), markup=False)
+    command = None
+    if outcome.error is not None:
+        console.print(f"FAILED {outcome.error}", markup=False)
+        command = _shrunk(console, scenario, outcome.error.kind, shrink_runs)
+    if json_file is not None:
+        _write(json_file, _described(outcome, command or scenario.command))
+    console.print(
+        f"{outcome.committed} steps committed, {outcome.aborted} aborted, {outcome.views} views, "
+        f"{outcome.virtual_s:.3f} s of simulated time in {outcome.wall_s:.3f} s; trace {outcome.digest}",
+        markup=False,
+    )
+    return outcome.error is not None
+
+
+def _described(outcome: Outcome, command: str) -> dict[str, Any]:
+    """One run, with the keys of a sweep's summary."""
+    error = outcome.error
+    failure = (
+        [] if error is None else [{"seed": outcome.seed, "kind": error.kind, "message": str(error), "command": command}]
+    )
+    return {
+        "seeds": 1,
+        "failed": failure,
+        "faults_injected": outcome.injected,
+        "steps_committed": outcome.committed,
+        "steps_aborted": outcome.aborted,
+        "views": outcome.views,
+        "virtual_s": outcome.virtual_s,
+        "wall_s": round(outcome.wall_s, 3),
+        "scenarios_per_s": round(1 / outcome.wall_s, 3) if outcome.wall_s else None,
+        "digest": outcome.digest,
+    }
+
+
+def _sweep(
+    console: Console,
+    seeds: range,
+    ranks: int,
+    steps: int,
+    faults: str,
+    jobs: int,
+    json_file: Path | None,
+    shrink_runs: int,
+) -> bool:
+    from quicoll.sim.runner import run_seeds
+    from quicoll.sim.swarm import generate, parse_kinds
+
+    if json_file is not None:
+        _write(json_file, {})  # better now than after an hour that it cannot be written
+    kinds = parse_kinds(faults)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("no failure", total=len(seeds))
+        failures = 0
+
+        def progress(result: Result) -> None:
+            nonlocal failures
+            if not result.ok:
+                failures += 1
+                bar.console.print(f"seed {result.seed} FAILED {result.message}", markup=False)
+            bar.update(task, advance=1, description=f"{failures} failed" if failures else "no failure")
+
+        sweep = run_seeds(seeds, ranks=ranks, steps=steps, kinds=kinds, jobs=jobs, progress=progress)
+    commands: dict[int, str] = {}
+    for result in sweep.failures[:MOST_SHRUNK]:
+        if result.kind is not None and not result.kind.startswith("worker-"):
+            scenario = generate(result.seed, ranks=ranks, steps=steps, kinds=kinds)
+            commands[result.seed] = _shrunk(console, scenario, result.kind, shrink_runs)
+    summary = sweep.summary(commands)
+    if json_file is not None:
+        _write(json_file, summary)
+    _show(console, sweep, summary)
+    return bool(sweep.failures)
+
+
+def _shrunk(console: Console, scenario: Scenario, kind: str, runs: int) -> str:
+    """The command of the smallest scenario that was found to fail in this way; it is printed as well."""
+    from quicoll.sim.runner import run_scenario
+    from quicoll.sim.shrink import shrink
+
+    def verdict(candidate: Scenario) -> str | None:
+        error = run_scenario(candidate).error
+        return None if error is None else error.kind
+
+    found = shrink(scenario, kind, verdict, runs=runs)
+    console.print(
+        f"seed {scenario.seed}: {kind} with {found.scenario.faults} of {scenario.faults} faults "
+        f"after {found.runs} runs{'' if found.whole else ', not finished'}:",
+        markup=False,
+    )
+    for line in str(found.scenario).splitlines():
+        console.print(f"  {line}", markup=False)
+    console.print(f"  {found.scenario.command}", markup=False)
+    return found.scenario.command
+
+
+def _show(console: Console, sweep: Sweep, summary: dict[str, Any]) -> None:
+    table = Table(box=None, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    rows = {
+        "scenarios": f"{summary['seeds']} (seeds {summary['first_seed']} to {summary['last_seed']})",
+        "failed": str(len(summary["failed"])),
+        "steps committed, aborted": f"{summary['steps_committed']}, {summary['steps_aborted']}",
+        "views": str(summary["views"]),
+        "simulated, real time": f"{summary['virtual_s']:.1f} s, {summary['wall_s']:.1f} s",
+        "scenarios a second": f"{summary['scenarios_per_s']} ({summary['scenarios_per_cpu_s']} for a core)",
+        "digest": str(summary["digest"]),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
+    injected = ", ".join(f"{kind} {count}" for kind, count in summary["faults_injected"].items())
+    console.print(f"injected: {injected or 'nothing'}", markup=False)
+    for failure in summary["failed"]:
+        console.print(f"FAILED seed {failure['seed']}: {failure['kind']}\n  {failure['command']}", markup=False)
+    if not sweep.failures:
+        console.print("every invariant held.", markup=False)
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n")
+    except OSError as error:
+        raise LocalError(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,0 +1,31 @@
+"""A whole cluster on a virtual clock, from one seed: the real code, networks that break, and checks that bite.
+
+events      what breaks, as data, and the language to write it in
+decorator   a user's test of all this, for pytest
+cluster     one run: coordinator, ranks, the user's own coroutine
+machine     a node: host, disk, process
+disk        files in memory that a crash treats as a disk does
+invariants  what has to hold, checked during and after every run
+workload    what runs where the user gives nothing
+trace       a run recorded: the timeline, and with spans and story what happened in words
+"""
+
+from quicoll.sim.cluster import Outcome, Settings, Simulation
+from quicoll.sim.decorator import scenario
+from quicoll.sim.errors import InvariantBroken, RunFailed
+from quicoll.sim.events import Event, Schedule
+from quicoll.sim.trace import Recording
+from quicoll_transport.sim import Conditions
+
+__all__ = [
+    "Conditions",
+    "Event",
+    "InvariantBroken",
+    "Outcome",
+    "Recording",
+    "RunFailed",
+    "Schedule",
+    "Settings",
+    "Simulation",
+    "scenario",
+]

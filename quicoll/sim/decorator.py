@@ -1,0 +1,240 @@
+"""`@quicoll.sim.scenario`: a user's async function, tested on a whole cluster whose network breaks.
+
+    @quicoll.sim.scenario(seeds=200, ranks=4)
+    async def test_my_loop_survives(job, sim):
+        await train(job, until=lambda: sim.everyone_at(10))
+
+The function is called on every rank, again after every restart, with the job that the rank has joined and, if it asks
+for a second argument, the simulation. For pytest it is a plain function with one test for each seed; each is one run of
+`quicoll.sim.Simulation` under the faults that its seed generates, or under those of `script`. Keyword-only parameters
+are fixtures (or parametrized) as usual.
+
+The first generated scenario that fails a test is made small, as `quicoll.sim.shrink` does; what fails is run once more,
+recorded. The error then carries, as a note, the faults, the story and the command that runs this seed again. Should the
+second run go otherwise than the first, the test depends on something beyond its seed (the real clock, a module's state,
+the order of a set), and the note says so.
+
+Nothing here imports pytest; what pytest needs is in the package quicoll_pytest.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quicoll.errors import LocalError
+from quicoll.sim.cluster import Outcome, Settings, Simulation
+from quicoll.sim.shrink import shrink
+from quicoll.sim.swarm import KINDS, generate, parse_kinds
+from quicoll.sim.trace import Recording
+
+if TYPE_CHECKING:
+    from quicoll.sim.cluster import Worker
+    from quicoll.sim.errors import RunFailed
+    from quicoll.sim.events import Event
+    from quicoll.sim.invariants import Reference
+    from quicoll.sim.swarm import Scenario
+    from quicoll_transport.sim import Recorder
+
+__all__ = ["SimulatedTest", "Trial", "scenario"]
+
+_ARGUMENT = "sim_seed"  # by which pytest gives the seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What `scenario` was given: see there."""
+
+    seeds: tuple[int, ...]
+    ranks: int
+    settings: Settings | None
+    steps: int
+    faults: tuple[str, ...]
+    script: Callable[[Simulation], object] | None
+    reference: Reference | None
+    shrink_runs: int
+
+    def drawn(self, seed: int) -> Scenario | None:
+        """What this seed generates; None where a script writes the faults."""
+        if self.script is not None:
+            return None
+        return generate(seed, ranks=self.ranks, steps=self.steps, kinds=self.faults, settings=self.settings)
+
+    def simulation(
+        self, worker: Worker, seed: int, *, drawn: Scenario | None = None, recorder: Recorder | None = None
+    ) -> Simulation:
+        """The run of this seed. drawn: its scenario, or a smaller one instead; None for the one that it has."""
+        if self.script is not None:
+            given = replace(self.settings or Settings(), ranks=self.ranks)
+            sim = Simulation(worker, seed=seed, settings=given, reference=self.reference, recorder=recorder)
+            self.script(sim)
+            return sim
+        scenario = drawn or self.drawn(seed)
+        if scenario is None:
+            raise AssertionError("neither a script nor a scenario")
+        return Simulation(
+            worker,
+            seed=seed,
+            settings=scenario.settings,
+            events=scenario.events,
+            reference=self.reference,
+            recorder=recorder,
+        )
+
+
+class SimulatedTest(Protocol):
+    """What becomes of the decorated function. run: one run by hand, which raises nothing that happened inside."""
+
+    sim_trial: Trial
+    __name__: str
+
+    def __call__(self, *args: Any, **arguments: Any) -> None: ...
+    def run(self, seed: int = 0, **fixtures: Any) -> Outcome: ...
+
+
+def scenario(
+    *,
+    seeds: int | Iterable[int] = 100,
+    ranks: int | None = None,
+    steps: int = 10,
+    faults: Iterable[str] | None = None,
+    script: Callable[[Simulation], object] | None = None,
+    settings: Settings | None = None,
+    reference: Reference | None = None,
+    shrink_runs: int = 30,
+) -> Callable[[Worker], SimulatedTest]:
+    """Run the decorated `async def test(job)` or `async def test(job, sim)` on a simulated cluster, once for each seed.
+
+    seeds: how many, from 0 on, or which; pytest's `--sim-seed N` and `--sim-seeds A:B` choose others. ranks: workers;
+    None takes those of `settings`. steps: about so many steps the test does, so that faults fall into them. faults:
+    kinds of faults to generate, None for all (see quicoll.sim.swarm). script: writes the faults instead, `def
+    script(sim): sim.at(1.2).partition({0, 1}, {2, 3}); sim.at(3.0).heal()`; chance (of losses, of delays) still is the
+    seed's. settings: of the cluster; None has generated scenarios draw them too. reference: digest of the registered
+    state after a step, if it is known. shrink_runs: at most so many runs to find fewer faults that fail alike, for the
+    first seed of the test that fails; 0 for none.
+
+    The test fails with InvariantBroken or RunFailed. Raises LocalError for arguments or a function that cannot work.
+    """
+    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    if not chosen or min(chosen) < 0:
+        raise LocalError(f"there is at least one seed, and seeds are not negative: {seeds!r}")
+    if steps < 1:
+        raise LocalError(f"a test does at least one step, not {steps}")
+    base = settings or Settings()
+    if shrink_runs < 0:
+        raise LocalError(f"a number of runs is not negative: {shrink_runs}")
+    if script is not None and faults is not None:
+        raise LocalError("either the faults are generated, or a script writes them")
+    found = Trial(
+        seeds=chosen,
+        ranks=base.ranks if ranks is None else replace(base, ranks=ranks).ranks,
+        settings=settings,
+        steps=steps,
+        faults=KINDS if faults is None else parse_kinds(",".join(faults)),
+        script=script,
+        reference=reference,
+        shrink_runs=shrink_runs,
+    )
+
+    def decorate(function: Worker) -> SimulatedTest:
+        return _test(function, found)
+
+    return decorate
+
+
+def _test(function: Worker, found: Trial) -> SimulatedTest:
+    bound, fixtures = _parameters(function)
+    runs_left = [found.shrink_runs]  # a test that fails with every seed is made small once
+
+    @wraps(function)
+    def test(*args: Any, sim_seed: int, **given: Any) -> None:
+        __tracebackhide__ = True
+        outcome = found.simulation(partial(function, *args, **given), sim_seed).run()
+        if outcome.error is not None:
+            runs, runs_left[0] = runs_left[0], 0
+            outcome.error.add_note(_explained(partial(function, *args, **given), found, outcome, runs))
+            raise outcome.error
+
+    def run(seed: int = 0, **given: Any) -> Outcome:
+        return found.simulation(partial(function, **given), seed).run()
+
+    # pytest asks for the fixtures that a signature names; `wraps` would show it the function's own.
+    seed = inspect.Parameter(_ARGUMENT, inspect.Parameter.KEYWORD_ONLY)
+    made: Any = test
+    made.__signature__ = inspect.Signature([*bound, seed, *fixtures])
+    made.sim_trial = found
+    made.run = run
+    return made  # type: ignore[no-any-return]
+
+
+def _parameters(function: Worker) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
+    """`self` of a test class, and the fixtures. Raises LocalError for a function that cannot be a rank's."""
+    name = getattr(function, "__qualname__", repr(function))
+    if not inspect.iscoroutinefunction(function):
+        raise LocalError(f"{name} is not an async function: `async def {name}(job): ...`")
+    parameters = list(inspect.signature(function).parameters.values())
+    positional = [each for each in parameters if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    bound = [each for each in positional[:1] if each.name == "self"]
+    if not 1 <= len(positional) - len(bound) <= 2:
+        raise LocalError(f"{name} takes (job) or (job, sim), and fixtures as keyword-only parameters")
+    fixtures = [each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    if any(each.name == _ARGUMENT for each in fixtures):
+        raise LocalError(f"{name}: {_ARGUMENT} is taken; the simulation has the seed (sim.seed)")
+    return bound, fixtures
+
+
+def _explained(worker: Worker, found: Trial, outcome: Outcome, shrink_runs: int) -> str:
+    """What a person wants to know of a run that failed, and what a machine needs to run it again."""
+    recording = Recording()
+    sim = found.simulation(worker, outcome.seed, recorder=recording.record)
+    told = sim.run()
+    parts = [""]
+    heading = "Its faults:"
+    if told.digest != outcome.digest:
+        parts.append(
+            "This story is of a second run with the same seed, and it went otherwise than the first: the test depends "
+            "on something beyond its seed (the real clock, state that is kept between runs, the order of a set, an "
+            "address in an error's text).\n"
+        )
+    else:
+        small = _shrunk(worker, found, outcome, shrink_runs)
+        if small is not None:
+            recording = Recording()
+            sim = found.simulation(worker, outcome.seed, drawn=small, recorder=recording.record)
+            told = sim.run()
+            heading = f"The smallest scenario found that fails alike, told above, with {small.ranks} ranks:"
+    parts.append(recording.explain(told))
+    if sim.events:
+        parts.append(f"{heading}\n" + "".join(f"  {event}\n" for event in sorted(sim.events, key=_when)))
+    # pytest says where we are; the seed is part of the name, and has to be among those that are run.
+    node = os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (call)")
+    if node:
+        parts.append(f"Run it again:  pytest '{node}' --sim-seed {outcome.seed}")
+    return "\n".join(parts)
+
+
+def _shrunk(worker: Worker, found: Trial, outcome: Outcome, runs: int) -> Scenario | None:
+    """A smaller scenario that breaks the same promise; None where a script wrote it, or nothing smaller does."""
+    scenario, error = found.drawn(outcome.seed), outcome.error
+    if scenario is None or error is None or runs == 0:
+        return None
+
+    def verdict(candidate: Scenario) -> str | None:
+        failure = found.simulation(worker, outcome.seed, drawn=candidate).run().error
+        return None if failure is None else _way(failure)
+
+    small = shrink(scenario, _way(error), verdict, runs=runs).scenario
+    return None if small == scenario else small
+
+
+def _way(failure: RunFailed) -> str:
+    """How it failed. Two errors of the user's own are two ways."""
+    return f"{failure.kind} {type(failure.__cause__).__name__}"
+
+
+def _when(event: Event) -> int:
+    return event.at_ns

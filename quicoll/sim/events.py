@@ -1,0 +1,435 @@
+"""What happens to a cluster, as data: faults with their times.
+
+A scenario is written in plain Python,
+
+    sim.at(1.2).partition({0, 1}, {2, 3})
+    sim.at(2.0).crash(3)
+    sim.every(0.5, start=3.0, until=5.0).pause(1, 0.2)
+    sim.at(6.0).heal()
+
+and each line becomes an `Event`, a frozen value that knows its own source line. A generated scenario is a list of the
+same events; so it can be made smaller, and printed as what a person would have written.
+
+Nodes are named by rank at the start (0 is the host "worker-0"; it keeps the name whatever rank it gets later) or by the
+host's name; "coordinator" is the coordinator's. Times are seconds of true time since the beginning, as float for people
+and kept as integer nanoseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, TypeAlias
+
+from quicoll.errors import LocalError
+from quicoll_transport.sim import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "COORDINATOR_HOST",
+    "DISK_FAULTS",
+    "Corrupt",
+    "Crash",
+    "Disk",
+    "Drift",
+    "Event",
+    "Fault",
+    "Heal",
+    "Hold",
+    "Leap",
+    "Node",
+    "Partition",
+    "Pause",
+    "Repair",
+    "Restart",
+    "Resume",
+    "Schedule",
+    "SetConditions",
+    "Slow",
+    "StepWall",
+    "kinds_of",
+    "node_name",
+]
+
+COORDINATOR_HOST = "coordinator"
+DISK_FAULTS = ("write", "fsync", "full", "power", "kill")
+
+_MOST_TIMES = 100_000  # of one `every`
+_MOST_DRIFT = 500_000  # ppm, as a simulated clock takes it
+
+Node: TypeAlias = "int | str"
+
+
+def node_name(node: Node) -> str:
+    """The host's name. Raises LocalError for what can be none."""
+    if isinstance(node, bool) or node == "":
+        raise LocalError(f"a node is a rank or the name of a host, not {node!r}")
+    if isinstance(node, int):
+        if node < 0:
+            raise LocalError(f"there is no rank {node}")
+        return f"worker-{node}"
+    return node
+
+
+def _names(nodes: Node | Iterable[Node]) -> tuple[str, ...]:
+    if isinstance(nodes, int | str):
+        nodes = (nodes,)
+    return tuple(sorted({node_name(node): None for node in nodes}))  # a dict, as sets have no order
+
+
+def _ns(seconds: float, what: str) -> int:
+    if not 0 <= seconds < 1e9:
+        raise LocalError(f"{what} lies between 0 and 1e9 seconds, not {seconds!r}")
+    return round(seconds * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Nothing passes from `one` to `other`, nor back unless `one_way`."""
+
+    one: tuple[str, ...]
+    other: tuple[str, ...]
+    one_way: bool = False
+
+    def source(self) -> str:
+        return f"partition({_set(self.one)}, {_set(self.other)}{', one_way=True' if self.one_way else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What goes from `one` to `other` is kept until the path is repaired."""
+
+    one: tuple[str, ...]
+    other: tuple[str, ...]
+
+    def source(self) -> str:
+        return f"hold({_set(self.one)}, {_set(self.other)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Open the paths between `one` and `other` again; all paths if both are empty."""
+
+    one: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()
+
+    def source(self) -> str:
+        return f"repair({_set(self.one)}, {_set(self.other)})" if self.one or self.other else "repair()"
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """The process is gone, nothing is flushed. power: the machine is off, and its disk forgets what was not synced."""
+
+    node: str
+    power: bool = False
+
+    def source(self) -> str:
+        return f"crash({_node(self.node)}{', power=True' if self.power else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start the process (and the machine) again, if it is gone."""
+
+    node: str
+
+    def source(self) -> str:
+        return f"restart({_node(self.node)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """SIGSTOP; `ns`: for so long, 0: until it is resumed."""
+
+    node: str
+    ns: int = 0
+
+    def source(self) -> str:
+        return f"pause({_node(self.node)}{f', {_seconds(self.ns)}' if self.ns else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    node: str
+
+    def source(self) -> str:
+        return f"resume({_node(self.node)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Each callback of the process takes `ns` of true time; 0 is as fast as before."""
+
+    node: str
+    ns: int
+
+    def source(self) -> str:
+        return f"slow({_node(self.node)}, {_seconds(self.ns)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The clock goes too fast by `ppm` parts per million (negative: too slow)."""
+
+    node: str
+    ppm: int
+
+    def source(self) -> str:
+        return f"drift({_node(self.node)}, ppm={self.ppm})"
+
+
+@dataclass(frozen=True, slots=True)
+class Leap:
+    """The monotonic clock leaps forward by `ns`, as after the suspension of a virtual machine."""
+
+    node: str
+    ns: int
+
+    def source(self) -> str:
+        return f"leap({_node(self.node)}, {_seconds(self.ns)})"
+
+
+@dataclass(frozen=True, slots=True)
+class StepWall:
+    """The wall clock is set by `ns` forward or back."""
+
+    node: str
+    ns: int
+
+    def source(self) -> str:
+        return f"step_wall({_node(self.node)}, {_seconds(self.ns)})"
+
+
+@dataclass(frozen=True, slots=True)
+class SetConditions:
+    """The paths from `one` to `other`, one way, are like this; both empty: all paths."""
+
+    conditions: Conditions
+    one: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()
+
+    def source(self) -> str:
+        between = f", {_set(self.one)}, {_set(self.other)}" if self.one or self.other else ""
+        return f"conditions({conditions_source(self.conditions)}{between})"
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """Flip a bit in the next `times` payloads that the node receives, behind QUIC's own checks."""
+
+    node: str
+    times: int = 1
+
+    def source(self) -> str:
+        return f"corrupt({_node(self.node)}{f', times={self.times}' if self.times != 1 else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The node's disk fails at its next `what`: "write" (EIO) or "fsync" (EIO); it is "full" from now on (ENOSPC); or
+    the next operation is cut off in its middle, because the "power" goes or the process gets a "kill".
+    """
+
+    node: str
+    what: str
+
+    def source(self) -> str:
+        return f"disk({_node(self.node)}, {_text(self.what)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Heal:
+    """All is well from now on: paths open, conditions as at the beginning, machines up, processes started, clocks true
+    (as to drift), disks sound. What clocks have leapt stays."""
+
+    def source(self) -> str:
+        return "heal()"
+
+
+Fault: TypeAlias = (
+    Partition
+    | Hold
+    | Repair
+    | Crash
+    | Restart
+    | Pause
+    | Resume
+    | Slow
+    | Drift
+    | Leap
+    | StepWall
+    | SetConditions
+    | Corrupt
+    | Disk
+    | Heal
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`fault` at `at_ns` of true time since the beginning."""
+
+    at_ns: int
+    fault: Fault
+
+    def __str__(self) -> str:
+        return f"sim.at({_seconds(self.at_ns)}).{self.fault.source()}"
+
+
+def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
+    """The kinds of fault that this is, by the names that a user knows them by; `usual`: what paths are like otherwise.
+
+    What ends a fault has a name too: heal, repair, resume, and "calm" for conditions that are as usual.
+    """
+    match fault:
+        case SetConditions():
+            found = fault.conditions
+            changed = [
+                "burst" if name == "loss" and found.burst != 1.0 else kind
+                for name, kind in _CONDITION_KINDS
+                if getattr(found, name) != getattr(usual, name)
+            ]
+            return tuple(changed) or ("calm",)
+        case Partition():
+            return ("one_way" if fault.one_way else "partition",)
+        case Crash():
+            return ("coordinator_crash" if fault.node == COORDINATOR_HOST else "power" if fault.power else "crash",)
+        case Corrupt():
+            return ("payload",)
+        case StepWall():
+            return ("wall",)
+        case _:
+            return (type(fault).__name__.lower(),)
+
+
+_CONDITION_KINDS = (
+    ("latency_ns", "latency"),
+    ("jitter_ns", "jitter"),
+    ("loss", "loss"),
+    ("duplicate", "duplicate"),
+    ("reorder", "reorder"),
+    ("corrupt", "corrupt"),
+    ("bytes_per_second", "rate"),
+    ("mtu", "mtu"),
+)
+
+
+class Schedule:
+    """What `at` and `every` return: each method is one fault at each of the times. All return the schedule itself.
+
+    Bad arguments raise LocalError at once, before anything runs.
+    """
+
+    def __init__(self, times: Iterable[int], add: Callable[[Event], None]) -> None:
+        self._times = tuple(times)
+        self._add = add
+
+    def fault(self, fault: Fault) -> Schedule:
+        for at_ns in self._times:
+            self._add(Event(at_ns, fault))
+        return self
+
+    def partition(self, one: Node | Iterable[Node], other: Node | Iterable[Node], *, one_way: bool = False) -> Schedule:
+        first, second = _names(one), _names(other)
+        both = [name for name in first if name in second]
+        if both:
+            raise LocalError(f"{both[0]} is on both sides of a partition")
+        return self.fault(Partition(first, second, one_way))
+
+    def hold(self, one: Node | Iterable[Node], other: Node | Iterable[Node]) -> Schedule:
+        return self.fault(Hold(_names(one), _names(other)))
+
+    def repair(self, one: Node | Iterable[Node] = (), other: Node | Iterable[Node] = ()) -> Schedule:
+        return self.fault(Repair(_names(one), _names(other)))
+
+    def crash(self, node: Node, *, power: bool = False) -> Schedule:
+        return self.fault(Crash(node_name(node), power))
+
+    def restart(self, node: Node) -> Schedule:
+        return self.fault(Restart(node_name(node)))
+
+    def pause(self, node: Node, seconds: float = 0.0) -> Schedule:
+        return self.fault(Pause(node_name(node), _ns(seconds, "a pause")))
+
+    def resume(self, node: Node) -> Schedule:
+        return self.fault(Resume(node_name(node)))
+
+    def slow(self, node: Node, seconds: float) -> Schedule:
+        return self.fault(Slow(node_name(node), _ns(seconds, "the time of a callback")))
+
+    def drift(self, node: Node, *, ppm: int) -> Schedule:
+        if not -_MOST_DRIFT <= ppm <= _MOST_DRIFT:
+            raise LocalError(f"a clock is off by {_MOST_DRIFT} parts per million at most, not by {ppm}")
+        return self.fault(Drift(node_name(node), ppm))
+
+    def leap(self, node: Node, seconds: float) -> Schedule:
+        return self.fault(Leap(node_name(node), _ns(seconds, "a leap")))
+
+    def step_wall(self, node: Node, seconds: float) -> Schedule:
+        ns = -_ns(-seconds, "a step back") if seconds < 0 else _ns(seconds, "a step")
+        return self.fault(StepWall(node_name(node), ns))
+
+    def conditions(
+        self, conditions: Conditions, one: Node | Iterable[Node] = (), other: Node | Iterable[Node] = ()
+    ) -> Schedule:
+        return self.fault(SetConditions(conditions, _names(one), _names(other)))
+
+    def corrupt(self, node: Node, *, times: int = 1) -> Schedule:
+        if times < 1:
+            raise LocalError(f"so many times makes no sense: {times}")
+        return self.fault(Corrupt(node_name(node), times))
+
+    def disk(self, node: Node, what: str) -> Schedule:
+        if what not in DISK_FAULTS:
+            raise LocalError(f"a disk fails in one of the ways {', '.join(DISK_FAULTS)}, not {what!r}")
+        return self.fault(Disk(node_name(node), what))
+
+    def heal(self) -> Schedule:
+        return self.fault(Heal())
+
+
+def conditions_source(conditions: Conditions) -> str:
+    """`Conditions(...)` with what differs from the defaults."""
+    changed = [
+        f"{field.name}={getattr(conditions, field.name)!r}"
+        for field in fields(Conditions)
+        if getattr(conditions, field.name) != field.default
+    ]
+    return f"Conditions({', '.join(changed)})"
+
+
+def at(seconds: float, add: Callable[[Event], None]) -> Schedule:
+    return Schedule((_ns(seconds, "a time"),), add)
+
+
+def every(seconds: float, *, start: float, until: float, add: Callable[[Event], None]) -> Schedule:
+    step = _ns(seconds, "a period")
+    if step < 1_000_000:
+        raise LocalError(f"a period is a millisecond or more, not {seconds!r} s")
+    times = range(_ns(start, "a start"), _ns(until, "an end"), step)
+    if len(times) > _MOST_TIMES:
+        raise LocalError(f"something happens {_MOST_TIMES} times at most, not {len(times)} times")
+    return Schedule(times, add)
+
+
+def _node(name: str) -> str:
+    prefix, _, number = name.partition("-")
+    return number if prefix == "worker" and number.isdecimal() and number == str(int(number)) else _text(name)
+
+
+def _text(value: str) -> str:
+    """A literal in double quotes: a shell takes the whole line in single ones."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _set(names: tuple[str, ...]) -> str:
+    return "{" + ", ".join(_node(name) for name in names) + "}" if names else "()"
+
+
+def _seconds(ns: int) -> str:
+    """As short as it can be and exact: 1.2, not 1.2000000000000002."""
+    return repr(ns / 1e9) if round(ns / 1e9 * 1e9) == ns else f"{ns}e-9"

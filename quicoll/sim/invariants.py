@@ -1,0 +1,365 @@
+"""What has to hold in every run, whatever breaks; looked at while it runs and at its end.
+
+    same-bits       the state after a decision has one digest on all ranks that hold it, and so has the state after a
+                    step; where the workload knows it, that of a computation without any network
+    one-decision    a step has one decision: the journal takes each number once, in order, and no rank hears of a vote
+                    that another rank heard otherwise, nor of a commit that the journal does not hold
+    all-or-none     a step is committed with the votes of all members of its view, and applied by none without a commit
+    durable         a commit that the journal has taken is in it after every restart; a rank's state never goes back
+                    while its process lives, and a rank of an installed view never begins a step from an older state
+                    than another rank of this view holds
+    quorum          a view has more than half of the members of the one before it that have not left
+    deadline        a collective ends by its timeout, a step's entry and its vote by theirs, with GRACE_S of the host's
+                    own time beyond them (not looked at where the host was paused, slow or leapt meanwhile)
+    untouched       inputs of a collective are the same after it, and `out` as well where it failed
+    memory          what a link holds beyond posted buffers is within its credit; there are no links to strangers
+    no-leftover     a process that ended by itself has no task, timer or socket left
+    progress        after the last healing every rank commits a step within the run's `recovery` seconds, or is done
+    no-surprise     no error reaches an event loop's exception handler; a process ends by quicoll's errors or by none
+
+Nothing here uses what it checks: the journal's records are followed as they are appended, digests are taken with
+BLAKE2b over names, types, shapes and bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quicoll.group import Group
+from quicoll.job import Job, Step
+from quicoll.membership.history import Committed, InstalledView, Left
+from quicoll.shards import Leaves
+from quicoll.sim.errors import InvariantBroken
+
+if TYPE_CHECKING:
+    from quicoll.caller import Caller
+    from quicoll.config import Config
+    from quicoll.engine import Decision, Engine
+    from quicoll.handle import Handle
+    from quicoll.membership.history import History, Record
+    from quicoll.membership.journal import RecordStore
+    from quicoll.membership.view import View
+    from quicoll.runtime import Runtime
+    from quicoll.sim.machine import Machine
+    from quicoll_transport.sim import HostLoop
+
+__all__ = ["GRACE_S", "INVARIANTS", "CheckedJob", "CheckedStore", "Checker"]
+
+GRACE_S = 1.0  # of the host's own clock: a deadline's own work, and the answer's way back
+
+INVARIANTS = (
+    "same-bits",
+    "one-decision",
+    "all-or-none",
+    "durable",
+    "quorum",
+    "deadline",
+    "untouched",
+    "memory",
+    "no-leftover",
+    "progress",
+    "no-surprise",
+)
+
+Reference = Callable[[int], bytes]
+
+
+class Checker:
+    """Follows one run. `broken`: the first invariant that was broken. reference: digest of the state after a step."""
+
+    def __init__(self, now_s: Callable[[], float], *, world_size: int, reference: Reference | None = None) -> None:
+        self._now_s = now_s
+        self._world_size = world_size
+        self._reference = reference
+        self.broken: InvariantBroken | None = None
+        self.commits: dict[int, tuple[int, bytes]] = {}  # what the journal took: by number, the view and the digest
+        self.views: dict[int, View] = {}
+        self.installed: View | None = None
+        self._left: dict[str, None] = {}
+        self._votes: dict[tuple[int, int], dict[str, None]] = {}
+        self._decisions: dict[tuple[int, int], tuple[bool, str]] = {}
+        self._states: dict[tuple[int, int], tuple[bytes, str]] = {}  # by decision and step
+        self.held: dict[str, tuple[int, int]] = {}  # by node: decision and step of the state of its living process
+
+    def break_(self, kind: str, message: str, *, node: str = "") -> None:
+        """An invariant is broken. The first one counts; the run ends at once."""
+        if self.broken is None:
+            self.broken = InvariantBroken(kind, message, at=self._now_s(), node=node)
+
+    # -- the journal ---------------------------------------------------------------------------------------------
+
+    def appended(self, record: Record) -> None:
+        """The journal has taken a record."""
+        if isinstance(record, Committed):
+            if record.step in self.commits:
+                self.break_("one-decision", f"step {record.step} was committed twice")
+            elif self.commits and record.step != max(self.commits) + 1:
+                self.break_("one-decision", f"step {record.step} was committed after step {max(self.commits)}")
+            if self.installed is None or record.view_id != self.installed.view_id:
+                self.break_("one-decision", f"step {record.step} was committed in view {record.view_id}, not the last")
+            self.commits[record.step] = record.view_id, record.digest
+            self._look_at_votes(record)
+        elif isinstance(record, InstalledView):
+            self._install(record.view)
+        elif isinstance(record, Left):
+            self._left[record.node] = None
+
+    def _look_at_votes(self, record: Committed) -> None:
+        votes = self._votes.get((record.view_id, record.step), {})
+        view = self.views.get(record.view_id)
+        missing = [node for node in view.nodes if node not in votes] if view is not None else []
+        if missing:
+            self.break_("all-or-none", f"step {record.step} was committed without the vote of {', '.join(missing)}")
+
+    def _install(self, view: View) -> None:
+        before = self.installed
+        nodes = list(view.nodes)
+        base = [node for node in before.nodes if node not in self._left] if before is not None else []
+        if base and 2 * len([node for node in nodes if node in base]) <= len(base):
+            self.break_("quorum", f"view {view.view_id} of {nodes} after {base}: no majority of it")
+        if not base and len(nodes) < self._world_size:
+            self.break_("quorum", f"view {view.view_id} of {nodes} begins the job, which has {self._world_size} ranks")
+        if before is not None and view.view_id <= before.view_id:
+            self.break_("one-decision", f"view {view.view_id} was installed after view {before.view_id}")
+        self.views[view.view_id] = self.installed = view
+        self._left.clear()
+
+    def opened(self, history: History) -> None:
+        """A coordinator has started and read its journal: all that was taken has to be in it, at most one more."""
+        last = max(self.commits, default=0)
+        if history.committed_step < last:
+            self.break_("durable", f"the journal ends at step {history.committed_step}; step {last} was committed")
+        elif history.committed_step > last + 1:
+            self.break_("durable", f"the journal holds step {history.committed_step}; {last} was the last it took")
+        view_id = self.installed.view_id if self.installed is not None else 0
+        found = history.view.view_id if history.view is not None else 0
+        if found < view_id:
+            self.break_("durable", f"the journal's last view is {found}; view {view_id} was installed")
+        # The record in flight when the process ended may be there or not; nobody was told, so either is right.
+        if history.view is not None and found > view_id:
+            self._install(history.view)
+        if history.committed_step == last + 1 and history.view is not None:
+            self.commits[last + 1] = history.view.view_id, b""
+
+    # -- the ranks -----------------------------------------------------------------------------------------------
+
+    def voted(self, node: str, view_id: int, index: int) -> None:
+        """A rank is about to vote yes."""
+        self._votes.setdefault((view_id, index), {})[node] = None
+
+    def decided(self, node: str, view_id: int, index: int, commit: bool) -> None:
+        """A rank has heard the decision on its vote."""
+        known = self._decisions.setdefault((view_id, index), (commit, node))
+        if known[0] is not commit:
+            words = {True: "committed", False: "aborted"}
+            self.break_(
+                "one-decision",
+                f"step {index} of view {view_id} is {words[commit]} on {node}, {words[known[0]]} on {known[1]}",
+                node=node,
+            )
+        if commit and (index not in self.commits or self.commits[index][0] != view_id):
+            self.break_(
+                "one-decision", f"{node} heard of a commit of {index} that the journal does not hold", node=node
+            )
+
+    def state(self, node: str, decision: int, step: int, digest: bytes | None) -> None:
+        """A rank holds the state after `step`, of the coordinator's decision `decision` (0: none yet)."""
+        before = self.held.get(node)
+        if before is not None and (decision, step) < before:
+            self.break_("durable", f"the state of {node} went back from {before} to {(decision, step)}", node=node)
+        self.held[node] = decision, step
+        if decision and decision not in self.commits:
+            self.break_("all-or-none", f"{node} holds the state of step {decision}, which was not committed", node=node)
+        if digest is None:
+            return
+        known = self._states.setdefault((decision, step), (digest, node))
+        if known[0] != digest:
+            self.break_("same-bits", f"after step {step} {node} holds other bits than {known[1]}", node=node)
+        if self._reference is not None and self._reference(step) != digest:
+            self.break_("same-bits", f"after step {step} {node} holds other bits than the reference", node=node)
+
+    def began(self, node: str, view: View, step: int) -> None:
+        """A rank begins a step: nobody in its view may know more than it starts from."""
+        mine = self.held.get(node, (0, 0))
+        for member in view.nodes:
+            theirs = self.held.get(member)
+            if theirs is not None and theirs[0] > mine[0]:  # no later decision can be without our vote
+                self.break_("durable", f"{node} begins step {step} from {mine}, and {member} holds {theirs}", node=node)
+
+    def ended(self, node: str) -> None:
+        """The process is gone, and its state with it."""
+        self.held.pop(node, None)
+
+
+class CheckedStore:
+    """A RecordStore that tells the checker of what it has taken."""
+
+    def __init__(self, store: RecordStore, checker: Checker) -> None:
+        self._store = store
+        self._checker = checker
+        checker.opened(store.load())
+
+    def load(self) -> History:
+        return self._store.load()
+
+    def append(self, record: Record) -> None:
+        self._store.append(record)
+        self._checker.appended(record)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class CheckedJob(Job):
+    """A job whose every step and collective is looked at."""
+
+    def __init__(
+        self, config: Config, engine: Engine, runtime: Runtime, view: View, *, machine: Machine, checker: Checker
+    ) -> None:
+        super().__init__(config, engine, runtime, view)
+        self._machine = machine
+        self._checker = checker
+        self.group = CheckedGroup(self._caller, machine=machine, checker=checker)
+
+    def _tell_state(self) -> None:
+        digest = state_digest(self._save()) if self._save is not None else None
+        self._checker.state(self.node, self._decision, self._committed_step, digest)
+
+    async def _synchronise(self) -> None:
+        await super()._synchronise()
+        self._tell_state()
+
+    async def _enter(self, step: Step) -> None:
+        # Waiting for a view, then three agreements at most to come to one state, each bounded by the job's timeout.
+        limit = self.config.hold_timeout + 4 * self.config.timeout
+        with within(limit, "the entry of a step", machine=self._machine, checker=self._checker):
+            await super()._enter(step)
+        self._checker.began(self.node, self.view, step.number)
+        self._machine.note("step_began", step=step.number, view=self.view.view_id)
+
+    async def _commit(self, step: Step, view_id: int, unfinished: int) -> None:
+        opened = self._engine.open_step
+        if opened is not None:
+            self._checker.voted(self.node, view_id, opened[0])
+        with within(self.config.hold_timeout, "a vote", machine=self._machine, checker=self._checker):
+            await super()._commit(step, view_id, unfinished)
+
+    async def _decided(self, step: Step, decision: Decision) -> None:
+        self._checker.decided(self.node, self.view.view_id, decision.index, decision.commit)
+        await super()._decided(step, decision)
+
+    async def _apply(self, step: Step, index: int) -> None:
+        await super()._apply(step, index)
+        self._machine.commits += 1
+        self._tell_state()
+
+
+class CheckedGroup(Group):
+    """A group whose every collective is held to its deadline, and whose tensors are looked at before and after."""
+
+    def __init__(self, caller: Caller, *, machine: Machine, checker: Checker, group_id: int = 0) -> None:
+        super().__init__(caller, group_id=group_id)
+        self._machine = machine
+        self._checker = checker
+
+
+def _checked(name: str) -> Callable[..., Handle[Any]]:
+    inner: Callable[..., Handle[Any]] = getattr(Group, name)
+
+    @functools.wraps(inner)
+    def collective(self: CheckedGroup, *args: Any, **settings: Any) -> Handle[Any]:
+        machine, checker, node = self._machine, self._checker, self._machine.host.name
+        out = settings.get("out")
+        timeout = settings.get("timeout")
+        limit = self._caller.config.timeout if timeout is None else timeout
+        inputs, target = _bits(args), _bits((out,))
+        handle = inner(self, *args, **settings)
+        machine.note("collective_began", op=name)
+        loop, start, disturbed = machine.loop, machine.loop.time(), machine.disturbances
+
+        def ended(future: asyncio.Future[int]) -> None:
+            # Before whoever awaits it goes on, and before a result is handed over: the tensors are still our business.
+            fine = not future.cancelled() and future.exception() is None
+            machine.note("collective_ended", op=name, fine=fine)
+            _look_at_time(loop.time() - start, limit, name, disturbed, loop, machine, checker)
+            if _bits(args) != inputs:
+                checker.break_("untouched", f"{name} changed its input", node=node)
+            if _bits((out,)) != target:
+                what = "changed its out before the result was asked for" if fine else "failed and changed its out"
+                checker.break_("untouched", f"{name} {what}", node=node)
+
+        handle.add_done_callback(ended)
+        return handle
+
+    return collective
+
+
+def collectives() -> list[str]:
+    """The public collectives of a group: what gives a handle."""
+    found: dict[str, None] = {}
+    for kind in Group.__mro__:
+        for name, member in vars(kind).items():
+            returns = str(getattr(member, "__annotations__", {}).get("return", ""))
+            if not name.startswith("_") and returns.startswith("Handle"):
+                found[name] = None
+    return sorted(found)
+
+
+for _name in collectives():
+    setattr(CheckedGroup, _name, _checked(_name))
+
+
+@contextmanager
+def within(limit: float, what: str, *, machine: Machine, checker: Checker) -> Iterator[None]:
+    """The body ends within `limit` seconds of the host's own clock, and GRACE_S."""
+    loop = machine.loop
+    start, disturbed = loop.time(), machine.disturbances
+    try:
+        yield
+    finally:
+        _look_at_time(loop.time() - start, limit, what, disturbed, loop, machine, checker)
+
+
+def _look_at_time(
+    took: float, limit: float, what: str, disturbed: int, loop: HostLoop, machine: Machine, checker: Checker
+) -> None:
+    if not loop.dead and machine.disturbances == disturbed and not machine.disturbed and took > limit + GRACE_S:
+        name = machine.host.name
+        checker.break_("deadline", f"{what} on {name} took {took:.3f} s, {limit:g} s were given", node=name)
+
+
+def state_digest(state: Any) -> bytes:
+    """16 bytes over names, types, shapes and bits, by name."""
+    found = blake2b(digest_size=16)
+    for name in sorted(state):
+        found.update(_bits((name, state[name])))
+    return found.digest()
+
+
+def _bits(values: Any) -> bytes:
+    """A digest of tensors, however they are packed; of other things by their text."""
+    found = blake2b(digest_size=16)
+    pending = [values]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Leaves):
+            pending += [value.values, value.shards.total]
+        elif isinstance(value, list | tuple):
+            pending += [*reversed(value), len(value)]
+        elif isinstance(value, np.ndarray):
+            found.update(f"{value.dtype.str}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
+        elif hasattr(value, "detach") and hasattr(value, "numpy"):
+            import torch
+
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            found.update(f"{value.dtype}{tuple(value.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(repr(value).encode())
+    return found.digest()

@@ -1,0 +1,152 @@
+"""One node of a simulated cluster: its host, its disk, its process and who starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from quicoll.sim.disk import DiskFault, SimDisk
+from quicoll_transport.sim import HostState
+
+if TYPE_CHECKING:
+    from quicoll_transport.endpoint import Endpoint
+    from quicoll_transport.faults import Faults
+    from quicoll_transport.sim import Host, HostLoop
+
+__all__ = ["Machine"]
+
+
+_DISK_FAULTS = {
+    "write": DiskFault.WRITE_ERROR,
+    "fsync": DiskFault.SYNC_ERROR,
+    "power": DiskFault.POWER_LOSS,
+    "kill": DiskFault.KILL,
+}
+
+
+class Machine:
+    """life(machine): the process, a coroutine made anew for every start. ended: it has ended by itself.
+    was_cut_off: the disk has ended it.
+
+    done: the process ended by itself and well; it is not started again. commits: steps that its processes applied.
+    disturbances: how often its time was interfered with; disturbed: it is so now. endpoint, faults: of the process.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        life: Callable[[Machine], Coroutine[Any, Any, Any]],
+        *,
+        ended: Callable[[Machine], None],
+        was_cut_off: Callable[[Machine], None],
+    ) -> None:
+        self.host = host
+        self.disk = SimDisk(host.world.rng(f"disk/{host.name}"), now_ns=lambda: host.world.now_ns)
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.commits = 0
+        self.commits_at_heal = 0
+        self.disturbances = 0
+        self.stays_down = False  # it was crashed by a fault, and waits for a restart
+        self.endpoint: Endpoint | None = None
+        self.faults: Faults | None = None
+        self.disk.on_down = self._cut_off
+        self._life = life
+        self._ended = ended
+        self._was_cut_off = was_cut_off
+        self._task: asyncio.Task[Any] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    @property
+    def loop(self) -> HostLoop:
+        loop = self.host.loop
+        if loop is None:
+            raise AssertionError(f"{self.name} has no process")
+        return loop
+
+    @property
+    def runs(self) -> bool:
+        return self.host.state in (HostState.RUNNING, HostState.PAUSED)
+
+    @property
+    def disturbed(self) -> bool:
+        return self.host.state is HostState.PAUSED or self.host.slow_ns > 0
+
+    def start(self) -> None:
+        """Start the process, the machine too if it is off; nothing if it runs or is done."""
+        self.stays_down = False
+        if self.done or self.runs:
+            return
+        if self.host.state is HostState.OFF:
+            self.host.power_on()
+        self.disk.restart()
+        loop = self.host.start()
+        self.disturbances += 1
+        loop.call_soon(self._begin, loop)
+
+    def _begin(self, loop: HostLoop) -> None:
+        task = loop.create_task(self._life(self), name=f"{self.name}#{self.host.lives}")
+        self._task = task
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        if task is not self._task or task.cancelled():
+            return
+        self.error = task.exception()
+        if self.error is None:
+            self.result = task.result()
+            self.done = True
+        # Not from within the callback: what the process still does in this turn of its loop belongs to it.
+        self.host.world.after(0, self._reap, task)
+
+    def _reap(self, task: asyncio.Task[Any]) -> None:
+        if task is self._task and self.runs:
+            self._ended(self)
+
+    def end(self, *, power: bool = False) -> None:
+        """Abruptly."""
+        if self.host.state is HostState.OFF:
+            return
+        self._task = self.endpoint = self.faults = None
+        if power:
+            self.host.power_off()
+        else:
+            self.host.kill()
+        if not self.disk.is_down:
+            (self.disk.crash if power else self.disk.kill)()
+
+    def _cut_off(self, crash: DiskFault) -> None:
+        """In the middle of an operation of the disk; what called it hears Halted, and nothing of it runs any more."""
+        self.end(power=crash is DiskFault.POWER_LOSS)
+        self._was_cut_off(self)
+
+    def fail_disk(self, what: str) -> None:
+        """Let the disk fail: see scenario.Disk."""
+        if what == "full":
+            self.disk.capacity = sum(map(len, self.disk.files().values()))
+        else:
+            self.disk.arm(_DISK_FAULTS[what])
+
+    def mend_disk(self) -> None:
+        self.disk.disarm()
+        self.disk.capacity = None
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Into the trace: something that the process does, unless it is gone (its remains run at the very end)."""
+        if self.host.loop is not None:
+            what = " ".join(f"{name}={value}" for name, value in fields.items())
+            self.host.world.note(kind, self.name, what, detail=fields)
+
+    def leftovers(self) -> list[str]:
+        """What a process that ended by itself has left behind."""
+        loop = self.host.loop
+        if loop is None:
+            return []
+        left = [f"task {task.get_name()}" for task in loop.tasks]
+        left += [f"socket on port {port}" for port in sorted(self.host.sockets)]
+        return left + [f"timer {handle!r}" for handle in self.host.world.timers_of(self.host)]

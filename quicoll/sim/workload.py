@@ -1,0 +1,129 @@
+"""The step function that the simulator runs where the user gives none: small tensors, and a result known beforehand.
+
+The state is a vector of float32 and a count. A step computes one contribution for each of `SHARDS` logical shards, a
+function of the state, the step and the shard; reduces them to their mean in canonical order; gathers a witness from
+every rank; and on commit adds the mean to the vector. So the state after step s is a function of s alone, whatever the
+number of ranks and however often a step was tried: `Reference` computes it without a network, by sums in plain numpy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quicoll import checkpoint
+from quicoll.errors import CheckpointError, LocalError, QuicollError
+from quicoll.sim.invariants import state_digest
+
+if TYPE_CHECKING:
+    from quicoll.job import Job
+
+if TYPE_CHECKING:
+    from quicoll.disk import Disk
+    from quicoll.reducing import AlgorithmName
+
+__all__ = ["COMPUTE_S", "ELEMENTS", "SHARDS", "Reference", "worker"]
+
+SHARDS = 8
+ELEMENTS = 777  # odd, so that shares and chunks are uneven
+CHECKPOINTS = "/data/checkpoints"
+CHECKPOINT_EVERY = 3
+COMPUTE_S = 0.05  # of simulated time in each step, so that faults fall between and into collectives
+
+
+def contribution(vector: Any, step: int, shard: int) -> Any:
+    """float32 values whose sum depends on the order of adding."""
+    bits = (np.arange(ELEMENTS, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(step * 97 + shard)) % np.uint64(
+        100003
+    )
+    return (bits.astype(np.float32) / np.float32(317.0) - vector * np.float32(0.125)).astype(np.float32)
+
+
+def applied(vector: Any, mean: Any) -> Any:
+    return (vector + mean).astype(np.float32)
+
+
+class Reference:
+    """Digest of the state after each step, by the definition of the canonical order and nothing else."""
+
+    def __init__(self) -> None:
+        self._vectors = [np.zeros(ELEMENTS, np.float32)]
+        self._digests: list[bytes] = []
+
+    def __call__(self, step: int) -> bytes:
+        while len(self._vectors) <= step:
+            before, number = self._vectors[-1], len(self._vectors)
+            leaves = [contribution(before, number, shard) for shard in range(SHARDS)]
+            while len(leaves) > 1:  # a balanced tree over a power of two: neighbours, level by level
+                leaves = [leaves[i] + leaves[i + 1] for i in range(0, len(leaves), 2)]
+            self._vectors.append(applied(before, leaves[0] / np.float32(SHARDS)))
+        while len(self._digests) <= step:
+            number = len(self._digests)
+            self._digests.append(state_digest(_state(self._vectors[number], number)))
+        return self._digests[step]
+
+
+def _state(vector: Any, count: int) -> dict[str, Any]:
+    return {"vector": vector, "count": np.array([count], np.int64)}
+
+
+async def worker(
+    job: Job,
+    done: Callable[[], bool],
+    *,
+    compute_s: float = COMPUTE_S,
+    disk: Disk | None = None,
+    algorithm: AlgorithmName = "auto",
+) -> int:
+    """Do steps until `done()`; the number of the last one. An aborted step is tried again.
+
+    compute_s: simulated seconds that each step computes before its collectives. disk: where a checkpoint is kept of
+    every CHECKPOINT_EVERY-th step, and found again by the next process; None keeps none. A disk that fails costs the
+    checkpoint, not the step. algorithm: of the reduction.
+    """
+    vector: Any = np.zeros(ELEMENTS, np.float32)
+    count = 0
+    found = None
+    if disk is not None:
+        with contextlib.suppress(CheckpointError):
+            found = checkpoint.latest(CHECKPOINTS, disk=disk)
+    if found is not None:
+        vector, count = found.tensors["vector"], found.step
+        job.resume_from(found.step)
+
+    def save() -> dict[str, Any]:
+        return _state(vector.copy(), count)
+
+    def load(state: Any) -> None:
+        nonlocal vector, count
+        vector, count = state["vector"].copy(), int(state["count"][0])
+
+    job.register_state(save, load)
+    while not done():
+        try:
+            async with job.step() as step:
+                shards = job.group.shards(SHARDS)
+                await asyncio.sleep(compute_s)
+                leaves = [contribution(vector, step.number, shard) for shard in shards]
+                mean = await job.group.all_reduce(shards.leaves(leaves, like=vector), op="avg", algorithm=algorithm)
+                witness = await job.group.all_gather(np.array([step.number, count], np.int64))
+                if not np.all(witness.reshape(-1, 2) == (step.number, count)):
+                    raise AssertionError(f"ranks differ in what they do: {witness.tolist()}")
+
+                def apply(mean: Any = mean, number: int = step.number) -> None:
+                    nonlocal vector, count
+                    vector, count = applied(vector, mean), number
+
+                step.on_commit(apply)
+        except QuicollError as error:
+            if isinstance(error, LocalError):
+                raise
+            continue
+        if disk is not None and count % CHECKPOINT_EVERY == 0:
+            with contextlib.suppress(CheckpointError):
+                checkpoint.save(CHECKPOINTS, step=count, tensors=save(), disk=disk)
+    return job.committed_step

@@ -1,0 +1,120 @@
+"""`quicoll sim`: exit status, summary, and commands that can be run again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from quicoll.cli.main import main
+from quicoll.sim import cluster, runner
+from quicoll.sim.invariants import Checker
+from quicoll.sim.swarm import generate
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["sim", *arguments])
+    return int(ended.value.code or 0)
+
+
+def test_a_sweep_writes_its_summary_and_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sweep.json"
+    assert run("--seeds", "0:3", "--ranks", "2", "--steps", "2", "--jobs", "2", "--json", str(path)) == 0
+    summary = json.loads(path.read_text())
+    assert summary["seeds"] == 3
+    assert summary["failed"] == []
+    assert summary["ranks"] == 2
+    assert "every invariant held" in capsys.readouterr().out
+
+
+def test_one_seed_shows_its_scenario_and_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--seed", "2", "--ranks", "2", "--steps", "2") == 0
+    out = capsys.readouterr().out
+    assert str(generate(2, ranks=2, steps=2)).splitlines()[0] in out
+    assert runner.run_seed(2, ranks=2, steps=2).digest in out
+
+
+def test_the_command_of_a_scenario_runs_this_scenario(capsys: pytest.CaptureFixture[str]) -> None:
+    made = generate(6, ranks=2, steps=2)
+    words = shlex.split(made.command)
+    assert words[:2] == ["quicoll", "sim"]
+    assert run(*words[2:]) == 0
+    assert runner.run_scenario(made).digest in capsys.readouterr().out
+
+
+def test_a_run_is_explained_and_its_timeline_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.json"
+    assert run("--seed", "2", "--ranks", "2", "--steps", "2", "--explain", "--trace", str(path)) == 0
+    out = capsys.readouterr().out
+    assert "every invariant held" in out
+    assert runner.run_seed(2, ranks=2, steps=2).digest in out  # looking at it changes nothing
+    assert any(event.get("name") == "heal()" for event in json.loads(path.read_text())["traceEvents"])
+
+
+def test_a_failure_is_shrunk_and_its_command_fails_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restart = cluster.Simulation._disturb
+
+    def guilty(self: cluster.Simulation, fault: object) -> bool:
+        if type(fault).__name__ == "Drift":
+            self.checker.break_("durable", "made up")
+        return restart(self, fault)
+
+    monkeypatch.setattr(cluster.Simulation, "_disturb", guilty)
+    events = (
+        "sim.at(0.01).pause(1, 0.001); sim.at(0.012).drift(0, ppm=50); sim.at(0.02).leap(1, 0.001); sim.at(0.03).heal()"
+    )
+    path = tmp_path / "one.json"
+    assert run("--seed", "2", "--ranks", "2", "--steps", "2", "--events", events, "--json", str(path)) == 1
+    failure = json.loads(path.read_text())["failed"][0]
+    assert failure["kind"] == "durable"
+    assert "made up" in failure["message"]
+    assert "drift" in failure["command"]
+    assert "pause" not in failure["command"]
+    assert "leap" not in failure["command"]
+    assert failure["command"] in capsys.readouterr().out
+    assert run(*shlex.split(failure["command"])[2:], "--shrink-runs", "0") == 1
+
+
+def test_a_broken_promise_in_a_sweep_is_exit_status_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sweep(seeds: range, **settings: object) -> runner.Sweep:
+        results = tuple(runner.Result(seed=seed, kind="durable" if seed == 1 else None) for seed in seeds)
+        return runner.Sweep(ranks=2, steps=2, kinds=("crash",), jobs=1, results=results, wall_s=1.0)
+
+    monkeypatch.setattr(runner, "run_seeds", sweep)
+    monkeypatch.setattr(Checker, "began", lambda self, node, view, step: self.break_("durable", "made up"))
+    path = tmp_path / "sweep.json"
+    arguments = ["--seeds", "0:2", "--ranks", "2", "--steps", "2", "--faults", "crash", "--json", str(path)]
+    assert run(*arguments, "--shrink-runs", "3") == 1
+    failed = json.loads(path.read_text())["failed"]
+    assert [each["seed"] for each in failed] == [1]
+    assert failed[0]["command"].startswith("quicoll sim --seed 1 --ranks")
+    assert "FAILED seed 1: durable" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--seeds", "0:3", "--seed", "1"],
+        ["--seeds", "3"],
+        ["--seeds", "5:5"],
+        ["--seeds", "a:b"],
+        ["--seeds", "-1:4"],
+        ["--seeds", "0:3", "--events", "sim.at(1).heal()"],
+        ["--seeds", "0:3", "--explain"],
+        ["--seed", "1", "--faults", "flood"],
+        ["--seed", "1", "--settings", "Settings()"],
+        ["--seed", "1", "--events", "__import__('os')"],
+        ["--seed", "1", "--events", "sim.at(1.0).crash(99)"],
+        ["--seeds", "0:1", "--json", "/nowhere/at/all.json"],
+    ],
+)
+def test_a_command_that_makes_no_sense_is_exit_status_two(arguments: list[str]) -> None:
+    assert run(*arguments) == 2

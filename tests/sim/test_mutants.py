@@ -1,0 +1,347 @@
+"""The invariants bite: the code is broken on purpose, one way at a time, and each time the simulator says what broke.
+
+A mutant is a small change of the real code, of the kind that a tired engineer makes. Each has a scenario in which it
+matters, which passes without it, and names the invariants that may catch it. docs/simulation.md lists them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import quicoll.bundle
+import quicoll.engine
+import quicoll.job
+import quicoll.membership.coordinator
+import quicoll.membership.rules
+import quicoll.plan
+import quicoll.reducing
+import quicoll_transport.inbox
+from quicoll.errors import QuicollError
+from quicoll.job import Job
+from quicoll.membership.ballot import Ballot, Outcome
+from quicoll.membership.coordinator import CoordinatorCore
+from quicoll.membership.history import Committed
+from quicoll.membership.journal import Journal
+from quicoll.mesh import Mesh
+from quicoll.sim import Conditions, Settings, Simulation, workload
+from quicoll_transport.endpoint import Endpoint, EndpointConfig
+from quicoll_transport.outbox import Outbox
+
+if TYPE_CHECKING:
+    from quicoll.buffers import Destination
+
+Patch = pytest.MonkeyPatch
+STEPS = 6
+
+
+def built_in(script: Callable[[Simulation], None], *, settings: Settings | None = None) -> Simulation:
+    async def worker(job: Job, sim: Simulation) -> int:
+        return await workload.worker(job, lambda: sim.everyone_at(STEPS))
+
+    sim = Simulation(worker, settings=settings or Settings(recovery=20.0, limit=60.0), reference=workload.Reference())
+    script(sim)
+    return sim
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scenarios
+
+
+def calm() -> Simulation:
+    return built_in(lambda sim: None)
+
+
+def corrupted_payloads() -> Simulation:
+    """By "direct": what an owner reduces wrongly, all ranks get. With "exchange" the vote sees them differ."""
+
+    async def worker(job: Job, sim: Simulation) -> int:
+        return await workload.worker(job, lambda: sim.everyone_at(STEPS), algorithm="direct")
+
+    sim = Simulation(worker, settings=Settings(recovery=20.0, limit=60.0), reference=workload.Reference())
+    sim.at(0.1).corrupt(0, times=3).corrupt(2, times=2)
+    return sim
+
+
+def coordinator_restarts() -> Simulation:
+    return built_in(lambda sim: sim.at(0.2).crash("coordinator") and sim.at(0.4).restart("coordinator") and None)
+
+
+def minority_with_the_coordinator() -> Simulation:
+    def script(sim: Simulation) -> None:
+        sim.at(0.1).partition({0, 1, 2}, {3, "coordinator"})
+        sim.at(6.0).heal()
+
+    return built_in(script)
+
+
+def a_late_voter_is_killed() -> Simulation:
+    """Rank 3 computes after the others have voted, and dies while it does."""
+
+    async def worker(job: Job, sim: Simulation) -> None:
+        total = np.zeros(3, np.float32)
+        job.register_state(lambda: {"total": total.copy()}, lambda state: np.copyto(total, state["total"]))
+        while not sim.everyone_at(3):
+            with contextlib.suppress(QuicollError):
+                async with job.step() as step:
+                    part = await job.group.all_reduce(np.ones(3, np.float32), op="avg")
+                    step.on_commit(lambda part=part: np.add(total, part, out=total))
+                    await asyncio.sleep(0.3 if job.node == "worker-3" else 0.0)
+
+    sim = Simulation(worker, settings=Settings(recovery=20.0, limit=60.0))
+    sim.at(0.2).crash(3)
+    sim.at(0.8).restart(3)
+    return sim
+
+
+def restart_of_a_rank() -> Simulation:
+    def script(sim: Simulation) -> None:
+        sim.at(0.2).crash(0)
+        sim.at(0.6).restart(0)
+
+    return built_in(script)
+
+
+def one_rank_never_calls() -> Simulation:
+    async def worker(job: Job) -> None:
+        with contextlib.suppress(QuicollError):
+            async with job.step():
+                if job.rank == 3:
+                    await asyncio.sleep(30.0)
+                await job.group.all_reduce(np.ones(5, np.float32), timeout=2.0)
+
+    return Simulation(worker, settings=Settings(limit=120.0))
+
+
+def out_and_a_power_failure() -> Simulation:
+    async def worker(job: Job, sim: Simulation) -> None:
+        out = np.zeros(60_000, np.float32)
+        job.register_state(lambda: {}, lambda state: None)
+        while not sim.everyone_at(2):
+            with contextlib.suppress(QuicollError):
+                async with job.step():
+                    await job.group.all_reduce(np.full(60_000, sim.now, np.float32), out=out, timeout=4.0)
+
+    slow = Conditions(bytes_per_second=600_000)
+    sim = Simulation(worker, settings=Settings(conditions=slow, chunk_bytes=1 << 14, limit=120.0))
+    sim.at(0.4).crash(2, power=True)
+    sim.at(4.0).heal()
+    return sim
+
+
+def one_rank_comes_late() -> Simulation:
+    """The others' messages wait at the late one, within its credit."""
+
+    async def worker(job: Job) -> None:
+        async with job.step():
+            if job.rank == 2:
+                await asyncio.sleep(2.0)
+            await asyncio.gather(*(job.group.broadcast(np.ones(3000, np.float32), root=0) for _ in range(8)))
+
+    return Simulation(worker, settings=Settings(ranks=3))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Mutants
+
+
+def checksums_are_not_compared(patch: Patch) -> None:
+    class Equal(int):
+        def __ne__(self, other: object) -> bool:
+            return False
+
+    patch.setattr(quicoll_transport.inbox, "checksum", lambda data: Equal(0))
+
+
+def the_order_of_reduction_is_another(patch: Patch) -> None:
+    patch.setattr(quicoll.reducing, "_PLANNERS", {"all_reduce": quicoll.plan.all_reduce})  # without what it has kept
+    for name in ("quicoll.reduce", "quicoll.plan.canonical", "quicoll.plan.routes"):
+        patch.setattr(sys.modules[name], "split", lambda start, stop: start + 1)
+
+
+def the_journal_forgets_commits(patch: Patch) -> None:
+    append = Journal.append
+
+    def forgetful(self: Journal, record: Any) -> None:
+        if not isinstance(record, Committed):
+            append(self, record)
+
+    patch.setattr(Journal, "append", forgetful)
+
+
+def commits_are_announced_but_not_recorded(patch: Patch) -> None:
+    record = CoordinatorCore._record
+
+    def careless(self: CoordinatorCore, entry: Any) -> None:
+        if not isinstance(entry, Committed):
+            record(self, entry)
+
+    patch.setattr(CoordinatorCore, "_record", careless)
+
+
+def anybody_is_a_quorum(patch: Patch) -> None:
+    patch.setattr(quicoll.membership.rules, "has_quorum", lambda nodes, base: True)
+
+
+def aborted_steps_are_applied(patch: Patch) -> None:
+    async def eager(self: Job, step: Any, decision: Any) -> None:
+        await self._apply(step, decision.index)
+
+    # Below the checks, which stand where the decision arrives.
+    patch.setattr(Job, "_decided", eager)
+
+
+def a_majority_of_votes_is_enough(patch: Patch) -> None:
+    vote = Ballot.vote
+
+    def hasty(self: Ballot, node: str, vote_: Any) -> Outcome | None:
+        outcome = vote(self, node, vote_)
+        if outcome is None and 2 * len(self._votes) > self.view.world_size:
+            return Outcome(commit=True, digest=vote_.digest)
+        return outcome
+
+    patch.setattr(Ballot, "vote", hasty)
+
+
+def the_oldest_state_is_handed_over(patch: Patch) -> None:
+    patch.setattr(quicoll.job, "max", min, raising=False)
+
+
+def the_coordinator_is_dialled_once(patch: Patch) -> None:
+    dial = quicoll.engine.Engine._dial_coordinator
+
+    def once(self: Any) -> None:
+        if self._coordinator_link is None:
+            dial(self)
+
+    patch.setattr(quicoll.engine.Engine, "_dial_coordinator", once)
+
+
+def a_collective_has_no_deadline(patch: Patch) -> None:
+    run = Mesh.run
+
+    async def patient(self: Mesh, call: Any, *, group: int, timeout: float, step: int | None) -> int:
+        return await run(self, call, group=group, timeout=1e6, step=step)
+
+    patch.setattr(Mesh, "run", patient)
+
+
+def results_are_written_as_they_arrive(patch: Patch) -> None:
+    honest = quicoll.bundle.destination
+
+    def direct(out: Any, like: Any, shape: Any = None) -> Destination:
+        return dataclasses.replace(honest(out, like, shape), flat=out.reshape(-1), fresh=True)
+
+    patch.setattr(quicoll.bundle, "destination", direct)
+
+
+def the_credit_is_not_kept(patch: Patch) -> None:
+    def pump(self: Any) -> None:
+        kept, self._peer_credit = self._peer_credit, 1 << 40
+        try:
+            original(self)
+        finally:
+            self._peer_credit = kept
+
+    def hold(self: Any, header: Any) -> None:
+        self.held_bytes += header.length + 64
+
+    original = Outbox.pump
+    patch.setattr(Outbox, "pump", pump)
+    patch.setattr(quicoll_transport.inbox, "MESSAGE_COST", 64)
+    patch.setattr(quicoll_transport.inbox.Inbox, "_hold", hold)
+
+
+def closing_leaves_a_timer(patch: Patch) -> None:
+    aclose = Endpoint.aclose
+
+    async def untidy(self: Endpoint, **settings: Any) -> None:
+        await aclose(self, **settings)
+        asyncio.get_running_loop().call_later(1000.0, lambda: None)
+
+    patch.setattr(Endpoint, "aclose", untidy)
+
+
+def a_callback_raises(patch: Patch) -> None:
+    announced = Mesh.announced
+
+    def clumsy(self: Mesh, rank: int, announce: Any) -> None:
+        if announce.seq == 3:
+            raise KeyError(announce.seq)
+        announced(self, rank, announce)
+
+    patch.setattr(Mesh, "announced", clumsy)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    change: Callable[[Patch], None]
+    scenario: Callable[[], Simulation]
+    caught_by: tuple[str, ...]
+    beside: Callable[[Patch], None] | None = None  # settings that the scenario needs, without the mutant too
+
+
+def small_credit(patch: Patch) -> None:
+    patch.setattr(quicoll.engine, "EndpointConfig", functools.partial(EndpointConfig, credit_bytes=32_000))
+
+
+MUTANTS = (
+    Mutant(checksums_are_not_compared, corrupted_payloads, ("same-bits", "worker")),
+    Mutant(the_order_of_reduction_is_another, calm, ("same-bits",)),
+    Mutant(the_journal_forgets_commits, coordinator_restarts, ("durable",)),
+    Mutant(commits_are_announced_but_not_recorded, calm, ("one-decision",)),
+    Mutant(anybody_is_a_quorum, minority_with_the_coordinator, ("quorum",)),
+    Mutant(aborted_steps_are_applied, a_late_voter_is_killed, ("all-or-none",)),
+    Mutant(a_majority_of_votes_is_enough, a_late_voter_is_killed, ("all-or-none",)),
+    Mutant(the_oldest_state_is_handed_over, restart_of_a_rank, ("durable",)),
+    Mutant(the_coordinator_is_dialled_once, coordinator_restarts, ("progress", "OutOfTime")),
+    Mutant(a_collective_has_no_deadline, one_rank_never_calls, ("deadline",)),
+    Mutant(results_are_written_as_they_arrive, out_and_a_power_failure, ("untouched",)),
+    Mutant(the_credit_is_not_kept, one_rank_comes_late, ("memory",), small_credit),
+    Mutant(closing_leaves_a_timer, calm, ("no-leftover",)),
+    Mutant(a_callback_raises, calm, ("no-surprise",)),
+)
+
+
+def _name(mutant: Mutant) -> str:
+    return mutant.change.__name__
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=_name)
+def test_mutant_is_caught(mutant: Mutant, monkeypatch: Patch) -> None:
+    if mutant.beside is not None:
+        mutant.beside(monkeypatch)
+    mutant.change(monkeypatch)
+    outcome = mutant.scenario().run()
+    assert outcome.error is not None, "the mutant lives"
+    assert outcome.error.kind in mutant.caught_by, outcome.error
+
+
+@pytest.mark.parametrize(
+    ("scenario", "beside"),
+    [*{(mutant.scenario, mutant.beside): None for mutant in MUTANTS}],
+    ids=lambda value: value.__name__ if value is not None else "",
+)
+def test_scenario_passes_without_mutant(
+    scenario: Callable[[], Simulation], beside: Callable[[Patch], None] | None, monkeypatch: Patch
+) -> None:
+    if beside is not None:
+        beside(monkeypatch)
+    outcome = scenario().run()
+    assert outcome.error is None, outcome.error
+
+
+def test_every_invariant_has_a_mutant_that_it_catches() -> None:
+    from quicoll.sim.invariants import INVARIANTS
+
+    caught = {kind for mutant in MUTANTS for kind in mutant.caught_by}
+    assert [kind for kind in INVARIANTS if kind not in caught] == []

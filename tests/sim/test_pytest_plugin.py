@@ -1,0 +1,243 @@
+"""What users of `@quicoll.sim.scenario` see in pytest; each test runs pytest in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import quicoll
+import quicoll_pytest
+import quicoll_transport
+from quicoll.errors import LocalError, StepAborted
+from quicoll.sim import RunFailed, Settings, Simulation, scenario
+
+if TYPE_CHECKING:
+    from quicoll.job import Job
+
+SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
+
+HEAD = """
+import asyncio
+import numpy as np
+import quicoll.sim
+from quicoll.errors import StepAborted
+
+def split(sim):
+    sim.at(0.1).partition({0}, {1, 2})
+    sim.at(0.2).heal()
+
+async def work(job, sim, steps=2):
+    while not sim.everyone_at(steps):
+        try:
+            async with job.step():
+                await asyncio.sleep(0.05)
+                await job.group.all_reduce(np.ones(3))
+        except StepAborted:
+            pass
+"""
+
+
+def run_pytest(directory: Path, source: str, *arguments: str) -> tuple[int, str]:
+    (directory / "test_it.py").write_text(HEAD + source)
+    (directory / "pytest.ini").write_text(
+        "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "quicoll_pytest", "-p", "no:cacheprovider", *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES), "COLUMNS": "150"}
+    environment.pop("PYTEST_CURRENT_TEST", None)
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_every_seed_is_a_test_beside_asynchronous_tests_fixtures_and_parameters(tmp_path: Path) -> None:
+    source = """
+@quicoll.sim.scenario(seeds=2, ranks=3, script=split)
+async def test_function(job, sim, *, tmp_path):
+    assert tmp_path.is_dir()
+    await work(job, sim)
+
+class TestClass:
+    import pytest
+
+    @pytest.mark.parametrize("steps", [1, 2])
+    @quicoll.sim.scenario(seeds=[7], ranks=3, script=split)
+    async def test_method(self, job, sim, *, steps):
+        await work(job, sim, steps)
+        assert job.committed_step >= steps
+
+async def test_of_pytest_asyncio():
+    await asyncio.sleep(0)
+"""
+    code, text = run_pytest(tmp_path, source, "-v")
+    assert code == 0, text
+    for name in ("test_function[seed0]", "test_function[seed1]", "test_method[seed7-1]", "test_method[seed7-2]"):
+        assert f"{name} PASSED" in text
+    assert "5 passed" in text
+
+
+def test_a_failure_has_the_user_s_line_the_story_the_faults_and_the_command(tmp_path: Path) -> None:
+    source = """
+@quicoll.sim.scenario(seeds=3, ranks=3, script=split)
+async def test_wrong(job, sim):
+    async with job.step():
+        total = await job.group.all_reduce(np.ones(3))
+        assert total[0] == 4 or sim.seed != 1
+"""
+    code, text = run_pytest(tmp_path, source)
+    assert code == 1, text
+    assert "2 passed" in text
+    assert "1 failed" in text
+    assert re.search(r"^> +assert total\[0\] == 4 or sim.seed != 1$", text, re.MULTILINE)
+    assert "Seed 1: what happened, in seconds of simulated time." in text
+    assert "VERDICT  FAILED  worker: AssertionError" in text
+    assert "sim.at(0.1).partition({0}, {1, 2})" in text
+    command = "Run it again:  pytest 'test_it.py::test_wrong[seed1]' --sim-seed 1"
+    assert command in text
+    assert "depends on something beyond its seed" not in text
+    code, text = run_pytest(tmp_path, source, "test_it.py::test_wrong[seed1]", "--sim-seed", "1")
+    assert code == 1
+    assert command in text
+    assert "1 failed" in text
+    assert "passed" not in text
+
+
+def test_a_generated_scenario_that_fails_is_made_small_once() -> None:
+    async def careless(job: Job, sim: Simulation) -> None:
+        """Fails on every rank but in the first view."""
+        while not sim.everyone_at(3):
+            try:
+                async with job.step():
+                    await job.group.barrier()
+                    if job.view.view_id > 1:
+                        raise ValueError("a second view was not thought of")
+                    await asyncio.sleep(0.1)
+            except StepAborted:
+                pass
+
+    decorated = scenario(seeds=1, ranks=3, faults=["crash"], steps=3, shrink_runs=6)(careless)
+    seed = next(seed for seed in range(50) if decorated.run(seed).error is not None)
+    notes: list[str] = []
+    for _ in range(2):
+        with pytest.raises(RunFailed, match="a second view was not thought of") as caught:
+            decorated(sim_seed=seed)
+        notes += caught.value.__notes__
+    assert "The smallest scenario found that fails alike, told above, with" in notes[0]
+    assert notes[0].count("  sim.at(") <= notes[1].count("  sim.at(")
+    assert "VERDICT  FAILED  worker: ValueError" in notes[0]
+    assert "Its faults:" in notes[1]
+
+
+def test_a_test_that_depends_on_more_than_its_seed_is_told_so(tmp_path: Path) -> None:
+    source = """
+calls = []
+
+@quicoll.sim.scenario(seeds=3, ranks=2, script=lambda sim: None)
+async def test_wrong(job):
+    calls.append(job)
+    await asyncio.sleep(0.001 * len(calls))
+    raise ValueError("always")
+"""
+    code, text = run_pytest(tmp_path, source, "-x")
+    assert code == 1, text
+    assert "1 failed" in text, "the first failure stops, where it is asked for"
+    assert "the test depends on something beyond its seed" in text.replace("\n    ", " ")
+
+
+def test_options_choose_the_seeds_of_every_test(tmp_path: Path) -> None:
+    source = """
+@quicoll.sim.scenario(seeds=200, ranks=1, script=lambda sim: None)
+async def test_function(job, sim):
+    await work(job, sim, 1)
+"""
+    collected = ("--collect-only", "-q")
+    assert run_pytest(tmp_path, source, *collected)[1].count("::test_function[seed") == 200
+    text = run_pytest(tmp_path, source, *collected, "--sim-seeds", "500:503", "--sim-seed", "9", "--sim-seed", "501")[1]
+    assert [line for line in text.splitlines() if "::" in line] == [
+        f"test_it.py::test_function[seed{seed}]" for seed in (9, 501, 500, 502)
+    ]
+    code, text = run_pytest(tmp_path, source, *collected, "--sim-seeds=5:5")
+    assert code != 0
+    assert "seeds are given as A:B with A < B, for A to B - 1, not as '5:5'" in text
+
+
+def test_seeds_are_a_range_of_integers_that_are_not_negative() -> None:
+    assert quicoll_pytest.parse_seeds("3:7") == range(3, 7)
+    for wrong in ("3", "5:5", "7:3", "a:b", ":5", "5:", "-1:5", "1:2:3", ""):
+        with pytest.raises(ValueError, match="seeds are given as A:B"):
+            quicoll_pytest.parse_seeds(wrong)
+
+
+def test_pytest_starts_without_importing_any_of_quicoll(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "import sys\n"
+        "def pytest_sessionfinish():\n"
+        "    heavy = [n for n in ('aioquic', 'numpy', 'quicoll', 'quicoll_transport') if n in sys.modules]\n"
+        "    print(f'imported: {heavy}')\n"
+    )
+    (tmp_path / "test_plain.py").write_text("def test_nothing(): pass\n")
+    code, text = run_pytest(tmp_path, "", "test_plain.py", "-s")
+    assert code == 0, text
+    assert "imported: []" in text
+
+
+# -- what is refused, before anything runs ---------------------------------------------------------------------------
+
+
+async def fine(job: Job) -> None:
+    """Nothing."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seeds": 0}, "at least one seed"),
+        ({"seeds": [3, -1]}, "not negative"),
+        ({"steps": 0}, "at least one step"),
+        ({"shrink_runs": -1}, "not negative"),
+        ({"ranks": 0}, "1 to 256 ranks"),
+        ({"faults": ["loss", "earthquake"]}, "no kind of fault 'earthquake'"),
+        ({"faults": ["loss"], "script": lambda sim: None}, "either the faults are generated, or a script"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(LocalError, match=message):
+        scenario(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_function_that_no_rank_can_run_is_refused() -> None:
+    def synchronous(job: Job) -> None:
+        """Not a coroutine."""
+
+    async def without() -> None:
+        """Takes no job."""
+
+    async def three(job: Job, sim: Simulation, tmp_path: Path) -> None:
+        """A fixture has to be keyword-only."""
+
+    async def taken(job: Job, *, sim_seed: int) -> None:
+        """The name is ours."""
+
+    for function, message in (
+        (synchronous, "not an async function"),
+        (without, "takes .job. or .job, sim."),
+        (three, "keyword-only"),
+        (taken, "sim_seed is taken"),
+    ):
+        with pytest.raises(LocalError, match=message):
+            scenario()(function)  # type: ignore[arg-type]
+
+
+def test_run_gives_the_outcome_and_ranks_go_before_those_of_settings() -> None:
+    decorated = scenario(ranks=2, settings=Settings(ranks=7, limit=50.0), script=lambda sim: None)(fine)
+    assert decorated.sim_trial.ranks == 2
+    outcome = decorated.run(seed=5)
+    assert (outcome.seed, outcome.ok, outcome.results) == (5, True, (None, None))
+    assert decorated.run(seed=5).digest == outcome.digest
+    assert decorated.run(seed=6).digest != outcome.digest

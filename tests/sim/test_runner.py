@@ -1,0 +1,129 @@
+"""Runs and sweeps: results by seed, whoever ran them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from quicoll.errors import LocalError
+from quicoll.sim import runner
+from quicoll.sim.runner import Result, Sweep, run_scenario, run_seed, run_seeds
+from quicoll.sim.swarm import Scenario, generate
+
+SMALL = {"ranks": 2, "steps": 2}
+
+KEYS = (
+    "seeds",
+    "failed",
+    "faults_injected",
+    "steps_committed",
+    "steps_aborted",
+    "views",
+    "virtual_s",
+    "wall_s",
+    "scenarios_per_s",
+)
+
+
+def test_a_calm_scenario_commits_its_steps_and_ends_well() -> None:
+    outcome = run_scenario(Scenario(seed=1, steps=3))
+    assert outcome.error is None
+    assert outcome.committed >= 3
+    assert outcome.results == (outcome.committed,) * 4
+
+
+def test_a_seed_twice_has_one_trace() -> None:
+    first, second = run_seed(3, **SMALL), run_seed(3, **SMALL)
+    assert first.digest == second.digest
+    assert first.digest != run_seed(4, **SMALL).digest
+
+
+def test_results_are_the_same_however_many_processes_ran_them() -> None:
+    heard: list[int] = []
+    one = run_seeds(range(4), **SMALL, progress=lambda result: heard.append(result.seed))
+    two = run_seeds([3, 1, 0, 2, 2], **SMALL, jobs=2)
+    assert sorted(heard) == [0, 1, 2, 3]
+    assert [result.seed for result in two.results] == [0, 1, 2, 3]
+    assert [result.digest for result in one.results] == [result.digest for result in two.results]
+    assert one.digest == two.digest
+    assert one.results[2].digest == run_seed(2, **SMALL).digest
+    assert not one.failures
+
+
+def test_the_summary_has_its_keys_and_adds_up() -> None:
+    sweep = run_seeds(range(2), **SMALL)
+    summary = json.loads(json.dumps(sweep.summary()))
+    assert set(KEYS) <= set(summary)
+    assert summary["seeds"] == 2
+    assert summary["failed"] == []
+    assert summary["steps_committed"] == sum(result.committed for result in sweep.results) >= 4
+    assert summary["faults_injected"]["heal"] == 2
+    assert summary["scenarios_per_s"] > 0
+
+
+def test_a_failure_is_in_the_summary_with_its_command() -> None:
+    results = (Result(seed=1), Result(seed=2, kind="durable", message="gone"), Result(seed=3, kind="x", message="y"))
+    sweep = Sweep(ranks=3, steps=5, kinds=("loss",), jobs=1, results=results, wall_s=0.5)
+    failed = sweep.summary({3: "quicoll sim --seed 3 --events ''"})["failed"]
+    assert failed == [
+        {
+            "seed": 2,
+            "kind": "durable",
+            "message": "gone",
+            "command": "quicoll sim --seed 2 --ranks 3 --steps 5 --faults loss",
+        },
+        {"seed": 3, "kind": "x", "message": "y", "command": "quicoll sim --seed 3 --events ''"},
+    ]
+
+
+def test_a_worker_that_dies_is_a_failure_of_its_seed_and_the_others_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(self: runner._Worker, request: dict[str, object]) -> None:
+        if request["seed"] == 1:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        original(self, request)
+
+    original = runner._Worker.ask
+    monkeypatch.setattr(runner._Worker, "ask", ask)
+    sweep = run_seeds(range(3), **SMALL)
+    assert [(result.seed, result.kind) for result in sweep.results] == [(0, None), (1, "worker-died"), (2, None)]
+    assert "-9" in str(sweep.results[1].message)
+
+
+def test_a_worker_that_is_stuck_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner._Worker, "ask", lambda self, request: setattr(self, "seed", request["seed"]))
+    sweep = run_seeds([8], **SMALL, wall_limit=0.0)
+    assert [(result.seed, result.kind) for result in sweep.results] == [(8, "worker-stuck")]
+
+
+def test_no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[subprocess.Popen[bytes]] = []
+
+    class Counted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *args: object, **settings: object) -> None:
+            super().__init__(*args, **settings)  # type: ignore[call-overload]
+            made.append(self)
+
+    def broken(result: Result) -> None:
+        raise KeyError(result.seed)
+
+    monkeypatch.setattr(subprocess, "Popen", Counted)
+    with pytest.raises(KeyError):
+        run_seeds(range(4), **SMALL, jobs=2, progress=broken)
+    assert len(made) == 2
+    assert all(process.returncode is not None for process in made)
+
+
+def test_a_sweep_without_a_process_is_refused() -> None:
+    with pytest.raises(LocalError):
+        run_seeds(range(2), jobs=0)
+
+
+def test_a_scenario_for_other_nodes_is_refused() -> None:
+    made = generate(0, ranks=8, kinds=["crash"])
+    with pytest.raises(LocalError, match="there is no node"):
+        run_scenario(Scenario(seed=0, events=made.events))

@@ -1,0 +1,213 @@
+"""Scenarios from seeds, and as text: the same in every process, and what is printed is what is accepted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from quicoll.errors import LocalError
+from quicoll.sim.cluster import Settings
+from quicoll.sim.events import Event, Fault, Heal, Schedule, SetConditions, kinds_of
+from quicoll.sim.language import events_source, parse_events, parse_settings, settings_source
+from quicoll.sim.swarm import KINDS, Scenario, generate, parse_kinds
+from quicoll_transport.sim import Conditions
+
+SEEDS = range(300)
+
+EVERY_FAULT = """
+sim.at(0.1).partition({0, 1}, {"coordinator", 2})
+sim.at(0.1).partition({0}, {1}, one_way=True)
+sim.at(0.2).hold({0}, {"other-host"})
+sim.at(0.3).repair()
+sim.at(0.3).repair({0}, {1, 2})
+sim.at(0.4).crash(0)
+sim.at(0.4).crash("coordinator", power=True)
+sim.at(0.5).restart("coordinator")
+sim.at(0.6).pause(1)
+sim.at(0.6).pause(1, 0.25)
+sim.at(0.7).resume(1)
+sim.at(0.8).slow(2, 0.0005)
+sim.at(0.9).drift(2, ppm=-200)
+sim.at(1.0).leap(3, 1.5)
+sim.at(1.1).step_wall(3, 60.0)
+sim.at(1.1).step_wall(3, -3600.0)
+sim.at(1.2).conditions(Conditions(loss=0.05, burst=8.0, mtu=1300))
+sim.at(1.2).conditions(Conditions(latency_ns=1000000, bytes_per_second=20000), {0}, {"coordinator", 1})
+sim.at(1.3).corrupt(0)
+sim.at(1.3).corrupt(0, times=3)
+sim.at(1.4).disk("coordinator", "fsync")
+sim.at(1.4).disk(1, "power")
+sim.at(0.123456789).heal()
+"""
+
+
+def test_every_kind_of_event_is_read_as_it_is_printed() -> None:
+    lines = EVERY_FAULT.strip().splitlines()
+    events = parse_events(EVERY_FAULT)
+    assert [str(event) for event in events] == lines
+    assert parse_events(events_source(events)) == events
+    assert {type(event.fault) for event in events} == set(Fault.__args__)
+
+
+def test_every_generated_scenario_is_read_as_it_is_printed() -> None:
+    for seed in SEEDS:
+        made = generate(seed)
+        assert parse_events(str(made)) == made.events
+        assert parse_settings(settings_source(made.settings), ranks=made.ranks) == made.settings
+
+
+def test_statements_are_chained_repeated_and_parted_by_lines_or_semicolons() -> None:
+    found = parse_events(
+        "sim.every(0.5, start=1, until=2.2).pause(1, 0.1).crash(2)\nsim.at(3).heal(); sim.at(4).repair()"
+    )
+    assert [str(event) for event in found] == [
+        "sim.at(1.0).pause(1, 0.1)",
+        "sim.at(1.5).pause(1, 0.1)",
+        "sim.at(2.0).pause(1, 0.1)",
+        "sim.at(1.0).crash(2)",
+        "sim.at(1.5).crash(2)",
+        "sim.at(2.0).crash(2)",
+        "sim.at(3.0).heal()",
+        "sim.at(4.0).repair()",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "sim.at(1.0).crash(__import__('os'))",
+        "sim.at(1.0).__class__()",
+        "sim.at(1.0).fault(1)",
+        "sim.at(1.0)._add(1)",
+        "sim.at(1.0).crash(open)",
+        "sim.at(1.0).crash(*[1])",
+        "sim.at(1.0).crash(**{'node': 1})",
+        "sim.at(1.0).crash(1 + 1)",
+        "sim.run().crash(1)",
+        "other.at(1.0).crash(1)",
+        "x = sim.at(1.0).crash(1)",
+        "sim.at(1.0).crash",
+        "sim.at(1.0).crash()",
+        "sim.at('now').crash(1)",
+        "sim.at(-1.0).crash(1)",
+        "sim.at(1.0).pause(1, 1e400)",
+        "sim.at(1.0).step_wall(1, -1e400)",
+        "sim.at(1.0).drift(1, ppm=10000000)",
+        "sim.at(1.0).conditions(Conditions(loss=2.0))",
+        "sim.at(1.0).conditions(Settings())",
+        "sim.every(0.001, start=0, until=1000000).heal()",
+        "sim.at(1.0).crash(1",
+        "(" * 5000,
+        "import os",
+    ],
+)
+def test_text_that_is_no_scenario_is_refused_and_nothing_of_it_runs(text: str) -> None:
+    with pytest.raises(LocalError):
+        parse_events(text)
+
+
+@pytest.mark.parametrize("text", ["Settings(ranks=3)", "Settings(nothing=3)", "dict(a=1)", "Settings(timeout=f())"])
+def test_settings_are_settings_and_nothing_else(text: str) -> None:
+    with pytest.raises(LocalError):
+        parse_settings(text, ranks=4)
+
+
+def test_a_seed_gives_one_scenario_in_every_process() -> None:
+    program = "from quicoll.sim.swarm import generate\nfor seed in range(40): print(generate(seed).command)"
+    environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == [generate(seed).command for seed in range(40)]
+
+
+def test_scenarios_are_in_order_end_with_a_healing_and_keep_to_their_nodes() -> None:
+    for ranks in (1, 2, 5):
+        for seed in SEEDS:
+            made = generate(seed, ranks=ranks)
+            assert isinstance(made.events[-1].fault, Heal)
+            assert list(made.events) == sorted(made.events, key=lambda event: event.at_ns)
+            assert made.events[-1].at_ns < 20_000_000_000
+            known = ["coordinator", *(f"worker-{rank}" for rank in range(ranks))]
+            for event in made.events:
+                fault = event.fault
+                named = [
+                    getattr(fault, "node", "coordinator"),
+                    *getattr(fault, "one", ()),
+                    *getattr(fault, "other", ()),
+                ]
+                assert all(name in known for name in named)
+
+
+def test_each_seed_enables_about_half_of_the_kinds_and_all_kinds_appear() -> None:
+    seen: dict[str, int] = {}
+    calm = 0
+    for seed in SEEDS:
+        made = generate(seed)
+        kinds = {kind for event in made.events for kind in kinds_of(event.fault, made.settings.conditions)}
+        for kind in kinds:
+            seen[kind] = seen.get(kind, 0) + 1
+        calm += made.faults == 0
+    assert set(KINDS) <= set(seen)
+    assert min(seen[kind] for kind in KINDS) >= 5
+    assert calm < len(SEEDS) // 20
+
+
+def test_only_the_kinds_asked_for_are_injected() -> None:
+    for kind in KINDS:
+        ends = {"heal", "repair", "resume", "calm", "restart", "slow", "drift"}
+        for seed in range(20):
+            made = generate(seed, kinds=[kind])
+            found = {each for event in made.events for each in kinds_of(event.fault, made.settings.conditions)}
+            begins = {"restart": {"crash"}, "power": {"coordinator_crash"}}.get(kind, set())
+            assert found <= ends | {kind} | begins
+            assert found & {kind} or made.faults == 0 or kind == "power"
+
+
+def test_settings_that_are_given_are_kept() -> None:
+    given = Settings(ranks=9, lost_after=3.0)
+    made = generate(7, ranks=3, settings=given)
+    assert made.settings == Settings(ranks=3, lost_after=3.0)
+
+
+def test_paths_let_quic_work_after_the_healing() -> None:
+    for seed in SEEDS:
+        conditions = generate(seed).settings.conditions
+        assert conditions.loss <= 0.01
+        assert conditions.latency_ns <= 50_000_000
+        assert conditions.bytes_per_second is None
+
+
+def test_kinds_by_name() -> None:
+    assert parse_kinds("all") == KINDS
+    assert parse_kinds("crash, loss") == ("loss", "crash")
+    assert parse_kinds("all,-loss,-crash") == tuple(kind for kind in KINDS if kind not in ("loss", "crash"))
+    with pytest.raises(LocalError, match="no kind of fault 'flood'"):
+        parse_kinds("loss,flood")
+
+
+def test_a_fault_knows_its_kinds() -> None:
+    usual = Conditions(latency_ns=2_000_000)
+    added: list[Event] = []
+    schedule = Schedule((0,), added.append)
+    schedule.conditions(Conditions(latency_ns=2_000_000, loss=0.1, burst=4.0, mtu=1300))
+    schedule.conditions(Conditions(loss=0.1)).conditions(usual).crash("coordinator").crash(1).crash(1, power=True)
+    assert [kinds_of(event.fault, usual) for event in added] == [
+        ("burst", "mtu"),
+        ("latency", "loss"),
+        ("calm",),
+        ("coordinator_crash",),
+        ("crash",),
+        ("power",),
+    ]
+
+
+def test_a_scenario_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(LocalError):
+        Scenario(seed=0, steps=0)
+    with pytest.raises(LocalError):
+        Scenario(seed=0, compute_s=-1.0)
+    assert Scenario(seed=0).command == "quicoll sim --seed 0 --ranks 4 --steps 10 --events ''"
+    assert SetConditions(Conditions()).source() == "conditions(Conditions())"

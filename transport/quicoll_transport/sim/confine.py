@@ -1,0 +1,148 @@
+"""What keeps the real world out of a simulated one: chance, clocks, sockets, threads, sleep.
+
+While a world is open, in its thread:
+
+    the keys and ids of TLS and QUIC                from the world's seed
+    os.urandom, and with it uuid4, secrets and numpy's default_rng()   likewise
+    the global generators of random, numpy and torch    seeded, and put back afterwards
+    time.time, monotonic, perf_counter and their _ns   the clocks of the host whose code runs, or the world's
+    time.sleep, threading.Thread.start, socket.socket  raise Forbidden
+
+Other threads (a test runner's watchdog) see the real functions. A name that was imported before (`from time import
+sleep`) is out of reach, and so is `random.Random()` without a seed, which asks the kernel in C; asyncio itself, aioquic
+and all of quicoll go through the modules.
+
+Garbage is collected at fixed points of the run instead of whenever memory was taken often enough, because what a
+collection finalises would otherwise run at another moment in another process.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from quicoll_transport.sim.errors import Forbidden
+
+if TYPE_CHECKING:
+    from quicoll_transport.sim.world import World
+
+__all__ = ["WALL_EPOCH_NS", "confined"]
+
+WALL_EPOCH_NS = 1_767_225_600_000_000_000  # 2026-01-01T00:00:00Z, the wall clock at the beginning of every world
+
+
+@contextmanager
+def confined(world: World) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(_seeded(world))
+        stack.enter_context(_replaced(world))
+        stack.enter_context(_collected())
+        yield
+
+
+@contextmanager
+def _seeded(world: World) -> Iterator[None]:
+    from quicoll_transport.quic import entropy
+
+    rng = world.rng("entropy")
+    kept = random.getstate()
+    random.seed(f"{world.seed}/random")
+    numpy: Any = sys.modules.get("numpy")
+    numpy_kept = numpy.random.get_state() if numpy is not None else None
+    if numpy is not None:
+        numpy.random.seed(world.rng("numpy").getrandbits(32))
+    torch: Any = sys.modules.get("torch")
+    torch_kept = torch.get_rng_state() if torch is not None else None
+    if torch is not None:
+        torch.manual_seed(world.rng("torch").getrandbits(63))
+    try:
+        with entropy(rng.randbytes):
+            yield
+    finally:
+        random.setstate(kept)
+        if numpy is not None:
+            numpy.random.set_state(numpy_kept)
+        if torch is not None:
+            torch.set_rng_state(torch_kept)
+
+
+def _monotonic_ns(world: World) -> int:
+    loop = world.current
+    return world.now_ns if loop is None else loop.host.clock.local(world.now_ns)
+
+
+def _wall_ns(world: World) -> int:
+    loop = world.current
+    return WALL_EPOCH_NS + world.elapsed_ns if loop is None else loop.host.clock.wall(world.now_ns)
+
+
+@contextmanager
+def _replaced(world: World) -> Iterator[None]:
+    thread = threading.get_ident()
+    urandom = world.rng("urandom").randbytes
+
+    def here(mine: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
+        def either(*args: Any, **settings: Any) -> Any:
+            return (mine if threading.get_ident() == thread else real)(*args, **settings)
+
+        return either
+
+    def refuse(what: str, instead: str) -> Callable[..., Any]:
+        def forbidden(*args: Any, **settings: Any) -> Any:
+            if world.current is None:
+                raise Forbidden(f"{what} inside a simulation: {instead}")
+            raise Forbidden(f"{what} on the simulated host {world.current.host.name}: {instead}")
+
+        return forbidden
+
+    replacements: list[tuple[Any, str, Callable[..., Any]]] = [
+        (os, "urandom", urandom),
+        (random, "_urandom", urandom),  # of SystemRandom, and so of secrets and of numpy's default_rng()
+        (time, "time", lambda: _wall_ns(world) / 1e9),
+        (time, "time_ns", lambda: _wall_ns(world)),
+        (time, "monotonic", lambda: _monotonic_ns(world) / 1e9),
+        (time, "monotonic_ns", lambda: _monotonic_ns(world)),
+        (time, "perf_counter", lambda: _monotonic_ns(world) / 1e9),
+        (time, "perf_counter_ns", lambda: _monotonic_ns(world)),
+        (time, "sleep", refuse("time.sleep", "it would stop the clock of all hosts; await asyncio.sleep")),
+        (
+            threading.Thread,
+            "start",
+            refuse("a thread was started", "there is one thread; asyncio.to_thread works, and runs the function alone"),
+        ),
+        (socket.socket, "__init__", refuse("a real socket was made", "use the simulated network")),
+    ]
+    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
+    try:
+        for (owner, name, mine), (_, _, real) in zip(replacements, kept, strict=True):
+            setattr(owner, name, here(mine, real))
+        yield
+    finally:
+        for owner, name, real in kept:
+            setattr(owner, name, real)
+
+
+@contextmanager
+def _collected() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def collect() -> None:
+    """At a fixed point of a run."""
+    gc.collect()

@@ -1,0 +1,170 @@
+"""A machine: an address, a clock, and one process at a time.
+
+States and transitions; what is not in the table raises ConfigurationError and changes nothing:
+
+    state       start     pause     resume    kill      power_off     power_on
+    OFF         -         -         -         -         -             IDLE
+    IDLE        RUNNING   -         -         IDLE      OFF           -
+    RUNNING     -         PAUSED    -         IDLE      OFF           -
+    PAUSED      -         -         RUNNING   IDLE      OFF           -
+
+IDLE: the machine is up and answers "nothing listens there" (ICMP), as after a kill. OFF: it answers nothing at all.
+Either end of a process is abrupt, like SIGKILL or a pulled plug: not one more line of it runs, nothing is flushed.
+PAUSED is SIGSTOP: time goes on, datagrams fill the socket's buffer and then are lost, nothing runs. On resumption it
+finds its timers overdue.
+
+A process is its event loop and what was scheduled on it. Its tasks stay where they were, suspended, until the world is
+closed: Python would run their `finally` blocks, which no killed process does. They are closed at the very end, when
+nothing that they do can reach anybody.
+
+slow_ns: true time that each callback of the process takes, for a slow machine; 0 by default, work takes no time.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import TYPE_CHECKING
+
+from quicoll_transport.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from quicoll_transport.sim.clock import HostClock
+    from quicoll_transport.sim.loop import HostLoop
+    from quicoll_transport.sim.network import SimulatedSocket
+    from quicoll_transport.sim.world import World
+
+__all__ = ["Host", "HostState"]
+
+
+class HostState(enum.Enum):
+    OFF = "off"
+    IDLE = "idle"
+    RUNNING = "running"
+    PAUSED = "paused"
+
+
+class Host:
+    """Made by `World.host`. ip: its address. lives: processes that were started here."""
+
+    def __init__(self, world: World, name: str, ip: str, clock: HostClock) -> None:
+        self.world = world
+        self.name = name
+        self.ip = ip
+        self.clock = clock
+        self.state = HostState.IDLE
+        self.loop: HostLoop | None = None
+        self.lives = 0
+        self.slow_ns = 0
+        self.sockets: dict[int, SimulatedSocket] = {}  # by port
+        self._backlog: deque[asyncio.Handle] = deque()
+        self._busy_until = 0
+        self._wakes = False
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name} {self.ip} {self.state.value}>"
+
+    @property
+    def up(self) -> bool:
+        return self.state is not HostState.OFF
+
+    # -- the process ---------------------------------------------------------------------------------------------
+
+    def start(self) -> HostLoop:
+        """A new process; its event loop."""
+        from quicoll_transport.sim.loop import HostLoop
+
+        self._demand("start", HostState.IDLE)
+        self.lives += 1
+        self.state = HostState.RUNNING
+        self._busy_until = 0
+        self.loop = HostLoop(self)
+        self._note("start")
+        return self.loop
+
+    def pause(self) -> None:
+        self._demand("pause", HostState.RUNNING)
+        self.state = HostState.PAUSED
+        self._note("pause")
+
+    def resume(self) -> None:
+        self._demand("resume", HostState.PAUSED)
+        self.state = HostState.RUNNING
+        self._note("resume")
+        self._let_go()
+
+    def kill(self) -> None:
+        """End the process, if there is one."""
+        self._demand("kill", HostState.IDLE, HostState.RUNNING, HostState.PAUSED)
+        self._end()
+        self.state = HostState.IDLE
+        self._note("kill")
+
+    def power_off(self) -> None:
+        self._demand("power off", HostState.IDLE, HostState.RUNNING, HostState.PAUSED)
+        self._end()
+        self.state = HostState.OFF
+        self._note("power_off")
+
+    def power_on(self) -> None:
+        self._demand("power on", HostState.OFF)
+        self.state = HostState.IDLE
+        self._note("power_on")
+
+    def _note(self, transition: str) -> None:
+        self.world.note("host", self.name, f"{transition} {self.lives}", detail=transition)
+
+    def _demand(self, action: str, *states: HostState) -> None:
+        if self.state not in states:
+            raise ConfigurationError(f"{self.name} is {self.state.value}: it cannot {action}")
+
+    def _end(self) -> None:
+        loop, self.loop = self.loop, None
+        if loop is None:
+            return
+        for port in list(self.sockets):
+            self.sockets[port].sever()
+        self._backlog.clear()
+        loop.die()
+
+    # -- its clock -----------------------------------------------------------------------------------------------
+
+    def set_drift(self, ppm: int) -> None:
+        self.clock.set_drift(ppm, now_ns=self.world.now_ns)
+        self.world.retime(self)
+
+    def leap(self, ns: int) -> None:
+        self.clock.leap(ns, now_ns=self.world.now_ns)
+        self.world.retime(self)
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def admit(self, handle: asyncio.Handle) -> bool:
+        """Whether a callback of this host's process may run now; if not, it is kept until it may."""
+        if self.state is HostState.PAUSED or self._backlog or self._busy_until > self.world.now_ns:
+            self._backlog.append(handle)
+            self._let_go()
+            return False
+        if self.slow_ns:
+            self._busy_until = self.world.now_ns + self.slow_ns
+        return True
+
+    def _let_go(self) -> None:
+        """See that the backlog is run when the process can run it."""
+        if self._backlog and self.state is HostState.RUNNING and not self._wakes:
+            self._wakes = True
+            self.world.at(max(self.world.now_ns, self._busy_until), self._wake)
+
+    def _wake(self) -> None:
+        self._wakes = False
+        if self.state is not HostState.RUNNING or not self._backlog:
+            return
+        handle = self._backlog.popleft()
+        if self.slow_ns:
+            self._busy_until = self.world.now_ns + self.slow_ns
+        self.world.run_handle(handle)
+        while not self.slow_ns and self._backlog and self.state is HostState.RUNNING:
+            self.world.run_handle(self._backlog.popleft())
+        self._let_go()
