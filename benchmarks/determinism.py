@@ -14,7 +14,7 @@ In memory, for each dtype, --leaves leaves of --mib MiB each:
                when ranks hold several leaves and send partial sums
 
 Over the network (real sockets on loopback, --world ranks in this process, float32, --network-mib MiB, one leaf for each
-rank): all_reduce in canonical order against reduce_order="ring", and with either precision.
+rank): all_reduce in canonical order against reduce_order="ring", with either precision, exact, and compressed.
 
 In every round each variant runs once, the order turning from round to round; a ratio is taken against the round's own
 plain sum (or ring), so that what disturbs the machine disturbs both. Given are the median of the ratios, their
@@ -183,10 +183,12 @@ async def over_network(world: int, nbytes: int, rounds: int) -> dict[str, Any]:
             "ring": all_reduce(reduce_order="ring"),
             "canonical": all_reduce(),
             "float64": all_reduce(precision="float64"),
-            "exact": all_reduce(precision="exact"),
+            "exact": all_reduce(exact=True),
+            "bfloat16 wire": all_reduce(wire="bfloat16"),
+            "int8 wire": all_reduce(wire="int8"),
         }
         results = {name: await call() for name, call in variants.items()}
-        for name in ("canonical", "float64", "exact"):
+        for name in ("canonical", "float64", "exact", "bfloat16 wire", "int8 wire"):
             assert all(result.tobytes() == results[name][0].tobytes() for result in results[name]), name
         found = []
         for _ in range(rounds):

@@ -64,7 +64,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="kin
     op: what was called, without what may differ between equal runs (world size, algorithm, chunks), for instance
     "all_reduce float32 (3,5) sum default". inputs: number of each leaf passed on this rank (its rank where there are no
     leaves) and the digest of its elements. result: digest, "" where this rank got nothing. agreed: whether the result
-    has to be equal on all ranks. Digests are hexadecimal, of `quicoll.buffers.digest`.
+    has to be equal on all ranks. Digests are hexadecimal, xxh3-128 of the elements in C
+    order.
     """
 
     view: int

@@ -18,6 +18,9 @@ import quicoll.job as _asynchronous
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from quicoll.compress import WireFormat
     from quicoll.config import Config
     from quicoll.group import AlgorithmName, ReduceOrder
     from quicoll.handle import Handle
@@ -80,6 +83,8 @@ class Group:
         reduce_order: ReduceOrder = "canonical",
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
+        exact: bool = False,
+        wire: WireFormat | None = None,
         timeout: float | None = None,
     ) -> Any:
         """See `quicoll.Group.all_reduce`."""
@@ -91,6 +96,8 @@ class Group:
             reduce_order=reduce_order,
             algorithm=algorithm,
             precision=precision,
+            exact=exact,
+            wire=wire,
             timeout=timeout,
         )
 
@@ -103,6 +110,7 @@ class Group:
         out: Any = None,
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
+        exact: bool = False,
         timeout: float | None = None,
     ) -> Any:
         """See `quicoll.Group.reduce`."""
@@ -114,6 +122,7 @@ class Group:
             out=out,
             algorithm=algorithm,
             precision=precision,
+            exact=exact,
             timeout=timeout,
         )
 
@@ -126,6 +135,7 @@ class Group:
         out: Any = None,
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
+        exact: bool = False,
         timeout: float | None = None,
     ) -> Any:
         """See `quicoll.Group.reduce_scatter`."""
@@ -137,6 +147,7 @@ class Group:
             out=out,
             algorithm=algorithm,
             precision=precision,
+            exact=exact,
             timeout=timeout,
         )
 
@@ -270,6 +281,10 @@ class Job:
 
     def __repr__(self) -> str:
         return repr(self._job)
+
+    def audit(self, path: str | Path) -> Path:
+        """See `quicoll.Job.audit`."""
+        return self._job.audit(path)
 
     def register_state(self, save: Save, load: Load) -> None:
         """See `quicoll.Job.register_state`."""

@@ -83,10 +83,19 @@ class Bundle:
     @property
     def text(self) -> str:
         """Type and shapes, for a signature; of many shapes a digest stands for the rest."""
+        return f"dtype={self.dtype} shape={self._shapes_text}"
+
+    @property
+    def brief(self) -> str:
+        """The same for people, and for audits."""
+        return f"{self.dtype} {self._shapes_text}"
+
+    @property
+    def _shapes_text(self) -> str:
         shapes = ";".join(map(shape_text, self.shapes))
         if len(shapes) > _MAX_TEXT:
             shapes = f"{shapes[:100]}... {len(self.sources)} tensors, {xxhash.xxh3_64_hexdigest(shapes.encode())}"
-        return f"dtype={self.dtype} shape={'list:' if self.many else ''}{shapes}"
+        return f"{'list:' if self.many else ''}{shapes}"
 
     def is_like(self, other: Bundle) -> bool:
         return self.many == other.many and self.dtype is other.dtype and self.shapes == other.shapes
@@ -114,7 +123,7 @@ def bundle(x: Any) -> Bundle:
     return Bundle(sources, many=True)
 
 
-def shape_text(shape: tuple[int, ...]) -> str:
+def shape_text(shape: tuple[int | str, ...]) -> str:
     return f"({','.join(map(str, shape))})"
 
 

@@ -16,6 +16,7 @@ from quicoll.handle import Handle
 from quicoll.membership.messages import MAX_GROUPS
 
 if TYPE_CHECKING:
+    from quicoll.auditing import Auditor, Deed, Entry
     from quicoll.config import Config
     from quicoll.engine import Engine
     from quicoll.membership.view import View
@@ -28,7 +29,8 @@ T = TypeVar("T")
 
 
 class Caller:
-    """view: changes only where the job says so. step: the number of the open step, None outside of one."""
+    """view: changes only where the job says so. step: the number of the open step, None outside of one. auditor: who
+    notes what is called, if anybody does."""
 
     def __init__(self, config: Config, engine: Engine, runtime: Runtime, view: View) -> None:
         self.config = config
@@ -38,6 +40,7 @@ class Caller:
         self.step: int | None = None
         self._ids: dict[int, str] = {}  # of the present view's groups and channels, and what they are the ids of
         self._splits: dict[int, int] = {}  # by group: how often it has been split in the present view
+        self.auditor: Auditor | None = None
         self._results: dict[tuple[int, int], bytes] = {}
         self._voted_groups: dict[int, None] = {}  # an ordered set: sub-groups that the open step's vote tells of
         # Of the open step, by order of issue. One leaves when its result is handed over: nothing else keeps results.
@@ -87,11 +90,13 @@ class Caller:
         timeout: float | None,
         deliver: Callable[[], T],
         digest: Callable[[], bytes] | None,
+        deed: Deed | None,
     ) -> Handle[T]:
         """Start a collective in view `view_id`. timeout: None takes the job's.
 
-        deliver: hands the result over, when it is awaited. digest: of a result that has to be equal on all ranks.
-        Raises LocalError outside of an event loop, and where a step would use more sub-groups than a vote can tell of.
+        deliver: hands the result over, when it is awaited. digest: of a result that has to be equal on all ranks. deed:
+        for the audit, if there is one. Raises LocalError outside of an event loop, and where a step would use more
+        sub-groups than a vote can tell of; AuditError when the audit failed.
         """
         try:
             asyncio.get_running_loop()
@@ -101,6 +106,12 @@ class Caller:
             self._voted_groups[group] = None
             if len(self._voted_groups) > MAX_GROUPS:
                 raise LocalError(f"a step may use at most {MAX_GROUPS} sub-groups of a rank")
+        entry, ended = None, None
+        if deed is not None and self.auditor is not None:
+            self.auditor.check()
+            entry, ended = self.auditor.issued(
+                deed, view=self.view.view_id, step=self.step, rank=self.rank, world=self.world_size
+            )
         seconds = self.config.timeout if timeout is None else timeout
         work = self.engine.collective(view_id, call, group=group, timeout=seconds, step=self.step)
         future = asyncio.ensure_future(self.runtime.call(work))
@@ -114,11 +125,21 @@ class Caller:
         def record(seq: int) -> None:
             if digest is not None and step == self.step:
                 self.record(group, seq, digest())
+            if ended is not None:
+                ended(seq)
 
         handle = Handle(future, hand_over, record)
+        if entry is not None:
+            future.add_done_callback(lambda _: self._audit_over(handle, entry))
         if step is not None:
             self._issued[number] = handle
         return handle
+
+    def _audit_over(self, handle: Handle[Any], entry: Entry) -> None:
+        """An operation is over, whether or not anybody awaits it."""
+        handle.settle()
+        if self.auditor is not None:
+            self.auditor.over(entry)
 
     def record(self, group: int, seq: int, result: bytes) -> None:
         """Note the digest of a result that has to be equal on all ranks, for the vote of the open step."""

@@ -36,6 +36,7 @@ al. 2014, "1-bit stochastic gradient descent", Interspeech) is the user's to do:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -47,13 +48,14 @@ from quicoll.dtypes import (
     FLOAT64,
     Array,
     DType,
+    Kind,
     narrow_unguarded,
     require_ieee,
     widen_unguarded,
 )
 from quicoll.errors import LocalError
 
-__all__ = ["BLOCK", "CODECS", "Codec", "WireFormat"]
+__all__ = ["BLOCK", "CODECS", "Codec", "WireFormat", "pack", "unpack", "wire_dtype"]
 
 WireFormat: TypeAlias = Literal["bfloat16", "int8"]
 
@@ -157,6 +159,37 @@ class Codec:
 BFLOAT16_WIRE = Codec("bfloat16", 1, (FLOAT32, FLOAT64))
 INT8_WIRE = Codec("int8", BLOCK, (FLOAT32, FLOAT16, BFLOAT16))
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (BFLOAT16_WIRE, INT8_WIRE)}
+
+
+@cache
+def wire_dtype(codec: Codec, part: DType) -> DType:
+    """What numbers of `part` travel as, as an element type: bfloat16, or blocks of a scale (4 bytes) and its codes."""
+    if codec is BFLOAT16_WIRE:
+        return BFLOAT16
+    itemsize = codec.wire_bytes(BLOCK, part)
+    return DType(f"int8_blocks_of_{part}", itemsize, np.dtype(f"V{itemsize}"), Kind.BLOCKS, part=part)
+
+
+def pack(values: Array, part: DType, out: Array) -> None:
+    """Write numbers (1-D, of `part`) as int8 blocks, the last filled up with zeros; out: 1-D, of `wire_dtype`."""
+    whole = np.zeros(out.size * BLOCK, part.storage)
+    whole[: values.size] = values
+    wire = np.empty(INT8_WIRE.wire_bytes(whole.size, part), np.uint8)
+    INT8_WIRE.encode(whole, part, wire)
+    cut = 4 * out.size
+    rows = out.view(np.uint8).reshape(out.size, 4 + BLOCK)
+    rows[:, :4] = wire[:cut].reshape(-1, 4)
+    rows[:, 4:] = wire[cut:].reshape(-1, BLOCK)
+
+
+def unpack(blocks: Array, part: DType, out: Array) -> None:
+    """Write the numbers of int8 blocks into `out` (1-D, of `part`), as many as it takes."""
+    rows = blocks.view(np.uint8).reshape(blocks.size, 4 + BLOCK)
+    wire = np.concatenate([rows[:, :4].reshape(-1), rows[:, 4:].reshape(-1)])
+    whole = out if out.size == blocks.size * BLOCK else np.empty(blocks.size * BLOCK, part.storage)
+    INT8_WIRE.decode(wire, part, whole)
+    if whole is not out:
+        np.copyto(out, whole[: out.size])
 
 
 def _parts(wire: Array, numbers: int) -> tuple[Array, Array]:

@@ -69,6 +69,7 @@ class Kind(StrEnum):
     UINT = "uint"
     BOOL = "bool"
     EXACT = "exact"  # no tensor's type: accumulators of quicoll.exact
+    BLOCKS = "blocks"  # nor is this: numbers that are encoded together, of quicoll.compress, and their accumulators
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +79,8 @@ class DType:
     itemsize: bytes. storage: the numpy dtype that holds it, native byte order (uint16 for bfloat16, uint8 for float8).
     digits: of a float's significand, in bits, the hidden one included; 0 otherwise. top, nan: for floats the bits of
     the largest value, which is infinity but for float8_e4m3fn, and of the one NaN that results carry; 0 otherwise.
-    infinite: whether there is an infinity. part: the type of both parts of a complex number, None otherwise.
+    infinite: whether there is an infinity. part: the type of both parts of a complex number, and of a block's numbers;
+    None otherwise.
     """
 
     name: str

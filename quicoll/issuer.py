@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import xxhash
 
+from quicoll.auditing import Deed
 from quicoll.buffers import memory
+from quicoll.division import STATE
 from quicoll.errors import LocalError
 from quicoll.mesh import site_numbers
 
 if TYPE_CHECKING:
-    from quicoll.bundle import Results
+    from quicoll.bundle import Joined
     from quicoll.caller import Caller
     from quicoll.division import Scope
+    from quicoll.dtypes import Array
     from quicoll.handle import Handle
     from quicoll.membership.view import View
     from quicoll.mesh import Call
@@ -75,12 +78,17 @@ class Issuer:
         deliver: Callable[[], T],
         timeout: float | None,
         *,
-        equal: Callable[[], Any] | None = None,
+        op: str,
+        inputs: Sequence[tuple[int, Array | Joined]] = (),
+        equal: Callable[[], Array] | None = None,
+        own: Callable[[], Array] | None = None,
         group: int | None = None,
     ) -> Handle[T]:
-        """Issue `call`. equal: gives flat memory that has to hold the same bits on all ranks once it has ended.
+        """Issue `call`.
 
-        group: another id to count it under. Raises LocalError when the group belongs to another view.
+        op, inputs: what an audit tells of it (`quicoll.auditing.Deed`). equal: gives flat memory that has to hold the
+        same bits on all ranks once it has ended. own: gives that of a result which is this rank's alone. group: another
+        id to count it under. Raises LocalError when the group belongs to another view.
         """
         view_id, scope = self._view.view_id, self._scope
         if scope.name:
@@ -90,11 +98,12 @@ class Issuer:
             call = replace(call, signature=signature, ranks=ranks, where=scope.name, watched=watched)
         digest = None if equal is None else lambda: xxhash.xxh3_128_digest(memory(equal()))
         where = scope.group_id if group is None else group
-        return self._caller.issue(call, view_id=view_id, group=where, timeout=timeout, deliver=deliver, digest=digest)
-
-    def _start_into(self, call: Call, target: Results, timeout: float | None, *, equal: bool) -> Handle[Any]:
-        """Issue a call whose result is `target`; `equal`: the same on all ranks."""
-        return self._start(call, target.commit, timeout, equal=(lambda: target.flat) if equal else None)
+        deed = None
+        if scope.group_id != STATE.group_id:  # the library's own, when a view begins, is not for the user to compare
+            deed = Deed(scope.name or "world", op, inputs, own if equal is None else equal, agreed=equal is not None)
+        return self._caller.issue(
+            call, view_id=view_id, group=where, timeout=timeout, deliver=deliver, digest=digest, deed=deed
+        )
 
     def _demand_rank(self, **ranks: int) -> None:
         for name, rank in ranks.items():

@@ -25,19 +25,31 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from quicoll.audit import AuditLog, audit_file
+from quicoll.auditing import Auditor
 from quicoll.buffers import digest, memory, source
 from quicoll.caller import Caller
 from quicoll.config import Config
 from quicoll.division import STATE
 from quicoll.dtypes import DType
 from quicoll.engine import Decision, Engine
-from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError, StepAborted
+from quicoll.errors import (
+    AuditError,
+    Corrupted,
+    LocalError,
+    Mismatch,
+    Partitioned,
+    PeerError,
+    QuicollError,
+    StepAborted,
+)
 from quicoll.group import Group
 from quicoll.seed import Seed
 
@@ -162,6 +174,28 @@ class Job:
     def __repr__(self) -> str:
         return f"<Job rank {self.rank} of {self.world_size} view={self.view.view_id} step={self._committed_step}>"
 
+    # -- audit ---------------------------------------------------------------------------------------------------
+
+    def audit(self, path: str | Path) -> Path:
+        """From here on note what every collective is given and gives, by digest, for `quicoll audit diff`.
+
+        path: the directory of the run, made if it is not there; gives the file in it, named after this node. Every rank
+        that is to be compared calls it. A file of the same job and node is continued, as after a restart. Each
+        operation of a group that succeeds is one line, in the order of the calls; so is each attempt at a step. What
+        the library itself sends when a view begins is left out.
+        Cost: a pass of xxh3-128 over inputs and results (docs/determinism.md), on the caller's thread, and a line of a
+        few hundred bytes; nothing is sent.
+        Raises LocalError inside a step or when called twice, AuditError where the file cannot be written. If that
+        happens later, the next operation or the end of the step raises it, and the step is not committed.
+        """
+        if self._caller.step is not None:
+            raise LocalError("audit comes before a step, not inside of one")
+        if self._caller.auditor is not None:
+            raise LocalError("this job is audited already")
+        file = audit_file(path, self.node)
+        self._caller.auditor = Auditor(AuditLog(file, job=self.config.job, node=self.node))
+        return file
+
     # -- state ---------------------------------------------------------------------------------------------------
 
     def register_state(self, save: Save, load: Load) -> None:
@@ -264,6 +298,8 @@ class Job:
         await self.ready()
         step.number = self._committed_step + 1
         step.view = self._caller.view
+        if self._caller.auditor is not None:
+            self._caller.auditor.begin(step=step.number, view=self.view.view_id, rank=self.rank, world=self.world_size)
         try:
             await self._caller.on_engine(self._engine.begin(self.view.view_id, step.number))
         except (PeerError, Corrupted, Partitioned) as error:
@@ -274,10 +310,16 @@ class Job:
         unfinished = self._caller.settle()
         self._caller.close()
         view_id = self.view.view_id
+        if error is None and self._caller.auditor is not None:
+            try:
+                self._caller.auditor.check()
+            except AuditError as failed:
+                await asyncio.shield(asyncio.ensure_future(self._give_up(view_id, str(failed))))
+                raise
         if error is None:
             await self._commit(step, view_id, unfinished)
             return
-        if isinstance(error, QuicollError) and not isinstance(error, LocalError):
+        if isinstance(error, QuicollError) and not isinstance(error, LocalError | AuditError):
             if isinstance(error, PeerError | Corrupted | Partitioned):
                 # The view is dead, so no vote of ours can come from this step any more: it is committed nowhere.
                 raise self._aborted(error, step.number) from error
@@ -356,6 +398,11 @@ class Job:
             await self._caller.on_engine(self._engine.aclose(reason))
         finally:
             await self._runtime.aclose()
+            self._end_audit()
+
+    def _end_audit(self) -> None:
+        if self._caller.auditor is not None:
+            self._caller.auditor.close()
 
 
 def _describe(name: str, value: Any) -> _Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 
 from quicoll import plan
 from quicoll.buffers import destination, memory, source
-from quicoll.bundle import Bundle, Joined, Results, bundle, results
+from quicoll.bundle import Bundle, Joined, Results, bundle, results, shape_text
 from quicoll.division import derived_id
 from quicoll.errors import LocalError, PeerError
 from quicoll.executor import Work
@@ -55,7 +55,14 @@ class Moving(Issuer):
         )
         work = _moved(schedule, like, [like.flat] if self.rank == root else [], target)
         call = Call("broadcast", f"{schedule.signature} {like.text}", lambda _: work)
-        return self._start_into(call, target, timeout, equal=True)
+        return self._start(
+            call,
+            target.commit,
+            timeout,
+            op=f"broadcast {like.brief} root={root}",
+            inputs=[(root, like.flat)] if self.rank == root else (),
+            equal=lambda: target.flat,
+        )
 
     def all_gather(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Handle[Any]:
         """Concatenate all ranks' tensors along the first dimension, by rank; every rank gets the whole.
@@ -122,7 +129,14 @@ class Moving(Issuer):
 
         signature = f"scatter root={root} dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
         call = Call("scatter", signature, make, counts=mine, gathers=True)
-        return self._start(call, lambda: holder[0].commit(), timeout)
+        return self._start(
+            call,
+            lambda: holder[0].commit(),
+            timeout,
+            op=f"scatter {like.dtype} {shape_text(('n', *rest))} root={root}",
+            inputs=[(root, like.flat)] if self.rank == root else (),
+            own=lambda: holder[0].flat,
+        )
 
     def all_to_all(
         self, x: Any, *, counts: Sequence[int] | None = None, out: Any = None, timeout: float | None = None
@@ -179,7 +193,14 @@ class Moving(Issuer):
             return [value[a:b] for a, b in pairwise(ends)] if parts.many else value
 
         signature = f"all_to_all dtype={parts.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
-        return self._start(Call("all_to_all", signature, make, counts=mine, gathers=True), deliver, timeout)
+        return self._start(
+            Call("all_to_all", signature, make, counts=mine, gathers=True),
+            deliver,
+            timeout,
+            op=f"all_to_all {parts.dtype} {shape_text(('n', *rest))}",
+            inputs=[(self.rank, parts.flat)],
+            own=lambda: holder[0][0].flat,
+        )
 
     def send(self, x: Any, *, to: int, timeout: float | None = None) -> Handle[None]:
         """Send a tensor, or a list of tensors of one dtype, to rank `to`, which has to call `recv` for it.
@@ -229,7 +250,14 @@ class Moving(Issuer):
 
         signature = f"broadcast_object root={root} chunk_bytes={self._chunk_bytes}"
         call = Call("broadcast_object", signature, make, counts=(data.size,), gathers=True)
-        return self._start(call, lambda: _decoded(holder[0], self._view_rank(root)), timeout, equal=lambda: holder[0])
+        return self._start(
+            call,
+            lambda: _decoded(holder[0], self._view_rank(root)),
+            timeout,
+            op=f"broadcast_object root={root}",
+            inputs=[(root, data)] if self.rank == root else (),
+            equal=lambda: holder[0],
+        )
 
     def all_gather_object(self, value: Any, *, timeout: float | None = None) -> Handle[list[Any]]:
         """Give every rank the list of all ranks' values, by rank. What a value may be: see `broadcast_object`."""
@@ -257,14 +285,21 @@ class Moving(Issuer):
 
         signature = f"all_gather_object chunk_bytes={self._chunk_bytes}"
         call = Call("all_gather_object", signature, make, counts=(data.size,), gathers=True)
-        return self._start(call, deliver, timeout, equal=lambda: holder[0][0])
+        return self._start(
+            call,
+            deliver,
+            timeout,
+            op="all_gather_object",
+            inputs=[(self.rank, data)],
+            equal=lambda: holder[0][0],
+        )
 
     def barrier(self, *, timeout: float | None = None) -> Handle[None]:
         """Wait until every rank is here. Dissemination barrier, ceil(log2 p) rounds of empty messages."""
         schedule = plan.barrier(rank=self.rank, world=self.world_size)
         nothing = bundle(np.empty(0, np.uint8))
         work = _moved(schedule, nothing, [], results(None, nothing))
-        return self._start(Call("barrier", schedule.signature, lambda _: work), lambda: None, timeout)
+        return self._start(Call("barrier", schedule.signature, lambda _: work), lambda: None, timeout, op="barrier")
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -302,7 +337,15 @@ class Moving(Issuer):
         signature = f"{name}{where} dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
         call = Call(name, signature, make, counts=(shape[0],), gathers=True)
         deliver = (lambda: holder[0].commit()) if receives else (lambda: None)
-        return self._start(call, deliver, timeout, equal=(lambda: holder[0].flat) if root is None else None)
+        return self._start(
+            call,
+            deliver,
+            timeout,
+            op=f"{name} {like.dtype} {shape_text(('n', *rest))}{where}",
+            inputs=[(self.rank, like.flat)],
+            equal=(lambda: holder[0].flat) if root is None else None,
+            own=(lambda: holder[0].flat) if receives else None,
+        )
 
     def _sent(self, like: Bundle, sender: int, to: int, target: Results | None, timeout: float | None) -> Handle[Any]:
         self._demand_rank(source=sender, to=to)
@@ -326,7 +369,15 @@ class Moving(Issuer):
         # Counted apart from the group's collectives, and from what goes between other ranks or the other way.
         channel = derived_id(self._scope.group_id, "send", sender, to)
         self._caller.claim(channel, f"{self._scope.name} send {sender} to {to}")
-        return self._start(call, deliver, timeout, group=channel)
+        return self._start(
+            call,
+            deliver,
+            timeout,
+            op=f"send {like.brief} from {sender} to {to}",
+            inputs=[(sender, like.flat)] if target is None else (),
+            own=None if target is None else lambda: target.flat,
+            group=channel,
+        )
 
 
 def _moved(schedule: plan.Plan, like: Bundle, inputs: Sequence[np.ndarray[Any, Any] | Joined], target: Results) -> Work:

@@ -40,11 +40,15 @@ so the memory it takes grows with the tree's depth and not with the number of le
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
+from quicoll.compress import BLOCK as WIRE_BLOCK
+from quicoll.compress import pack, unpack
 from quicoll.dtypes import (
     BOOL,
     COMPLEX64,
@@ -74,6 +78,7 @@ __all__ = [
     "Precision",
     "ReduceOp",
     "accumulator",
+    "block_accumulator",
     "combine",
     "finish",
     "held",
@@ -185,6 +190,13 @@ def accumulator(dtype: DType, op: ReduceOp, precision: Precision = "default") ->
     if op is ReduceOp.AVG:
         return INT64 if dtype.kind is Kind.INT else UINT64
     return dtype
+
+
+@cache
+def block_accumulator(acc: DType) -> DType:
+    """The accumulator of int8 blocks (`quicoll.compress`) whose numbers accumulate in `acc`: that of each number."""
+    itemsize = WIRE_BLOCK * acc.itemsize
+    return DType(f"blocks_of_{acc}", itemsize, np.dtype(f"V{itemsize}"), Kind.BLOCKS, part=acc)
 
 
 def combine(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
@@ -333,9 +345,13 @@ def reduce_tree(
     `acc`. Takes (depth of the tree + 1) * block elements of memory. Raises LocalError on a thread that does not
     compute by IEEE 754.
 
-    An exact accumulator takes the operands as they come, for its sum has no order, and memory of its own.
+    An exact accumulator takes the operands as they come, for its sum has no order, and memory of its own. Blocks are
+    reduced number by number: leaves are decoded, and a final value is encoded.
     """
     require_ieee()
+    if acc.kind is Kind.BLOCKS:
+        _reduce_blocks(_bind(tree, view, out.size), op=op, dtype=dtype, acc=acc, out=out, final=final, leaves=leaves)
+        return
     if acc.kind is Kind.EXACT:
         found = _operands(tree)
         exact_accumulator(dtype).reduce(
@@ -379,6 +395,46 @@ def reduce_tree(
                 _finish(op, value, leaves, dtype, piece)
             elif value is not piece:
                 np.copyto(piece, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """An operand of blocks over some of them, as numbers."""
+
+    values: Array
+    wide: bool
+
+
+def _reduce_blocks(
+    tree: tuple[Any, ...], *, op: ReduceOp, dtype: DType, acc: DType, out: Array, final: bool, leaves: int
+) -> None:
+    """`reduce_tree` of blocks. One stretch of them at a time, in which each leaf is decoded when it is needed."""
+    part, inner = dtype.part, acc.part
+    if part is None or inner is None:
+        raise AssertionError(f"{dtype} and {acc} are not blocks")
+    stretch = 32  # blocks: each leaf takes 32 KiB meanwhile
+
+    for a in range(0, out.size, stretch):
+        b = min(a + stretch, out.size)
+        size = (b - a) * WIRE_BLOCK
+
+        def numbers(operand: _Numbers, a: int = a, b: int = b, size: int = size, inner: DType = inner) -> Array:
+            if operand.wide:
+                return operand.values[a:b].view(inner.storage)
+            values = np.empty(size, part.storage)
+            unpack(operand.values[a:b], part, values)
+            return values
+
+        target = np.empty(size, part.storage) if final else out[a:b].view(inner.storage)
+        reduce_tree(_with_numbers(tree), numbers, op=op, dtype=part, acc=inner, out=target, final=final, leaves=leaves)
+        if final:
+            pack(target, part, out[a:b])
+
+
+def _with_numbers(tree: tuple[Any, ...]) -> Any:
+    if len(tree) == 1:
+        return _Numbers(*tree[0])
+    return _with_numbers(tree[0]), _with_numbers(tree[1])
 
 
 def _bind(tree: Any, view: Callable[[Any], Array], size: int) -> tuple[Any, ...]:

@@ -7,19 +7,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+
 from quicoll import plan
 from quicoll.bundle import Bundle, bundle, results
+from quicoll.dtypes import Kind
 from quicoll.errors import LocalError
+from quicoll.exact import MAX_LEAVES
 from quicoll.executor import Work
 from quicoll.issuer import Issuer, rows_given
 from quicoll.mesh import Call
 from quicoll.plan.cost import Network, choose
 from quicoll.reduce import Precision, ReduceOp, accumulator, held
 from quicoll.shards import Leaves, Shards
+from quicoll.wired import Wired, wired
 
 if TYPE_CHECKING:
     from quicoll.bundle import Results
-    from quicoll.dtypes import DType
+    from quicoll.compress import WireFormat
+    from quicoll.dtypes import Array, DType
     from quicoll.handle import Handle
 
 __all__ = ["AlgorithmName", "ReduceOrder", "Reducing"]
@@ -37,7 +43,8 @@ _PLANNERS: dict[str, Callable[..., plan.Plan]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
-    """The checked arguments of a reduction. like: shape and type of each leaf."""
+    """The checked arguments of a reduction. like: shape and type of each leaf. total, first: how many leaves there are
+    on all ranks, and the number of the first of `leaves`. form: how they travel, if not as they are."""
 
     op: ReduceOp
     precision: Precision
@@ -46,6 +53,13 @@ class _Reduction:
     like: Bundle
     leaves: list[Bundle]
     total: int
+    first: int
+    form: Wired | None
+
+    @property
+    def elements(self) -> int:
+        """Of what travels."""
+        return self.like.elements if self.form is None else self.form.elements(self.like)
 
 
 class Reducing(Issuer):
@@ -60,6 +74,8 @@ class Reducing(Issuer):
         reduce_order: ReduceOrder = "canonical",
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
+        exact: bool = False,
+        wire: WireFormat | None = None,
         timeout: float | None = None,
     ) -> Handle[Any]:
         """Reduce over all leaves and give every rank the result.
@@ -78,18 +94,34 @@ class Reducing(Issuer):
         model and what the links have measured, which the ranks agree on once in a view: the first such call waits one
         delay more. docs/collectives.md has a table.
         precision: "default" accumulates float16, bfloat16 and float32 in float32; "float64" in float64. One rounding.
+        exact: the sum, or avg, is the real number that the leaves add up to, rounded once (`quicoll.exact`): no order
+        of leaves can change it. The same as precision="exact"; integers, min, max and the bitwise ones are exact
+        anyway, a product of floats and a ring's order are refused. At most 2**28 leaves. One leaf for each rank costs
+        no bytes more; partial sums of several are accumulators (44 bytes for float32), and travel only where they
+        are fewer bytes than their leaves.
+        wire: None, or what the leaves and the result travel as (`quicoll.compress`, with its errors): "bfloat16", for
+        float32, float64 and complex; "int8", one scale for 256 numbers, for float16, bfloat16, float32 and complex64.
+        Each leaf x_i is replaced by its decoded self C(x_i), wherever it is, and the result is C(op of the C(x_i)), the
+        same on all ranks and, for given leaves, at any world size, algorithm and chunk size. With e the format's bound
+        ("bfloat16": 2**-8 |x|; "int8": M / 251, M the largest of the block) a sum is off by at most the sum of
+        e(x_i), e of the result, and what the accumulator rounds. Partial results of several leaves are not encoded;
+        they travel where they are fewer bytes than their leaves. Not with reduce_order="ring".
         timeout: seconds for the whole collective; None takes the job's.
         Cost of direct: each rank sends and receives 2 (p - 1) / p * x.nbytes for one leaf per rank.
         """
         if reduce_order not in ("canonical", "ring"):
             raise LocalError(f"reduce_order {reduce_order!r} is not known; use 'canonical' or 'ring'")
         if reduce_order == "ring":
+            if wire is not None:
+                raise LocalError("a ring passes on partial sums, which are not encoded: leave wire or reduce_order out")
+            if exact or precision == "exact":
+                raise LocalError("an exact sum has no order: leave reduce_order='ring' out")
             if algorithm != "auto":
                 raise LocalError(f"reduce_order='ring' is an algorithm of its own; leave algorithm={algorithm!r} out")
             algorithm = "ring"  # type: ignore[assignment]
-        task = self._reduction("all_reduce", x, op, precision, algorithm)
+        task = self._reduction("all_reduce", x, op, precision, algorithm, exact=exact, wire=wire)
         target = results(out, task.like)
-        sizes = {"elements": task.like.elements}
+        sizes = {"elements": task.elements}
         return self._reduce("all_reduce", task, target, sizes, timeout, equal=True)
 
     def reduce(
@@ -101,16 +133,17 @@ class Reducing(Issuer):
         out: Any = None,
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
+        exact: bool = False,
         timeout: float | None = None,
     ) -> Handle[Any]:
         """Reduce over all leaves and give the root the result; the others get None.
 
-        x, op, precision, algorithm ("exchange" is not known here): as for `all_reduce`, and the root's bits are those
-        that `all_reduce` would give. out: looked at on the root only.
+        x, op, precision, exact, algorithm ("exchange" is not known here): as for `all_reduce`, and the root's bits are
+        those that `all_reduce` would give. out: looked at on the root only.
         Cost of direct: each rank sends x.nbytes at most once; the root receives it twice at most, whatever p.
         """
         self._demand_rank(root=root)
-        task = self._reduction("reduce", x, op, precision, algorithm)
+        task = self._reduction("reduce", x, op, precision, algorithm, exact=exact)
         sizes = {"root": root, "elements": task.like.elements}
         if self.rank == root:
             return self._reduce("reduce", task, results(out, task.like), sizes, timeout, equal=False)
@@ -126,6 +159,7 @@ class Reducing(Issuer):
         out: Any = None,
         algorithm: AlgorithmName = "auto",
         precision: Precision = "default",
+        exact: bool = False,
         timeout: float | None = None,
     ) -> Handle[Any]:
         """Reduce over all leaves and give rank r its rows of the result.
@@ -133,10 +167,10 @@ class Reducing(Issuer):
         x: a tensor (n, ...) or `Leaves` of such; shape and dtype equal on all ranks. counts: rows for each rank, n in
         all, equal on all ranks; by default ceil(n / p) each, so that the last ones may get fewer or none. Result:
         (counts[rank], ...). Its bits are those of the rows that `all_reduce` would give.
-        op, precision, algorithm ("exchange" is not known here): as for `all_reduce`.
+        op, precision, exact, algorithm ("exchange" is not known here): as for `all_reduce`.
         Cost of direct: each rank sends and receives (p - 1) / p * x.nbytes for one leaf per rank; one delay.
         """
-        task = self._reduction("reduce_scatter", x, op, precision, algorithm)
+        task = self._reduction("reduce_scatter", x, op, precision, algorithm, exact=exact)
         if task.like.many:
             raise LocalError("reduce_scatter takes a tensor, not a list")
         (shape,) = task.like.shapes
@@ -155,7 +189,20 @@ class Reducing(Issuer):
             return x
         return Leaves(Shards(self.world_size, self.rank, 1, self._view.view_id), (x,))
 
-    def _reduction(self, name: str, x: Any, op: str | ReduceOp, precision: Precision, algorithm: str) -> _Reduction:
+    def _reduction(
+        self,
+        name: str,
+        x: Any,
+        op: str | ReduceOp,
+        precision: Precision,
+        algorithm: str,
+        *,
+        exact: bool,
+        wire: str | None = None,
+    ) -> _Reduction:
+        if exact and precision not in ("default", "exact"):
+            raise LocalError(f"exact=True has an accumulator of its own: leave precision={precision!r} out")
+        precision = "exact" if exact else precision
         view, given = self._view, self._leaves(x)
         leaves = [bundle(value) for value in given.values]
         like = leaves[0] if leaves else bundle(given.like)
@@ -164,6 +211,9 @@ class Reducing(Issuer):
                 raise LocalError(f"leaves differ: {like.text} and {other.text}; all must be alike")
         parsed = ReduceOp.parse(op)
         acc = accumulator(like.dtype, parsed, precision)
+        form = None if wire is None else wired(wire, like.dtype, parsed, precision)
+        if acc.kind is Kind.EXACT and given.shards.total > MAX_LEAVES:
+            raise LocalError(f"an exact sum has at most {MAX_LEAVES} leaves, not {given.shards.total}")
         known = ("auto", *plan.CANONICAL[name])
         if algorithm not in known and algorithm != "ring":
             raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(known)}")
@@ -180,7 +230,7 @@ class Reducing(Issuer):
             )
         if algorithm == "auto" and (self.world_size == 1 or like.elements == 0):
             algorithm = "direct"
-        return _Reduction(parsed, precision, algorithm, acc, like, leaves, given.shards.total)
+        return _Reduction(parsed, precision, algorithm, acc, like, leaves, given.shards.total, given.shards.first, form)
 
     def _reduce(
         self,
@@ -193,35 +243,66 @@ class Reducing(Issuer):
         equal: bool,
         deliver: Callable[[], Any] | None = None,
     ) -> Handle[Any]:
-        world, rank, dtype, sites = self.world_size, self.rank, task.like.dtype, self._sites
+        world, rank, form = self.world_size, self.rank, task.form
+        dtype, acc = (task.like.dtype, task.acc) if form is None else (form.dtype, form.acc)
+        sites = self._sites
         options: dict[str, Any] = {
             "world": world,
             **sizes,
             "leaves": task.total,
             "itemsize": dtype.itemsize,
-            "wide_itemsize": task.acc.itemsize,
+            "wide_itemsize": acc.itemsize,
             "chunk_bytes": self._chunk_bytes,
         }
+        loose = 1
+        if task.acc.kind is Kind.EXACT or form is not None:
+            loose = options["loose"] = acc.itemsize // dtype.itemsize
+        output = target.flat if form is None else np.empty(task.elements, dtype.storage)
+        inputs = [leaf.flat if form is None else form.encode(leaf) for leaf in task.leaves]
+        decoded = form is None
+
+        def flat() -> Array:
+            """The result once it is there, decoded when it is first asked for."""
+            nonlocal decoded
+            if form is not None and not decoded:
+                form.decode(output, task.like, target.flat)
+                decoded = True
+            return target.flat
+
+        def hand_over() -> Any:
+            flat()
+            return target.commit()
 
         def work(algorithm: str) -> Work:
             where = {"sites": sites} if algorithm == "hierarchical" else {}
             schedule = _PLANNERS[name](algorithm=algorithm, rank=rank, **options, **where)
-            inputs = [each.flat for each in task.leaves]
-            return Work(schedule, dtype, task.acc, task.op, inputs, target.flat)
+            return Work(schedule, dtype, acc, task.op, inputs, output)
 
         def cheapest(network: Network) -> Work:
-            nbytes = task.like.nbytes
-            return work(choose(name, world, nbytes, task.total, sites, network, chunk_bytes=self._chunk_bytes))
+            nbytes = task.elements * dtype.itemsize
+            return work(
+                choose(name, world, nbytes, task.total, sites, network, chunk_bytes=self._chunk_bytes, loose=loose)
+            )
 
         shown = " ".join(f"{key}={_text(value)}" for key, value in options.items())
         signature = f"{name}/{task.algorithm} {shown} {task.like.text} op={task.op} precision={task.precision}"
+        if form is not None:
+            signature += f" wire={form.codec.name}"
         if task.algorithm == "auto":
             call = Call(name, signature, choose=cheapest)
         else:
             ready = work(task.algorithm)
             call = Call(name, signature, lambda _: ready)
+        where = f" root={sizes['root']}" if "root" in sizes else ""
+        where += " ring" if task.algorithm == "ring" else "" if form is None else f" wire={form.codec.name}"
         return self._start(
-            call, target.commit if deliver is None else deliver, timeout, equal=(lambda: target.flat) if equal else None
+            call,
+            hand_over if deliver is None else deliver,
+            timeout,
+            op=f"{name} {task.like.brief} {task.op} {task.precision}{where}",
+            inputs=[(task.first + i, leaf.flat) for i, leaf in enumerate(task.leaves)],
+            equal=flat if equal else None,
+            own=flat if deliver is None else None,
         )
 
 

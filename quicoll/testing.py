@@ -148,6 +148,7 @@ async def cluster(
 
     service = await runtime.call(start_coordinator())
     engines: list[tuple[Config, Engine]] = []
+    jobs: list[Job] = []
     try:
         for i, node in enumerate(nodes):
             config = Config.resolve(
@@ -183,3 +184,5 @@ async def cluster(
             await runtime.call(service.aclose())
         finally:
             await runtime.aclose()
+            for job in jobs:
+                job._end_audit()

@@ -17,16 +17,19 @@ __all__ = ["Ground"]
 class Ground:
     """What all reductions of `leaves` leaves over `world` ranks have in common, seen from `rank`.
 
-    nodes: by rank, the fewest nodes that make up what it holds. held: by rank, how many leaves.
+    nodes: by rank, the fewest nodes that make up what it holds. held: by rank, how many leaves. loose: a node of at
+    most so many leaves is never made for a journey; its leaves go one by one, because they are fewer bytes than it.
+    A node inside a loose one is loose too, so whoever needs a loose node has been sent all its leaves.
     """
 
-    def __init__(self, rank: int, world: int, leaves: int) -> None:
+    def __init__(self, rank: int, world: int, leaves: int, loose: int = 1) -> None:
         self.rank = rank
         self.world = world
         self.leaves = leaves
+        self.loose = loose
         self._shards = [held(r, world, leaves) for r in range(world)]
         self.first = self._shards[rank].start
-        self.nodes = [subtrees(shard.start, shard.stop, leaves) for shard in self._shards]
+        self.nodes = [self._travelling(shard.start, shard.stop) for shard in self._shards]
         self.held = [len(shard) for shard in self._shards]
 
     def cover(self, ranks: Sequence[int]) -> tuple[Piece, ...]:
@@ -40,7 +43,13 @@ class Ground:
                 runs[-1] = (runs[-1][0], shard.stop)
             elif shard:
                 runs.append((shard.start, shard.stop))
-        return tuple(node for run in runs for node in subtrees(*run, self.leaves))
+        return tuple(node for run in runs for node in self._travelling(*run))
+
+    def _travelling(self, start: int, stop: int) -> tuple[Piece, ...]:
+        found: list[Piece] = []
+        for a, b in subtrees(start, stop, self.leaves):
+            found += [(leaf, leaf + 1) for leaf in range(a, b)] if b - a <= self.loose else [(a, b)]
+        return tuple(found)
 
     def tree(self, node: Piece, piece: Piece, known: Mapping[Piece, Span]) -> Tree:
         """The canonical tree under `node`, down to the nodes in `known` and to this rank's own leaves."""

@@ -8,7 +8,8 @@ says why the bits are the same on every one); the owner finishes the canonical t
     reduce_scatter   nowhere: the owner is who wants it
 
 A rank that has several leaves, of its own or from below, sends the fewest nodes of the tree that make them up: one
-leaf in the tensor's own type, several reduced to one array of the accumulator's.
+leaf in the tensor's own type, several reduced to one array of the accumulator's. An accumulator may be as large as many
+leaves (44 bytes for an exact sum of float32): a node of at most `loose` leaves therefore travels as these.
 
     direct        star. All_reduce: the elements are divided into one share for each rank; two delays, and as many bytes
                   as a ring: (p - 1) / p * S out and in for each of the two phases (S bytes, p ranks). Reduce: shares
@@ -105,16 +106,18 @@ def all_reduce(
     wide_itemsize: int,
     chunk_bytes: int = MIB,
     sites: Sequence[int] = (),
+    loose: int = 1,
 ) -> Plan:
     """The plan of `rank` for an all-reduce of `elements` elements over `leaves` leaves, held as `reduce.held` says.
 
     algorithm: one of ALGORITHMS. itemsize, wide_itemsize: bytes of an element of the tensor's and of the
     accumulator's type. chunk_bytes: no message is longer, unless one element is. sites: a number for each rank, equal
-    for ranks that are near each other; only hierarchical looks at it. All but `rank` must be equal on all ranks.
+    for ranks that are near each other; only hierarchical looks at it. loose: see the module; not for ring. All but
+    `rank` must be equal on all ranks.
     INPUT has one slot of `elements` for each leaf of this rank, in order. No elements make a plan without lanes.
     Raises LocalError.
     """
-    order = _Order("all_reduce", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites)
+    order = _Order("all_reduce", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites, loose)
     demand(0, elements=elements)
     if algorithm == "ring":
         lanes, width = ring_lanes(order.ground, elements, wide_itemsize, chunk_bytes)
@@ -140,9 +143,10 @@ def reduce(
     wide_itemsize: int,
     chunk_bytes: int = MIB,
     sites: Sequence[int] = (),
+    loose: int = 1,
 ) -> Plan:
     """As `all_reduce`, but the result goes into the root's OUTPUT alone; that of the others has no elements."""
-    order = _Order("reduce", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites)
+    order = _Order("reduce", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites, loose)
     demand_rank(world, root=root)
     demand(0, elements=elements)
     owners = [(root + i) % world for i in range(world)]
@@ -166,9 +170,10 @@ def reduce_scatter(
     wide_itemsize: int,
     chunk_bytes: int = MIB,
     sites: Sequence[int] = (),
+    loose: int = 1,
 ) -> Plan:
     """As `all_reduce`, but rank r's OUTPUT gets counts[r] of the sum(counts) elements, in rank order."""
-    order = _Order("reduce_scatter", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites)
+    order = _Order("reduce_scatter", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites, loose)
     if len(counts) != world:
         raise LocalError(f"counts for {len(counts)} ranks in a world of {world}")
     demand(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
@@ -196,26 +201,31 @@ class _Order:
         wide_itemsize: int,
         chunk_bytes: int,
         sites: Sequence[int],
+        loose: int,
     ) -> None:
         demand_rank(world, rank=rank)
-        demand(1, leaves=leaves, itemsize=itemsize, chunk_bytes=chunk_bytes)
+        demand(1, leaves=leaves, itemsize=itemsize, chunk_bytes=chunk_bytes, loose=loose)
         demand(itemsize, wide_itemsize=wide_itemsize)
         if algorithm not in ALGORITHMS[collective]:
             raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(ALGORITHMS[collective])}")
         self.collective, self.algorithm = collective, algorithm
         self.itemsize, self.wide_itemsize, self.chunk_bytes = itemsize, wide_itemsize, chunk_bytes
         self.sites = normal_sites(sites, world)
-        self.ground = ground = Ground(rank, world, leaves)
+        if algorithm == "ring" and loose > 1:
+            raise LocalError("a ring's order is that of its nodes, so none of them is loose")
+        self.ground = ground = Ground(rank, world, leaves, loose)
         self._route = ROUTES.get(algorithm)
         self._places: dict[int, Place] = {}
         # Any of these covers may have to go from one rank to another in a lane. Blocks of a halving hold contiguous
-        # leaves, so their covers have a bound that needs no look at each of them.
+        # leaves, so their covers have a bound that needs no look at each of them: two nodes for each power of two and
+        # one other; the loose ones go as leaves, and have fewer than 4 * loose and `loose` of them.
         groups = [(rank,) for rank in range(world)] + list(
             site_members(self.sites) if algorithm == "hierarchical" else ()
         )
         covers = [ground.cover(ranks) for ranks in groups]
-        self.stride = 2 * leaves.bit_length() if algorithm == "tree" else max(map(len, covers))
-        partials = algorithm == "tree" or any(b - a > 1 for cover in covers for a, b in cover)
+        bound = 2 * leaves.bit_length() + (5 * loose if loose > 1 else 0)
+        self.stride = bound if algorithm == "tree" else max(map(len, covers))
+        partials = (algorithm == "tree" and leaves > loose) or any(b - a > 1 for cover in covers for a, b in cover)
         partials = partials and world > 1 < leaves
         self.limit = max(1, chunk_bytes // (wide_itemsize if partials else itemsize))
 
@@ -252,6 +262,8 @@ class _Order:
         ]
         if self.algorithm == "hierarchical":
             common.append(("sites", self.sites))
+        if ground.loose > 1:
+            common.append(("loose", ground.loose))
         return Plan(
             collective=self.collective,
             algorithm=self.algorithm,

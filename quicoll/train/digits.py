@@ -114,13 +114,13 @@ class Digits:
         return F.linear(F.max_pool2d(hidden, 2).flatten(1), p["out.weight"], p["out.bias"])
 
 
-def baseline(*, steps: int, seed: int = 0) -> Digits:
+def baseline(*, steps: int, seed: int = 0, batch: int = BATCH) -> Digits:
     """Train in this process alone, with no network and no plan, and return the task: what every job must equal.
 
     The reduction is written out here in the plainest form, the canonical tree of `quicoll.reduce` leaf by leaf, so that
     equal digests say something about the cluster's plans and do not only compare them with themselves.
     """
-    task = Digits(seed=seed)
+    task = Digits(seed=seed, batch=batch)
     for step in range(1, steps + 1):
         gradients = [task.gradients(shard, step) for shard in range(SHARDS)]
         bucket = Bucket.of(gradients[0])

@@ -2,7 +2,7 @@
 
 One step on every rank (contract C1):
 
-    gradients of this rank's shards -> one bucket per shard -> all_reduce(avg) -> vote -> committed? -> apply
+    gradients of this rank's shards -> buckets of each shard -> all_reduce(avg) -> vote -> committed? -> apply
 
 What makes it restartable:
 1. A task changes its state only in `apply`, and `apply` runs only for a committed step, at the moment of the commit.
@@ -26,6 +26,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import os
 
     from quicoll.checkpoint import Array
+    from quicoll.group import AlgorithmName
     from quicoll.job import Job
 
 __all__ = ["Bucket", "Result", "Task", "run"]
@@ -91,7 +93,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Where each gradient lies in one flat float32 buffer: one collective a step, and not one for each tensor."""
+    """Where each gradient lies in one flat float32 buffer: one collective for all of them, and not one for each.
+
+    Bits do not depend on what is in a bucket together: an element never meets another one.
+    """
 
     shapes: tuple[tuple[int, ...], ...]
 
@@ -131,6 +136,18 @@ class Bucket:
         return out
 
 
+def _cut(gradients: Sequence[Array], most: int) -> list[slice]:
+    """The gradients, in order, in runs of at most `most` bytes, or of one that is larger. 0: all in one."""
+    cuts, filled = [0], 0
+    for index, gradient in enumerate(gradients):
+        nbytes = 4 * _count(tuple(gradient.shape))
+        if most and filled and filled + nbytes > most:
+            cuts.append(index)
+            filled = 0
+        filled += nbytes
+    return [slice(start, stop) for start, stop in pairwise([*cuts, len(gradients)])]
+
+
 OnStep = Callable[[int], Awaitable[None] | None]
 
 
@@ -143,18 +160,24 @@ async def run(
     checkpoint_every: int = 0,
     keep: int = 3,
     on_step: OnStep | None = None,
+    bucket_bytes: int = 0,
+    algorithm: AlgorithmName = "auto",
 ) -> Result:
     """Train until the job has committed `steps` steps, through every abort, partition and change of membership.
 
     checkpoint_dir: where to look for a checkpoint at the start, and where rank 0 writes one after every
     `checkpoint_every`-th step and after the last (0: none). on_step: called, and awaited if it gives an awaitable, with
-    the step's number after each step that this rank committed and before the next begins.
+    the step's number after each step that this rank committed and before the next begins. bucket_bytes: gradients
+    travel in buckets of at most so many bytes, one collective each, all under way at once (0: all in one). algorithm:
+    of `Group.all_reduce`. Neither changes a bit; both have to be equal on all ranks.
     A checkpoint that cannot be written is logged and training goes on; only the last one's CheckpointError is raised,
     after all steps are committed. Raises what the task raises, Partitioned when there was no quorum for the job's
     `hold_timeout`, and what trying again cannot mend (Mismatch, LocalError); StepAborted never.
     """
     if steps < 1 or checkpoint_every < 0:
         raise LocalError(f"steps is 1 or more and checkpoint_every 0 or more, not {steps} and {checkpoint_every}")
+    if bucket_bytes < 0:
+        raise LocalError(f"bucket_bytes is 0 or more, not {bucket_bytes}")
     began = time.monotonic()
     resumed_from = await _resume(job, task, checkpoint_dir)
     job.register_state(task.state, task.load_state)
@@ -167,7 +190,7 @@ async def run(
                 await job.ready()
                 if job.committed_step >= steps:
                     break
-                number = await _one_step(job, task, last=steps)
+                number = await _one_step(job, task, last=steps, bucket_bytes=bucket_bytes, algorithm=algorithm)
             except StepAborted as error:
                 aborted += 1
                 _log.info("begun again in the next view: %s", error)
@@ -209,7 +232,7 @@ async def _resume(job: Job, task: Task, directory: str | os.PathLike[str] | None
     return found.step
 
 
-async def _one_step(job: Job, task: Task, *, last: int) -> int:
+async def _one_step(job: Job, task: Task, *, last: int, bucket_bytes: int, algorithm: AlgorithmName) -> int:
     """One attempt at the next step; returns its number once it is committed and applied."""
     step = job.step()
     try:
@@ -221,11 +244,20 @@ async def _one_step(job: Job, task: Task, *, last: int) -> int:
             gradients = [task.gradients(shard, step.number) for shard in mine]
             # More ranks than shards: this one computes a shard for its shapes alone and contributes nothing.
             model = gradients[0] if gradients else task.gradients(0, step.number)
-            bucket = Bucket.of(model)
-            leaves = [bucket.pack(gradient) for gradient in gradients]
-            like = leaves[0] if leaves else np.empty(bucket.size, np.float32)
-            average = await job.group.all_reduce(mine.leaves(leaves, like=like), op="avg")
-            step.on_commit(lambda: task.apply(bucket.unpack(average, model)))
+            cuts = _cut(model, bucket_bytes)
+            buckets = [Bucket.of(model[cut]) for cut in cuts]
+            pending = []
+            for cut, bucket in zip(cuts, buckets, strict=True):
+                leaves = [bucket.pack(gradient[cut]) for gradient in gradients]
+                like = leaves[0] if leaves else np.empty(bucket.size, np.float32)
+                pending.append(job.group.all_reduce(mine.leaves(leaves, like=like), op="avg", algorithm=algorithm))
+            averages = [await each for each in pending]
+
+            def apply() -> None:
+                parts = zip(buckets, averages, cuts, strict=True)
+                task.apply([part for bucket, flat, cut in parts for part in bucket.unpack(flat, model[cut])])
+
+            step.on_commit(apply)
     except Partitioned as error:
         raise _InDoubt(str(error)) from error
     return step.number

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from quicoll.dtypes import DTYPES, FLOAT32, FLOAT64, Array, DType, narrow
+from quicoll.errors import LocalError
+from quicoll.shards import Leaves, Shards
 from quicoll.testing import cluster
 
 pytestmark = pytest.mark.loopback
@@ -37,14 +39,32 @@ async def all_reduced(world: int, leaves: list[Any], **how: Any) -> list[Any]:
         return list(await asyncio.gather(*(one(job) for job in jobs)))
 
 
+@pytest.mark.parametrize("count", [LEAVES, 29])  # 29: a rank of two holds more than the eleven that outweigh a partial
 @pytest.mark.parametrize("world", [1, 2, 3])
-async def test_exact_sums_are_the_rounded_real_number_in_any_order_of_leaves(world: int) -> None:
-    leaves = [drawn(FLOAT32, seed) for seed in range(LEAVES)]
+async def test_exact_sums_are_the_rounded_real_number_in_any_order_of_leaves(world: int, count: int) -> None:
+    leaves = [drawn(FLOAT32, seed) for seed in range(count)]
     with np.errstate(all="ignore"):
         expected = np.array([math.fsum(map(float, column)) for column in zip(*leaves, strict=True)]).astype(np.float32)
-    for order in ([0, 1, 2, 3, 4], [3, 1, 4, 0, 2]):
-        ranks = await all_reduced(world, [leaves[index] for index in order], precision="exact")
+    shuffled = np.random.default_rng(count).permutation(count)
+    for order, how in ((range(count), {"exact": True}), (shuffled, {"precision": "exact"})):
+        ranks = await all_reduced(world, [leaves[index] for index in order], **how)
         assert {result.tobytes() for result in ranks} == {expected.tobytes()}
+
+
+async def test_what_cannot_be_exact_is_refused_before_anything_is_sent() -> None:
+    x = np.ones(3, np.float32)
+    async with cluster(1) as (job,):
+        group = job.group
+        with pytest.raises(LocalError, match="an exact sum has no order"):
+            group.all_reduce(x, exact=True, reduce_order="ring")
+        with pytest.raises(LocalError, match="leave precision='float64' out"):
+            group.all_reduce(x, exact=True, precision="float64")
+        with pytest.raises(LocalError, match="no exact form"):
+            group.reduce(x, exact=True, op="product")
+        with pytest.raises(LocalError, match="at most 268435456 leaves"):
+            group.reduce_scatter(Leaves(Shards((1 << 28) + 1, 0, 1, job.view.view_id), (x,)), exact=True)
+        for op in ("max", "sum", "band"):
+            assert (await group.all_reduce(np.arange(4), exact=True, op=op)).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "complex64", "complex128"])

@@ -411,6 +411,8 @@ def test_ranks_compare_one_line_and_a_reader_gets_all_of_them() -> None:
         ({"itemsize": 0}, "itemsize=0 is below 1"),
         ({"wide_itemsize": 2}, "wide_itemsize=2 is below 4"),
         ({"chunk_bytes": 0}, "chunk_bytes=0 is below 1"),
+        ({"loose": 0}, "loose=0 is below 1"),
+        ({"algorithm": "ring", "loose": 2}, "none of them is loose"),
         (
             {"algorithm": "torus"},
             "algorithm 'torus' is not known; use one of direct, tree, hierarchical",

@@ -173,6 +173,33 @@ def test_reduce_scatter_gives_each_rank_its_part_of_the_canonical_formula(algori
             equal(output, expected)
 
 
+@pytest.mark.parametrize("algorithm", CANONICAL["all_reduce"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_nodes_that_are_loose_travel_as_their_leaves_and_the_formula_is_the_same(algorithm: str, world: int) -> None:
+    layouts = site_layouts(world) if algorithm == "hierarchical" else [()]
+    for elements, leaves, sites, loose in cases(
+        (1, 65, 1009), [*leaf_counts(world), 4 * world + 3], layouts, (2, 3, 11), most=2, turn=world
+    ):
+        shards = words(world, leaves, elements)
+        common: dict[str, Any] = {
+            "algorithm": algorithm,
+            "elements": elements,
+            "leaves": leaves,
+            "itemsize": 8,
+            "wide_itemsize": 8 * loose,
+            "chunk_bytes": 8000,
+            "sites": sites,
+        }
+        plans = by_rank(plan.all_reduce, world, loose=loose, **common)
+        for output in run(plans, inputs_of(shards, world), seed=world + elements):
+            equal(output, sealed(formula(shards), leaves))
+        if leaves <= loose:
+            assert not any(slot.wide for made in plans for lane in made.lanes for slot in lane.scratch)
+        elif algorithm == "direct":
+            whole = by_rank(plan.all_reduce, world, **common)
+            assert sum(made.bytes_sent for made in plans) <= sum(other.bytes_sent for other in whole)
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_ring_gives_everyone_the_order_it_states(world: int) -> None:
     for elements, leaves in cases(SIZES, leaf_counts(world), most=2, turn=world):

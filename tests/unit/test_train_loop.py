@@ -55,7 +55,7 @@ class Job:
         bounds = [rank * total // self.world_size for rank in (self.rank, self.rank + 1)]
         return Shards(total=total, first=bounds[0], count=bounds[1] - bounds[0], view_id=1)
 
-    async def all_reduce(self, x: Leaves, *, op: str) -> Any:
+    async def all_reduce(self, x: Leaves, *, op: str, algorithm: str) -> Any:
         assert op == "avg"
         return np.mean(x.values, axis=0) if x.values else np.zeros_like(x.like)
 
@@ -177,6 +177,21 @@ async def test_a_rank_without_shards_takes_part_all_the_same() -> None:
     result = await train(Job(rank=0, world_size=5), task, steps=1)
     assert result.committed == 1
     assert task.weights.shape == (2,)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(0, [3]), (12, [3]), (11, [2, 1]), (1, [2, 1])])
+async def test_gradients_travel_in_buckets_of_at_most_so_many_bytes(most: int, sizes: list[int]) -> None:
+    seen: list[int] = []
+
+    class Watched(Job):
+        async def all_reduce(self, x: Leaves, *, op: str, algorithm: str) -> Any:
+            seen.append(x.values[0].size)
+            return await super().all_reduce(x, op=op, algorithm=algorithm)
+
+    task = Counting()
+    await train(Watched(), task, steps=1, bucket_bytes=most)
+    assert seen == sizes
+    assert task.weights.tobytes() == trained(1).weights.tobytes()
 
 
 async def test_on_step_is_called_after_each_commit_and_awaited() -> None:

@@ -1,0 +1,173 @@
+"""`job.audit`: what two runs of the real thing leave behind is compared, and the first difference is the one made."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quicoll.audit import Difference, diff, load_run, read_log
+from quicoll.cli.main import main
+from quicoll.errors import AuditError, LocalError, StepAborted
+from quicoll.testing import cluster
+
+SHARDS, STEPS = 8, 3
+
+
+def shard(step: int, number: int) -> Any:
+    return np.random.default_rng([step, number]).standard_normal(300).astype(np.float32)
+
+
+async def train(path: Path, world: int, *, change: tuple[int, int] | None = None, **how: Any) -> Path:
+    """Three steps with two reductions each, issued together and awaited in the other order. change: (step, rank)."""
+
+    async def one(job: Any) -> None:
+        job.audit(path)
+        for _ in range(STEPS):
+            async with job.step() as step:
+                mine = job.group.shards(SHARDS)
+                values = [shard(step.number, number) for number in mine]
+                if change == (step.number, job.rank):
+                    values[-1][7] += 1
+                mean = job.group.all_reduce(mine.leaves(values), op="avg", **how)
+                count = job.group.all_reduce(mine.leaves([[value, value[:3]] for value in values]), op="max")
+                await count
+                await mean
+
+    async with cluster(world) as jobs:
+        await asyncio.gather(*map(one, jobs))
+    return path
+
+
+async def test_the_call_that_got_another_input_is_named_with_its_step_and_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = await train(tmp_path / "a", 3)
+    b = await train(tmp_path / "b", 3, change=(2, 1))
+    found = diff(load_run(a), load_run(b))
+    assert isinstance(found, Difference)
+    # Of eight shards on three ranks, rank 1 holds 2, 3 and 4.
+    assert (found.kind, found.place.step, found.index, found.rank, found.leaf) == ("inputs", 2, 0, (1, 1), 4)
+    assert found.op == "all_reduce float32 (300) avg default"
+    with pytest.raises(SystemExit) as status:
+        main(["audit", "diff", str(a), str(b)])
+    assert status.value.code == 1
+    assert "step 2, call 0, rank 1: leaf 4 has other bits" in capsys.readouterr().out
+
+
+async def test_equal_runs_of_different_world_sizes_and_algorithms_do_not_differ(tmp_path: Path) -> None:
+    a = await train(tmp_path / "a", 1)
+    b = await train(tmp_path / "b", 3, algorithm="tree")
+    c = await train(tmp_path / "c", 3)
+    assert load_run(a).operations == 2 * STEPS
+    assert diff(load_run(a), load_run(b)) is None
+    assert diff(load_run(b), load_run(c)) is None
+    for rank in range(3):  # files of equal runs are equal, in whatever order the operations ended
+        name = f"worker-{rank}.audit"
+        assert (b / name).read_bytes() == (c / name).read_bytes()
+
+
+async def test_every_operation_is_told_with_what_this_rank_gave_and_got(tmp_path: Path) -> None:
+    async def one(job: Any) -> None:
+        job.audit(tmp_path)
+        group, x = job.group, np.arange(4, dtype=np.int32) + job.rank
+        await group.barrier()
+        async with job.step():
+            handles = [
+                group.reduce(x, root=1),
+                group.reduce_scatter(x, op="max"),
+                group.broadcast(x, root=1),
+                group.all_gather(x),
+                group.gather(torch.from_numpy(x)),
+                group.scatter(x, root=1),
+                group.all_to_all(x),
+                group.broadcast_object({"rank": job.rank}),
+                group.all_gather_object(job.rank),
+                group.send(x, to=1) if job.rank == 0 else group.recv(x, source=0),
+                group.all_reduce(x, reduce_order="ring"),
+                group.barrier(),
+            ]
+            # The last two are left to the step.
+            for handle in reversed(handles[:-2]):
+                await handle
+
+    async with cluster(2) as jobs:
+        await asyncio.gather(*map(one, jobs))
+    run = load_run(tmp_path)
+    before, inside = run.places.values()
+    assert [record.op for record in before[0]] == ["barrier"]
+    first, second = inside[0], inside[1]
+    assert [record.op for record in first] == [record.op for record in second]
+    assert [record.op for record in first] == [
+        "reduce int32 (4) sum default root=1",
+        "reduce_scatter int32 (4) max default",
+        "broadcast int32 (4) root=1",
+        "all_gather int32 (n)",
+        "gather int32 (n) root=0",
+        "scatter int32 (n) root=1",
+        "all_to_all int32 (n)",
+        "broadcast_object root=0",
+        "all_gather_object",
+        "send int32 (4) from 0 to 1",
+        "all_reduce int32 (4) sum default ring",
+        "barrier",
+    ]
+    assert [record.agreed for record in first] == [0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1, 0]
+    assert all(a.result == b.result for a, b in zip(first, second, strict=True) if a.agreed)
+    gave = [
+        ([leaf for leaf, _ in a.inputs], [leaf for leaf, _ in b.inputs]) for a, b in zip(first, second, strict=True)
+    ]
+    both, neither, root = ([0], [1]), ([], []), ([], [1])
+    assert gave == [both, both, root, both, both, root, both, ([0], []), both, ([0], []), both, neither]
+    nothing = [(a.result == "", b.result == "") for a, b in zip(first, second, strict=True)]
+    assert [at for at, got in enumerate(nothing) if got == (True, False)] == [0, 9]
+    assert [at for at, got in enumerate(nothing) if got == (False, True)] == [4]
+
+
+async def test_an_attempt_that_is_given_up_is_superseded(tmp_path: Path) -> None:
+    async with cluster(1) as (job,):
+        file = job.audit(tmp_path)
+
+        async def attempt(divisor: int) -> None:
+            async with job.step():
+                await job.group.all_reduce(np.full(3, 1 // divisor))
+                1 // (divisor - 1)
+
+        with pytest.raises(ZeroDivisionError):
+            await attempt(1)
+        await attempt(2)
+    assert len(read_log(file).lines) == 4
+    ((place, ranks),) = load_run(tmp_path).places.items()
+    assert (place.step, len(ranks[0])) == (1, 1)
+
+
+async def test_a_step_whose_audit_cannot_be_written_is_not_committed(tmp_path: Path) -> None:
+    async with cluster(2) as jobs:
+
+        async def one(job: Any) -> None:
+            job.audit(tmp_path)
+            async with job.step():
+                handle = job.group.all_reduce(np.ones(3))
+                if job.rank == 1:
+                    job._caller.auditor.close()
+                await handle
+
+        failures = await asyncio.gather(*map(one, jobs), return_exceptions=True)
+        assert [type(failure) for failure in failures] == [StepAborted, AuditError]
+        assert [job.committed_step for job in jobs] == [0, 0]
+
+
+async def test_a_job_is_audited_once_and_not_from_inside_a_step(tmp_path: Path) -> None:
+    async with cluster(1) as (job,):
+        async with job.step():
+            with pytest.raises(LocalError, match="not inside"):
+                job.audit(tmp_path)
+        assert job.audit(tmp_path) == tmp_path / "worker-0.audit"
+        with pytest.raises(LocalError, match="already"):
+            job.audit(tmp_path)
+        await job.group.barrier()
+    assert load_run(tmp_path).operations == 1

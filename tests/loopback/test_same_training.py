@@ -1,0 +1,99 @@
+"""The digits training step gives equal parameters on any number of ranks, by any algorithm, in any buckets and chunks.
+
+What it is compared with is the same training in one process, without a network or a plan (`train.digits.baseline`).
+Shards are smaller than the demo's, 4 samples instead of 96; everything else is the demo's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from quicoll import checkpoint
+from quicoll.errors import LocalError
+from quicoll.testing import cluster
+from quicoll.train.digits import Digits, baseline, pin_torch
+from quicoll.train.loop import run
+
+STEPS, BATCH, SEED = 20, 4, 7
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pinned() -> Iterator[None]:
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    pin_torch()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture(scope="module")
+def alone(pinned: None) -> dict[str, bytes]:
+    return parameters(baseline(steps=STEPS, seed=SEED, batch=BATCH))
+
+
+def parameters(task: Digits) -> dict[str, bytes]:
+    """All parameters and their momentum, as bytes."""
+    return {name: torch.as_tensor(value).numpy().tobytes() for name, value in task.state().items()}
+
+
+async def trained(world: int, *, sites: bool = False, chunk_bytes: int = 1 << 20, **how: Any) -> list[Digits]:
+    names = [f"site-{2 * rank // world}" for rank in range(world)] if sites else None
+    tasks = [Digits(seed=SEED, batch=BATCH) for _ in range(world)]
+    async with cluster(world, sites=names, chunk_bytes=chunk_bytes) as jobs:
+        results = await asyncio.gather(
+            *(run(job, task, steps=STEPS, **how) for job, task in zip(jobs, tasks, strict=True))
+        )
+    assert [(result.steps, result.committed, result.aborted) for result in results] == [(STEPS, STEPS, 0)] * world
+    assert {result.digest for result in results} == {checkpoint.digest(tasks[0].state())}
+    return tasks
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
+async def test_parameters_are_equal_at_every_world_size(world: int, alone: dict[str, bytes]) -> None:
+    for task in await trained(world):
+        assert parameters(task) == alone
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "tree", "hierarchical", "exchange", "auto"])
+async def test_parameters_are_equal_by_every_algorithm(algorithm: str, alone: dict[str, bytes]) -> None:
+    for task in await trained(5, sites=True, algorithm=algorithm):
+        assert parameters(task) == alone
+
+
+@pytest.mark.parametrize(
+    ("bucket_bytes", "chunk_bytes"),
+    [(1, 1 << 20), (3000, 1 << 20), (40_000, 5000), (0, 5000), (0, 20_011)],
+)
+async def test_parameters_are_equal_in_any_buckets_and_chunks(
+    bucket_bytes: int, chunk_bytes: int, alone: dict[str, bytes]
+) -> None:
+    for task in await trained(3, bucket_bytes=bucket_bytes, chunk_bytes=chunk_bytes):
+        assert parameters(task) == alone
+
+
+async def test_all_at_once(alone: dict[str, bytes]) -> None:
+    for task in await trained(8, sites=True, algorithm="hierarchical", bucket_bytes=15_000, chunk_bytes=3001):
+        assert parameters(task) == alone
+
+
+async def test_other_bits_would_be_seen(alone: dict[str, bytes]) -> None:
+    """Twenty steps are enough for one unit in the last place of one parameter to come out everywhere."""
+    task = Digits(seed=SEED, batch=BATCH)
+    with torch.no_grad():
+        first = task.state()["parameter.conv1.weight"]
+        torch.as_tensor(first).view(-1).view(torch.int32)[0] ^= 1
+    async with cluster(1) as (job,):
+        await run(job, task, steps=STEPS)
+    changed = parameters(task)
+    assert all(changed[name] != alone[name] for name in alone if name.startswith("parameter."))
+
+
+async def test_a_negative_bucket_is_refused() -> None:
+    async with cluster(1) as (job,):
+        with pytest.raises(LocalError, match="bucket_bytes"):
+            await run(job, Digits(seed=SEED, batch=BATCH), steps=1, bucket_bytes=-1)
