@@ -1,0 +1,48 @@
+"""What simulation has found, each as the smallest scenario that shows it."""
+
+from __future__ import annotations
+
+from quicoll.sim import Settings, Simulation, workload
+from quicoll.sim.cluster import Outcome
+from quicoll.sim.trace import Recording
+
+
+def run(script: str, *, ranks: int, steps: int, disk: bool) -> tuple[Outcome, Recording]:
+    from quicoll.job import Job
+    from quicoll.sim.language import parse_events
+
+    async def life(job: Job, sim: Simulation) -> int:
+        return await workload.worker(
+            job, lambda: sim.everyone_at(steps), disk=sim.disk(job) if disk else None, algorithm="direct"
+        )
+
+    recording = Recording()
+    outcome = Simulation(
+        life,
+        settings=Settings(ranks=ranks, recovery=20.0, limit=120.0),
+        events=parse_events(script),
+        reference=workload.Reference(),
+        recorder=recording.record,
+    ).run()
+    return outcome, recording
+
+
+def test_a_majority_that_has_started_anew_waits_for_the_rank_that_holds_the_state() -> None:
+    """Two of three start anew while the third is cut off: a quorum by name, with nothing in its hands."""
+    outcome, recording = run(
+        """
+        sim.at(1.0).partition({2}, {0, 1, "coordinator"})
+        sim.at(1.0).crash(0).crash(1)
+        sim.at(1.1).restart(0).restart(1)
+        sim.at(8.0).heal()
+        """,
+        ranks=3,
+        steps=25,
+        disk=False,
+    )
+    assert outcome.error is None, outcome.error
+    installed = [entry for entry in recording.entries if entry.kind == "view_installed" and entry.who == "coordinator"]
+    assert [len(entry.what["nodes"]) for entry in installed][:2] == [3, 3], "no view of the two that know nothing"
+    received = [entry for entry in recording.entries if entry.kind == "state_received"]
+    assert len(received) == 2
+    assert all(entry.what["step"] > 10 for entry in received), "the state of the rank that was cut off"
