@@ -6,8 +6,8 @@
                     that another rank heard otherwise, nor of a commit that the journal does not hold
     all-or-none     a step is committed with the votes of all members of its view, and applied by none without a commit
     durable         a commit that the journal has taken is in it after every restart; a rank's state never goes back
-                    while its process lives, and a rank of an installed view never begins a step from an older state
-                    than another rank of this view holds
+                    while its process lives, and a rank never begins a step from an older state than another living
+                    rank holds
     quorum          a view has more than half of the members of the one before it that have not left
     deadline        a collective ends by its timeout, a step's entry and its vote by theirs, with GRACE_S of the host's
                     own time beyond them (not looked at where the host was paused, slow or leapt meanwhile)
@@ -186,12 +186,11 @@ class Checker:
         if self._reference is not None and self._reference(step) != digest:
             self.break_("same-bits", f"after step {step} {node} holds other bits than the reference", node=node)
 
-    def began(self, node: str, view: View, step: int) -> None:
-        """A rank begins a step: nobody in its view may know more than it starts from."""
+    def began(self, node: str, step: int) -> None:
+        """A rank begins a step: no living rank may know more than it starts from."""
         mine = self.held.get(node, (0, 0))
-        for member in view.nodes:
-            theirs = self.held.get(member)
-            if theirs is not None and theirs[0] > mine[0]:  # no later decision can be without our vote
+        for member, theirs in self.held.items():  # those that are left out as well: their state would be taken back
+            if theirs[0] > mine[0]:  # no later decision can be without our vote
                 self.break_("durable", f"{node} begins step {step} from {mine}, and {member} holds {theirs}", node=node)
 
     def ended(self, node: str) -> None:
@@ -242,7 +241,7 @@ class CheckedJob(Job):
         limit = self.config.hold_timeout + 4 * self.config.timeout
         with within(limit, "the entry of a step", machine=self._machine, checker=self._checker):
             await super()._enter(step)
-        self._checker.began(self.node, self.view, step.number)
+        self._checker.began(self.node, step.number)
         self._machine.note("step_began", step=step.number, view=self.view.view_id)
 
     async def _commit(self, step: Step, view_id: int, unfinished: int) -> None:

@@ -111,6 +111,18 @@ def restart_of_a_rank() -> Simulation:
     return built_in(script)
 
 
+def a_majority_starts_anew() -> Simulation:
+    """And the third, which holds the state, is cut off."""
+
+    def script(sim: Simulation) -> None:
+        sim.at(0.3).partition({2}, {0, 1, "coordinator"})
+        sim.at(0.3).crash(0).crash(1)
+        sim.at(0.4).restart(0).restart(1)
+        sim.at(5.0).heal()
+
+    return built_in(script, settings=Settings(ranks=3, recovery=20.0, limit=60.0))
+
+
 def one_rank_never_calls() -> Simulation:
     async def worker(job: Job) -> None:
         with contextlib.suppress(QuicollError):
@@ -190,6 +202,10 @@ def commits_are_announced_but_not_recorded(patch: Patch) -> None:
 
 def anybody_is_a_quorum(patch: Patch) -> None:
     patch.setattr(quicoll.membership.rules, "has_quorum", lambda nodes, base: True)
+
+
+def a_quorum_needs_no_state(patch: Patch) -> None:
+    patch.setattr(CoordinatorCore, "_stateless", lambda self, chosen: "")
 
 
 def aborted_steps_are_applied(patch: Patch) -> None:
@@ -300,6 +316,7 @@ MUTANTS = (
     Mutant(the_journal_forgets_commits, coordinator_restarts, ("durable",)),
     Mutant(commits_are_announced_but_not_recorded, calm, ("one-decision",)),
     Mutant(anybody_is_a_quorum, minority_with_the_coordinator, ("quorum",)),
+    Mutant(a_quorum_needs_no_state, a_majority_starts_anew, ("durable",)),
     Mutant(aborted_steps_are_applied, a_late_voter_is_killed, ("all-or-none",)),
     Mutant(a_majority_of_votes_is_enough, a_late_voter_is_killed, ("all-or-none",)),
     Mutant(the_oldest_state_is_handed_over, restart_of_a_rank, ("durable",)),

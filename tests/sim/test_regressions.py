@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from quicoll.sim import Settings, Simulation, workload
-from quicoll.sim.cluster import Outcome
-from quicoll.sim.trace import Recording
+from typing import TYPE_CHECKING
+
+from quicoll.sim import Recording, Settings, Simulation, workload
+from quicoll.sim.language import parse_events
+
+if TYPE_CHECKING:
+    from quicoll.job import Job
+    from quicoll.sim import Outcome
 
 
 def run(script: str, *, ranks: int, steps: int, disk: bool) -> tuple[Outcome, Recording]:
-    from quicoll.job import Job
-    from quicoll.sim.language import parse_events
-
     async def life(job: Job, sim: Simulation) -> int:
         return await workload.worker(
             job, lambda: sim.everyone_at(steps), disk=sim.disk(job) if disk else None, algorithm="direct"
