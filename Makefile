@@ -96,11 +96,11 @@ $(WHEEL_VENV)/.deps: $(VENV)/.dev
 	touch $@
 
 define CHECK_INSTALLED
-import pathlib, sysconfig, quicoll, quicoll_pytest, quicoll_transport
+import importlib.util, pathlib, sysconfig, quicoll, quicoll_transport
 site = pathlib.Path(sysconfig.get_path("purelib")).resolve()
-for package in (quicoll, quicoll_pytest, quicoll_transport):
-    found = pathlib.Path(package.__file__).resolve()
+for name in ("quicoll", "quicoll_pytest", "quicoll_transport"):  # the second needs pytest, which users need not have
+    found = pathlib.Path(importlib.util.find_spec(name).origin).resolve()
     assert found.is_relative_to(site), f"{found} is not the installed one in {site}"
-    assert (found.parent / "py.typed").is_file(), f"{package.__name__} was built without its py.typed"
+    assert (found.parent / "py.typed").is_file(), f"{name} was built without its py.typed"
 endef
 export CHECK_INSTALLED
