@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from quicoll.sim.machine import Machine
     from quicoll_transport.sim import HostLoop
 
-__all__ = ["GRACE_S", "INVARIANTS", "CheckedJob", "CheckedStore", "Checker"]
+__all__ = ["GRACE_S", "INVARIANTS", "CheckedGroup", "CheckedJob", "CheckedStore", "Checker"]
 
 GRACE_S = 1.0  # of the host's own clock: a deadline's own work, and the answer's way back
 
