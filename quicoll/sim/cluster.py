@@ -73,8 +73,9 @@ class Settings:
     """A cluster's settings. Seconds of simulated time, bytes.
 
     ranks: workers at the start, the world size of the first view. lost_after, timeout, join_timeout, hold_timeout,
-    chunk_bytes: as for `quicoll.join`. conditions: every path's. restart_after: until a process that ended by an error
-    is started again. recovery: after a heal every rank commits within it. limit: of the whole run.
+    chunk_bytes: as for `quicoll.join`. sites: over how many the ranks are spread, neighbours together. conditions:
+    every path's. restart_after: until a process that ended by an error is started again. recovery: after a heal every
+    rank commits within it. limit: of the whole run.
     """
 
     ranks: int = 4
@@ -83,6 +84,7 @@ class Settings:
     join_timeout: float = 60.0
     hold_timeout: float = 60.0
     chunk_bytes: int = 1 << 20
+    sites: int = 1
     conditions: Conditions = field(default_factory=Conditions)
     restart_after: float = 1.0
     recovery: float = 60.0
@@ -91,6 +93,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= 256:
             raise LocalError(f"a simulated cluster has 1 to 256 ranks, not {self.ranks}")
+        if self.sites < 1:
+            raise LocalError(f"a simulated cluster has a site, not {self.sites}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,13 +275,15 @@ class Simulation:
 
     async def _work(self, machine: Machine) -> Any:
         settings = self.settings
+        rank = int(machine.name.removeprefix("worker-"))
         config = Config.resolve(
             environ={},
             coordinator=f"{self._machines[COORDINATOR_HOST].host.ip}:{_PORT}",
             job=_JOB,
             node=machine.name,
             world_size=settings.ranks,
-            rank_hint=int(machine.name.removeprefix("worker-")),
+            rank_hint=rank,
+            site="" if settings.sites == 1 else f"site-{settings.sites * rank // settings.ranks}",
             listen=f"{machine.host.ip}:0",
             lost_after=settings.lost_after,
             timeout=settings.timeout,

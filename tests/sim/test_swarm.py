@@ -209,5 +209,7 @@ def test_a_scenario_that_makes_no_sense_is_refused() -> None:
         Scenario(seed=0, steps=0)
     with pytest.raises(LocalError):
         Scenario(seed=0, compute_s=-1.0)
+    with pytest.raises(LocalError, match="has a site"):
+        Settings(sites=0)
     assert Scenario(seed=0).command == "quicoll sim --seed 0 --ranks 4 --steps 10 --events ''"
     assert SetConditions(Conditions()).source() == "conditions(Conditions())"
