@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from quicoll import plan
 from quicoll.buffers import destination, memory, source
 from quicoll.bundle import Bundle, Joined, Results, bundle, results, shape_text
 from quicoll.division import derived_id
@@ -20,16 +18,15 @@ from quicoll.executor import Work
 from quicoll.issuer import MAX_BYTES, Issuer, rows_given
 from quicoll.mesh import Call
 from quicoll.reduce import ReduceOp
+from quicoll.schedule import move
 
 if TYPE_CHECKING:
+    from quicoll import plan
     from quicoll.handle import Handle
 
 __all__ = ["MAX_OBJECT_BYTES", "Moving"]
 
 MAX_OBJECT_BYTES = 16 << 20  # of one object, encoded
-
-_scatter_plan = lru_cache(maxsize=64)(plan.scatter)
-_send_plan = lru_cache(maxsize=64)(plan.send)
 
 
 class Moving(Issuer):
@@ -45,14 +42,7 @@ class Moving(Issuer):
         like = bundle(x)
         self._demand_rank(root=root)
         target = results(out, like)
-        schedule = plan.broadcast(
-            rank=self.rank,
-            world=self.world_size,
-            root=root,
-            elements=like.elements,
-            itemsize=like.dtype.itemsize,
-            chunk_bytes=self._chunk_bytes,
-        )
+        schedule = self._plan("broadcast", like.dtype.itemsize, root=root, elements=like.elements)
         work = _moved(schedule, like, [like.flat] if self.rank == root else [], target)
         call = Call("broadcast", f"{schedule.signature} {like.text}", lambda _: work)
         return self._start(
@@ -116,14 +106,8 @@ class Moving(Issuer):
             _demand_room(sum(rows) * width * like.dtype.itemsize, self._view_rank(root))
             target = results(out, Bundle((like,), many=False), (rows[self.rank], *rest))
             holder.append(target)
-            schedule = _scatter_plan(
-                rank=self.rank,
-                world=self.world_size,
-                root=root,
-                counts=tuple(count * width for count in rows),
-                itemsize=like.dtype.itemsize,
-                chunk_bytes=self._chunk_bytes,
-            )
+            parts = tuple(count * width for count in rows)
+            schedule = self._plan("scatter", like.dtype.itemsize, root=root, counts=parts)
             inputs = [like.flat] if self.rank == root else []
             return Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, inputs, target.flat)
 
@@ -177,13 +161,8 @@ class Moving(Issuer):
             coming = [row[self.rank] for row in table]
             target = results(out, Bundle((first,), many=False), (sum(coming), *rest))
             holder.append((target, coming))
-            schedule = plan.all_to_all(
-                rank=self.rank,
-                world=world,
-                counts=[[count * width for count in row] for row in table],
-                itemsize=parts.dtype.itemsize,
-                chunk_bytes=self._chunk_bytes,
-            )
+            elements = tuple(tuple(count * width for count in row) for row in table)
+            schedule = self._plan("all_to_all", parts.dtype.itemsize, counts=elements)
             return _moved(schedule, parts, [parts.flat], target)
 
         def deliver() -> Any:
@@ -238,14 +217,7 @@ class Moving(Issuer):
             like = bundle(data)
             target = results(None, like, (sizes[0],))
             holder.append(target.flat)
-            schedule = plan.broadcast(
-                rank=self.rank,
-                world=self.world_size,
-                root=root,
-                elements=sizes[0],
-                itemsize=1,
-                chunk_bytes=self._chunk_bytes,
-            )
+            schedule = self._plan("broadcast", 1, root=root, elements=sizes[0])
             return _moved(schedule, like, [like.flat] if self.rank == root else [], target)
 
         signature = f"broadcast_object root={root} chunk_bytes={self._chunk_bytes}"
@@ -273,9 +245,7 @@ class Moving(Issuer):
             like = bundle(data)
             target = results(None, like, (sum(sizes),))
             holder.append((target.flat, sizes))
-            schedule = plan.all_gather(
-                rank=self.rank, world=self.world_size, counts=sizes, itemsize=1, chunk_bytes=self._chunk_bytes
-            )
+            schedule = self._plan("all_gather", 1, counts=tuple(sizes))
             return _moved(schedule, like, [like.flat], target)
 
         def deliver() -> list[Any]:
@@ -296,12 +266,24 @@ class Moving(Issuer):
 
     def barrier(self, *, timeout: float | None = None) -> Handle[None]:
         """Wait until every rank is here. Dissemination barrier, ceil(log2 p) rounds of empty messages."""
-        schedule = plan.barrier(rank=self.rank, world=self.world_size)
+        schedule = self._plan("barrier", 1)
         nothing = bundle(np.empty(0, np.uint8))
         work = _moved(schedule, nothing, [], results(None, nothing))
         return self._start(Call("barrier", schedule.signature, lambda _: work), lambda: None, timeout, op="barrier")
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _plan(self, name: str, itemsize: int, **sizes: Any) -> plan.Plan:
+        """This rank's plan; sizes: the planner's own arguments, in elements of `itemsize` bytes."""
+        schedule = move(
+            name,
+            itemsize,
+            world=self.world_size,
+            sizes=sizes,
+            sites=self._sites,
+            chunk_bytes=self._chunk_bytes,
+        )
+        return schedule.plan_of(self.rank, "")
 
     def _gathered(self, name: str, x: Any, root: int | None, out: Any, timeout: float | None) -> Handle[Any]:
         like = source(x)
@@ -323,14 +305,9 @@ class Moving(Issuer):
             whole = Bundle((like,), many=False)
             target = results(out, whole, (sum(rows), *rest)) if receives else results(None, whole, (0, *rest))
             holder.append(target)
-            common: dict[str, Any] = {
-                "rank": self.rank,
-                "world": self.world_size,
-                "counts": [count * width for count in rows],
-                "itemsize": like.dtype.itemsize,
-                "chunk_bytes": self._chunk_bytes,
-            }
-            schedule = plan.all_gather(**common) if root is None else plan.gather(root=root, **common)
+            parts = tuple(count * width for count in rows)
+            sizes = {"counts": parts} if root is None else {"root": root, "counts": parts}
+            schedule = self._plan(name, like.dtype.itemsize, **sizes)
             return Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, [like.flat], target.flat)
 
         where = "" if root is None else f" root={root}"
@@ -351,15 +328,9 @@ class Moving(Issuer):
         self._demand_rank(source=sender, to=to)
         if sender == to:
             raise LocalError(f"rank {sender} cannot send to itself")
-        schedule = _send_plan(
-            rank=int(target is not None),  # a world of two: the sender is 0
-            world=2,
-            source=0,
-            to=1,
-            elements=like.elements,
-            itemsize=like.dtype.itemsize,
-            chunk_bytes=self._chunk_bytes,
-        )
+        sizes = {"source": 0, "to": 1, "elements": like.elements}  # a world of two: the sender is 0
+        pair = move("send", like.dtype.itemsize, world=2, sizes=sizes, sites=(0, 0), chunk_bytes=self._chunk_bytes)
+        schedule = pair.plan_of(int(target is not None), "")
         place = results(None, bundle(np.empty(0, np.uint8))) if target is None else target
         work = _moved(schedule, like, [like.flat] if target is None else [], place)
         ranks = (self._view_rank(sender), self._view_rank(to))

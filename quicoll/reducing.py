@@ -4,62 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from quicoll import plan
 from quicoll.bundle import Bundle, bundle, results
-from quicoll.dtypes import Kind
 from quicoll.errors import LocalError
-from quicoll.exact import MAX_LEAVES
 from quicoll.executor import Work
 from quicoll.issuer import Issuer, rows_given
 from quicoll.mesh import Call
-from quicoll.plan.cost import Network, choose
-from quicoll.reduce import Precision, ReduceOp, accumulator, held
+from quicoll.reduce import Precision, ReduceOp, held
+from quicoll.schedule import Carriage, carriage, demand_orderless, reduction
 from quicoll.shards import Leaves, Shards
-from quicoll.wired import Wired, wired
 
 if TYPE_CHECKING:
     from quicoll.bundle import Results
     from quicoll.compress import WireFormat
-    from quicoll.dtypes import Array, DType
+    from quicoll.dtypes import Array
     from quicoll.handle import Handle
+    from quicoll.plan.cost import Network
 
 __all__ = ["AlgorithmName", "ReduceOrder", "Reducing"]
 
 ReduceOrder: TypeAlias = Literal["canonical", "ring"]
 AlgorithmName: TypeAlias = Literal["auto", "direct", "tree", "hierarchical", "exchange"]
 
-# Plans are immutable and a training loop asks for the same few again and again; a large one takes milliseconds.
-_PLANNERS: dict[str, Callable[..., plan.Plan]] = {
-    "all_reduce": lru_cache(maxsize=64)(plan.all_reduce),
-    "reduce": lru_cache(maxsize=64)(plan.reduce),
-    "reduce_scatter": lru_cache(maxsize=64)(plan.reduce_scatter),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
     """The checked arguments of a reduction. like: shape and type of each leaf. total, first: how many leaves there are
-    on all ranks, and the number of the first of `leaves`. form: how they travel, if not as they are."""
+    on all ranks, and the number of the first of `leaves`. how: they travel."""
 
     op: ReduceOp
     precision: Precision
     algorithm: str
-    acc: DType
     like: Bundle
     leaves: list[Bundle]
     total: int
     first: int
-    form: Wired | None
+    how: Carriage
 
     @property
     def elements(self) -> int:
         """Of what travels."""
-        return self.like.elements if self.form is None else self.form.elements(self.like)
+        return self.how.elements(each.flat.size for each in self.like.sources)
 
 
 class Reducing(Issuer):
@@ -112,10 +101,7 @@ class Reducing(Issuer):
         if reduce_order not in ("canonical", "ring"):
             raise LocalError(f"reduce_order {reduce_order!r} is not known; use 'canonical' or 'ring'")
         if reduce_order == "ring":
-            if wire is not None:
-                raise LocalError("a ring passes on partial sums, which are not encoded: leave wire or reduce_order out")
-            if exact or precision == "exact":
-                raise LocalError("an exact sum has no order: leave reduce_order='ring' out")
+            demand_orderless("exact" if exact else precision, wire)
             if algorithm != "auto":
                 raise LocalError(f"reduce_order='ring' is an algorithm of its own; leave algorithm={algorithm!r} out")
             algorithm = "ring"  # type: ignore[assignment]
@@ -210,10 +196,7 @@ class Reducing(Issuer):
             if not other.is_like(like):
                 raise LocalError(f"leaves differ: {like.text} and {other.text}; all must be alike")
         parsed = ReduceOp.parse(op)
-        acc = accumulator(like.dtype, parsed, precision)
-        form = None if wire is None else wired(wire, like.dtype, parsed, precision)
-        if acc.kind is Kind.EXACT and given.shards.total > MAX_LEAVES:
-            raise LocalError(f"an exact sum has at most {MAX_LEAVES} leaves, not {given.shards.total}")
+        how = carriage(like.dtype, parsed, leaves=given.shards.total, precision=precision, wire=wire)
         known = ("auto", *plan.CANONICAL[name])
         if algorithm not in known and algorithm != "ring":
             raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(known)}")
@@ -230,7 +213,7 @@ class Reducing(Issuer):
             )
         if algorithm == "auto" and (self.world_size == 1 or like.elements == 0):
             algorithm = "direct"
-        return _Reduction(parsed, precision, algorithm, acc, like, leaves, given.shards.total, given.shards.first, form)
+        return _Reduction(parsed, precision, algorithm, like, leaves, given.shards.total, given.shards.first, how)
 
     def _reduce(
         self,
@@ -243,21 +226,17 @@ class Reducing(Issuer):
         equal: bool,
         deliver: Callable[[], Any] | None = None,
     ) -> Handle[Any]:
-        world, rank, form = self.world_size, self.rank, task.form
-        dtype, acc = (task.like.dtype, task.acc) if form is None else (form.dtype, form.acc)
-        sites = self._sites
-        options: dict[str, Any] = {
-            "world": world,
-            **sizes,
-            "leaves": task.total,
-            "itemsize": dtype.itemsize,
-            "wide_itemsize": acc.itemsize,
-            "chunk_bytes": self._chunk_bytes,
-        }
-        loose = 1
-        if task.acc.kind is Kind.EXACT or form is not None:
-            loose = options["loose"] = acc.itemsize // dtype.itemsize
-        output = target.flat if form is None else np.empty(task.elements, dtype.storage)
+        rank, how, form = self.rank, task.how, task.how.form
+        schedule = reduction(
+            name,
+            how,
+            world=self.world_size,
+            sizes=sizes,
+            leaves=task.total,
+            sites=self._sites,
+            chunk_bytes=self._chunk_bytes,
+        )
+        output = target.flat if form is None else np.empty(task.elements, how.dtype.storage)
         inputs = [leaf.flat if form is None else form.encode(leaf) for leaf in task.leaves]
         decoded = form is None
 
@@ -274,18 +253,12 @@ class Reducing(Issuer):
             return target.commit()
 
         def work(algorithm: str) -> Work:
-            where = {"sites": sites} if algorithm == "hierarchical" else {}
-            schedule = _PLANNERS[name](algorithm=algorithm, rank=rank, **options, **where)
-            return Work(schedule, dtype, acc, task.op, inputs, output)
+            return Work(schedule.plan_of(rank, algorithm), how.dtype, how.acc, task.op, inputs, output)
 
         def cheapest(network: Network) -> Work:
-            nbytes = task.elements * dtype.itemsize
-            return work(
-                choose(name, world, nbytes, task.total, sites, network, chunk_bytes=self._chunk_bytes, loose=loose)
-            )
+            return work(schedule.cheapest(network))
 
-        shown = " ".join(f"{key}={_text(value)}" for key, value in options.items())
-        signature = f"{name}/{task.algorithm} {shown} {task.like.text} op={task.op} precision={task.precision}"
+        signature = f"{name}/{task.algorithm} {schedule.text} {task.like.text} op={task.op} precision={task.precision}"
         if form is not None:
             signature += f" wire={form.codec.name}"
         if task.algorithm == "auto":
@@ -309,9 +282,3 @@ class Reducing(Issuer):
 def _empty_like(like: Bundle) -> Any:
     """A tensor of no elements, of the type of `like`: where a rank has no result."""
     return results(None, Bundle(like.sources[:1], many=False), (0,)).commit()
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, tuple):
-        return str(value)
-    return f"{len(value)} of {sum(value)}" if len(value) > 64 else ",".join(map(str, value))

@@ -174,14 +174,15 @@ def choose(
     network: Network,
     *,
     chunk_bytes: int = MIB,
+    itemsize: int = 4,
+    wide_itemsize: int = 4,
     loose: int = 1,
 ) -> str:
     """The cheapest algorithm for `op` (all_reduce, reduce, reduce_scatter) on tensors of `nbytes` bytes.
 
-    loose: as for the planners; a partial is so many times as large as a leaf.
-    The size counts as the next power of two. Ties go to the first in `CANONICAL`. Beyond MAX_WALKED ranks nothing is
-    walked: hierarchical if there are several sites; else tree where the tensor has one owner, whose messages to
-    everyone take longer than the tree's levels; else direct.
+    itemsize, wide_itemsize, loose: as for the planners. The size counts as the next power of two. Ties go to the first
+    in `CANONICAL`. Beyond MAX_WALKED ranks nothing is walked: hierarchical if there are several sites; else tree where
+    the tensor has one owner, whose messages to everyone take longer than the tree's levels; else direct.
     """
     if op not in CANONICAL:
         raise LocalError(f"{op} has one algorithm")
@@ -193,7 +194,8 @@ def choose(
         if several:
             return "hierarchical"
         return "tree" if nbytes <= MIN_SHARE_BYTES and _levels_pay(network) else "direct"
-    return _choose(op, world, 1 << (nbytes - 1).bit_length(), leaves, numbered, network, chunk_bytes, loose)
+    size = 1 << (nbytes - 1).bit_length()
+    return _choose(op, world, size, leaves, numbered, network, chunk_bytes, (itemsize, wide_itemsize, loose))
 
 
 def _levels_pay(network: Network) -> bool:
@@ -213,7 +215,7 @@ def _choose(
     sites: tuple[int, ...],
     network: Network,
     chunk_bytes: int,
-    loose: int,
+    item: tuple[int, int, int],
 ) -> str:
     best = ("", float("inf"))
     for algorithm in CANONICAL[op]:
@@ -221,20 +223,28 @@ def _choose(
             continue  # it is direct then
         if algorithm == "exchange" and nbytes > _EXCHANGE_BYTES:
             continue
-        seconds = predict(_sketch(op, algorithm, world, nbytes, leaves, sites, chunk_bytes, loose), network).seconds
+        seconds = predict(_sketch(op, algorithm, world, nbytes, leaves, sites, chunk_bytes, item), network).seconds
         if seconds < best[1]:
             best = (algorithm, seconds)
     return best[0]
 
 
 def _sketch(
-    op: str, algorithm: str, world: int, nbytes: int, leaves: int, sites: tuple[int, ...], chunk_bytes: int, loose: int
+    op: str,
+    algorithm: str,
+    world: int,
+    nbytes: int,
+    leaves: int,
+    sites: tuple[int, ...],
+    chunk_bytes: int,
+    item: tuple[int, int, int],
 ) -> list[Plan]:
-    """Plans of four-byte elements in at most two chunks for each owner: enough to tell costs apart, quickly walked."""
-    elements = max(1, nbytes // 4)
+    """Plans in at most two chunks for each owner: enough to tell costs apart, quickly walked."""
+    itemsize, wide_itemsize, loose = item
+    elements = -(-nbytes // itemsize)
     chunk_bytes = max(chunk_bytes, -(-nbytes // (2 * world)))
     common = {"algorithm": algorithm, "world": world, "leaves": leaves, "sites": sites, "loose": loose}
-    sizes = {"itemsize": 4, "wide_itemsize": 4 * loose, "chunk_bytes": chunk_bytes}
+    sizes = {"itemsize": itemsize, "wide_itemsize": wide_itemsize, "chunk_bytes": chunk_bytes}
     if op == "all_reduce":
         return [all_reduce(rank=rank, elements=elements, **common, **sizes) for rank in range(world)]  # type: ignore[arg-type]
     if op == "reduce":

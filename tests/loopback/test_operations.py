@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import quicoll.reducing
+import quicoll.schedule
 from quicoll import Job, LocalError, Mismatch, PeerError, QuicollError, StepAborted
 from quicoll.bundle import Joined
 from quicoll.mesh import Mesh, site_numbers
@@ -92,7 +92,7 @@ async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_i
     measured: list[int] = []
     chosen: dict[int, list[str]] = {}
     networks: list[Any] = []
-    real = quicoll.reducing.choose
+    real = quicoll.schedule.choose
 
     def measure(mesh: Mesh, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """Rank 1 is the only one that sees how far away it is."""
@@ -107,7 +107,7 @@ async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_i
         return taken
 
     monkeypatch.setattr(Mesh, "_measured", measure)
-    monkeypatch.setattr("quicoll.reducing.choose", watch)
+    monkeypatch.setattr("quicoll.schedule.choose", watch)
     async with cluster(3) as jobs:
 
         async def many(job: Job) -> None:
