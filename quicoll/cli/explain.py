@@ -202,8 +202,11 @@ def explain(
         typer.echo("")
         _print_table(schedule, question.rivals, taken, network)
     if svg is not None:
-        notes = [f"predicted {_ms(forecast.seconds).strip()}, limit {_ms(lowest).strip()}"]
-        svg.write_text(draw(forecast, network, title=plans[0].signature, notes=notes), encoding="utf-8")
+        notes = [
+            f"predicted {_ms(forecast.seconds)}, limit {_ms(lowest)}; {len(forecast.flights)} messages",
+            plans[0].signature,
+        ]
+        svg.write_text(draw(forecast, network, title=_title(question, plans[0]), notes=notes), encoding="utf-8")
         typer.echo(f"\ndrawn to {svg}")
 
 
@@ -234,6 +237,16 @@ def _precision(text: str, *, exact: bool) -> Precision:
     if exact and text == "float64":
         raise LocalError("exact has an accumulator of its own: leave precision float64 out")
     return "exact" if exact else text  # type: ignore[return-value]
+
+
+def _title(question: Question, made: plan.Plan) -> str:
+    """Of a picture: "all_reduce, hierarchical: 1.00 MiB on 6 ranks of 2 sites"."""
+    ranks = f"{made.world} rank{'s' if made.world > 1 else ''}"
+    several = len(set(question.sites))
+    where = f"{ranks} of {several} sites" if several > 1 else ranks
+    size = "" if made.collective == "barrier" else f"{_mib(question.nbytes)} of {question.dtype} on "
+    as_ = "" if question.wire is None else f" as {question.wire}"
+    return f"{made.collective}, {made.algorithm}: {size}{where}{as_}"
 
 
 def _print_schedule(plans: list[plan.Plan], *, full: bool) -> None:
@@ -301,4 +314,6 @@ def _ms(seconds: float) -> str:
 
 
 def _mib(nbytes: int) -> str:
-    return f"{nbytes / (1 << 20):.2f} MiB" if nbytes >= 1 << 20 else f"{nbytes} B"
+    if nbytes >= 1 << 20:
+        return f"{nbytes / (1 << 20):.2f} MiB"
+    return f"{nbytes >> 10} KiB" if nbytes and nbytes % 1024 == 0 else f"{nbytes} B"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
 
 from quicoll import plan
 from quicoll.errors import LocalError
-from quicoll.plan.cost import MAX_WALKED, Flight, Forecast, Network, agreed, choose, limit, predict, quantised
-from quicoll.plan.picture import MAX_ARROWS, draw
+from quicoll.plan.cost import MAX_WALKED, Network, agreed, choose, limit, predict, quantised
 
 MS = 1e-3
 
@@ -242,29 +240,3 @@ def test_a_network_that_cannot_be_is_refused(latency: Any, rate: Any, said: str)
         Network(latency, rate, (0, 0))
     with pytest.raises(LocalError, match="a network of 3 ranks for 2 plans"):
         predict(plans("barrier", 2), alike(3))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The picture
-
-
-def test_the_picture_has_a_line_for_each_rank_and_an_arrow_for_each_message() -> None:
-    network = two_sites(2)
-    forecast = predict(reductions("hierarchical", network, 1 << 18), network)
-    text = draw(forecast, network, title="a < b & c", notes=["one", "two"])
-    assert text == draw(forecast, network, title="a < b & c", notes=["one", "two"])
-    root = ET.fromstring(text)  # noqa: S314 - of our own making
-    space = "{http://www.w3.org/2000/svg}"
-    assert len(root.findall(f"{space}g")) == len(forecast.flights)
-    assert root.findtext(f"{space}title") == "a < b & c"
-    width, height = float(root.get("width", "0")), float(root.get("height", "0"))
-    for line in root.iter(f"{space}line"):
-        assert 0 <= float(line.get("x1", "-1")) <= width
-        assert 0 <= float(line.get("y2", "-1")) <= height
-
-
-def test_of_very_many_messages_the_rest_is_counted() -> None:
-    flights = tuple(Flight(0, 1, k, 1, k * 1.0, k + 1.0) for k in range(MAX_ARROWS + 5))
-    text = draw(Forecast(MAX_ARROWS + 6.0, (1.0, 1.0), flights, 0, 1), alike(2), title="many")
-    assert "5 later messages are not drawn" in text
-    assert text.count("<g ") == MAX_ARROWS
