@@ -17,12 +17,14 @@ from quicoll.errors import LocalError, PeerError
 from quicoll.executor import Work
 from quicoll.issuer import MAX_BYTES, Issuer, rows_given
 from quicoll.mesh import Call
+from quicoll.plan.cost import assumed
 from quicoll.reduce import ReduceOp
-from quicoll.schedule import move
+from quicoll.schedule import Schedule, demand_algorithm, move
 
 if TYPE_CHECKING:
     from quicoll import plan
     from quicoll.handle import Handle
+    from quicoll.schedule import AlgorithmName
 
 __all__ = ["MAX_OBJECT_BYTES", "Moving"]
 
@@ -32,19 +34,40 @@ MAX_OBJECT_BYTES = 16 << 20  # of one object, encoded
 class Moving(Issuer):
     """Moves. Bits are copied; tensors of every dtype and kind are taken."""
 
-    def broadcast(self, x: Any, *, root: int = 0, out: Any = None, timeout: float | None = None) -> Handle[Any]:
-        """Give every rank root's tensor, over a fixed binomial tree.
+    def broadcast(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        timeout: float | None = None,
+    ) -> Handle[Any]:
+        """Give every rank root's tensor.
 
         x: on the root the tensor, or a list of tensors of one dtype, which travel as one; elsewhere the same shapes and
         dtype, whose values are not used.
+        algorithm: "tree", a binomial tree over the ranks; "hierarchical", to each remote site (`site=` of
+        `quicoll.join`) once and from there to its ranks, over trees; "auto" takes the cheaper one as `all_reduce` does,
+        and "tree" where there is one site. The bits are the same.
         Cost: log2(p) rounds; each rank receives x.nbytes once.
         """
+        demand_algorithm("broadcast", algorithm)
         like = bundle(x)
         self._demand_rank(root=root)
         target = results(out, like)
-        schedule = self._plan("broadcast", like.dtype.itemsize, root=root, elements=like.elements)
-        work = _moved(schedule, like, [like.flat] if self.rank == root else [], target)
-        call = Call("broadcast", f"{schedule.signature} {like.text}", lambda _: work)
+        schedule = self._schedule("broadcast", like.dtype.itemsize, root=root, elements=like.elements)
+        inputs, rank, settled = [like.flat] if self.rank == root else [], self.rank, schedule.settled(algorithm)
+        signature = f"broadcast/{algorithm} {schedule.text} {like.text}"
+
+        def work(taken: str) -> Work:
+            return _moved(schedule.plan_of(rank, taken), like, inputs, target)
+
+        if settled == "auto":
+            call = Call("broadcast", signature, choose=lambda network: work(schedule.cheapest(network)))
+        else:
+            ready = work(settled)
+            call = Call("broadcast", signature, lambda _: ready)
         return self._start(
             call,
             target.commit,
@@ -54,23 +77,37 @@ class Moving(Issuer):
             equal=lambda: target.flat,
         )
 
-    def all_gather(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Handle[Any]:
+    def all_gather(
+        self, x: Any, *, out: Any = None, algorithm: AlgorithmName = "auto", timeout: float | None = None
+    ) -> Handle[Any]:
         """Concatenate all ranks' tensors along the first dimension, by rank; every rank gets the whole.
 
         x: (n, ...) with equal dtype and trailing shape; n may differ and may be 0. A 0-dim tensor counts as (1,).
         Result: (sum of n, ...). Cost: each rank sends its own tensor to all others; it first learns the others' n,
         which takes one delay more than the payload.
+        algorithm: "direct", as said; "hierarchical", each tensor goes to each remote site (`site=` of `quicoll.join`)
+        once and from there to its ranks; "auto" takes the cheaper one by the cost model. It cannot wait for both the
+        others' n and what links have measured: it takes sites for far apart (`quicoll.plan.cost.assumed`).
         """
-        return self._gathered("all_gather", x, None, out, timeout)
+        return self._gathered("all_gather", x, None, out, algorithm, timeout)
 
-    def gather(self, x: Any, *, root: int = 0, out: Any = None, timeout: float | None = None) -> Handle[Any]:
+    def gather(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        timeout: float | None = None,
+    ) -> Handle[Any]:
         """Concatenate all ranks' tensors along the first dimension, by rank, on the root; the others get None.
 
         x: as for `all_gather`. out: looked at on the root only. Cost: each rank sends its own tensor to the root, one
-        delay after the ranks have learned each other's n.
+        delay after the ranks have learned each other's n. algorithm: "direct", as said; "hierarchical": small parts of
+        a remote site are put together there and come as one message; "auto": as for `all_gather`.
         """
         self._demand_rank(root=root)
-        return self._gathered("gather", x, root, out if self.rank == root else None, timeout)
+        return self._gathered("gather", x, root, out if self.rank == root else None, algorithm, timeout)
 
     def scatter(
         self,
@@ -79,6 +116,7 @@ class Moving(Issuer):
         root: int = 0,
         counts: Sequence[int] | None = None,
         out: Any = None,
+        algorithm: AlgorithmName = "auto",
         timeout: float | None = None,
     ) -> Handle[Any]:
         """Give rank r its rows of the root's tensor.
@@ -86,8 +124,10 @@ class Moving(Issuer):
         x: on the root (n, ...); elsewhere a tensor of the same dtype and trailing shape, whose values and rows are not
         used. counts: rows for each rank, n in all, looked at on the root only; by default ceil(n / p) each, so that the
         last ones may get fewer or none. Result: (counts[rank], ...).
-        Cost: the root sends each part once, one delay after the ranks have learned the counts.
+        Cost: the root sends each part once, one delay after the ranks have learned the counts. algorithm: "direct", as
+        said; "hierarchical": small parts for a remote site go there as one message; "auto": as for `all_gather`.
         """
+        demand_algorithm("scatter", algorithm)
         self._demand_rank(root=root)
         like = source(x)
         if not like.shape:
@@ -107,11 +147,12 @@ class Moving(Issuer):
             target = results(out, Bundle((like,), many=False), (rows[self.rank], *rest))
             holder.append(target)
             parts = tuple(count * width for count in rows)
-            schedule = self._plan("scatter", like.dtype.itemsize, root=root, counts=parts)
+            schedule = self._plan("scatter", like.dtype.itemsize, algorithm, root=root, counts=parts)
             inputs = [like.flat] if self.rank == root else []
             return Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, inputs, target.flat)
 
-        signature = f"scatter root={root} dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
+        how = f"dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
+        signature = f"scatter/{algorithm} root={root} {how}"
         call = Call("scatter", signature, make, counts=mine, gathers=True)
         return self._start(
             call,
@@ -273,9 +314,9 @@ class Moving(Issuer):
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _plan(self, name: str, itemsize: int, **sizes: Any) -> plan.Plan:
-        """This rank's plan; sizes: the planner's own arguments, in elements of `itemsize` bytes."""
-        schedule = move(
+    def _schedule(self, name: str, itemsize: int, **sizes: Any) -> Schedule:
+        """sizes: the planner's own arguments, in elements of `itemsize` bytes."""
+        return move(
             name,
             itemsize,
             world=self.world_size,
@@ -283,9 +324,18 @@ class Moving(Issuer):
             sites=self._sites,
             chunk_bytes=self._chunk_bytes,
         )
-        return schedule.plan_of(self.rank, "")
 
-    def _gathered(self, name: str, x: Any, root: int | None, out: Any, timeout: float | None) -> Handle[Any]:
+    def _plan(self, name: str, itemsize: int, algorithm: str = "auto", /, **sizes: Any) -> plan.Plan:
+        """This rank's plan, where nothing is known of the network but that sites are far from each other."""
+        schedule = self._schedule(name, itemsize, **sizes)
+        return schedule.plan_of(
+            self.rank, schedule.cheapest(assumed(schedule.sites)) if algorithm == "auto" else algorithm
+        )
+
+    def _gathered(
+        self, name: str, x: Any, root: int | None, out: Any, algorithm: str, timeout: float | None
+    ) -> Handle[Any]:
+        demand_algorithm(name, algorithm)
         like = source(x)
         shape = like.shape or (1,)
         rest = shape[1:]
@@ -307,11 +357,12 @@ class Moving(Issuer):
             holder.append(target)
             parts = tuple(count * width for count in rows)
             sizes = {"counts": parts} if root is None else {"root": root, "counts": parts}
-            schedule = self._plan(name, like.dtype.itemsize, **sizes)
+            schedule = self._plan(name, like.dtype.itemsize, algorithm, **sizes)
             return Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, [like.flat], target.flat)
 
         where = "" if root is None else f" root={root}"
-        signature = f"{name}{where} dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
+        how = f"dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
+        signature = f"{name}/{algorithm}{where} {how}"
         call = Call(name, signature, make, counts=(shape[0],), gathers=True)
         deliver = (lambda: holder[0].commit()) if receives else (lambda: None)
         return self._start(

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from quicoll import plan
 from quicoll.bundle import Bundle, bundle, results
 from quicoll.errors import LocalError
 from quicoll.executor import Work
 from quicoll.issuer import Issuer, rows_given
 from quicoll.mesh import Call
 from quicoll.reduce import Precision, ReduceOp, held
-from quicoll.schedule import Carriage, carriage, demand_orderless, reduction
+from quicoll.schedule import AlgorithmName, Carriage, carriage, demand_algorithm, demand_orderless, reduction
 from quicoll.shards import Leaves, Shards
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["AlgorithmName", "ReduceOrder", "Reducing"]
 
 ReduceOrder: TypeAlias = Literal["canonical", "ring"]
-AlgorithmName: TypeAlias = Literal["auto", "direct", "tree", "hierarchical", "exchange"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +96,7 @@ class Reducing(Issuer):
         timeout: seconds for the whole collective; None takes the job's.
         Cost of direct: each rank sends and receives 2 (p - 1) / p * x.nbytes for one leaf per rank.
         """
+        demand_algorithm("all_reduce", algorithm)
         if reduce_order not in ("canonical", "ring"):
             raise LocalError(f"reduce_order {reduce_order!r} is not known; use 'canonical' or 'ring'")
         if reduce_order == "ring":
@@ -197,9 +196,8 @@ class Reducing(Issuer):
                 raise LocalError(f"leaves differ: {like.text} and {other.text}; all must be alike")
         parsed = ReduceOp.parse(op)
         how = carriage(like.dtype, parsed, leaves=given.shards.total, precision=precision, wire=wire)
-        known = ("auto", *plan.CANONICAL[name])
-        if algorithm not in known and algorithm != "ring":
-            raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(known)}")
+        if algorithm != "ring":
+            demand_algorithm(name, algorithm)
         if given.shards.view_id != view.view_id:
             raise LocalError(
                 f"these leaves were made for view {given.shards.view_id}, the view is {view.view_id}: "
@@ -211,8 +209,6 @@ class Reducing(Issuer):
                 f"shards {list(given.shards)} of {given.shards.total} are not those of this rank in this group: "
                 "ask the group that reduces them for its shards()"
             )
-        if algorithm == "auto" and (self.world_size == 1 or like.elements == 0):
-            algorithm = "direct"
         return _Reduction(parsed, precision, algorithm, like, leaves, given.shards.total, given.shards.first, how)
 
     def _reduce(
@@ -236,6 +232,7 @@ class Reducing(Issuer):
             sites=self._sites,
             chunk_bytes=self._chunk_bytes,
         )
+        algorithm = schedule.settled(task.algorithm)
         output = target.flat if form is None else np.empty(task.elements, how.dtype.storage)
         inputs = [leaf.flat if form is None else form.encode(leaf) for leaf in task.leaves]
         decoded = form is None
@@ -252,22 +249,22 @@ class Reducing(Issuer):
             flat()
             return target.commit()
 
-        def work(algorithm: str) -> Work:
-            return Work(schedule.plan_of(rank, algorithm), how.dtype, how.acc, task.op, inputs, output)
+        def work(taken: str) -> Work:
+            return Work(schedule.plan_of(rank, taken), how.dtype, how.acc, task.op, inputs, output)
 
         def cheapest(network: Network) -> Work:
             return work(schedule.cheapest(network))
 
-        signature = f"{name}/{task.algorithm} {schedule.text} {task.like.text} op={task.op} precision={task.precision}"
+        signature = f"{name}/{algorithm} {schedule.text} {task.like.text} op={task.op} precision={task.precision}"
         if form is not None:
             signature += f" wire={form.codec.name}"
-        if task.algorithm == "auto":
+        if algorithm == "auto":
             call = Call(name, signature, choose=cheapest)
         else:
-            ready = work(task.algorithm)
+            ready = work(algorithm)
             call = Call(name, signature, lambda _: ready)
         where = f" root={sizes['root']}" if "root" in sizes else ""
-        where += " ring" if task.algorithm == "ring" else "" if form is None else f" wire={form.codec.name}"
+        where += " ring" if algorithm == "ring" else "" if form is None else f" wire={form.codec.name}"
         return self._start(
             call,
             hand_over if deliver is None else deliver,

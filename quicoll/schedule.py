@@ -21,17 +21,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from quicoll import plan
 from quicoll.dtypes import DType, Kind
 from quicoll.errors import LocalError
 from quicoll.exact import MAX_LEAVES
-from quicoll.plan.cost import Network, choose
+from quicoll.plan.cost import Network, choose, has_choice
 from quicoll.reduce import Precision, ReduceOp, accumulator
 from quicoll.wired import Wired, wired
 
-__all__ = ["Carriage", "Schedule", "carriage", "demand_orderless", "move", "reduction"]
+__all__ = [
+    "AlgorithmName",
+    "Carriage",
+    "Schedule",
+    "carriage",
+    "demand_algorithm",
+    "demand_orderless",
+    "move",
+    "reduction",
+]
+
+AlgorithmName: TypeAlias = Literal["auto", "direct", "tree", "hierarchical", "exchange"]
 
 _EXACT_RATE = 5e8  # bytes/s read: 8 ns for a float32
 _BLOCKS_RATE = 8e7  # the same of int8: numbers are decoded, added up, and encoded once
@@ -88,6 +99,13 @@ def carriage(
         form = wired(wire, dtype, op, precision)
         return Carriage(dtype, form.dtype, form.acc, form.acc.itemsize // form.dtype.itemsize, exact, form)
     return Carriage(dtype, dtype, acc, acc.itemsize // dtype.itemsize if exact else 1, exact, None)
+
+
+def demand_algorithm(collective: str, algorithm: str) -> None:
+    """Raise LocalError for an algorithm that cannot be asked for by this name; an order of its own cannot."""
+    known = ("auto", *(name for name in plan.ALGORITHMS[collective] if name != "ring"))
+    if algorithm not in known:
+        raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(known)}")
 
 
 def demand_orderless(precision: Precision, wire: str | None) -> None:
@@ -168,6 +186,12 @@ class Schedule:
         """The same network with processors that combine as fast as they can combine these elements."""
         return network if self.combine is None else replace(network, combine=min(network.combine, self.combine))
 
+    def settled(self, algorithm: str) -> str:
+        """`algorithm`; for "auto" that which is taken on every network, where there is one."""
+        if algorithm == "auto" and not has_choice(self.collective, self.world, self.nbytes, self.sites):
+            return self.algorithms[0]
+        return algorithm
+
     def cheapest(self, network: Network) -> str:
         """What `auto` takes on `network`, which has to be the same on all ranks. "" where there is one way only."""
         if not self.algorithms:
@@ -183,6 +207,7 @@ class Schedule:
             itemsize=self.itemsize,
             wide_itemsize=self.wide_itemsize or self.itemsize,
             loose=self.loose or 1,
+            root=self.sizes.get("root", 0),
         )
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from quicoll.cli.app import app
 from quicoll.cli.explain import Question
 from quicoll.plan import Plan, Send
 from quicoll.plan.cost import Flight, Forecast, Network, predict
@@ -63,8 +66,9 @@ def layouts(world: int) -> list[tuple[int, ...]]:
 
 OPERATIONS = [
     ("all_reduce", "direct"), ("all_reduce", "tree"), ("all_reduce", "hierarchical"), ("all_reduce", "exchange"),
-    ("all_reduce", "ring"), ("reduce", "auto"), ("reduce_scatter", "auto"), ("all_gather", "auto"), ("gather", "auto"),
-    ("scatter", "auto"), ("broadcast", "auto"), ("all_to_all", "auto"), ("barrier", "auto"), ("send", "auto"),
+    ("all_reduce", "ring"), ("reduce", "auto"), ("reduce_scatter", "auto"), ("all_gather", "direct"),
+    ("all_gather", "hierarchical"), ("gather", "hierarchical"), ("scatter", "hierarchical"), ("broadcast", "tree"),
+    ("broadcast", "hierarchical"), ("all_to_all", "auto"), ("barrier", "auto"), ("send", "auto"),
 ]  # fmt: skip
 
 
@@ -116,6 +120,18 @@ def inside_and_apart(root: ET.Element) -> None:
     for rect in root.iter(f"{SPACE}rect"):
         assert float(rect.get("x", "0")) + float(rect.get("width", "nan")) <= width
         assert float(rect.get("y", "0")) + float(rect.get("height", "nan")) <= height
+
+
+def test_the_picture_in_the_documentation_is_what_the_command_draws(tmp_path: Path) -> None:
+    kept = Path(__file__).parents[2] / "docs" / "plan.svg"
+    arguments = re.search(
+        r"`quicoll (explain all_reduce [^`]*) --svg\s+plan.svg`", (kept.parent / "collectives.md").read_text()
+    )
+    assert arguments is not None
+    result = CliRunner().invoke(app, [*arguments[1].split(), "--svg", str(tmp_path / "plan.svg")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "plan.svg").read_text() == kept.read_text()
+    assert len(kept.read_bytes()) < 60_000
 
 
 def test_the_same_forecast_gives_the_same_text_and_words_are_escaped() -> None:

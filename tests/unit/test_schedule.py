@@ -18,8 +18,8 @@ from quicoll.errors import LocalError
 from quicoll.exact import MAX_LEAVES
 from quicoll.group import Group
 from quicoll.membership.view import Member, View
-from quicoll.plan import Plan, Send, validate
-from quicoll.plan.cost import Network
+from quicoll.plan import MOVES, Plan, Send, validate
+from quicoll.plan.cost import Network, assumed
 from quicoll.reduce import ReduceOp, held
 from quicoll.schedule import carriage
 from quicoll.shards import Shards
@@ -132,10 +132,12 @@ QUESTIONS = [
         for leaves in (6, 15)
     ),
     Question("reduce", world=4, nbytes=1000, root=3),
-    Question("all_gather", world=5, nbytes=90_001, dtype="int8"),
-    Question("gather", world=5, nbytes=90_001, root=2),
-    Question("scatter", world=5, nbytes=90_001, root=2),
-    Question("broadcast", world=5, nbytes=90_001, root=2, dtype="float64"),
+    *(
+        Question(collective, world=5, nbytes=90_001, root=2 * (collective != "all_gather"), dtype=dtype, algorithm=name)
+        for collective, known in MOVES.items()
+        for name in ("auto", *known)
+        for dtype in ("int8", "float64")
+    ),
     Question("all_to_all", world=5, nbytes=90_001),
     Question("barrier", world=5, nbytes=0),
 ]
@@ -147,7 +149,8 @@ def test_what_is_explained_is_what_a_group_runs(question: Question) -> None:
     network = Network.between(sites, latency=1e-4, rate=1e8, far_latency=0.02, far_rate=1e7)
     asked = replace(question, sites=sites, chunk_bytes=4096)
     schedule = asked.schedule()
-    taken = schedule.cheapest(network) if asked.algorithm == "auto" else asked.algorithm
+    known = network if asked.collective not in ("all_gather", "gather", "scatter") else assumed(sites)
+    taken = schedule.cheapest(known) if asked.algorithm == "auto" else asked.algorithm
     explained = schedule.plans(taken)
     assert explained == [plan_of(rank, asked, sites, network) for rank in range(question.world)]
     validate(explained)
