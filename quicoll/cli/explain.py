@@ -20,7 +20,7 @@ from quicoll import plan
 from quicoll.dtypes import DTYPES
 from quicoll.errors import LocalError
 from quicoll.issuer import even_rows
-from quicoll.plan.cost import Forecast, Network, limit, predict
+from quicoll.plan.cost import FAR, NEAR, Forecast, Network, limit, predict
 from quicoll.plan.picture import draw
 from quicoll.reduce import Precision, ReduceOp
 from quicoll.schedule import Carriage, Schedule, carriage, demand_orderless, move, reduction
@@ -151,10 +151,10 @@ def explain(
     ] = None,
     root: Annotated[int, typer.Option(help="Root, or the receiver of send.")] = 0,
     chunk_bytes: Annotated[str, typer.Option(help="The longest message.")] = "1MiB",
-    rtt_ms: Annotated[float, typer.Option(help="Round trip within a site, milliseconds.")] = 0.2,
-    mbit: Annotated[float, typer.Option(help="Rate of a path within a site, Mbit/s.")] = 1000.0,
-    far_rtt_ms: Annotated[float, typer.Option(help="Round trip between sites, milliseconds.")] = 50.0,
-    far_mbit: Annotated[float, typer.Option(help="Rate of the path between two sites, Mbit/s, shared.")] = 200.0,
+    rtt_ms: Annotated[float, typer.Option(help="Round trip within a site, milliseconds.")] = 2e3 * NEAR[0],
+    mbit: Annotated[float, typer.Option(help="Rate of a path within a site, Mbit/s.")] = 8e-6 * NEAR[1],
+    far_rtt_ms: Annotated[float, typer.Option(help="Round trip between sites, milliseconds.")] = 2e3 * FAR[0],
+    far_mbit: Annotated[float, typer.Option(help="Rate between two sites, Mbit/s, shared.")] = 8e-6 * FAR[1],
     svg: Annotated[
         Path | None, typer.Option(help="Draw it into this file: ranks, messages, time.", show_default=False)
     ] = None,
