@@ -151,17 +151,35 @@ class Group:
             timeout=timeout,
         )
 
-    def broadcast(self, x: Any, *, root: int = 0, out: Any = None, timeout: float | None = None) -> Any:
+    def broadcast(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        timeout: float | None = None,
+    ) -> Any:
         """See `quicoll.Group.broadcast`."""
-        return self._await(self._group.broadcast, x, root=root, out=out, timeout=timeout)
+        return self._await(self._group.broadcast, x, root=root, out=out, algorithm=algorithm, timeout=timeout)
 
-    def all_gather(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Any:
+    def all_gather(
+        self, x: Any, *, out: Any = None, algorithm: AlgorithmName = "auto", timeout: float | None = None
+    ) -> Any:
         """See `quicoll.Group.all_gather`."""
-        return self._await(self._group.all_gather, x, out=out, timeout=timeout)
+        return self._await(self._group.all_gather, x, out=out, algorithm=algorithm, timeout=timeout)
 
-    def gather(self, x: Any, *, root: int = 0, out: Any = None, timeout: float | None = None) -> Any:
+    def gather(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        timeout: float | None = None,
+    ) -> Any:
         """See `quicoll.Group.gather`."""
-        return self._await(self._group.gather, x, root=root, out=out, timeout=timeout)
+        return self._await(self._group.gather, x, root=root, out=out, algorithm=algorithm, timeout=timeout)
 
     def scatter(
         self,
@@ -170,10 +188,13 @@ class Group:
         root: int = 0,
         counts: Sequence[int] | None = None,
         out: Any = None,
+        algorithm: AlgorithmName = "auto",
         timeout: float | None = None,
     ) -> Any:
         """See `quicoll.Group.scatter`."""
-        return self._await(self._group.scatter, x, root=root, counts=counts, out=out, timeout=timeout)
+        return self._await(
+            self._group.scatter, x, root=root, counts=counts, out=out, algorithm=algorithm, timeout=timeout
+        )
 
     def all_to_all(
         self, x: Any, *, counts: Sequence[int] | None = None, out: Any = None, timeout: float | None = None

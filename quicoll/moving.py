@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from quicoll import plan
 from quicoll.buffers import destination, memory, source
 from quicoll.bundle import Bundle, Joined, Results, bundle, results, shape_text
 from quicoll.division import derived_id
@@ -19,42 +17,57 @@ from quicoll.errors import LocalError, PeerError
 from quicoll.executor import Work
 from quicoll.issuer import MAX_BYTES, Issuer, rows_given
 from quicoll.mesh import Call
+from quicoll.plan.cost import assumed
 from quicoll.reduce import ReduceOp
+from quicoll.schedule import Schedule, demand_algorithm, move
 
 if TYPE_CHECKING:
+    from quicoll import plan
     from quicoll.handle import Handle
+    from quicoll.schedule import AlgorithmName
 
 __all__ = ["MAX_OBJECT_BYTES", "Moving"]
 
 MAX_OBJECT_BYTES = 16 << 20  # of one object, encoded
 
-_scatter_plan = lru_cache(maxsize=64)(plan.scatter)
-_send_plan = lru_cache(maxsize=64)(plan.send)
-
 
 class Moving(Issuer):
     """Moves. Bits are copied; tensors of every dtype and kind are taken."""
 
-    def broadcast(self, x: Any, *, root: int = 0, out: Any = None, timeout: float | None = None) -> Handle[Any]:
-        """Give every rank root's tensor, over a fixed binomial tree.
+    def broadcast(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        timeout: float | None = None,
+    ) -> Handle[Any]:
+        """Give every rank root's tensor.
 
         x: on the root the tensor, or a list of tensors of one dtype, which travel as one; elsewhere the same shapes and
         dtype, whose values are not used.
+        algorithm: "tree", a binomial tree over the ranks; "hierarchical", to each remote site (`site=` of
+        `quicoll.join`) once and from there to its ranks, over trees; "auto" takes the cheaper one as `all_reduce` does,
+        and "tree" where there is one site. The bits are the same.
         Cost: log2(p) rounds; each rank receives x.nbytes once.
         """
+        demand_algorithm("broadcast", algorithm)
         like = bundle(x)
         self._demand_rank(root=root)
         target = results(out, like)
-        schedule = plan.broadcast(
-            rank=self.rank,
-            world=self.world_size,
-            root=root,
-            elements=like.elements,
-            itemsize=like.dtype.itemsize,
-            chunk_bytes=self._chunk_bytes,
-        )
-        work = _moved(schedule, like, [like.flat] if self.rank == root else [], target)
-        call = Call("broadcast", f"{schedule.signature} {like.text}", lambda _: work)
+        schedule = self._schedule("broadcast", like.dtype.itemsize, root=root, elements=like.elements)
+        inputs, rank, settled = [like.flat] if self.rank == root else [], self.rank, schedule.settled(algorithm)
+        signature = f"broadcast/{algorithm} {schedule.text} {like.text}"
+
+        def work(taken: str) -> Work:
+            return _moved(schedule.plan_of(rank, taken), like, inputs, target)
+
+        if settled == "auto":
+            call = Call("broadcast", signature, choose=lambda network: work(schedule.cheapest(network)))
+        else:
+            ready = work(settled)
+            call = Call("broadcast", signature, lambda _: ready)
         return self._start(
             call,
             target.commit,
@@ -64,23 +77,37 @@ class Moving(Issuer):
             equal=lambda: target.flat,
         )
 
-    def all_gather(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Handle[Any]:
+    def all_gather(
+        self, x: Any, *, out: Any = None, algorithm: AlgorithmName = "auto", timeout: float | None = None
+    ) -> Handle[Any]:
         """Concatenate all ranks' tensors along the first dimension, by rank; every rank gets the whole.
 
         x: (n, ...) with equal dtype and trailing shape; n may differ and may be 0. A 0-dim tensor counts as (1,).
         Result: (sum of n, ...). Cost: each rank sends its own tensor to all others; it first learns the others' n,
         which takes one delay more than the payload.
+        algorithm: "direct", as said; "hierarchical", each tensor goes to each remote site (`site=` of `quicoll.join`)
+        once and from there to its ranks; "auto" takes the cheaper one by the cost model. It cannot wait for both the
+        others' n and what links have measured: it takes sites for far apart (`quicoll.plan.cost.assumed`).
         """
-        return self._gathered("all_gather", x, None, out, timeout)
+        return self._gathered("all_gather", x, None, out, algorithm, timeout)
 
-    def gather(self, x: Any, *, root: int = 0, out: Any = None, timeout: float | None = None) -> Handle[Any]:
+    def gather(
+        self,
+        x: Any,
+        *,
+        root: int = 0,
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        timeout: float | None = None,
+    ) -> Handle[Any]:
         """Concatenate all ranks' tensors along the first dimension, by rank, on the root; the others get None.
 
         x: as for `all_gather`. out: looked at on the root only. Cost: each rank sends its own tensor to the root, one
-        delay after the ranks have learned each other's n.
+        delay after the ranks have learned each other's n. algorithm: "direct", as said; "hierarchical": small parts of
+        a remote site are put together there and come as one message; "auto": as for `all_gather`.
         """
         self._demand_rank(root=root)
-        return self._gathered("gather", x, root, out if self.rank == root else None, timeout)
+        return self._gathered("gather", x, root, out if self.rank == root else None, algorithm, timeout)
 
     def scatter(
         self,
@@ -89,6 +116,7 @@ class Moving(Issuer):
         root: int = 0,
         counts: Sequence[int] | None = None,
         out: Any = None,
+        algorithm: AlgorithmName = "auto",
         timeout: float | None = None,
     ) -> Handle[Any]:
         """Give rank r its rows of the root's tensor.
@@ -96,8 +124,10 @@ class Moving(Issuer):
         x: on the root (n, ...); elsewhere a tensor of the same dtype and trailing shape, whose values and rows are not
         used. counts: rows for each rank, n in all, looked at on the root only; by default ceil(n / p) each, so that the
         last ones may get fewer or none. Result: (counts[rank], ...).
-        Cost: the root sends each part once, one delay after the ranks have learned the counts.
+        Cost: the root sends each part once, one delay after the ranks have learned the counts. algorithm: "direct", as
+        said; "hierarchical": small parts for a remote site go there as one message; "auto": as for `all_gather`.
         """
+        demand_algorithm("scatter", algorithm)
         self._demand_rank(root=root)
         like = source(x)
         if not like.shape:
@@ -116,18 +146,13 @@ class Moving(Issuer):
             _demand_room(sum(rows) * width * like.dtype.itemsize, self._view_rank(root))
             target = results(out, Bundle((like,), many=False), (rows[self.rank], *rest))
             holder.append(target)
-            schedule = _scatter_plan(
-                rank=self.rank,
-                world=self.world_size,
-                root=root,
-                counts=tuple(count * width for count in rows),
-                itemsize=like.dtype.itemsize,
-                chunk_bytes=self._chunk_bytes,
-            )
+            parts = tuple(count * width for count in rows)
+            schedule = self._plan("scatter", like.dtype.itemsize, algorithm, root=root, counts=parts)
             inputs = [like.flat] if self.rank == root else []
             return Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, inputs, target.flat)
 
-        signature = f"scatter root={root} dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
+        how = f"dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
+        signature = f"scatter/{algorithm} root={root} {how}"
         call = Call("scatter", signature, make, counts=mine, gathers=True)
         return self._start(
             call,
@@ -177,13 +202,8 @@ class Moving(Issuer):
             coming = [row[self.rank] for row in table]
             target = results(out, Bundle((first,), many=False), (sum(coming), *rest))
             holder.append((target, coming))
-            schedule = plan.all_to_all(
-                rank=self.rank,
-                world=world,
-                counts=[[count * width for count in row] for row in table],
-                itemsize=parts.dtype.itemsize,
-                chunk_bytes=self._chunk_bytes,
-            )
+            elements = tuple(tuple(count * width for count in row) for row in table)
+            schedule = self._plan("all_to_all", parts.dtype.itemsize, counts=elements)
             return _moved(schedule, parts, [parts.flat], target)
 
         def deliver() -> Any:
@@ -238,14 +258,7 @@ class Moving(Issuer):
             like = bundle(data)
             target = results(None, like, (sizes[0],))
             holder.append(target.flat)
-            schedule = plan.broadcast(
-                rank=self.rank,
-                world=self.world_size,
-                root=root,
-                elements=sizes[0],
-                itemsize=1,
-                chunk_bytes=self._chunk_bytes,
-            )
+            schedule = self._plan("broadcast", 1, root=root, elements=sizes[0])
             return _moved(schedule, like, [like.flat] if self.rank == root else [], target)
 
         signature = f"broadcast_object root={root} chunk_bytes={self._chunk_bytes}"
@@ -273,9 +286,7 @@ class Moving(Issuer):
             like = bundle(data)
             target = results(None, like, (sum(sizes),))
             holder.append((target.flat, sizes))
-            schedule = plan.all_gather(
-                rank=self.rank, world=self.world_size, counts=sizes, itemsize=1, chunk_bytes=self._chunk_bytes
-            )
+            schedule = self._plan("all_gather", 1, counts=tuple(sizes))
             return _moved(schedule, like, [like.flat], target)
 
         def deliver() -> list[Any]:
@@ -296,14 +307,35 @@ class Moving(Issuer):
 
     def barrier(self, *, timeout: float | None = None) -> Handle[None]:
         """Wait until every rank is here. Dissemination barrier, ceil(log2 p) rounds of empty messages."""
-        schedule = plan.barrier(rank=self.rank, world=self.world_size)
+        schedule = self._plan("barrier", 1)
         nothing = bundle(np.empty(0, np.uint8))
         work = _moved(schedule, nothing, [], results(None, nothing))
         return self._start(Call("barrier", schedule.signature, lambda _: work), lambda: None, timeout, op="barrier")
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _gathered(self, name: str, x: Any, root: int | None, out: Any, timeout: float | None) -> Handle[Any]:
+    def _schedule(self, name: str, itemsize: int, **sizes: Any) -> Schedule:
+        """sizes: the planner's own arguments, in elements of `itemsize` bytes."""
+        return move(
+            name,
+            itemsize,
+            world=self.world_size,
+            sizes=sizes,
+            sites=self._sites,
+            chunk_bytes=self._chunk_bytes,
+        )
+
+    def _plan(self, name: str, itemsize: int, algorithm: str = "auto", /, **sizes: Any) -> plan.Plan:
+        """This rank's plan, where nothing is known of the network but that sites are far from each other."""
+        schedule = self._schedule(name, itemsize, **sizes)
+        return schedule.plan_of(
+            self.rank, schedule.cheapest(assumed(schedule.sites)) if algorithm == "auto" else algorithm
+        )
+
+    def _gathered(
+        self, name: str, x: Any, root: int | None, out: Any, algorithm: str, timeout: float | None
+    ) -> Handle[Any]:
+        demand_algorithm(name, algorithm)
         like = source(x)
         shape = like.shape or (1,)
         rest = shape[1:]
@@ -323,18 +355,14 @@ class Moving(Issuer):
             whole = Bundle((like,), many=False)
             target = results(out, whole, (sum(rows), *rest)) if receives else results(None, whole, (0, *rest))
             holder.append(target)
-            common: dict[str, Any] = {
-                "rank": self.rank,
-                "world": self.world_size,
-                "counts": [count * width for count in rows],
-                "itemsize": like.dtype.itemsize,
-                "chunk_bytes": self._chunk_bytes,
-            }
-            schedule = plan.all_gather(**common) if root is None else plan.gather(root=root, **common)
+            parts = tuple(count * width for count in rows)
+            sizes = {"counts": parts} if root is None else {"root": root, "counts": parts}
+            schedule = self._plan(name, like.dtype.itemsize, algorithm, **sizes)
             return Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, [like.flat], target.flat)
 
         where = "" if root is None else f" root={root}"
-        signature = f"{name}{where} dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
+        how = f"dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
+        signature = f"{name}/{algorithm}{where} {how}"
         call = Call(name, signature, make, counts=(shape[0],), gathers=True)
         deliver = (lambda: holder[0].commit()) if receives else (lambda: None)
         return self._start(
@@ -351,15 +379,9 @@ class Moving(Issuer):
         self._demand_rank(source=sender, to=to)
         if sender == to:
             raise LocalError(f"rank {sender} cannot send to itself")
-        schedule = _send_plan(
-            rank=int(target is not None),  # a world of two: the sender is 0
-            world=2,
-            source=0,
-            to=1,
-            elements=like.elements,
-            itemsize=like.dtype.itemsize,
-            chunk_bytes=self._chunk_bytes,
-        )
+        sizes = {"source": 0, "to": 1, "elements": like.elements}  # a world of two: the sender is 0
+        pair = move("send", like.dtype.itemsize, world=2, sizes=sizes, sites=(0, 0), chunk_bytes=self._chunk_bytes)
+        schedule = pair.plan_of(int(target is not None), "")
         place = results(None, bundle(np.empty(0, np.uint8))) if target is None else target
         work = _moved(schedule, like, [like.flat] if target is None else [], place)
         ranks = (self._view_rank(sender), self._view_rank(to))

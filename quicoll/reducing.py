@@ -4,62 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from quicoll import plan
 from quicoll.bundle import Bundle, bundle, results
-from quicoll.dtypes import Kind
 from quicoll.errors import LocalError
-from quicoll.exact import MAX_LEAVES
 from quicoll.executor import Work
 from quicoll.issuer import Issuer, rows_given
 from quicoll.mesh import Call
-from quicoll.plan.cost import Network, choose
-from quicoll.reduce import Precision, ReduceOp, accumulator, held
+from quicoll.reduce import Precision, ReduceOp, held
+from quicoll.schedule import AlgorithmName, Carriage, carriage, demand_algorithm, demand_orderless, reduction
 from quicoll.shards import Leaves, Shards
-from quicoll.wired import Wired, wired
 
 if TYPE_CHECKING:
     from quicoll.bundle import Results
     from quicoll.compress import WireFormat
-    from quicoll.dtypes import Array, DType
+    from quicoll.dtypes import Array
     from quicoll.handle import Handle
+    from quicoll.plan.cost import Network
 
 __all__ = ["AlgorithmName", "ReduceOrder", "Reducing"]
 
 ReduceOrder: TypeAlias = Literal["canonical", "ring"]
-AlgorithmName: TypeAlias = Literal["auto", "direct", "tree", "hierarchical", "exchange"]
-
-# Plans are immutable and a training loop asks for the same few again and again; a large one takes milliseconds.
-_PLANNERS: dict[str, Callable[..., plan.Plan]] = {
-    "all_reduce": lru_cache(maxsize=64)(plan.all_reduce),
-    "reduce": lru_cache(maxsize=64)(plan.reduce),
-    "reduce_scatter": lru_cache(maxsize=64)(plan.reduce_scatter),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
     """The checked arguments of a reduction. like: shape and type of each leaf. total, first: how many leaves there are
-    on all ranks, and the number of the first of `leaves`. form: how they travel, if not as they are."""
+    on all ranks, and the number of the first of `leaves`. how: they travel."""
 
     op: ReduceOp
     precision: Precision
     algorithm: str
-    acc: DType
     like: Bundle
     leaves: list[Bundle]
     total: int
     first: int
-    form: Wired | None
+    how: Carriage
 
     @property
     def elements(self) -> int:
         """Of what travels."""
-        return self.like.elements if self.form is None else self.form.elements(self.like)
+        return self.how.elements(each.flat.size for each in self.like.sources)
 
 
 class Reducing(Issuer):
@@ -109,13 +96,11 @@ class Reducing(Issuer):
         timeout: seconds for the whole collective; None takes the job's.
         Cost of direct: each rank sends and receives 2 (p - 1) / p * x.nbytes for one leaf per rank.
         """
+        demand_algorithm("all_reduce", algorithm)
         if reduce_order not in ("canonical", "ring"):
             raise LocalError(f"reduce_order {reduce_order!r} is not known; use 'canonical' or 'ring'")
         if reduce_order == "ring":
-            if wire is not None:
-                raise LocalError("a ring passes on partial sums, which are not encoded: leave wire or reduce_order out")
-            if exact or precision == "exact":
-                raise LocalError("an exact sum has no order: leave reduce_order='ring' out")
+            demand_orderless("exact" if exact else precision, wire)
             if algorithm != "auto":
                 raise LocalError(f"reduce_order='ring' is an algorithm of its own; leave algorithm={algorithm!r} out")
         task = self._reduction("all_reduce", x, op, precision, algorithm, exact=exact, wire=wire, order=reduce_order)
@@ -210,13 +195,8 @@ class Reducing(Issuer):
             if not other.is_like(like):
                 raise LocalError(f"leaves differ: {like.text} and {other.text}; all must be alike")
         parsed = ReduceOp.parse(op)
-        acc = accumulator(like.dtype, parsed, precision)
-        form = None if wire is None else wired(wire, like.dtype, parsed, precision)
-        if acc.kind is Kind.EXACT and given.shards.total > MAX_LEAVES:
-            raise LocalError(f"an exact sum has at most {MAX_LEAVES} leaves, not {given.shards.total}")
-        known = ("auto", *plan.CANONICAL[name])
-        if algorithm not in known:
-            raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(known)}")
+        how = carriage(like.dtype, parsed, leaves=given.shards.total, precision=precision, wire=wire)
+        demand_algorithm(name, algorithm)
         if given.shards.view_id != view.view_id:
             raise LocalError(
                 f"these leaves were made for view {given.shards.view_id}, the view is {view.view_id}: "
@@ -230,9 +210,7 @@ class Reducing(Issuer):
             )
         if order == "ring":
             algorithm = "ring"
-        elif algorithm == "auto" and (self.world_size == 1 or like.elements == 0):
-            algorithm = "direct"
-        return _Reduction(parsed, precision, algorithm, acc, like, leaves, given.shards.total, given.shards.first, form)
+        return _Reduction(parsed, precision, algorithm, like, leaves, given.shards.total, given.shards.first, how)
 
     def _reduce(
         self,
@@ -245,21 +223,18 @@ class Reducing(Issuer):
         equal: bool,
         deliver: Callable[[], Any] | None = None,
     ) -> Handle[Any]:
-        world, rank, form = self.world_size, self.rank, task.form
-        dtype, acc = (task.like.dtype, task.acc) if form is None else (form.dtype, form.acc)
-        sites = self._sites
-        options: dict[str, Any] = {
-            "world": world,
-            **sizes,
-            "leaves": task.total,
-            "itemsize": dtype.itemsize,
-            "wide_itemsize": acc.itemsize,
-            "chunk_bytes": self._chunk_bytes,
-        }
-        loose = 1
-        if task.acc.kind is Kind.EXACT or form is not None:
-            loose = options["loose"] = acc.itemsize // dtype.itemsize
-        output = target.flat if form is None else np.empty(task.elements, dtype.storage)
+        rank, how, form = self.rank, task.how, task.how.form
+        schedule = reduction(
+            name,
+            how,
+            world=self.world_size,
+            sizes=sizes,
+            leaves=task.total,
+            sites=self._sites,
+            chunk_bytes=self._chunk_bytes,
+        )
+        algorithm = schedule.settled(task.algorithm)
+        output = target.flat if form is None else np.empty(task.elements, how.dtype.storage)
         inputs = [leaf.flat if form is None else form.encode(leaf) for leaf in task.leaves]
         decoded = form is None
 
@@ -275,28 +250,22 @@ class Reducing(Issuer):
             flat()
             return target.commit()
 
-        def work(algorithm: str) -> Work:
-            where = {"sites": sites} if algorithm == "hierarchical" else {}
-            schedule = _PLANNERS[name](algorithm=algorithm, rank=rank, **options, **where)
-            return Work(schedule, dtype, acc, task.op, inputs, output)
+        def work(taken: str) -> Work:
+            return Work(schedule.plan_of(rank, taken), how.dtype, how.acc, task.op, inputs, output)
 
         def cheapest(network: Network) -> Work:
-            nbytes = task.elements * dtype.itemsize
-            return work(
-                choose(name, world, nbytes, task.total, sites, network, chunk_bytes=self._chunk_bytes, loose=loose)
-            )
+            return work(schedule.cheapest(network))
 
-        shown = " ".join(f"{key}={_text(value)}" for key, value in options.items())
-        signature = f"{name}/{task.algorithm} {shown} {task.like.text} op={task.op} precision={task.precision}"
+        signature = f"{name}/{algorithm} {schedule.text} {task.like.text} op={task.op} precision={task.precision}"
         if form is not None:
             signature += f" wire={form.codec.name}"
-        if task.algorithm == "auto":
+        if algorithm == "auto":
             call = Call(name, signature, choose=cheapest)
         else:
-            ready = work(task.algorithm)
+            ready = work(algorithm)
             call = Call(name, signature, lambda _: ready)
         where = f" root={sizes['root']}" if "root" in sizes else ""
-        where += " ring" if task.algorithm == "ring" else "" if form is None else f" wire={form.codec.name}"
+        where += " ring" if algorithm == "ring" else "" if form is None else f" wire={form.codec.name}"
         return self._start(
             call,
             hand_over if deliver is None else deliver,
@@ -311,9 +280,3 @@ class Reducing(Issuer):
 def _empty_like(like: Bundle) -> Any:
     """A tensor of no elements, of the type of `like`: where a rank has no result."""
     return results(None, Bundle(like.sources[:1], many=False), (0,)).commit()
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, tuple):
-        return str(value)
-    return f"{len(value)} of {sum(value)}" if len(value) > 64 else ",".join(map(str, value))

@@ -16,6 +16,7 @@ A complex number is its two parts; sum and avg of complex numbers are those of t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,22 +35,23 @@ __all__ = ["Wired", "wired"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wired:
-    """How tensors of one type travel. codec; part: the type of the numbers in them. dtype, acc: of what travels, and of
-    its partial results. width: numbers in one element of `dtype`."""
+    """How tensors of one type travel. codec; part: the type of the numbers in them; parts: how many an element has.
+    dtype, acc: of what travels, and of its partial results. width: numbers in one element of `dtype`."""
 
     codec: Codec
     part: DType
+    parts: int
     dtype: DType
     acc: DType
     width: int
 
-    def elements(self, like: Bundle) -> int:
-        """How many elements of `dtype` a bundle is."""
-        return sum(-(-each.flat.view(self.part.storage).size // self.width) for each in like.sources)
+    def elements(self, sizes: Iterable[int]) -> int:
+        """How many elements of `dtype` tensors of `sizes` elements are, one after the other."""
+        return sum(-(-size * self.parts // self.width) for size in sizes)
 
     def encode(self, given: Bundle) -> Array:
         """The tensors of a bundle, one after the other, as they travel."""
-        out = np.empty(self.elements(given), self.dtype.storage)
+        out = np.empty(self.elements(each.flat.size for each in given.sources), self.dtype.storage)
         start = 0
         for each in given.sources:
             numbers = each.flat.view(self.part.storage)
@@ -80,10 +82,10 @@ def wired(name: str, dtype: DType, op: ReduceOp, precision: Precision) -> Wired:
     part = codec.check(dtype)
     if dtype.kind is Kind.COMPLEX and op is ReduceOp.PRODUCT:
         raise LocalError(f"a product of {dtype} is not one of its parts, which is what would travel: leave wire out")
-    travels = wire_dtype(codec, part)
+    travels, parts = wire_dtype(codec, part), 1 if dtype.part is None else 2
     if travels.kind is Kind.BLOCKS:
         acc = block_accumulator(accumulator(part, op, precision))
-        return Wired(codec, part, travels, acc, codec.block)
+        return Wired(codec, part, parts, travels, acc, codec.block)
     if part is FLOAT64 and precision == "default":
         precision = "float64"
-    return Wired(codec, part, travels, accumulator(travels, op, precision), 1)
+    return Wired(codec, part, parts, travels, accumulator(travels, op, precision), 1)

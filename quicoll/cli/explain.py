@@ -1,28 +1,36 @@
 """`quicoll explain`: what a collective does, what it costs by the model, and a picture of it.
 
     quicoll explain all_reduce --world 6 --bytes 64MiB --algorithm hierarchical --sites 3,3
+    quicoll explain all_reduce --world 8 --bytes 16MiB --leaves 32 --exact
+    quicoll explain all_reduce --world 4 --bytes 64MiB --wire int8
 
-The plans are those that a group would run, of float32 elements. Nothing is sent.
+The plans are those that a group would run: both come of `quicoll.schedule`. Nothing is sent.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from quicoll import plan
+from quicoll.dtypes import DTYPES
 from quicoll.errors import LocalError
-from quicoll.plan.cost import Forecast, Network, choose, limit, predict
+from quicoll.issuer import even_rows
+from quicoll.plan.cost import FAR, NEAR, Forecast, Network, limit, predict
 from quicoll.plan.picture import draw
+from quicoll.reduce import Precision, ReduceOp
+from quicoll.schedule import Carriage, Schedule, carriage, demand_orderless, move, reduction
 
-__all__ = ["plans_of", "register", "size_of"]
+__all__ = ["Question", "register", "size_of"]
 
-_ITEM = 4
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SCHEDULE_LINES = 12  # of each rank, unless --full
+_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+_MOVES = ("all_gather", "broadcast", "gather", "scatter", "all_to_all", "send", "barrier")
 
 
 def register(app: typer.Typer) -> None:
@@ -30,28 +38,123 @@ def register(app: typer.Typer) -> None:
     app.command("explain")(explain)
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A call with what its group adds to it.
+
+    nbytes: of the tensor that a rank gives; of all_gather and gather, of the result. Rows, where they are divided, are
+    single elements, divided as the call divides them by default. algorithm: "ring" stands for reduce_order="ring".
+    """
+
+    collective: str
+    _: KW_ONLY
+    world: int
+    nbytes: int
+    algorithm: str = "auto"
+    sites: tuple[int, ...] = ()
+    dtype: str = "float32"
+    leaves: int | None = None
+    op: str = "sum"
+    precision: Precision = "default"
+    wire: str | None = None
+    root: int = 0
+    chunk_bytes: int = plan.MIB
+
+    @property
+    def elements(self) -> int:
+        return -(-self.nbytes // DTYPES[self.dtype].itemsize)
+
+    @property
+    def total(self) -> int:
+        """Leaves of a reduction."""
+        return self.world if self.leaves is None else self.leaves
+
+    def check(self) -> None:
+        """Raise LocalError for what no call could ask for."""
+        if self.collective not in (*_REDUCTIONS, *_MOVES):
+            names = ", ".join((*_REDUCTIONS, *_MOVES))
+            raise LocalError(f"collective {self.collective!r} is not known; use one of {names}")
+        known = plan.ALGORITHMS.get(self.collective, ())
+        if self.algorithm not in ("auto", *known):
+            names = ", ".join(("auto", *known))
+            raise LocalError(f"algorithm {self.algorithm!r} of {self.collective} is not known; use {names}")
+        if self.dtype not in DTYPES:
+            raise LocalError(f"dtype {self.dtype!r} is not known; use one of {', '.join(DTYPES)}")
+        if self.collective not in _REDUCTIONS and (self.precision != "default" or self.wire is not None):
+            raise LocalError(f"{self.collective} computes nothing: leave precision and wire out")
+        if self.wire is not None and self.collective != "all_reduce":
+            raise LocalError(f"wire is for all_reduce, not for {self.collective}")
+        if self.algorithm == "ring":
+            demand_orderless(self.precision, self.wire)
+
+    def carriage(self) -> Carriage | None:
+        """How the elements of a reduction travel; None where nothing is reduced. Raises LocalError."""
+        if self.collective not in _REDUCTIONS:
+            return None
+        op = ReduceOp.parse(self.op)
+        return carriage(DTYPES[self.dtype], op, leaves=self.total, precision=self.precision, wire=self.wire)
+
+    def schedule(self) -> Schedule:
+        """What the call comes to. Raises LocalError."""
+        self.check()
+        how, world, elements, rows = self.carriage(), self.world, self.elements, even_rows(self.elements, self.world)
+        common: dict[str, Any] = {
+            "world": world,
+            "sites": self.sites or (0,) * world,
+            "chunk_bytes": self.chunk_bytes,
+        }
+        if how is not None:
+            sizes: dict[str, Any] = {"elements": how.elements([elements])}
+            if self.collective == "reduce":
+                sizes = {"root": self.root, **sizes}
+            elif self.collective == "reduce_scatter":
+                sizes = {"counts": rows}
+            return reduction(self.collective, how, sizes=sizes, leaves=self.total, **common)
+        moved: dict[str, dict[str, Any]] = {
+            "all_gather": {"counts": rows},
+            "gather": {"root": self.root, "counts": rows},
+            "scatter": {"root": self.root, "counts": rows},
+            "all_to_all": {"counts": (rows,) * world},
+            "broadcast": {"root": self.root, "elements": elements},
+            "send": {"source": (self.root + 1) % world, "to": self.root, "elements": elements},
+            "barrier": {},
+        }
+        return move(self.collective, DTYPES[self.dtype].itemsize, sizes=moved[self.collective], **common)
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """The algorithms that the call could ask for."""
+        known = plan.ALGORITHMS.get(self.collective, ())
+        orderless = self.precision == "exact" or self.wire is not None
+        return tuple(name for name in known if not (orderless and name == "ring"))
+
+
 def explain(
-    collective: Annotated[
-        str,
-        typer.Argument(help="all_reduce, reduce, reduce_scatter, all_gather, broadcast, gather, scatter, ..."),
-    ],
+    collective: Annotated[str, typer.Argument(help=f"{', '.join((*_REDUCTIONS, *_MOVES))}.")],
     world: Annotated[int, typer.Option(help="Number of ranks.", min=1, max=256)] = 4,
     nbytes: Annotated[
         str, typer.Option("--bytes", help="Of the tensor; of all_gather and gather, of the result. 64MiB, 10k, 1000.")
     ] = "64MiB",
-    algorithm: Annotated[str, typer.Option(help="Of a reduction; auto: the cheapest by the model.")] = "auto",
+    algorithm: Annotated[str, typer.Option(help="auto: the cheapest by the model; ring: reduce_order.")] = "auto",
     sites: Annotated[
         str, typer.Option(help="Ranks on each site, as 3,3. All on one by default.", show_default=False)
     ] = "",
+    dtype: Annotated[str, typer.Option(help="Of the elements.")] = "float32",
     leaves: Annotated[
         int | None, typer.Option(help="Logical shards of a reduction; by default one a rank.", show_default=False)
     ] = None,
+    op: Annotated[str, typer.Option(help="Of a reduction: sum, avg, max, ...")] = "sum",
+    precision: Annotated[str, typer.Option(help="Of a reduction: default, float64 or exact.")] = "default",
+    exact: Annotated[bool, typer.Option("--exact", help="As exact=True: the same as --precision exact.")] = False,
+    wire: Annotated[
+        str | None, typer.Option(help="What an all_reduce travels as: bfloat16 or int8.", show_default=False)
+    ] = None,
     root: Annotated[int, typer.Option(help="Root, or the receiver of send.")] = 0,
     chunk_bytes: Annotated[str, typer.Option(help="The longest message.")] = "1MiB",
-    rtt_ms: Annotated[float, typer.Option(help="Round trip within a site, milliseconds.")] = 0.2,
-    mbit: Annotated[float, typer.Option(help="Rate of a path within a site, Mbit/s.")] = 1000.0,
-    far_rtt_ms: Annotated[float, typer.Option(help="Round trip between sites, milliseconds.")] = 50.0,
-    far_mbit: Annotated[float, typer.Option(help="Rate of the path between two sites, Mbit/s, shared.")] = 200.0,
+    rtt_ms: Annotated[float, typer.Option(help="Round trip within a site, milliseconds.")] = 2e3 * NEAR[0],
+    mbit: Annotated[float, typer.Option(help="Rate of a path within a site, Mbit/s.")] = 8e-6 * NEAR[1],
+    far_rtt_ms: Annotated[float, typer.Option(help="Round trip between sites, milliseconds.")] = 2e3 * FAR[0],
+    far_mbit: Annotated[float, typer.Option(help="Rate between two sites, Mbit/s, shared.")] = 8e-6 * FAR[1],
     svg: Annotated[
         Path | None, typer.Option(help="Draw it into this file: ranks, messages, time.", show_default=False)
     ] = None,
@@ -59,70 +162,52 @@ def explain(
 ) -> None:
     """Print what each rank does in a collective, what it costs by the model, and what its alternatives cost."""
     try:
-        where = _sites(sites, world)
-        total, chunk, shards = size_of(nbytes), size_of(chunk_bytes), world if leaves is None else leaves
-        network = Network.between(
-            where,
-            latency=rtt_ms / 2e3,
-            rate=mbit * 1e6 / 8,
-            far_latency=far_rtt_ms / 2e3,
-            far_rate=far_mbit * 1e6 / 8,
+        question = Question(
+            collective,
+            world=world,
+            nbytes=size_of(nbytes),
+            algorithm=algorithm,
+            sites=_sites(sites, world),
+            dtype=dtype,
+            leaves=leaves,
+            op=op,
+            precision=_precision(precision, exact=exact),
+            wire=wire,
+            root=root,
+            chunk_bytes=size_of(chunk_bytes),
         )
-        known = plan.ALGORITHMS.get(collective, ())
-        if algorithm not in ("auto", *known):
-            raise LocalError(f"algorithm {algorithm!r} of {collective} is not known; use auto{_or(known)}")
-        taken = algorithm
-        if algorithm == "auto":
-            taken = choose(collective, world, total, shards, where, network, chunk_bytes=chunk) if known else ""
-        plans = plans_of(collective, taken, world, total, shards, where, root, chunk)
+        schedule = question.schedule()
+        network = schedule.network(
+            Network.between(
+                schedule.sites,
+                latency=rtt_ms / 2e3,
+                rate=mbit * 1e6 / 8,
+                far_latency=far_rtt_ms / 2e3,
+                far_rate=far_mbit * 1e6 / 8,
+            )
+        )
+        taken = algorithm if algorithm != "auto" else schedule.cheapest(network)
+        plans = schedule.plans(taken)
         forecast = predict(plans, network)
     except LocalError as error:
         raise typer.BadParameter(str(error)) from error
     _print_schedule(plans, full=full)
-    lowest = limit(collective, total, network)
+    lowest = limit(collective, schedule.nbytes, network)
     typer.echo("")
+    _print_travel(question, schedule)
     typer.echo(f"predicted     {_ms(forecast.seconds)}   (messages of 100 us at each end; no loss, no other traffic)")
     typer.echo(f"limit         {_ms(lowest)}   {_formula(collective)}, B the fastest port, with its delays")
     _print_traffic(forecast, network)
-    if known:
+    if question.rivals:
         typer.echo("")
-        _print_table(collective, known, taken, world, total, shards, where, root, chunk, network)
+        _print_table(schedule, question.rivals, taken, network)
     if svg is not None:
-        notes = [f"predicted {_ms(forecast.seconds).strip()}, limit {_ms(lowest).strip()}"]
-        svg.write_text(draw(forecast, network, title=plans[0].signature, notes=notes), encoding="utf-8")
+        notes = [
+            f"predicted {_ms(forecast.seconds)}, limit {_ms(lowest)}; {len(forecast.flights)} messages",
+            plans[0].signature,
+        ]
+        svg.write_text(draw(forecast, network, title=_title(question, plans[0]), notes=notes), encoding="utf-8")
         typer.echo(f"\ndrawn to {svg}")
-
-
-def plans_of(
-    collective: str, algorithm: str, world: int, nbytes: int, leaves: int, sites: tuple[int, ...], root: int, chunk: int
-) -> list[plan.Plan]:
-    """The plans of all ranks, for `nbytes` bytes of float32. Raises LocalError."""
-    elements = -(-nbytes // _ITEM)
-    rows = [elements // world + (rank < elements % world) for rank in range(world)]
-    sized: dict[str, Any] = {"itemsize": _ITEM, "chunk_bytes": chunk}
-    reducing: dict[str, Any] = {
-        "algorithm": algorithm,
-        "leaves": leaves,
-        "wide_itemsize": _ITEM,
-        "sites": sites,
-        **sized,
-    }
-    arguments: dict[str, dict[str, Any]] = {
-        "all_reduce": {"elements": elements, **reducing},
-        "reduce": {"elements": elements, "root": root, **reducing},
-        "reduce_scatter": {"counts": rows, **reducing},
-        "all_gather": {"counts": rows, **sized},
-        "gather": {"counts": rows, "root": root, **sized},
-        "scatter": {"counts": rows, "root": root, **sized},
-        "all_to_all": {"counts": [[-(-row // world) for _ in range(world)] for row in rows], **sized},
-        "broadcast": {"elements": elements, "root": root, **sized},
-        "send": {"elements": elements, "source": (root + 1) % world, "to": root, **sized},
-        "barrier": {},
-    }
-    if collective not in arguments:
-        raise LocalError(f"collective {collective!r} is not known; use one of {', '.join(arguments)}")
-    planner = getattr(plan, collective)
-    return [planner(rank=rank, world=world, **arguments[collective]) for rank in range(world)]
 
 
 def size_of(text: str) -> int:
@@ -145,6 +230,25 @@ def _sites(text: str, world: int) -> tuple[int, ...]:
     return tuple(site for site, count in enumerate(counts) for _ in range(count))
 
 
+def _precision(text: str, *, exact: bool) -> Precision:
+    """As the calls have it. Raises LocalError."""
+    if text not in ("default", "float64", "exact"):
+        raise LocalError(f"precision {text!r} is not known; use 'default', 'float64' or 'exact'")
+    if exact and text == "float64":
+        raise LocalError("exact has an accumulator of its own: leave precision float64 out")
+    return "exact" if exact else text  # type: ignore[return-value]
+
+
+def _title(question: Question, made: plan.Plan) -> str:
+    """Of a picture: "all_reduce, hierarchical: 1.00 MiB on 6 ranks of 2 sites"."""
+    ranks = f"{made.world} rank{'s' if made.world > 1 else ''}"
+    several = len(set(question.sites))
+    where = f"{ranks} of {several} sites" if several > 1 else ranks
+    size = "" if made.collective == "barrier" else f"{_mib(question.nbytes)} of {question.dtype} on "
+    as_ = "" if question.wire is None else f" as {question.wire}"
+    return f"{made.collective}, {made.algorithm}: {size}{where}{as_}"
+
+
 def _print_schedule(plans: list[plan.Plan], *, full: bool) -> None:
     typer.echo(plans[0].signature)
     for made in plans:
@@ -157,6 +261,23 @@ def _print_schedule(plans: list[plan.Plan], *, full: bool) -> None:
             typer.echo(f"  ... {len(lines) - len(shown)} more lines (--full)")
 
 
+def _print_travel(question: Question, schedule: Schedule) -> None:
+    """What travels for the tensor."""
+    how = question.carriage()
+    if question.collective == "barrier":
+        return
+    typer.echo(f"tensor        {_mib(question.nbytes)}, {question.elements} elements of {question.dtype}")
+    if how is None:
+        return
+    if how.form is not None:
+        coding = how.coding_seconds(question.elements, -(-question.total // question.world))
+        typer.echo(f"travels as    {how.form.codec.name}, {_mib(schedule.nbytes)}")
+        typer.echo(f"coding        {_ms(coding)}   more, of a processor: leaves encoded, the result decoded")
+    loose = f"; nodes of up to {schedule.loose} leaves travel as these" if schedule.loose > 1 else ""
+    ratio = how.acc.itemsize / how.dtype.itemsize
+    typer.echo(f"partial sums  {how.acc}, {how.acc.itemsize} bytes an element, {ratio:.3g} of a leaf{loose}")
+
+
 def _print_traffic(forecast: Forecast, network: Network) -> None:
     typer.echo(f"messages      {len(forecast.flights)}")
     typer.echo(f"busiest rank  {_mib(forecast.busiest)} one way")
@@ -164,24 +285,13 @@ def _print_traffic(forecast: Forecast, network: Network) -> None:
         typer.echo(f"between sites {_mib(forecast.crossing)}, both ways together")
 
 
-def _print_table(
-    collective: str,
-    known: tuple[str, ...],
-    taken: str,
-    world: int,
-    total: int,
-    shards: int,
-    where: tuple[int, ...],
-    root: int,
-    chunk: int,
-    network: Network,
-) -> None:
+def _print_table(schedule: Schedule, known: tuple[str, ...], taken: str, network: Network) -> None:
     typer.echo(f"{'algorithm':<14}{'predicted':>12}{'messages':>10}{'busiest rank':>16}{'between sites':>16}")
     for name in known:
-        if name == "exchange" and total > 1 << 20 and name != taken:
+        if name == "exchange" and schedule.nbytes > 1 << 20 and name != taken:
             typer.echo(f"{name:<14}{'-':>12}   not for tensors of more than 1 MiB")
             continue
-        forecast = predict(plans_of(collective, name, world, total, shards, where, root, chunk), network)
+        forecast = predict(schedule.plans(name), network)
         mark = " *" if name == taken else ""
         typer.echo(
             f"{name:<14}{_ms(forecast.seconds):>12}{len(forecast.flights):>10}{_mib(forecast.busiest):>16}"
@@ -199,13 +309,11 @@ def _formula(collective: str) -> str:
     }.get(collective, "(N - 1) / N * S / B + 1 delay")
 
 
-def _or(known: tuple[str, ...]) -> str:
-    return f", {', '.join(known)}" if known else ""
-
-
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms"
 
 
 def _mib(nbytes: int) -> str:
-    return f"{nbytes / (1 << 20):.2f} MiB" if nbytes >= 1 << 20 else f"{nbytes} B"
+    if nbytes >= 1 << 20:
+        return f"{nbytes / (1 << 20):.2f} MiB"
+    return f"{nbytes >> 10} KiB" if nbytes and nbytes % 1024 == 0 else f"{nbytes} B"

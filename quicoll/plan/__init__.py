@@ -1,8 +1,8 @@
 """Collectives as data: pure functions that say what each rank sends, receives and reduces.
 
-`model` has the parts of a plan and the rules of running one; `reductions` (over `routes`, and `ring`), `others` and
-`moves` the algorithms; `check` the proof that the plans of all ranks fit together; `cost` what they take, and which is
-the cheapest. A plan depends on its arguments alone, is immutable and may be kept and used again.
+`model` has the parts of a plan and the rules of running one; `reductions` (over `routes`, and `ring`), `others`,
+`moves` and `sited` the algorithms; `check` the proof that the plans of all ranks fit together; `cost` what they take,
+and which is the cheapest. A plan depends on its arguments alone, is immutable and may be kept and used again.
 """
 
 from quicoll.plan.check import validate
@@ -25,12 +25,17 @@ from quicoll.plan.model import (
 )
 from quicoll.plan.moves import all_to_all, gather, scatter, send
 from quicoll.plan.others import all_gather, barrier, broadcast
-from quicoll.plan.reductions import ALGORITHMS, CANONICAL, Algorithm, all_reduce, reduce, reduce_scatter
+from quicoll.plan.reductions import CANONICAL, REDUCTIONS, Algorithm, all_reduce, reduce, reduce_scatter
+from quicoll.plan.sited import MOVES
+
+# By collective, what can be asked for by name; those that are not here have one way.
+ALGORITHMS: dict[str, tuple[str, ...]] = {**REDUCTIONS, **MOVES}
 
 __all__ = [
     "ALGORITHMS",
     "CANONICAL",
     "MIB",
+    "MOVES",
     "Algorithm",
     "Buf",
     "Copy",

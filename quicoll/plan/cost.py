@@ -27,24 +27,54 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from quicoll.errors import LocalError
 from quicoll.plan.cut import MIB
 from quicoll.plan.model import Copy, Plan, Recv, Reduce, Send, operands
+from quicoll.plan.moves import gather, scatter
+from quicoll.plan.others import all_gather, broadcast
 from quicoll.plan.reductions import CANONICAL, MIN_SHARE_BYTES, all_reduce, reduce, reduce_scatter
 from quicoll.plan.routes import normal_sites
+from quicoll.plan.sited import MOVES
 
-__all__ = ["Flight", "Forecast", "Network", "agreed", "choose", "limit", "predict", "quantised"]
+__all__ = [
+    "FAR",
+    "NEAR",
+    "Flight",
+    "Forecast",
+    "Network",
+    "agreed",
+    "assumed",
+    "choose",
+    "has_choice",
+    "limit",
+    "predict",
+    "quantised",
+]
 
 # Beyond this many ranks a walk takes longer than it can save (0.1 s of the engine's time); see `choose`.
 MAX_WALKED = 16
 _EXCHANGE_BYTES = (
     1 << 18
 )  # beyond, exchange is never the cheapest, having (world - 1) times the bytes, and dear to walk
+# What sites are like where nothing says so: (one-way seconds, bytes/s) within one, and between two.
+NEAR, FAR = (1e-4, 125e6), (25e-3, 25e6)
 # Where nothing is measured yet.
 _DEFAULT_RATE = 1 << 27  # bytes/s: about what one core encrypts and checks
 _MESSAGE_S = 100e-6
 _COMBINE_RATE = 2e9  # bytes/s read
+
+_PLANNERS: dict[str, Callable[..., Plan]] = {
+    "all_reduce": all_reduce,
+    "reduce": reduce,
+    "reduce_scatter": reduce_scatter,
+    "broadcast": broadcast,
+    "all_gather": all_gather,
+    "gather": gather,
+    "scatter": scatter,
+}
+_KNOWN: dict[str, tuple[str, ...]] = {**CANONICAL, **MOVES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,26 +204,36 @@ def choose(
     network: Network,
     *,
     chunk_bytes: int = MIB,
+    itemsize: int = 4,
+    wide_itemsize: int = 4,
     loose: int = 1,
+    root: int = 0,
 ) -> str:
-    """The cheapest algorithm for `op` (all_reduce, reduce, reduce_scatter) on tensors of `nbytes` bytes.
+    """The cheapest algorithm for `op`, one of `CANONICAL` or `MOVES`, on tensors of `nbytes` bytes.
 
-    loose: as for the planners; a partial is so many times as large as a leaf.
-    The size counts as the next power of two. Ties go to the first in `CANONICAL`. Beyond MAX_WALKED ranks nothing is
-    walked: hierarchical if there are several sites; else tree where the tensor has one owner, whose messages to
-    everyone take longer than the tree's levels; else direct.
+    leaves, wide_itemsize, loose: of a reduction. root: where there is one. Parts count as equal, the size as the next
+    power of two. Ties go to the first in `CANONICAL` or `MOVES`. Beyond MAX_WALKED ranks nothing
+    is walked: hierarchical if there are several sites; else for a reduction tree where the tensor has one owner, whose
+    messages to everyone take longer than the tree's levels; else the first.
     """
-    if op not in CANONICAL:
+    known = _KNOWN.get(op, ())
+    if not known:
         raise LocalError(f"{op} has one algorithm")
     numbered = normal_sites(sites, world)
     several = max(numbered) > 0
-    if world == 1 or nbytes == 0:
-        return "direct"
+    if not has_choice(op, world, nbytes, sites):
+        return known[0]
     if world > MAX_WALKED:
         if several:
             return "hierarchical"
-        return "tree" if nbytes <= MIN_SHARE_BYTES and _levels_pay(network) else "direct"
-    return _choose(op, world, 1 << (nbytes - 1).bit_length(), leaves, numbered, network, chunk_bytes, loose)
+        return "tree" if nbytes <= MIN_SHARE_BYTES and _levels_pay(network) else known[0]
+    size = 1 << (nbytes - 1).bit_length()
+    return _choose(op, world, size, leaves, numbered, network, chunk_bytes, (itemsize, wide_itemsize, loose, root))
+
+
+def has_choice(op: str, world: int, nbytes: int, sites: Sequence[int]) -> bool:
+    """Whether what `choose` says depends on the network: moves differ only where there are several sites."""
+    return world > 1 and nbytes > 0 and (op in CANONICAL or (op in MOVES and len(set(sites)) > 1))
 
 
 def _levels_pay(network: Network) -> bool:
@@ -213,34 +253,47 @@ def _choose(
     sites: tuple[int, ...],
     network: Network,
     chunk_bytes: int,
-    loose: int,
+    item: tuple[int, int, int, int],
 ) -> str:
     best = ("", float("inf"))
-    for algorithm in CANONICAL[op]:
+    for algorithm in _KNOWN[op]:
         if algorithm == "hierarchical" and max(sites) == 0:
             continue  # it is direct then
         if algorithm == "exchange" and nbytes > _EXCHANGE_BYTES:
             continue
-        seconds = predict(_sketch(op, algorithm, world, nbytes, leaves, sites, chunk_bytes, loose), network).seconds
+        seconds = predict(_sketch(op, algorithm, world, nbytes, leaves, sites, chunk_bytes, item), network).seconds
         if seconds < best[1]:
             best = (algorithm, seconds)
     return best[0]
 
 
 def _sketch(
-    op: str, algorithm: str, world: int, nbytes: int, leaves: int, sites: tuple[int, ...], chunk_bytes: int, loose: int
+    op: str,
+    algorithm: str,
+    world: int,
+    nbytes: int,
+    leaves: int,
+    sites: tuple[int, ...],
+    chunk_bytes: int,
+    item: tuple[int, int, int, int],
 ) -> list[Plan]:
-    """Plans of four-byte elements in at most two chunks for each owner: enough to tell costs apart, quickly walked."""
-    elements = max(1, nbytes // 4)
-    chunk_bytes = max(chunk_bytes, -(-nbytes // (2 * world)))
-    common = {"algorithm": algorithm, "world": world, "leaves": leaves, "sites": sites, "loose": loose}
-    sizes = {"itemsize": 4, "wide_itemsize": 4 * loose, "chunk_bytes": chunk_bytes}
-    if op == "all_reduce":
-        return [all_reduce(rank=rank, elements=elements, **common, **sizes) for rank in range(world)]  # type: ignore[arg-type]
-    if op == "reduce":
-        return [reduce(rank=rank, root=0, elements=elements, **common, **sizes) for rank in range(world)]  # type: ignore[arg-type]
+    """Plans in at most two chunks for each owner: enough to tell costs apart, quickly walked."""
+    itemsize, wide_itemsize, loose, root = item
+    elements = -(-nbytes // itemsize)
     counts = [elements // world + (rank < elements % world) for rank in range(world)]
-    return [reduce_scatter(rank=rank, counts=counts, **common, **sizes) for rank in range(world)]  # type: ignore[arg-type]
+    given: dict[str, Any] = {
+        "algorithm": algorithm,
+        "world": world,
+        "itemsize": itemsize,
+        "chunk_bytes": max(chunk_bytes, -(-nbytes // (2 * world))),
+        "sites": sites,
+    }
+    if op in CANONICAL:
+        given |= {"leaves": leaves, "wide_itemsize": wide_itemsize, "loose": loose}
+    given |= {"elements": elements} if op in ("all_reduce", "reduce", "broadcast") else {"counts": counts}
+    if op in ("reduce", "broadcast", "gather", "scatter"):
+        given["root"] = root
+    return [_PLANNERS[op](rank=rank, **given) for rank in range(world)]
 
 
 def quantised(value: int) -> int:
@@ -266,6 +319,11 @@ def agreed(measured: Sequence[Sequence[int]], sites: Sequence[int]) -> Network:
         tuple(tuple(float(value or _DEFAULT_RATE) for value in row) for row in rate),
         normal_sites(sites, world),
     )
+
+
+def assumed(sites: Sequence[int]) -> Network:
+    """A network whose sites are far apart, for who cannot wait for measurements: `NEAR` within, `FAR` between them."""
+    return Network.between(sites, latency=NEAR[0], rate=NEAR[1], far_latency=FAR[0], far_rate=FAR[1])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -11,66 +11,90 @@ from itertools import accumulate
 
 from quicoll.errors import LocalError
 from quicoll.plan.cut import MIB, Piece, chunks, demand, demand_rank
-from quicoll.plan.model import Buf, Copy, Lane, Parameter, Plan, Recv, Send, Span, Step
+from quicoll.plan.model import Buf, Copy, Lane, Plan, Recv, Send, Span, Step
+from quicoll.plan.moved import moving, parts, shifted
+from quicoll.plan.sited import by_site, gather_lanes, scatter_lanes
 
 __all__ = ["all_to_all", "gather", "scatter", "send"]
 
 
-def gather(*, rank: int, world: int, root: int, counts: Sequence[int], itemsize: int, chunk_bytes: int = MIB) -> Plan:
+def gather(
+    *,
+    rank: int,
+    world: int,
+    root: int,
+    counts: Sequence[int],
+    itemsize: int,
+    chunk_bytes: int = MIB,
+    algorithm: str = "direct",
+    sites: Sequence[int] = (),
+) -> Plan:
     """The plan of `rank` to bring every rank's INPUT slot 0 into the root's OUTPUT, one after the other in rank order.
 
-    counts: elements of each rank, which may differ and be 0. Every rank sends to the root: one delay. Lane k has the
-    k-th chunk of every rank, so that the root's memory of what has come early is bounded. Raises LocalError.
+    counts: elements of each rank, which may differ and be 0. algorithm: "direct", every rank sends to the root: one
+    delay. Lane k has the k-th chunk of every rank, so that the root's memory of what has come early is bounded.
+    "hierarchical" goes by `sites`, a number for each rank: `plan.sited`. Raises LocalError.
     """
-    offsets, cut = _parts(world, rank, root, counts, itemsize, chunk_bytes)
-    lanes: list[Lane] = []
-    for index in range(max(map(len, cut))):
-        steps: list[Step] = []
-        if rank != root:
-            if index < len(cut[rank]):
-                steps.append(Send(root, index, Span(Buf.INPUT, 0, *cut[rank][index])))
-        else:
-            steps += [
-                Recv(peer, index, _shifted(Buf.OUTPUT, cut[peer][index], offsets[peer]))
-                for peer in ((root + i) % world for i in range(1, world))
-                if index < len(cut[peer])
-            ]
-            if index < len(cut[root]):
-                own = cut[root][index]
-                steps.append(Copy(_shifted(Buf.OUTPUT, own, offsets[root]), Span(Buf.INPUT, 0, *own)))
-        lanes.append(Lane(tuple(steps)))
-    return _plan(
-        "gather", "direct", rank, world, lanes, counts[rank], offsets[-1] if rank == root else 0, itemsize, 1,
-        (("root", root), ("counts", tuple(counts)), ("itemsize", itemsize), ("chunk_bytes", chunk_bytes)),
-    )  # fmt: skip
+    demand_rank(world, rank=rank, root=root)
+    offsets, cut = parts(world, counts, itemsize, chunk_bytes)
+    normal = by_site("gather", algorithm, world, sites)
+    if normal is None:
+        lanes, width = _gather_lanes(rank, root, offsets, cut), 1
+    else:
+        lanes, width = gather_lanes(rank, root, counts, max(1, chunk_bytes // itemsize), normal)
+    return moving(
+        "gather",
+        algorithm=algorithm,
+        rank=rank,
+        world=world,
+        lanes=lanes,
+        width=width,
+        given=counts[rank],
+        output=offsets[-1] if rank == root else 0,
+        itemsize=itemsize,
+        chunk_bytes=chunk_bytes,
+        parameters=[("root", root), ("counts", tuple(counts))],
+        sites=normal,
+    )
 
 
-def scatter(*, rank: int, world: int, root: int, counts: Sequence[int], itemsize: int, chunk_bytes: int = MIB) -> Plan:
+def scatter(
+    *,
+    rank: int,
+    world: int,
+    root: int,
+    counts: Sequence[int],
+    itemsize: int,
+    chunk_bytes: int = MIB,
+    algorithm: str = "direct",
+    sites: Sequence[int] = (),
+) -> Plan:
     """The plan of `rank` to get its counts[rank] elements of the root's INPUT slot 0, parts in rank order, as OUTPUT.
 
-    The root sends each part to whom it belongs: one delay. Lane k has the k-th chunk of every part. Raises LocalError.
+    algorithm: "direct", the root sends each part to whom it belongs: one delay. Lane k has the k-th chunk of every
+    part. "hierarchical" goes by `sites`, a number for each rank: `plan.sited`. Raises LocalError.
     """
-    offsets, cut = _parts(world, rank, root, counts, itemsize, chunk_bytes)
-    lanes: list[Lane] = []
-    for index in range(max(map(len, cut))):
-        steps: list[Step] = []
-        if rank != root:
-            if index < len(cut[rank]):
-                steps.append(Recv(root, index, Span(Buf.OUTPUT, 0, *cut[rank][index])))
-        else:
-            steps += [
-                Send(peer, index, _shifted(Buf.INPUT, cut[peer][index], offsets[peer]))
-                for peer in ((root + i) % world for i in range(1, world))
-                if index < len(cut[peer])
-            ]
-            if index < len(cut[root]):
-                own = cut[root][index]
-                steps.append(Copy(Span(Buf.OUTPUT, 0, *own), _shifted(Buf.INPUT, own, offsets[root])))
-        lanes.append(Lane(tuple(steps)))
-    return _plan(
-        "scatter", "direct", rank, world, lanes, offsets[-1] if rank == root else None, counts[rank], itemsize, 1,
-        (("root", root), ("counts", tuple(counts)), ("itemsize", itemsize), ("chunk_bytes", chunk_bytes)),
-    )  # fmt: skip
+    demand_rank(world, rank=rank, root=root)
+    offsets, cut = parts(world, counts, itemsize, chunk_bytes)
+    normal = by_site("scatter", algorithm, world, sites)
+    if normal is None:
+        lanes, width = _scatter_lanes(rank, root, offsets, cut), 1
+    else:
+        lanes, width = scatter_lanes(rank, root, counts, max(1, chunk_bytes // itemsize), normal)
+    return moving(
+        "scatter",
+        algorithm=algorithm,
+        rank=rank,
+        world=world,
+        lanes=lanes,
+        width=width,
+        given=offsets[-1] if rank == root else None,
+        output=counts[rank],
+        itemsize=itemsize,
+        chunk_bytes=chunk_bytes,
+        parameters=[("root", root), ("counts", tuple(counts))],
+        sites=normal,
+    )
 
 
 def all_to_all(
@@ -101,20 +125,27 @@ def all_to_all(
             index = len(lanes)
             if not distance:
                 if k < len(out):
-                    steps.append(
-                        Copy(_shifted(Buf.OUTPUT, out[k], home[rank]), _shifted(Buf.INPUT, out[k], away[rank]))
-                    )
+                    steps.append(Copy(shifted(Buf.OUTPUT, out[k], home[rank]), shifted(Buf.INPUT, out[k], away[rank])))
             else:
                 if k < len(out):
-                    steps.append(Send(to, index, _shifted(Buf.INPUT, out[k], away[to])))
+                    steps.append(Send(to, index, shifted(Buf.INPUT, out[k], away[to])))
                 if k < len(coming):
-                    steps.append(Recv(source, index, _shifted(Buf.OUTPUT, coming[k], home[source])))
+                    steps.append(Recv(source, index, shifted(Buf.OUTPUT, coming[k], home[source])))
             lanes.append(Lane(tuple(steps)))
     flat = tuple(count for row in counts for count in row)
-    return _plan(
-        "all_to_all", "pairwise", rank, world, lanes, away[-1], home[-1], itemsize, 2,
-        (("counts", flat), ("itemsize", itemsize), ("chunk_bytes", chunk_bytes)),
-    )  # fmt: skip
+    return moving(
+        "all_to_all",
+        algorithm="pairwise",
+        rank=rank,
+        world=world,
+        lanes=lanes,
+        width=2,
+        given=away[-1],
+        output=home[-1],
+        itemsize=itemsize,
+        chunk_bytes=chunk_bytes,
+        parameters=[("counts", flat)],
+    )
 
 
 def send(*, rank: int, world: int, source: int, to: int, elements: int, itemsize: int, chunk_bytes: int = MIB) -> Plan:
@@ -135,52 +166,54 @@ def send(*, rank: int, world: int, source: int, to: int, elements: int, itemsize
         elif rank == to:
             steps = (Recv(source, index, Span(Buf.OUTPUT, 0, *piece)),)
         lanes.append(Lane(steps))
-    return _plan(
-        "send", "direct", rank, world, lanes,
-        elements if rank == source else None, elements if rank == to else 0, itemsize, 1,
-        (("source", source), ("to", to), ("elements", elements), ("itemsize", itemsize), ("chunk_bytes", chunk_bytes)),
-    )  # fmt: skip
-
-
-def _parts(
-    world: int, rank: int, root: int, counts: Sequence[int], itemsize: int, chunk_bytes: int
-) -> tuple[list[int], list[list[Piece]]]:
-    """Where each rank's part begins, and its chunks."""
-    demand_rank(world, rank=rank, root=root)
-    if len(counts) != world:
-        raise LocalError(f"counts for {len(counts)} ranks in a world of {world}")
-    demand(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
-    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
-    return [0, *accumulate(counts)], [chunks((0, count), max(1, chunk_bytes // itemsize)) for count in counts]
-
-
-def _shifted(buf: Buf, piece: Piece, offset: int) -> Span:
-    return Span(buf, 0, piece[0] + offset, piece[1] + offset)
-
-
-def _plan(
-    collective: str,
-    algorithm: str,
-    rank: int,
-    world: int,
-    lanes: list[Lane],
-    given: int | None,
-    output: int,
-    itemsize: int,
-    width: int,
-    parameters: tuple[Parameter, ...],
-) -> Plan:
-    return Plan(
-        collective=collective,
-        algorithm=algorithm,
+    return moving(
+        "send",
+        algorithm="direct",
         rank=rank,
         world=world,
-        lanes=tuple(lanes),
-        inputs=() if given is None else (given,),
-        output=output,
-        leaves=0,
+        lanes=lanes,
+        width=1,
+        given=elements if rank == source else None,
+        output=elements if rank == to else 0,
         itemsize=itemsize,
-        wide_itemsize=itemsize,
-        width=width,
-        parameters=parameters,
+        chunk_bytes=chunk_bytes,
+        parameters=[("source", source), ("to", to), ("elements", elements)],
     )
+
+
+def _gather_lanes(rank: int, root: int, offsets: list[int], cut: list[list[Piece]]) -> list[Lane]:
+    lanes: list[Lane] = []
+    for index in range(max(map(len, cut))):
+        steps: list[Step] = []
+        own = cut[rank][index] if index < len(cut[rank]) else None
+        if rank == root:
+            steps += [
+                Recv(peer, index, shifted(Buf.OUTPUT, cut[peer][index], offsets[peer]))
+                for peer in ((root + i) % len(cut) for i in range(1, len(cut)))
+                if index < len(cut[peer])
+            ]
+            if own is not None:
+                steps.append(Copy(shifted(Buf.OUTPUT, own, offsets[root]), Span(Buf.INPUT, 0, *own)))
+        elif own is not None:
+            steps.append(Send(root, index, Span(Buf.INPUT, 0, *own)))
+        lanes.append(Lane(tuple(steps)))
+    return lanes
+
+
+def _scatter_lanes(rank: int, root: int, offsets: list[int], cut: list[list[Piece]]) -> list[Lane]:
+    lanes: list[Lane] = []
+    for index in range(max(map(len, cut))):
+        steps: list[Step] = []
+        own = cut[rank][index] if index < len(cut[rank]) else None
+        if rank == root:
+            steps += [
+                Send(peer, index, shifted(Buf.INPUT, cut[peer][index], offsets[peer]))
+                for peer in ((root + i) % len(cut) for i in range(1, len(cut)))
+                if index < len(cut[peer])
+            ]
+            if own is not None:
+                steps.append(Copy(Span(Buf.OUTPUT, 0, *own), shifted(Buf.INPUT, own, offsets[root])))
+        elif own is not None:
+            steps.append(Recv(root, index, Span(Buf.OUTPUT, 0, *own)))
+        lanes.append(Lane(tuple(steps)))
+    return lanes

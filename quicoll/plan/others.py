@@ -3,100 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
-from quicoll.errors import LocalError
-from quicoll.plan.cut import MIB, chunks, demand, demand_rank
+from quicoll.plan.cut import MIB, Piece, chunks, demand, demand_rank
 from quicoll.plan.model import Buf, Copy, Lane, Plan, Recv, Scratch, Send, Span, Step
+from quicoll.plan.moved import moving, parts, shifted
+from quicoll.plan.routes import binomial
+from quicoll.plan.sited import all_gather_lanes, broadcast_lanes, by_site
 
 __all__ = ["all_gather", "barrier", "broadcast"]
 
 
-def broadcast(*, rank: int, world: int, root: int, elements: int, itemsize: int, chunk_bytes: int = MIB) -> Plan:
+def broadcast(
+    *,
+    rank: int,
+    world: int,
+    root: int,
+    elements: int,
+    itemsize: int,
+    chunk_bytes: int = MIB,
+    algorithm: str = "tree",
+    sites: Sequence[int] = (),
+) -> Plan:
     """The plan of `rank` to bring the root's INPUT slot 0 into everyone's OUTPUT, the root's own included.
 
-    A binomial tree over the ranks counted from the root, each chunk by itself: a rank's parent is its number
-    without the lowest set bit, its children are its number plus each power of two below that bit, the largest first
-    because the most ranks wait behind it. ceil(log2(world)) latencies; the root sends as often. Raises LocalError.
+    algorithm: "tree" is a binomial tree over the ranks counted from the root, each chunk by itself:
+    ceil(log2(world)) latencies; the root sends as often. "hierarchical" goes by `sites`, a number for each rank:
+    `plan.sited`. Raises LocalError.
     """
     demand_rank(world, rank=rank, root=root)
     demand(0, elements=elements)
     demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
-    number = (rank - root) % world
-    reach = number & -number if number else 1 << (world - 1).bit_length()
-    offsets = [1 << bit for bit in reversed(range(reach.bit_length() - 1)) if number + (1 << bit) < world]
-    children = [(rank + offset) % world for offset in offsets]
-    lanes: list[Lane] = []
-    for index, piece in enumerate(chunks((0, elements), max(1, chunk_bytes // itemsize))):
-        here = Span(Buf.OUTPUT, 0, *piece)
-        steps: list[Step] = []
-        source = here
-        if number:
-            steps.append(Recv((rank - reach) % world, index, here))
-        else:
-            source = Span(Buf.INPUT, 0, *piece)
-        steps += [Send(child, index, source) for child in children]
-        if not number:
-            steps.append(Copy(here, source))  # last, so that nobody waits for it
-        lanes.append(Lane(tuple(steps)))
-    return Plan(
-        collective="broadcast",
-        algorithm="binomial",
+    limit = max(1, chunk_bytes // itemsize)
+    normal = by_site("broadcast", algorithm, world, sites)
+    if normal is None:
+        lanes, width = _tree_lanes(rank, world, root, elements, limit)
+    else:
+        lanes, width = broadcast_lanes(rank, root, elements, limit, normal)
+    return moving(
+        "broadcast",
+        algorithm=algorithm,
         rank=rank,
         world=world,
-        lanes=tuple(lanes),
-        inputs=() if number else (elements,),
+        lanes=lanes,
+        width=width,
+        given=elements if rank == root else None,
         output=elements,
-        leaves=0,
         itemsize=itemsize,
-        wide_itemsize=itemsize,
-        width=world.bit_length(),  # a chunk is on each level of the tree, and one waits
-        parameters=(("root", root), ("elements", elements), ("itemsize", itemsize), ("chunk_bytes", chunk_bytes)),
+        chunk_bytes=chunk_bytes,
+        parameters=[("root", root), ("elements", elements)],
+        sites=normal,
     )
 
 
-def all_gather(*, rank: int, world: int, counts: Sequence[int], itemsize: int, chunk_bytes: int = MIB) -> Plan:
+def all_gather(
+    *,
+    rank: int,
+    world: int,
+    counts: Sequence[int],
+    itemsize: int,
+    chunk_bytes: int = MIB,
+    algorithm: str = "direct",
+    sites: Sequence[int] = (),
+) -> Plan:
     """The plan of `rank` to bring every rank's INPUT slot 0 into everyone's OUTPUT, one after the other in rank
     order.
 
-    counts: elements of each rank, which may differ and be 0. Every rank sends to every other: one latency, and the
-    bytes are those of a ring, because each rank must receive all of them anyway. Lane k has the k-th chunk of every
-    rank; rank r starts with rank r + 1, so that nobody gets all at once. Raises LocalError.
+    counts: elements of each rank, which may differ and be 0. algorithm: "direct", every rank sends to every other: one
+    latency, and the bytes are those of a ring, because each rank must receive all of them anyway. Lane k has the k-th
+    chunk of every rank; rank r starts with rank r + 1, so that nobody gets all at once. "hierarchical" goes by `sites`,
+    a number for each rank: `plan.sited`. Raises LocalError.
     """
     demand_rank(world, rank=rank)
-    if len(counts) != world:
-        raise LocalError(f"counts for {len(counts)} ranks in a world of {world}")
-    demand(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
-    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
-    offsets = [0, *accumulate(counts)]
-    cut = [chunks((0, count), max(1, chunk_bytes // itemsize)) for count in counts]
-    others = [(rank + i) % world for i in range(1, world)]
-    lanes: list[Lane] = []
-    for index in range(max(map(len, cut))):
-        steps: list[Step] = []
-        if index < len(cut[rank]):
-            start, stop = cut[rank][index]
-            source = Span(Buf.INPUT, 0, start, stop)
-            steps += [Send(peer, index, source) for peer in others]
-            steps.append(Copy(Span(Buf.OUTPUT, 0, offsets[rank] + start, offsets[rank] + stop), source))
-        for peer in reversed(others):
-            if index < len(cut[peer]):
-                start, stop = cut[peer][index]
-                steps.append(Recv(peer, index, Span(Buf.OUTPUT, 0, offsets[peer] + start, offsets[peer] + stop)))
-        lanes.append(Lane(tuple(steps)))
-    return Plan(
-        collective="all_gather",
-        algorithm="direct",
+    offsets, cut = parts(world, counts, itemsize, chunk_bytes)
+    normal = by_site("all_gather", algorithm, world, sites)
+    if normal is None:
+        lanes, width = _direct_lanes(rank, world, offsets, cut), 1
+    else:
+        lanes, width = all_gather_lanes(rank, counts, max(1, chunk_bytes // itemsize), normal)
+    return moving(
+        "all_gather",
+        algorithm=algorithm,
         rank=rank,
         world=world,
-        lanes=tuple(lanes),
-        inputs=(counts[rank],),
+        lanes=lanes,
+        width=width,
+        given=counts[rank],
         output=offsets[-1],
-        leaves=0,
         itemsize=itemsize,
-        wide_itemsize=itemsize,
-        width=1,
-        parameters=(("counts", tuple(counts)), ("itemsize", itemsize), ("chunk_bytes", chunk_bytes)),
+        chunk_bytes=chunk_bytes,
+        parameters=[("counts", tuple(counts))],
+        sites=normal,
     )
 
 
@@ -131,3 +127,38 @@ def barrier(*, rank: int, world: int) -> Plan:
         width=1,
         parameters=(),
     )
+
+
+def _tree_lanes(rank: int, world: int, root: int, elements: int, limit: int) -> tuple[list[Lane], int]:
+    number = (rank - root) % world
+    parent, below = binomial(number, world)
+    children = [(root + place) % world for place in below]
+    lanes: list[Lane] = []
+    for index, piece in enumerate(chunks((0, elements), limit)):
+        here = Span(Buf.OUTPUT, 0, *piece)
+        if number:
+            steps: list[Step] = [Recv((root + parent) % world, index, here)]
+            steps += [Send(child, index, here) for child in children]
+        else:
+            given = Span(Buf.INPUT, 0, *piece)
+            steps = [Send(child, index, given) for child in children]
+            steps.append(Copy(here, given))  # last, so that nobody waits for it
+        lanes.append(Lane(tuple(steps)))
+    return lanes, world.bit_length()  # a chunk is on each level of the tree, and one waits
+
+
+def _direct_lanes(rank: int, world: int, offsets: list[int], cut: list[list[Piece]]) -> list[Lane]:
+    others = [(rank + i) % world for i in range(1, world)]
+    lanes: list[Lane] = []
+    for index in range(max(map(len, cut))):
+        steps: list[Step] = []
+        if index < len(cut[rank]):
+            own = cut[rank][index]
+            given = Span(Buf.INPUT, 0, *own)
+            steps += [Send(peer, index, given) for peer in others]
+            steps.append(Copy(shifted(Buf.OUTPUT, own, offsets[rank]), given))
+        for peer in reversed(others):
+            if index < len(cut[peer]):
+                steps.append(Recv(peer, index, shifted(Buf.OUTPUT, cut[peer][index], offsets[peer])))
+        lanes.append(Lane(tuple(steps)))
+    return lanes

@@ -41,9 +41,9 @@ from quicoll.plan.ring import ring_lanes
 from quicoll.plan.routes import Place, halving, normal_sites, site_members, star, through_sites
 
 __all__ = [
-    "ALGORITHMS",
     "CANONICAL",
     "MIN_SHARE_BYTES",
+    "REDUCTIONS",
     "ROUTES",
     "Algorithm",
     "Route",
@@ -92,7 +92,7 @@ CANONICAL: dict[str, tuple[str, ...]] = {
     "reduce": ("direct", "tree", "hierarchical"),
     "reduce_scatter": ("direct", "tree", "hierarchical"),
 }
-ALGORITHMS: dict[str, tuple[str, ...]] = {**CANONICAL, "all_reduce": (*CANONICAL["all_reduce"], "ring")}
+REDUCTIONS: dict[str, tuple[str, ...]] = {**CANONICAL, "all_reduce": (*CANONICAL["all_reduce"], "ring")}
 
 
 def all_reduce(
@@ -110,7 +110,7 @@ def all_reduce(
 ) -> Plan:
     """The plan of `rank` for an all-reduce of `elements` elements over `leaves` leaves, held as `reduce.held` says.
 
-    algorithm: one of ALGORITHMS. itemsize, wide_itemsize: bytes of an element of the tensor's and of the
+    algorithm: one of REDUCTIONS. itemsize, wide_itemsize: bytes of an element of the tensor's and of the
     accumulator's type. chunk_bytes: no message is longer, unless one element is. sites: a number for each rank, equal
     for ranks that are near each other; only hierarchical looks at it. loose: see the module; not for ring. All but
     `rank` must be equal on all ranks.
@@ -206,8 +206,8 @@ class _Order:
         demand_rank(world, rank=rank)
         demand(1, leaves=leaves, itemsize=itemsize, chunk_bytes=chunk_bytes, loose=loose)
         demand(itemsize, wide_itemsize=wide_itemsize)
-        if algorithm not in ALGORITHMS[collective]:
-            raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(ALGORITHMS[collective])}")
+        if algorithm not in REDUCTIONS[collective]:
+            raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(REDUCTIONS[collective])}")
         self.collective, self.algorithm = collective, algorithm
         self.itemsize, self.wide_itemsize, self.chunk_bytes = itemsize, wide_itemsize, chunk_bytes
         self.sites = normal_sites(sites, world)

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from quicoll.errors import LocalError
 from quicoll.reduce import split
 
-__all__ = ["Place", "halving", "normal_sites", "site_members", "star", "through_sites"]
+__all__ = ["Place", "binomial", "halving", "normal_sites", "site_members", "star", "through_sites"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,17 @@ def through_sites(rank: int, owner: int, members: Sequence[Sequence[int]], sites
         return Place(owner, near)
     away = _after(home, range(len(members)))
     return Place(None, (*((head(site), tuple(_first(head(site), members[site]))) for site in away), *near))
+
+
+def binomial(place: int, size: int) -> tuple[int, list[int]]:
+    """(parent, children) of `place` in a binomial tree over places 0..size-1, whose root is 0 and has the parent -1.
+
+    A place's parent is its number without the lowest set bit, its children are its number plus each power of two below
+    that bit, the largest first because the most places wait behind it. For what goes down alone: nothing is combined.
+    """
+    reach = place & -place if place else 1 << (size - 1).bit_length()
+    offsets = [1 << bit for bit in reversed(range(reach.bit_length() - 1))]
+    return place - reach if place else -1, [place + offset for offset in offsets if place + offset < size]
 
 
 def normal_sites(sites: Sequence[int], world: int) -> tuple[int, ...]:

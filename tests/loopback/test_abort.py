@@ -69,6 +69,12 @@ def in_flight(g: Group, b: Buffers) -> list[Any]:
     ]
 
 
+def by_site(g: Group, b: Buffers) -> Any:
+    """Of the culprit's site one chunk is made up of two ranks' parts."""
+    out = mine(b, 2 * ROWS + ROWS // 3) if g.rank == 0 else None
+    return g.gather(b.x[: ROWS // 3] if g.rank == 1 else b.x, out=out, algorithm="hierarchical")
+
+
 def root_out(g: Group, b: Buffers, rows: int) -> Array | None:
     return mine(b, rows) if g.rank == CULPRIT else None
 
@@ -101,6 +107,10 @@ OPERATIONS: dict[str, Callable[[Groups, Buffers], list[Any]]] = {
     "all_gather": in_all(lambda g, b: g.all_gather(b.x, out=b.out)),
     "gather": in_all(lambda g, b: g.gather(b.x, root=CULPRIT, out=root_out(g, b, 3 * ROWS))),
     "scatter": in_all(lambda g, b: g.scatter(b.x, root=CULPRIT, out=mine(b, ROWS // 3))),
+    "broadcast by site": in_all(lambda g, b: g.broadcast(b.x, out=mine(b), algorithm="hierarchical")),
+    "all_gather by site": in_all(lambda g, b: g.all_gather(b.x, out=b.out, algorithm="hierarchical")),
+    "gather by site": in_all(by_site),
+    "scatter by site": in_all(lambda g, b: g.scatter(b.x, out=mine(b, ROWS // 3), algorithm="hierarchical")),
     "all_to_all": in_all(lambda g, b: g.all_to_all(b.x, out=mine(b))),
     "all_to_all of a list": in_all(lambda g, b: g.all_to_all([b.x, b.x[:0], b.x] if g.rank else [b.x] * 3)),
     "send and recv": in_all(message),
@@ -118,6 +128,11 @@ SMALL: dict[str, Callable[[Groups, Buffers], list[Any]]] = {  # no payload: brok
     "barrier in a sub-group": in_pair(lambda g, b: g.barrier()),
     "split of a sub-group": in_pair(lambda g, b: g.split(0)),
 }
+
+
+def sites(name: str) -> list[str] | None:
+    """The culprit is not alone on its site, and root 0 is on the other."""
+    return ["north", "south", "south"] if name.endswith("by site") else None
 
 
 class Break:
@@ -189,7 +204,7 @@ async def all_of(job: Job, handles: list[Any]) -> None:
 
 @pytest.mark.parametrize("name", [*OPERATIONS, *SMALL])
 async def test_a_rank_that_is_cut_off_in_the_middle_is_named_by_all_others(name: str) -> None:
-    async with cluster(3, lost_after=0.6) as jobs:
+    async with cluster(3, lost_after=0.6, sites=sites(name)) as jobs:
         rule = Break(0 if name in SMALL else 30, lambda: None)
 
         async with disturb_network(jobs[CULPRIT], rule):
@@ -205,7 +220,7 @@ async def test_a_rank_that_is_cut_off_in_the_middle_is_named_by_all_others(name:
 
 @pytest.mark.parametrize("name", [*OPERATIONS, *SMALL])
 async def test_a_call_that_is_cancelled_in_the_middle_ends_it_for_all_and_names_who_did(name: str) -> None:
-    async with cluster(3, lost_after=20.0) as jobs:
+    async with cluster(3, lost_after=20.0, sites=sites(name)) as jobs:
         loop, begun = asyncio.get_running_loop(), asyncio.Event()
         rule = Break(0 if name in SMALL else 30, lambda: loop.call_soon_threadsafe(begun.set))
 
@@ -236,7 +251,7 @@ async def test_a_call_that_is_cancelled_in_the_middle_ends_it_for_all_and_names_
 @pytest.mark.parametrize("name", OPERATIONS)
 async def test_bits_that_never_arrive_right_are_corruption_everywhere(name: str) -> None:
     """The memory of ranks 1 and 2 changes whatever comes in, so every operation meets it somewhere."""
-    async with cluster(3) as jobs:
+    async with cluster(3, sites=sites(name)) as jobs:
         rules = [PayloadCorrupt(min_bytes=1000, times=1 << 30) for _ in range(2)]
         async with corrupt_payloads(jobs[1], rules[0]), corrupt_payloads(jobs[2], rules[1]):
             raised, steps = await broken_step(jobs, OPERATIONS[name], wait=all_of)

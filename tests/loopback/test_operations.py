@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import quicoll.reducing
+import quicoll.schedule
 from quicoll import Job, LocalError, Mismatch, PeerError, QuicollError
 from quicoll.bundle import Joined
 from quicoll.mesh import Mesh, site_numbers
@@ -92,7 +92,7 @@ async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_i
     measured: list[int] = []
     chosen: dict[int, list[str]] = {}
     networks: list[Any] = []
-    real = quicoll.reducing.choose
+    real = quicoll.schedule.choose
 
     def measure(mesh: Mesh, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """Rank 1 is the only one that sees how far away it is."""
@@ -107,7 +107,7 @@ async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_i
         return taken
 
     monkeypatch.setattr(Mesh, "_measured", measure)
-    monkeypatch.setattr("quicoll.reducing.choose", watch)
+    monkeypatch.setattr("quicoll.schedule.choose", watch)
     async with cluster(3) as jobs:
 
         async def many(job: Job) -> None:
@@ -122,6 +122,44 @@ async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_i
     assert networks[0].latency[0] == (0.0, 0.131072, 1e-6)
     assert all(len(taken) == 3 and len(set(taken)) == 1 for taken in chosen.values())
     assert chosen[64] == ["exchange"] * 3
+
+
+async def test_moves_by_site_give_the_same_bits_as_those_that_do_not_look_at_sites() -> None:
+    """Uneven sites whose ranks are no neighbours, parts of all sizes, a list, and out=."""
+    async with cluster(5, sites=["north", "south", "south", "north", "south"]) as jobs:
+        rows = [0, 90_001, 3, 1, 40_000]
+        parts = [values((rows[rank], 2), rank) for rank in range(5)]
+        whole = np.concatenate(parts)
+        for algorithm in ("auto", "direct", "hierarchical"):
+            got = await everyone(jobs, lambda job, a=algorithm: job.group.all_gather(parts[job.rank], algorithm=a))
+            assert {array.tobytes() for array in got} == {whole.tobytes()}
+            gathered = await everyone(
+                jobs, lambda job, a=algorithm: job.group.gather(parts[job.rank], root=3, algorithm=a)
+            )
+            assert gathered.pop(3).tobytes() == whole.tobytes()
+            assert gathered == [None] * 4
+            scattered = await everyone(
+                jobs,
+                lambda job, a=algorithm: job.group.scatter(
+                    whole if job.rank == 3 else whole[:0], root=3, counts=rows if job.rank == 3 else None, algorithm=a
+                ),
+            )
+            assert [array.tobytes() for array in scattered] == [part.tobytes() for part in parts]
+        for algorithm in ("auto", "tree", "hierarchical"):
+            for root in range(5):
+                given = [values((9, 2), root), values((90_001, 2), root + 1)]
+                outs = [[np.empty_like(each) for each in given] for _ in jobs]
+                await everyone(
+                    jobs,
+                    lambda job, a=algorithm, r=root, o=outs, x=given: job.group.broadcast(
+                        x if job.rank == r else o[job.rank], root=r, out=o[job.rank], algorithm=a
+                    ),
+                )
+                for out in outs:
+                    assert [each.tobytes() for each in out] == [each.tobytes() for each in given]
+        names = await everyone(jobs, lambda job: job.group.all_gather_object(f"rank {job.rank}"))
+        assert names == [[f"rank {rank}" for rank in range(5)]] * 5
+        assert await everyone(jobs, lambda job: job.group.broadcast_object([job.rank], root=4)) == [[4]] * 5
 
 
 async def test_reduce_scatter_gives_the_rows_that_were_asked_for() -> None:
@@ -372,6 +410,16 @@ MISMATCHES: dict[str, tuple[Any, Any]] = {
     "root of an object": (lambda g, x: g.broadcast_object(1, root=0), lambda g, x: g.broadcast_object(1, root=1)),
     "algorithm": (lambda g, x: g.all_reduce(x, algorithm="tree"), lambda g, x: g.all_reduce(x, algorithm="direct")),
     "auto here, direct there": (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x, algorithm="direct")),
+    "algorithm of a broadcast": (
+        lambda g, x: g.broadcast(x, algorithm="tree"),
+        lambda g, x: g.broadcast(x, algorithm="hierarchical"),
+    ),
+    "algorithm of an all_gather": (
+        lambda g, x: g.all_gather(x),
+        lambda g, x: g.all_gather(x, algorithm="hierarchical"),
+    ),
+    "algorithm of a gather": (lambda g, x: g.gather(x), lambda g, x: g.gather(x, algorithm="direct")),
+    "algorithm of a scatter": (lambda g, x: g.scatter(x), lambda g, x: g.scatter(x, algorithm="hierarchical")),
     "order": (lambda g, x: g.all_reduce(x), lambda g, x: g.all_reduce(x, reduce_order="ring")),
     "counts": (
         lambda g, x: g.reduce_scatter(x, counts=[4, 0]),
@@ -481,6 +529,11 @@ async def test_a_step_whose_ranks_call_different_things_is_committed_nowhere() -
         ),
         (lambda g: g.reduce(np.ones(3), algorithm="exchange"), "algorithm 'exchange' is not known"),
         (lambda g: g.all_reduce(np.ones(3), algorithm="tree", reduce_order="ring"), "algorithm of its own"),
+        (lambda g: g.all_reduce(np.ones(3), algorithm="ring"), "algorithm 'ring' is not known"),
+        (lambda g: g.broadcast(np.ones(3), algorithm="direct"), "use one of auto, tree, hierarchical"),
+        (lambda g: g.all_gather(np.ones(3), algorithm="tree"), "use one of auto, direct, hierarchical"),
+        (lambda g: g.gather(np.ones(3), algorithm="exchange"), "use one of auto, direct, hierarchical"),
+        (lambda g: g.scatter(np.ones(3), algorithm="fast"), "use one of auto, direct, hierarchical"),
         (lambda g: g.all_reduce([]), "a list of no tensors"),
         (lambda g: g.all_reduce([np.ones(1), torch.ones(1, dtype=torch.float64)]), "make a call for each type"),
         (lambda g: g.all_reduce([np.ones(1), np.ones(1, np.float32)]), "make a call for each type"),

@@ -27,7 +27,7 @@ import quicoll.job
 import quicoll.membership.coordinator
 import quicoll.membership.rules
 import quicoll.plan
-import quicoll.reducing
+import quicoll.schedule
 import quicoll_transport.inbox
 from quicoll.errors import QuicollError
 from quicoll.job import Job
@@ -193,7 +193,8 @@ def checksums_are_not_compared(patch: Patch) -> None:
 
 
 def the_order_of_reduction_is_another(patch: Patch) -> None:
-    patch.setattr(quicoll.reducing, "_PLANNERS", {"all_reduce": quicoll.plan.all_reduce})  # without what it has kept
+    kept = quicoll.schedule._PLANNERS
+    patch.setattr(quicoll.schedule, "_PLANNERS", {**kept, "all_reduce": quicoll.plan.all_reduce})  # nothing kept of it
     for name in ("quicoll.reduce", "quicoll.plan.canonical", "quicoll.plan.routes"):
         patch.setattr(sys.modules[name], "split", lambda start, stop: start + 1)
 

@@ -68,7 +68,7 @@ def test_auto_marks_the_one_it_takes() -> None:
     [
         (["sum"], "is not known"),
         (["all_reduce", "--algorithm", "torus"], "is not known"),
-        (["broadcast", "--algorithm", "tree"], "is not known"),
+        (["broadcast", "--algorithm", "direct"], "is not known"),
         (["all_reduce", "--bytes", "many"], "is no size"),
         (["all_reduce", "--sites", "3,3"], "make 6"),
         (["all_reduce", "--sites", "a"], "are no sites"),

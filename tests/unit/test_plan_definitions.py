@@ -11,6 +11,7 @@ twenty times as many (a quarter of an hour), up to all there are.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, product
 from typing import Any
@@ -20,7 +21,8 @@ import pytest
 from plan_machine import Words, in_memory, joined, sealed
 
 from quicoll import plan
-from quicoll.plan import ALGORITHMS, CANONICAL, Plan, validate
+from quicoll.errors import LocalError
+from quicoll.plan import ALGORITHMS, CANONICAL, MOVES, Plan, Send, validate
 
 Array = np.ndarray[Any, Any]
 
@@ -267,37 +269,112 @@ def split(whole: Array, counts: Sequence[int]) -> list[Array]:
     return [whole[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
+def moved(algorithm: str, sites: tuple[int, ...]) -> dict[str, Any]:
+    return {"algorithm": algorithm, "sites": sites} if algorithm == "hierarchical" else {"algorithm": algorithm}
+
+
+def crossing(plans: Sequence[Plan], sites: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(from, to, elements) of every message between two sites."""
+    return [
+        (made.rank, step.peer, step.src.elements)
+        for made in plans
+        for lane in made.lanes
+        for step in lane.steps
+        if isinstance(step, Send) and sites[made.rank] != sites[step.peer]
+    ]
+
+
+@pytest.mark.parametrize("algorithm", MOVES["broadcast"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_broadcast_gives_everyone_the_roots_elements(world: int) -> None:
-    for elements, root, limit in cases(SIZES, range(world), (64, 1 << 20), most=2, turn=world):
+def test_broadcast_gives_everyone_the_roots_elements(world: int, algorithm: str) -> None:
+    for elements, root, limit, sites in cases(
+        SIZES, range(world), (64, 1 << 20), site_layouts(world), most=2, turn=world
+    ):
         (value,) = words(world, 1, elements)
-        plans = by_rank(plan.broadcast, world, root=root, elements=elements, itemsize=8, chunk_bytes=limit)
+        how = moved(algorithm, sites)
+        plans = by_rank(plan.broadcast, world, root=root, elements=elements, itemsize=8, chunk_bytes=limit, **how)
         for output in run(plans, [[value] if rank == root else [] for rank in range(world)], seed=root):
             equal(output, value)
+        if algorithm == "hierarchical":
+            once = elements * (len(set(sites)) - 1)  # into each remote site
+            assert sum(size for _, _, size in crossing(plans, sites)) == once
 
 
+@pytest.mark.parametrize("algorithm", MOVES["gather"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_gathers_put_the_parts_one_after_the_other_in_rank_order(world: int) -> None:
-    for counts, root, limit in cases(uneven(world), range(world), (64, 1000, 1 << 20), most=2, turn=world):
+def test_gathers_put_the_parts_one_after_the_other_in_rank_order(world: int, algorithm: str) -> None:
+    for counts, root, limit, sites in cases(
+        uneven(world), range(world), (64, 1000, 1 << 20), site_layouts(world), most=2, turn=world
+    ):
         (whole,) = words(world, 1, sum(counts))
         parts = [[part] for part in split(whole, counts)]
-        to_all = by_rank(plan.all_gather, world, counts=counts, itemsize=8, chunk_bytes=limit)
+        how: dict[str, Any] = {"counts": counts, "itemsize": 8, "chunk_bytes": limit, **moved(algorithm, sites)}
+        to_all = by_rank(plan.all_gather, world, **how)
         for output in run(to_all, parts, seed=world):
             equal(output, whole)
-        to_root = by_rank(plan.gather, world, root=root, counts=counts, itemsize=8, chunk_bytes=limit)
+        to_root = by_rank(plan.gather, world, root=root, **how)
+        if algorithm == "hierarchical":
+            assert sum(size for _, _, size in crossing(to_all, sites)) == sum(counts) * (len(set(sites)) - 1)
+            from_afar = sum(count for count, site in zip(counts, sites, strict=True) if site != sites[root])
+            assert sum(size for _, _, size in crossing(to_root, sites)) == from_afar
         outputs = run(to_root, parts, seed=root)
         equal(outputs.pop(root), whole)
         assert all(output.size == 0 for output in outputs)
 
 
+@pytest.mark.parametrize("algorithm", MOVES["scatter"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_scatter_gives_each_rank_its_part_of_the_roots_elements(world: int) -> None:
-    for counts, root, limit in cases(uneven(world), range(world), (64, 1000, 1 << 20), most=2, turn=world):
+def test_scatter_gives_each_rank_its_part_of_the_roots_elements(world: int, algorithm: str) -> None:
+    for counts, root, limit, sites in cases(
+        uneven(world), range(world), (64, 1000, 1 << 20), site_layouts(world), most=2, turn=world
+    ):
         (whole,) = words(world, 1, sum(counts))
-        plans = by_rank(plan.scatter, world, root=root, counts=counts, itemsize=8, chunk_bytes=limit)
+        how = moved(algorithm, sites)
+        plans = by_rank(plan.scatter, world, root=root, counts=counts, itemsize=8, chunk_bytes=limit, **how)
+        if algorithm == "hierarchical":
+            to_afar = sum(count for count, site in zip(counts, sites, strict=True) if site != sites[root])
+            assert sum(size for _, _, size in crossing(plans, sites)) == to_afar
         outputs = run(plans, [[whole] if rank == root else [] for rank in range(world)], seed=root)
         for output, expected in zip(outputs, split(whole, counts), strict=True):
             equal(output, expected)
+
+
+def test_small_parts_of_a_remote_site_cross_as_one_message_and_large_ones_straight_from_their_ranks() -> None:
+    sites = (0, 0, 1, 1, 1, 1, 2)
+    for planner in (plan.gather, plan.scatter):
+        how: dict[str, Any] = {"root": 1, "itemsize": 8, "algorithm": "hierarchical", "sites": sites}
+        few = by_rank(planner, 7, counts=(5, 6, 7, 8, 9, 4, 3), **how)
+        assert sorted(size for _, _, size in crossing(few, sites)) == [3, 7 + 8 + 9 + 4]
+        many = by_rank(planner, 7, counts=(128,) * 7, chunk_bytes=128 * 8, **how)
+        assert sorted(crossing(many, sites)) == sorted(
+            (rank, 1, 128) if planner is plan.gather else (1, rank, 128) for rank in range(2, 7)
+        )
+        assert not any(lane.scratch for made in many for lane in made.lanes)
+
+
+def test_heads_take_turns_so_that_each_rank_of_a_site_carries_a_like_share() -> None:
+    sites = (0, 0, 0, 0, 1, 1, 1, 1)
+    how: dict[str, Any] = {"itemsize": 8, "chunk_bytes": 64 * 8, "algorithm": "hierarchical", "sites": sites}
+    plans = by_rank(plan.broadcast, 8, root=0, elements=64 * 40, **how)
+    assert Counter(to for _, to, _ in crossing(plans, sites)) == {4: 10, 5: 10, 6: 10, 7: 10}
+    plans = by_rank(plan.all_gather, 8, counts=(64,) * 8, **how)
+    assert Counter(to for _, to, _ in crossing(plans, sites)) == dict.fromkeys(range(8), 1)
+
+
+@pytest.mark.parametrize("collective", sorted(MOVES))
+def test_moves_know_their_algorithms_and_refuse_others(collective: str) -> None:
+    sized: dict[str, Any] = {"elements": 3} if collective == "broadcast" else {"counts": (1, 2)}
+    if collective != "all_gather":
+        sized["root"] = 0
+    planner = getattr(plan, collective)
+    with pytest.raises(LocalError, match=f"use one of {', '.join(MOVES[collective])}"):
+        planner(rank=0, world=2, itemsize=4, algorithm="exchange", **sized)
+    with pytest.raises(LocalError, match="sites for 3 ranks in a world of 2"):
+        planner(rank=0, world=2, itemsize=4, algorithm="hierarchical", sites=(0, 1, 1), **sized)
+    made = [planner(rank=rank, world=2, itemsize=4, algorithm="hierarchical", sites=(4, 9), **sized) for rank in (0, 1)]
+    assert made[0].signature == made[1].signature
+    assert made[0].signature.endswith("sites=0,1")
+    assert made[0].signature != planner(rank=0, world=2, itemsize=4, **sized).signature
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -357,6 +434,8 @@ def test_an_algorithm_that_reduces_what_is_no_node_of_the_tree_is_found_out() ->
 
 def test_every_algorithm_of_every_operation_is_tested_above() -> None:
     assert {name: set(known) - {"ring"} for name, known in ALGORITHMS.items()} == {
-        name: set(known) for name, known in CANONICAL.items()
+        name: set(known) for name, known in {**CANONICAL, **MOVES}.items()
     }
     assert sorted(CANONICAL) == ["all_reduce", "reduce", "reduce_scatter"]
+    assert sorted(MOVES) == ["all_gather", "broadcast", "gather", "scatter"]
+    assert MOVES["all_gather"] == MOVES["gather"]

@@ -156,6 +156,9 @@ class LinkSnapshot:
     rtt_ns, rttvar_ns: of heartbeats, smoothed; both processes' delays are in it. None before the first answer.
     path_rtt_ns, path_rttvar_ns, path_min_rtt_ns: QUIC's estimate of the same, less the peer's stated delay.
     cwnd, bytes_in_flight: QUIC's, bytes. lost_packets: that it declared lost, those sent again as probes included.
+    delivery_rate: payload bytes a second that the peer acknowledged while more was waiting to be sent, the median of
+        the last few measurements; None until that has been so for a round trip. cwnd for each round trip may be far
+        more than path and processors can do.
     credit_used: bytes of the peer's credit taken by our eager messages. credit_held, credit_peak: bytes of our own
         credit taken by messages that no buffer is posted for, now and at most.
     """
@@ -184,6 +187,7 @@ class LinkSnapshot:
     cwnd: int
     bytes_in_flight: int
     lost_packets: int
+    delivery_rate: int | None
     credit_used: int
     credit_held: int
     credit_peak: int

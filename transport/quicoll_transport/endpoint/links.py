@@ -141,6 +141,7 @@ class Link:
             cwnd=0 if path is None else path.cwnd,
             bytes_in_flight=0 if path is None else path.bytes_in_flight,
             lost_packets=0 if path is None else path.lost_packets,
+            delivery_rate=None if path is None else path.delivery_rate,
             credit_used=core.credit_used,
             credit_held=stats.held_bytes,
             credit_peak=stats.held_peak,

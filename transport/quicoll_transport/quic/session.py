@@ -27,6 +27,7 @@ from aioquic.quic.packet import QuicErrorCode
 from ..errors import ProtocolError
 from ..frames import HEADER_SIZE, Header
 from .connection import Connection, configuration
+from .delivery import DeliveryRate
 from .terms import (
     CLOSE_NORMAL,
     Address,
@@ -115,6 +116,8 @@ class Session:
         self._waiting: deque[_Feed] = deque()
         self._feeding: deque[_Feed] = deque()
         self._open: dict[int, _Feed] = {}
+        self._delivery = DeliveryRate()
+        self._acknowledged = 0  # bytes of messages, when slices were last given to QUIC
         self.bytes_fed = 0  # payload bytes given to QUIC, for whoever measures what was sent again
         self._last_received: float | None = None
         self.key_updates = 0  # of both sides together
@@ -186,6 +189,7 @@ class Session:
 
     def datagrams_to_send(self, now_ns: int) -> list[tuple[bytes, Address]]:
         self._feed()
+        self._measure(now_ns)
         closing = self._quic._close_pending
         self._renew_keys()
         first = self._quic._packet_number
@@ -208,6 +212,7 @@ class Session:
             cwnd=loss.congestion_window,
             bytes_in_flight=loss.bytes_in_flight,
             lost_packets=self._quic.lost_packets if isinstance(self._quic, Connection) else 0,
+            delivery_rate=self._delivery.rate,
         )
 
     def end_trace(self) -> None:
@@ -294,6 +299,7 @@ class Session:
             connection.request_key_update()
 
     def _reset_stream(self, stream_id: int) -> None:
+        self._delivery.interrupt()  # what it held is no longer held, and was not acknowledged
         self._open.pop(stream_id, None)
         self._feeding = deque(feed for feed in self._feeding if feed.stream_id != stream_id)
         if stream_id in self._quic._streams:
@@ -314,6 +320,7 @@ class Session:
                 del self._open[stream_id]
             else:
                 held += len(stream.sender._buffer)
+        self._acknowledged = self.bytes_fed - held
         # More than the peer's window (taken to be as wide as ours) could not be under way, only lie here.
         ceiling = min(_FEED_CEILING, self._quic.configuration.max_data + _FEED_FLOOR)
         room = min(max(_FEED_FLOOR, 2 * self._quic._loss.congestion_window), ceiling) - held
@@ -341,6 +348,12 @@ class Session:
                 feed.payload = memoryview(b"")
             else:
                 self._feeding.append(feed)
+
+    def _measure(self, now_ns: int) -> None:
+        loss = self._quic._loss
+        rtt_ns = int(loss._rtt_smoothed * 1e9) if loss._rtt_initialized else 0
+        more = bool(self._waiting or self._feeding)
+        self._delivery.note(self._acknowledged, now_ns, rtt_ns=rtt_ns, more=more)
 
     def _drain(self) -> None:
         while (event := self._quic.next_event()) is not None:

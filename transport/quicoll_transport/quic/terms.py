@@ -98,6 +98,7 @@ class PathStats:
     """What QUIC knows of a connection's path. Times are None before the first acknowledgement.
 
     lost_packets: declared lost since the connection began; what is sent again as a probe counts too.
+    delivery_rate: bytes a second that were acknowledged while more was waiting; None while that has not been measured.
     """
 
     rtt_ns: int | None
@@ -106,6 +107,7 @@ class PathStats:
     cwnd: int
     bytes_in_flight: int
     lost_packets: int
+    delivery_rate: int | None
 
 
 class MessageSink(Protocol):
