@@ -351,7 +351,8 @@ class Mesh:
     def _measured(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """What the links to `ranks` have measured: microseconds one way, then bytes a second, each 0 if not known.
 
-        The rate is what the congestion window lets through at the shortest round trip.
+        The rate is the one at which the peer acknowledged what was kept waiting for it. Congestion window by round trip
+        is none: at a job's start it says what a path was not yet asked, later far more than the processors can move.
         """
         latency, rate = [0] * len(ranks), [0] * len(ranks)
         for number, rank in enumerate(ranks):
@@ -361,7 +362,7 @@ class Mesh:
             rtt_ns = seen.path_min_rtt_ns or seen.rtt_ns
             if rtt_ns:
                 latency[number] = quantised(rtt_ns // 2000)
-                rate[number] = quantised(seen.cwnd * 1_000_000_000 // rtt_ns) if seen.cwnd else 0
+                rate[number] = quantised(seen.delivery_rate or 0)
         return *latency, *rate
 
     def _agree(self, slot: _Slot) -> Network:
