@@ -4,19 +4,24 @@
 #   make test    every check, as CI runs them
 #   make lint    ruff (rules and format), codespell, the import contracts
 #   make types   mypy --strict on both packages
-#   make unit    pytest against the source tree
+#   make unit    pytest against the source tree, in WORKERS processes
 #   make sim     500 clusters on a virtual clock, each broken in another way; every invariant has to hold
 #   make wheel   a part of the tests against the built wheel, in an environment that cannot see the source tree
 #   make bench   the benchmarks
 #   make clean   everything that the above have made
 #
-# PYTHON=python3.13 make test takes another interpreter; VENV=... another place for the environment.
+# PYTHON=python3.13 make test takes another interpreter; VENV=... another place for the environment; WORKERS=8 another
+# number of processes for pytest.
 
 PYTHON ?= python3
 VENV ?= .venv
 WHEEL_VENV := $(VENV)-wheel
 BIN := $(VENV)/bin
 HERE := $(CURDIR)
+# One for each core, and two at least: a part of the tests is waiting for deadlines. Eight at most: each takes up to 3 GiB.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(max(os.cpu_count() or 2, 2), 8))')
+# Tests go to whoever has none left, those of a file as far as possible to one, since they share what is slow to make.
+PARALLEL = --numprocesses=$(WORKERS) --dist=worksteal
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -46,7 +51,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy --strict -p quicoll -p quicoll_pytest -p quicoll_transport
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 sim: $(VENV)/.dev
 	mkdir -p build
@@ -59,7 +64,7 @@ wheel: $(VENV)/.dev $(WHEEL_VENV)/.deps
 	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . >/dev/null
 	$(WHEEL_VENV)/bin/python -m pip install --quiet --no-deps --force-reinstall build/wheel/*.whl
 	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -c "$$CHECK_INSTALLED"
-	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -m pytest -p no:cacheprovider \
+	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -m pytest $(PARALLEL) -p no:cacheprovider \
 		--config-file='$(HERE)/pyproject.toml' --rootdir='$(HERE)' --ignore='$(HERE)/tests/unit/test_plan_definitions.py' \
 		'$(HERE)/tests/unit' '$(HERE)/tests/transport/test_endpoint.py' '$(HERE)/tests/sim/test_runner.py'
 
@@ -92,7 +97,7 @@ $(WHEEL_VENV)/.deps: $(VENV)/.dev
 	$(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) build/wheel/*.whl
 	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -c "$$CHECK_INSTALLED"
-	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) "$$(echo build/wheel/*.whl)[bf16,demo,sim]" pytest pytest-asyncio pytest-timeout hypothesis
+	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) "$$(echo build/wheel/*.whl)[bf16,demo,sim]" pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
 	touch $@
 
 define CHECK_INSTALLED
