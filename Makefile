@@ -4,19 +4,24 @@
 #   make test    every check, as CI runs them
 #   make lint    ruff (rules and format), codespell, the import contracts
 #   make types   mypy --strict on both packages
-#   make unit    pytest against the source tree
+#   make unit    pytest against the source tree, in WORKERS processes
 #   make sim     500 clusters on a virtual clock, each broken in another way; every invariant has to hold
 #   make wheel   a part of the tests against the built wheel, in an environment that cannot see the source tree
 #   make bench   the benchmarks
 #   make clean   everything that the above have made
 #
-# PYTHON=python3.13 make test takes another interpreter; VENV=... another place for the environment.
+# PYTHON=python3.13 make test takes another interpreter; VENV=... another place for the environment; WORKERS=8 another
+# number of processes for pytest.
 
 PYTHON ?= python3
 VENV ?= .venv
 WHEEL_VENV := $(VENV)-wheel
 BIN := $(VENV)/bin
 HERE := $(CURDIR)
+# One more than there are cores, since a part of the tests waits for deadlines. Eight at most: each takes up to 3 GiB.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 8))')
+# Tests go to whoever has none left, those of a file as far as possible to one, since they share what is slow to make.
+PARALLEL = --numprocesses=$(WORKERS) --dist=worksteal
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -46,22 +51,27 @@ types: $(VENV)/.dev
 	$(BIN)/mypy --strict -p quicoll -p quicoll_pytest -p quicoll_transport
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 sim: $(VENV)/.dev
 	mkdir -p build
 	$(BIN)/quicoll sim --seeds 0:500 --json build/sim.json
 
-# What a user installs is the wheel: a module, a py.typed or a dependency that was forgotten shows only there. The
-# tests run from an empty directory and with -P, so that no import can find the source tree.
+# What a user installs is the wheel: a module, a py.typed or a dependency that was forgotten shows only there. All runs
+# from an empty directory and with -P, so that no import can find the source tree. Every module is imported; tests that
+# take long over many cases of pure arithmetic or of a state machine would show no more than that, and are left out.
 wheel: $(VENV)/.dev $(WHEEL_VENV)/.deps
 	rm -rf build/wheel && mkdir -p build/wheel build/away
 	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . >/dev/null
 	$(WHEEL_VENV)/bin/python -m pip install --quiet --no-deps --force-reinstall build/wheel/*.whl
 	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -c "$$CHECK_INSTALLED"
-	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -m pytest -p no:cacheprovider \
-		--config-file='$(HERE)/pyproject.toml' --rootdir='$(HERE)' --ignore='$(HERE)/tests/unit/test_plan_definitions.py' \
+	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -c "$$IMPORT_ALL" '$(HERE)'
+	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -m pytest $(PARALLEL) -p no:cacheprovider \
+		--config-file='$(HERE)/pyproject.toml' --rootdir='$(HERE)' \
+		$(NOT_OF_THE_WHEEL:%=--ignore='$(HERE)/tests/unit/test_%.py') \
 		'$(HERE)/tests/unit' '$(HERE)/tests/transport/test_endpoint.py' '$(HERE)/tests/sim/test_runner.py'
+
+NOT_OF_THE_WHEEL = exact membership_cluster plan plan_definitions reduce
 
 bench: $(VENV)/.dev
 	set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
@@ -92,7 +102,7 @@ $(WHEEL_VENV)/.deps: $(VENV)/.dev
 	$(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) build/wheel/*.whl
 	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -c "$$CHECK_INSTALLED"
-	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) "$$(echo build/wheel/*.whl)[bf16,demo,sim]" pytest pytest-asyncio pytest-timeout hypothesis
+	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) "$$(echo build/wheel/*.whl)[bf16,demo,sim]" pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
 	touch $@
 
 define CHECK_INSTALLED
@@ -104,3 +114,13 @@ for name in ("quicoll", "quicoll_pytest", "quicoll_transport"):  # the second ne
     assert (found.parent / "py.typed").is_file(), f"{name} was built without its py.typed"
 endef
 export CHECK_INSTALLED
+
+# With all extras: every module of the source tree, from where the wheel was installed.
+define IMPORT_ALL
+import importlib, pathlib, sys
+for package in ("quicoll", "quicoll_pytest", "transport/quicoll_transport"):
+    root = pathlib.Path(sys.argv[1], package)
+    for path in root.rglob("*.py"):
+        importlib.import_module(".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__"))
+endef
+export IMPORT_ALL

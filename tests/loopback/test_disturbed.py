@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import pytest
 
-from quicoll.testing import cluster, corrupt_payloads, disturb_network, network_clock_ns
+from quicoll import LocalError
+from quicoll.testing import cluster, corrupt_payloads, cut_network, disturb_network, network_clock_ns
 from quicoll_transport.faults import (
     Between,
     BurstLoss,
@@ -73,6 +75,17 @@ async def test_a_fault_of_some_time_is_over_by_itself() -> None:
         now = network_clock_ns(jobs[0])
         async with disturb_network(jobs[0], Between(now, now + 300 * MS, Hold(until_ns=now + 300 * MS))):
             got = await asyncio.gather(*(job.group.all_reduce(np.ones(SIZE)) for job in jobs))
+        assert network_clock_ns(jobs[0]) >= now + 300 * MS
+        assert all(result.tobytes() == np.full(SIZE, 2.0).tobytes() for result in got)
+
+
+async def test_a_cut_network_is_back_after_its_seconds() -> None:
+    async with cluster(2, lost_after=20.0) as jobs:
+        with pytest.raises(LocalError, match="takes some time"):
+            cut_network(jobs[0], 0.0)
+        now = network_clock_ns(jobs[0])
+        cut_network(jobs[0], 0.3)
+        got = await asyncio.gather(*(job.group.all_reduce(np.ones(SIZE)) for job in jobs))
         assert network_clock_ns(jobs[0]) >= now + 300 * MS
         assert all(result.tobytes() == np.full(SIZE, 2.0).tobytes() for result in got)
 

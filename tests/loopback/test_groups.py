@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quicoll import Event, Group, Job, LocalError, Mismatch, PeerError, QuicollError, StepAborted
+from quicoll import Group, Job, LocalError, Mismatch, PeerError, QuicollError, StepAborted
 from quicoll.testing import cluster
 
 Array = np.ndarray[Any, Any]
@@ -437,46 +437,3 @@ async def test_splits_nest_to_a_bounded_depth() -> None:
         assert (await group.all_reduce(np.ones(1))).tolist() == [1.0]
         with pytest.raises(LocalError, match="32 deep"):
             group.split(0)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Stragglers
-
-
-async def test_who_comes_late_is_told_to_all_and_kept_by_the_job() -> None:
-    events: list[Event] = []
-    async with cluster(3, straggler_after=0.1, observer=events.append) as jobs:
-        groups = await split(jobs, [0, 0, None])
-        others = 0
-        called = asyncio.Event()
-
-        async def work(job: Job) -> None:
-            nonlocal others
-            if job.rank == 1:
-                await called.wait()
-                await asyncio.sleep(0.3)  # what is measured: there is no other way to be late
-                await asyncio.gather(*(job.group.all_reduce(np.ones(3)) for _ in range(5)))
-                return
-            handles = [job.group.all_reduce(np.ones(3)) for _ in range(5)]
-            others += 1
-            if others == 2:
-                called.set()
-            await asyncio.gather(*handles)
-
-        await everyone(jobs, work)
-        for job in jobs:
-            rows = job.stragglers()
-            assert [(row.rank, row.node, row.times, row.worst_op) for row in rows] == [
-                (1, "worker-1", 1, "all_reduce#1")
-            ]
-            assert 0.25 < rows[0].total_s == rows[0].worst_s
-        told = [event for event in events if event.kind == "straggler"]
-        assert sorted(event.node for event in told) == ["worker-0", "worker-1", "worker-2"]
-        assert {(e.fields["rank"], e.fields["peer"], e.fields["op"]) for e in told} == {(1, "worker-1", "all_reduce#1")}
-        # Waiting for a message is no lateness, and a sub-group's operations are named after it.
-        got = asyncio.ensure_future(jobs[0].group.recv(np.ones(3), source=2)._wait())
-        waiting = asyncio.ensure_future(groups[1].barrier()._wait())
-        await asyncio.sleep(0.2)
-        await asyncio.gather(jobs[2].group.send(np.ones(3), to=0), groups[0].barrier(), got, waiting)
-        assert [(row.rank, row.worst_op) for row in jobs[1].stragglers()][1:] == [(0, "barrier#0@0:0")]
-        assert not any(row.node == "worker-2" for job in jobs for row in job.stragglers())

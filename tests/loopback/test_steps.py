@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 from quicoll import Event, Job, LocalError, Mismatch, Partitioned, PeerError, QuicollError, StepAborted
-from quicoll.testing import cluster, cut_network
-from quicoll_transport.faults import Cut, Installed
+from quicoll.testing import cluster, disturb_network
+from quicoll_transport.faults import Cut, Hold, Installed
 
 
 async def outcomes(jobs: list[Job], work: Callable[[Job], Any]) -> list[Any]:
@@ -140,8 +140,12 @@ async def test_cancelling_one_ranks_collective_ends_it_for_all_and_leaves_buffer
         out = [np.full(400_000, -1.0) for _ in range(2)]
 
         async def attempt(job: Job) -> None:
-            async with asyncio.timeout(0.002 if job.rank == 0 else 30):
-                await job.group.all_reduce(x[job.rank], out=out[job.rank])
+            if job.rank:
+                await job.group.all_reduce(x[1], out=out[1])
+                return
+            async with disturb_network(job, Hold()):  # so that it cannot have ended before its time is over
+                async with asyncio.timeout(0.002):
+                    await job.group.all_reduce(x[0], out=out[0])
 
         got = await outcomes(jobs, attempt)
         assert isinstance(got[0], TimeoutError)
@@ -169,7 +173,7 @@ async def test_ranks_with_different_results_do_not_commit() -> None:
         assert await go_on(jobs) == [1, 1]
 
 
-async def test_a_cut_rank_is_left_out_within_the_deadline_and_comes_back_with_the_others_state() -> None:
+async def test_a_cut_rank_is_left_out_while_its_cut_lasts_and_comes_back_with_the_others_state() -> None:
     events: list[Event] = []
     async with cluster(3, lost_after=0.6, observer=events.append) as jobs:
         state = [np.zeros(4) for _ in jobs]
@@ -181,23 +185,26 @@ async def test_a_cut_rank_is_left_out_within_the_deadline_and_comes_back_with_th
         for job in jobs:
             register(job)
         ranks = {job.node: index for index, job in enumerate(jobs)}
-        aborted: dict[str, tuple[float, StepAborted]] = {}
-        cut_at = 0.0
+        aborted: dict[str, StepAborted] = {}
+        cut = AsyncExitStack()
+        begun = False
         last = 1 << 30  # until the cut rank is back: then all are at the same step, and go on for ten more
 
         async def train(job: Job) -> None:
-            nonlocal cut_at, last
+            nonlocal begun, last
             mine = state[ranks[job.node]]
             while job.committed_step < last:
-                if job.node == "worker-1" and job.committed_step == 5 and not cut_at:
-                    cut_at = time.monotonic()
-                    cut_network(job, 1.5)
+                if job.node == "worker-1" and job.committed_step == 5 and not begun:
+                    begun = True
+                    await cut.enter_async_context(disturb_network(job, Cut()))
+                if job.node == "worker-0" and job.committed_step == 8:  # after three steps without the cut rank
+                    await cut.aclose()
                 try:
                     async with job.step() as step:
                         total = await job.group.all_reduce(np.full(4, float(step.number)), op="avg")
                         step.on_commit(lambda total=total: np.add(mine, total, out=mine))
                 except StepAborted as error:
-                    aborted.setdefault(job.node, (time.monotonic(), error))
+                    aborted.setdefault(job.node, error)
                 else:
                     if job.node == "worker-1" and "worker-1" in aborted:
                         last = min(last, job.committed_step + 10)
@@ -207,10 +214,8 @@ async def test_a_cut_rank_is_left_out_within_the_deadline_and_comes_back_with_th
         assert [mine.tolist() for mine in state] == [[last * (last + 1) / 2.0] * 4] * 3
         assert set(aborted) == {"worker-0", "worker-1", "worker-2"}
         for node in ("worker-0", "worker-2"):
-            when, error = aborted[node]
-            assert when - cut_at < 0.6 + 1.0
-            assert error.lost == ("worker-1",)
-            assert error.step == 6
+            assert aborted[node].lost == ("worker-1",)
+            assert aborted[node].step == 6
         views = [event.fields["nodes"] for event in events if event.kind == "view_installed"]
         assert ["worker-0", "worker-2"] in views
         assert any(event.kind == "state_received" and event.node == "worker-1" for event in events)
@@ -273,19 +278,24 @@ async def test_steps_do_not_nest_and_resuming_comes_first() -> None:
 
 
 async def test_leaving_a_step_with_collectives_still_running_aborts_it() -> None:
-    async with cluster(2, timeout=5) as jobs:
+    async with cluster(2) as jobs:
+        left = asyncio.Event()
+        forgotten: list[asyncio.Future[Any]] = []
 
         async def step(job: Job) -> None:
-            async with job.step():
-                task = asyncio.ensure_future(job.group.all_reduce(np.ones(3)))
-                await asyncio.sleep(0.05 if job.rank else 0)
-                if job.rank:
-                    await task
-                else:
-                    forgotten.append(task)
+            if job.rank:
+                async with job.step():
+                    await left.wait()
+                    await job.group.all_reduce(np.ones(3))
+                return
+            try:
+                async with job.step():
+                    forgotten.append(asyncio.ensure_future(job.group.all_reduce(np.ones(3))))
+                    await asyncio.sleep(0)
+            finally:
+                left.set()
 
-        forgotten: list[asyncio.Future[Any]] = []
-        # rank 0 leaves at once; rank 1 has not called yet, so rank 0's operation cannot have ended
+        # rank 1 calls after rank 0 has left, so rank 0's operation cannot have ended
         got = await outcomes(jobs, step)
         assert isinstance(got[0], StepAborted)
         assert "still running" in str(got[0])
@@ -390,10 +400,10 @@ async def test_a_rank_without_a_quorum_raises_partitioned_and_goes_on_when_it_is
         assert await outcomes(jobs, one_step) == [1, 1]
         for job in jobs:
             job.register_state(lambda: {}, lambda new: None)
-        cut_network(jobs[1], 4.0)
-        # one of two nodes is no majority: both hold, the one with the coordinator too
-        assert [type(error) for error in await outcomes(jobs, one_step)] == [StepAborted, StepAborted]
-        held = await outcomes(jobs, one_step)
+        async with disturb_network(jobs[1], Cut()):
+            # one of two nodes is no majority: both hold, the one with the coordinator too
+            assert [type(error) for error in await outcomes(jobs, one_step)] == [StepAborted, StepAborted]
+            held = await outcomes(jobs, one_step)
         assert [type(error) for error in held] == [Partitioned, Partitioned], held
         assert all("no view within 1 s" in str(error) for error in held)
 

@@ -133,7 +133,7 @@ async def test_a_wait_for_the_link_ends_by_its_deadline_and_the_link_goes_on_con
 
 
 async def test_connecting_ends_by_the_link_s_deadline_and_says_what_the_last_attempt_met(world: World) -> None:
-    a = world.open("a", config=EndpointConfig(connect_ns=150 * MS, handshake_ns=40 * MS))
+    a = world.open("a", config=EndpointConfig(connect_ns=900 * MS, handshake_ns=40 * MS))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("127.0.0.1", 0))
         link = a.link(Identity("j", WORKER, "b"), addresses=[silent.getsockname()], dial=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from parity_net import Net, Process, on_simulated_network
 
 from quicoll_transport import observe
 from quicoll_transport.detector import LOST_FLOOR_NS, LOST_START_NS
@@ -154,7 +155,7 @@ async def test_the_life_of_a_link_is_told_in_order_at_both_ends(world: World) ->
 async def test_silence_is_told_as_suspicion_first_and_its_end_too(world: World) -> None:
     told = Told()
     faults = Faults(random.Random(1))
-    config = EndpointConfig(lost_after_ns=600 * MS)
+    config = EndpointConfig(lost_after_ns=1600 * MS)
     a, b = world.open("a", observer=told, config=config, faults=faults), world.open("b", config=config)
     ours, _ = await world.link(a, b)
     with faults.add(Cut()):
@@ -162,7 +163,7 @@ async def test_silence_is_told_as_suspicion_first_and_its_end_too(world: World) 
     await told.until(lambda: len(told.of(SuspicionChanged)) == 2)
     first, second = told.of(SuspicionChanged)
     assert (first.suspect, second.suspect) == (True, False)
-    assert first.silent_for_ns >= 270 * MS
+    assert first.silent_for_ns >= 720 * MS
     faults.add(Cut())
     await told.until(lambda: ours.ended)
     assert [type(event) for event in told.events[-3:]] == [SuspicionChanged, LinkChanged, ConnectionDown]
@@ -226,7 +227,7 @@ async def test_a_stall_of_our_own_loop_is_told(world: World) -> None:
 async def test_a_refused_peer_is_told_with_the_reason_that_the_peer_does_not_learn(world: World) -> None:
     told, dialler = Told(), Told()
     b = world.open("b", observer=told, refuse="not on the list")
-    config = EndpointConfig(lost_after_ns=30_000 * MS, connect_ns=400 * MS)
+    config = EndpointConfig(lost_after_ns=30_000 * MS, connect_ns=1000 * MS)
     a = world.open("a", observer=dialler, config=config)
     link = a.link(b.identity, addresses=[b.address], dial=True)
     with pytest.raises(LinkLost, match="refused"):
@@ -340,18 +341,26 @@ async def test_a_snapshot_of_a_link_without_connection_has_no_path(world: World)
     assert (after.path_rtt_ns, after.cwnd, after.bytes_in_flight, after.lost_packets) == (None, 0, 0, 0)
 
 
-async def test_a_snapshot_shows_how_a_derived_deadline_follows_heartbeats_and_quic(world: World) -> None:
-    config = EndpointConfig(connect_ns=30_000 * MS)
-    ours, theirs = await world.link(world.open("a", config=config), world.open("b", config=config))
-    first = ours.snapshot().lost_after_ns
-    while ours.rtt_ns is None:  # noqa: ASYNC110 - nobody tells of it
-        await asyncio.sleep(0)
-    here = ours.snapshot()
-    assert first == LOST_START_NS
-    assert here.lost_after_ns == LOST_FLOOR_NS, "loopback is quick"
-    assert here.suspect_after_ns == LOST_FLOOR_NS * 9 // 20
-    assert ours.core.detector._path_rto_ns > 0, "QUIC's estimate is heard too"
-    await exchange(ours, theirs, 1, 1000)
+def test_a_snapshot_shows_how_a_derived_deadline_follows_heartbeats_and_quic() -> None:
+    """Simulated, since the round trips of a loopback interface are as long as the machine has other things to do."""
+
+    async def look(process: Process) -> None:
+        link = process.link("b")
+        first = link.snapshot().lost_after_ns
+        while link.rtt_ns is None:  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0.001)
+        here = link.snapshot()
+        assert first == LOST_START_NS
+        assert here.lost_after_ns == LOST_FLOOR_NS, "the network is quick"
+        assert here.suspect_after_ns == LOST_FLOOR_NS * 9 // 20
+        assert link.core.detector._path_rto_ns > 0, "QUIC's estimate is heard too"
+
+    async def run(net: Net) -> None:
+        await net.pair(config=EndpointConfig(connect_ns=30_000 * MS))
+        await net.call("a", look)
+        await net.exchange("a", "b", 1, 1000)
+
+    on_simulated_network(run)
 
 
 async def test_lost_packets_are_counted(world: World) -> None:
@@ -372,7 +381,7 @@ async def test_log_records_name_peer_and_link(world: World, caplog: pytest.LogCa
     with caplog.at_level(logging.DEBUG, logger="quicoll.transport"):
         ours, _ = await world.link(world.open("a"), world.open("b"))
         b = world.open("d", refuse="no")
-        link = world.open("c", config=EndpointConfig(connect_ns=300 * MS)).link(
+        link = world.open("c", config=EndpointConfig(connect_ns=1000 * MS)).link(
             b.identity, addresses=[b.address], dial=True
         )
         with pytest.raises(LinkLost):

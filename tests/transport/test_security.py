@@ -165,7 +165,7 @@ def test_what_is_no_fingerprint_is_refused(text: str) -> None:
 async def test_an_endpoint_keeps_to_its_policy(opened: OpenEndpoint) -> None:
     host = opened("b", authorize=Policy(roles=[WORKER], nodes=["a"]))
     honest, theirs = await connect(opened("a"), host)
-    quick = EndpointConfig(connect_ns=500 * MS)
+    quick = EndpointConfig(connect_ns=1000 * MS)
     for node in ("c", "d"):
         stranger = opened(node, config=quick)
         with pytest.raises(LinkLost, match="refused"):
@@ -185,7 +185,7 @@ async def test_an_endpoint_keeps_to_its_policy(opened: OpenEndpoint) -> None:
 async def test_a_denied_certificate_loses_its_link_at_once_and_gets_no_other_while_honest_links_go_on(
     opened: OpenEndpoint, credentials_of: CredentialsOf, who_dials: str, connected: bool
 ) -> None:
-    host, stolen = opened("b"), opened("d", config=EndpointConfig(lost_after_ns=1000 * MS, connect_ns=500 * MS))
+    host, stolen = opened("b"), opened("d", config=EndpointConfig(lost_after_ns=1000 * MS, connect_ns=1000 * MS))
     honest, theirs = await connect(opened("a"), host)
     pair = await connect(stolen, host) if who_dials == "the denied" else await connect(host, stolen)
     ours = host.links[stolen.identity]
@@ -261,7 +261,7 @@ async def test_credentials_are_rotated_without_a_restart_and_living_links_go_on(
     assert theirs.state is LinkState.UP
     dialled, _ = await connect(host, opened("e", credentials=new[e]))
     assert dialled.fingerprint == new[e].fingerprint, "dialling uses the new trust too"
-    late = opened("a", credentials=old[A], config=EndpointConfig(connect_ns=500 * MS))
+    late = opened("a", credentials=old[A], config=EndpointConfig(connect_ns=1000 * MS))
     with pytest.raises(LinkLost):
         await connect(late, host)
 

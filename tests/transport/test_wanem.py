@@ -174,7 +174,7 @@ def test_every_transfer_arrives_once_and_right_through_loss_corruption_copies_re
 
 
 def test_a_cut_longer_than_lost_after_ends_the_link_at_both_ends_and_a_new_one_works(path: Path2) -> None:
-    lost_after, slack = 3.0, 2.0
+    lost_after, slack = 3.0, 10.0
     nodes = path.start(count=2, size=50_000, lost_after=lost_after)
     for node in nodes:
         node.tell("transfer")
