@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,43 @@ async def test_what_belongs_to_a_world_size_hides_no_difference_and_is_none(
         assert compare(a, b, capsys) == (1, "step 1, call 5, rank 1 of A, 2 of B: leaf 3 has other bits")
     else:
         assert compare(a, b, capsys) == (0, "no difference: 1 steps, 16 calls in A, 24 in B")
+
+
+async def test_a_run_that_lost_a_rank_on_the_way_equals_one_that_did_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 2 gets as far as a result in step 2, fails, and is gone; the others do step 2 again, and step 3."""
+
+    class Lost(Exception):
+        pass
+
+    async def one(job: Any) -> None:
+        job.audit(tmp_path / "b")
+        while job.committed_step < STEPS:
+            with suppress(StepAborted):
+                async with job.step() as step:
+                    shards = job.group.shards(SHARDS)
+                    values = [shard(step.number, number) for number in shards]
+                    await job.group.all_reduce(shards.leaves(values), op="avg")
+                    count = job.group.all_reduce(shards.leaves([[value, value[:3]] for value in values]), op="max")
+                    if (step.number, job.rank) == (2, 2):
+                        raise Lost
+                    await count
+
+    async def ending(job: Any) -> None:
+        try:
+            await one(job)
+        except Lost:
+            await job._caller.on_engine(job._engine.aclose("lost"))
+
+    a = await train(tmp_path / "a", 3)
+    async with cluster(3) as jobs:
+        await asyncio.gather(*map(ending, jobs))
+        assert [job.world_size for job in jobs[:2]] == [2, 2]
+    b = tmp_path / "b"
+    assert len(load_run(b).places) == STEPS
+    assert compare(a, b, capsys) == (0, "equal: 3 steps, 18 calls in A, 14 in B")
+    assert compare(b, a, capsys)[0] == 0
 
 
 async def test_every_operation_is_told_with_what_this_rank_gave_and_got(tmp_path: Path) -> None:
