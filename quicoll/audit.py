@@ -1,18 +1,16 @@
 """What every collective was given and what it gave, by digest: two runs are compared without keeping their tensors.
 
-Each rank writes one file, one line for each collective that succeeded, and one for the beginning of each step. The
-promise is the same bits in every run, so two such runs differ in no line that counts; if they do differ, the first
-difference says where to look:
+Each rank writes one file, one line for each collective that succeeded, and one for the beginning of each step.
+`quicoll.audit_diff` compares what `load_run` makes of them.
 
-    calls    the ranks asked for different collectives, or in another order: the programs differ
-    inputs   the same call, but a leaf has other bits: what the named rank computed since the call before differs
-    result   the same leaves, but another result: a fault of quicoll, of memory, or of a processor
-    missing  one run has no record of a step or a call that the other has
+What a run did is what its last attempts did. An attempt at a step that was given up is superseded by the next: in a
+file by later lines, between files by the higher view, for every attempt in a higher view comes after all in lower ones.
+So of a step only the ranks of its highest view count; a rank that was lost in an attempt and has no part in the next
+does not. Calls outside of steps stand after the step that was before them; those of a rank that has only just come, or
+come back, after the step before the one that it begins next, which is where the other ranks have them.
 
-Two runs need not have the same number of ranks. Leaves have numbers of their own (logical shards), so inputs are
-compared leaf by leaf, whoever held them; results that are equal on all ranks are compared as one; results that belong
-to a rank (of a scatter, say) only if both runs have as many ranks. Nor need they have the same history: an attempt at a
-step that was aborted is superseded by the next, in each file by the later line, between files by the higher view.
+What is not there is said. Each line of a beginning tells the size of the world, so a rank without a file is known to be
+missing; a file may be damaged (below); a directory may hold files of another job or of two runs, which is refused.
 
 The file. Lines of text: 16 hexadecimal digits, a space, one JSON object, a newline. The digits are XXH3-64 of the
 digits of the line before (of nothing, in the first) and of the JSON text, so that a line is good only if all before it
@@ -26,17 +24,16 @@ There are no times in it: the files of two equal runs are equal.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import xxhash
 
 from quicoll.errors import AuditError, LocalError
 
-__all__ = ["AuditLog", "Begin", "Difference", "Record", "Run", "audit_file", "diff", "load_run", "read_log"]
+__all__ = ["Attempt", "AuditLog", "Begin", "Place", "Record", "Run", "audit_file", "load_run", "read_log"]
 
 SUFFIX = ".audit"
 _FORMAT = "quicoll-audit-1"
@@ -57,15 +54,18 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="k
     world: int
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="kind"):
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="op", tag_field="kind"):
     """One collective that succeeded on this rank.
 
-    step: the open step's number, None outside of one. group, seq: which group, and the number of the collective in it.
-    op: what was called, without what may differ between equal runs (world size, algorithm, chunks), for instance
-    "all_reduce float32 (3,5) sum default". inputs: number of each leaf passed on this rank (its rank where there are no
-    leaves) and the digest of its elements. result: digest, "" where this rank got nothing. agreed: whether the result
-    has to be equal on all ranks. Digests are hexadecimal, xxh3-128 of the elements in C
-    order.
+    step: the open step's number, None outside of one. group, seq: which group, and the number of the collective in it
+    (of send and recv: among those from one rank to another). op: what was called, without what may differ between
+    equal runs (world size, algorithm, chunks), for instance "all_reduce float32 (3,5) sum default". inputs: number of
+    each leaf passed on this rank (its rank where there are no leaves) and the digest of its elements. result: digest,
+    "" where this rank got nothing. agreed: whether the result has to be equal on all ranks. Digests are hexadecimal,
+    xxh3-128 of the elements in C order.
+    terms: what else this rank asked for that decides results and is another at another world size, for instance
+    "counts=3,1" or "color=0 key=2"; a result with terms means nothing beside one of another world size. members: how
+    many ranks took part, if not all of the view.
     """
 
     view: int
@@ -77,7 +77,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, tag="op", tag_field="kin
     op: str
     inputs: tuple[tuple[int, str], ...]
     result: str
-    agreed: bool = True
+    agreed: bool
+    terms: str = ""
+    members: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many ranks took part."""
+        return self.members or self.world
+
+    @property
+    def between(self) -> str:
+        """Of send and recv: from which rank to which; "" of others."""
+        return self.op.partition(" from ")[2]
 
 
 _Line = _Header | Begin | Record
@@ -222,184 +234,163 @@ class Place:
         return f"after step {self.step}, outside of any" if self.outside else f"step {self.step}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """The attempt at a place that counts. ranks: what each did, in order. cut: of those the ones whose file is damaged
+    here, so that they may have done more."""
+
+    view: int
+    world: int
+    ranks: dict[int, list[Record]]
+    cut: tuple[int, ...] = ()
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks of which nothing is there, though somebody's calls are."""
+        return [rank for rank in range(self.world) if rank not in self.ranks] if any(self.ranks.values()) else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A run: what each rank did in each place, attempts that were given up left out. warnings: what was not good."""
+    """A run, or what is there of it.
+
+    gaps: what should be there and is not, in words. alone: whether it is one file that was asked for by itself, so that
+    other ranks are not missed. damaged: whether all of its files are, so that it may have gone on.
+    """
 
     name: str
-    places: dict[Place, dict[int, list[Record]]]
-    warnings: tuple[str, ...]
+    places: dict[Place, Attempt]
+    gaps: tuple[str, ...] = ()
+    alone: bool = False
+    damaged: bool = False
 
     @property
     def operations(self) -> int:
-        return sum(len(records) for ranks in self.places.values() for records in ranks.values())
+        return sum(len(records) for attempt in self.places.values() for records in attempt.ranks.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one file has of a place."""
+
+    file: str
+    view: int
+    world: int
+    rank: int
+    records: list[Record]
+    cut: bool
 
 
 def load_run(path: str | Path) -> Run:
-    """Read a run: a file, or a directory with one file for each rank. Raises AuditError."""
+    """Read a run: a file, or a directory with one file for each rank.
+
+    Raises AuditError where there is none, one cannot be read, or they are of several jobs or runs.
+    """
     path = Path(path)
-    files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
+    alone = not path.is_dir()
+    files = [path] if alone else sorted(path.glob(f"*{SUFFIX}"))
     if not files:
         raise AuditError(f"there is no *{SUFFIX} in it", path=str(path))
-    places: dict[Place, dict[int, tuple[int, list[Record]]]] = {}
-    warnings = []
-    for file in files:
-        log = read_log(file)
-        if not log.whole:
-            warnings.append(f"{file.name} is good up to its line {len(log.lines) + 1} and not after")
-        for place, (view, rank, records) in _attempts(log.lines).items():
-            others = places.setdefault(place, {})
-            if rank not in others or others[rank][0] < view:
-                others[rank] = view, records
-    ordered = {place: {rank: places[place][rank][1] for rank in sorted(places[place])} for place in sorted(places)}
-    return Run(str(path), ordered, tuple(warnings))
+    logs = {file.name: read_log(file) for file in files}
+    owners: dict[str, str] = {}
+    for name, log in logs.items():
+        first = next(iter(logs.values()))
+        if log.job != first.job:
+            raise AuditError(f"it has files of several jobs, {first.job} and {log.job}", path=str(path))
+        if owners.setdefault(log.node, name) != name:
+            raise AuditError(f"{owners[log.node]} and {name} are both of node {log.node}", path=str(path))
+    gaps = [
+        f"{name} is good up to its line {len(log.lines) + 1} and not after"
+        for name, log in logs.items()
+        if not log.whole
+    ]
+    parts: dict[Place, list[_Part]] = {}
+    for name, log in logs.items():
+        for place, part in _parts(name, log).items():
+            parts.setdefault(place, []).append(part)
+    places = {place: _attempt(path, place, parts[place]) for place in sorted(parts)}
+    run = Run(
+        name=str(path), places=places, alone=alone, damaged=all(not log.whole for log in logs.values())
+    )  # fmt: skip
+    if not run.operations:
+        gaps.append("no call is recorded")
+    if not alone:
+        gaps += _missing(places)
+    return replace(run, gaps=tuple(gaps))
 
 
-def _attempts(lines: Sequence[Begin | Record]) -> dict[Place, tuple[int, int, list[Record]]]:
-    """The last attempt at each place: its view and rank, and what was done."""
-    found: dict[Place, tuple[int, int, list[Record]]] = {}
-    last = 0
-    for line in lines:
+def _parts(name: str, log: Log) -> dict[Place, _Part]:
+    """The last attempt at each place that a file tells of."""
+    found: dict[Place, _Part] = {}
+    last, place = 0, None
+    for line, following in zip(log.lines, _following(log.lines), strict=True):
         if isinstance(line, Begin):
             place = Place(line.step, False)
             for later in [known for known in found if known >= place]:
                 del found[later]
             last = line.step
-            found[place] = line.view, line.rank, []
+        elif line.step is not None:
+            place = Place(line.step, False)
         else:
-            place = Place(last, True) if line.step is None else Place(line.step, False)
-            _, _, records = found.setdefault(place, (line.view, line.rank, []))
-            records.append(line)
-            found[place] = line.view, line.rank, records
+            place = Place(last if following is None else max(last, following - 1), True)
+        if place not in found:
+            found[place] = _Part(name, line.view, line.world, line.rank, [], cut=False)
+        if isinstance(line, Record):
+            found[place].records.append(line)
+    if place is not None and not log.whole:
+        found[place] = replace(found[place], cut=True)
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The first difference
+def _following(lines: Sequence[Begin | Record]) -> list[int | None]:
+    """For each line the step that begins next, from there on."""
+    steps: list[int | None] = []
+    following = None
+    for line in reversed(lines):
+        following = line.step if isinstance(line, Begin) else following
+        steps.append(following)
+    return steps[::-1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """The first thing in which two runs differ.
-
-    kind: see the head of the module. index: the call's number in this place, from 0; None where all of it is missing.
-    rank: in each run the rank that it is about, None where no single one is. leaf: of inputs. a, b: what each has.
-    """
-
-    kind: Literal["calls", "inputs", "result", "missing"]
-    place: Place
-    index: int | None = None
-    op: str = ""
-    rank: tuple[int | None, int | None] = (None, None)
-    leaf: int | None = None
-    a: str
-    b: str
-
-    def __str__(self) -> str:
-        where = str(self.place) + ("" if self.index is None else f", call {self.index}")
-        ranks = (
-            "" if self.rank == (None, None)
-            else f", rank {self.rank[0]}" if self.rank[0] == self.rank[1]
-            else f", rank {self.rank[0]} of A, {self.rank[1]} of B"
-        )  # fmt: skip
-        what = {
-            "calls": "the calls differ",
-            "inputs": f"leaf {self.leaf} has other bits",
-            "result": "equal inputs gave another result",
-            "missing": "only one run has it",
-        }[self.kind]
-        lines = [f"{where}{ranks}: {what}"]
-        if self.op:
-            lines.append(f"  {self.op}")
-        return "\n".join([*lines, f"  A: {self.a}", f"  B: {self.b}"])
-
-
-def diff(a: Run, b: Run) -> Difference | None:
-    """The first difference of two runs, by place, then by call, then by rank; None if there is none."""
-    for place in sorted({*a.places, *b.places}):
-        of_a, of_b = a.places.get(place, {}), b.places.get(place, {})
-        if not of_a or not of_b:
-            if not any(of_a.values()) and not any(of_b.values()):
-                continue
-            have = [f"{len(ranks)} ranks" if ranks else "nothing" for ranks in (of_a, of_b)]
-            return Difference(kind="missing", place=place, a=have[0], b=have[1])
-        longest = max(len(records) for records in (*of_a.values(), *of_b.values()))
-        for index in range(longest):
-            found = _differ(place, index, _calls(of_a, index), _calls(of_b, index))
-            if found is not None:
-                return found
-    return None
-
-
-_Calls = dict[int, Record | None]
-
-
-def _calls(ranks: dict[int, list[Record]], index: int) -> _Calls:
-    return {rank: records[index] if index < len(records) else None for rank, records in ranks.items()}
-
-
-def _differ(place: Place, index: int, a: _Calls, b: _Calls) -> Difference | None:
-    same_world = a.keys() == b.keys()
-    pairs = [(rank, rank) for rank in a] if same_world else [(min(a), min(b))]
-    for left, right in pairs:
-        one, other = a[left], b[right]
-        if one is None or other is None or (one.group, one.op) != (other.group, other.op):
-            if one is other:
-                continue
-            kind: Literal["calls", "missing"] = "missing" if one is None or other is None else "calls"
-            return Difference(
-                kind=kind, place=place, index=index, rank=(left, right), a=_call(one), b=_call(other)
-            )  # fmt: skip
-    op = next((record.op for record in a.values() if record is not None), "")
-    leaves_a, leaves_b = _leaves(a), _leaves(b)
-    for key in sorted({*leaves_a, *leaves_b} if same_world else leaves_a.keys() & leaves_b.keys()):
-        (left_rank, one_digest), (right_rank, other_digest) = (
-            leaves.get(key, (None, "nothing")) for leaves in (leaves_a, leaves_b)
-        )
-        if one_digest != other_digest:
-            return Difference(
-                kind="inputs", place=place, index=index, op=op, rank=(left_rank, right_rank), leaf=key[1],
-                a=one_digest, b=other_digest,
-            )  # fmt: skip
-    for left, right in _compared_results(a, b, same_world):
-        one, other = a[left], b[right]
-        if one is not None and other is not None and one.result != other.result:
-            return Difference(
-                kind="result", place=place, index=index, op=op, rank=(left, right), a=one.result, b=other.result
+def _attempt(path: Path, place: Place, parts: Sequence[_Part]) -> Attempt:
+    """Of all that files have of a place what counts. Raises AuditError where it cannot be of one run."""
+    last = max(parts, key=lambda part: part.view)
+    chosen: dict[int, _Part] = {}
+    for part in parts:
+        if part.view == last.view and part.world != last.world:
+            raise AuditError(
+                f"in view {last.view} the world has {last.world} ranks by {last.file} and {part.world} by {part.file}: "
+                "these are not of one run",
+                path=str(path),
             )
-    return None
+        if part.view < last.view and not place.outside:
+            continue
+        other = chosen.get(part.rank)
+        if other is not None and other.view == part.view:
+            raise AuditError(
+                f"{other.file} and {part.file} are both of rank {part.rank} in view {part.view}: these are not of one "
+                "run",
+                path=str(path),
+            )
+        if other is None or other.view < part.view:
+            chosen[part.rank] = part
+    ranks = sorted(chosen)
+    return Attempt(
+        view=last.view,
+        world=last.world,
+        ranks={rank: chosen[rank].records for rank in ranks},
+        cut=tuple(rank for rank in ranks if chosen[rank].cut),
+    )
 
 
-def _compared_results(a: _Calls, b: _Calls, same_world: bool) -> list[tuple[int, int]]:
-    """Pairs of ranks. An agreed result of each rank is compared with the other run's first, so that one rank that had
-    another than its own run's others is found as well."""
-    if same_world:
-        return [(rank, rank) for rank in a]
-    first = a[min(a)]
-    alike = [
-        [
-            rank
-            for rank, record in calls.items()
-            if record is not None and first is not None and record.agreed and record.group == first.group
-        ]
-        for calls in (a, b)
-    ]
-    if not alike[0] or not alike[1]:
-        return []
-    return [(rank, alike[1][0]) for rank in alike[0]] + [(alike[0][0], rank) for rank in alike[1]]
-
-
-def _leaves(calls: _Calls) -> dict[tuple[str, int], tuple[int | None, str]]:
-    """By group and number: the rank that passed a leaf, and its digest."""
-    found: dict[tuple[str, int], tuple[int | None, str]] = {}
-    for rank, record in calls.items():
-        if record is not None:
-            found.update({(record.group, leaf): (rank, digest) for leaf, digest in record.inputs})
-    return found
-
-
-def _call(record: Record | None) -> str:
-    return "nothing" if record is None else f"{record.op} in group {record.group}"
+def _missing(places: Mapping[Place, Attempt]) -> Iterator[str]:
+    lacking: dict[int, list[Place]] = {}
+    for place, attempt in places.items():
+        for rank in attempt.missing:
+            lacking.setdefault(rank, []).append(place)
+    for rank in sorted(lacking):
+        where = lacking[rank]
+        yield f"nothing of rank {rank} in {len(where)} of {len(places)} places, first in {where[0]}"
 
 
 def audit_file(directory: str | Path, node: str) -> Path:

@@ -36,9 +36,9 @@ _PIECE = 1 << 18  # elements that are read at a time of a list of tensors, where
 class Deed:
     """A collective as an audit tells of it.
 
-    group: its name. op: what was called, as in `quicoll.audit.Record`. inputs: number and elements of each leaf of this
-    rank. result: gives the elements of the result once there is one; None: this rank gets none. agreed: whether the
-    result has to be equal on all ranks.
+    group: its name. op, terms, members: what was called, on what terms and by how many ranks, as in
+    `quicoll.audit.Record`. inputs: number and elements of each leaf of this rank. result: gives the elements of the
+    result once there is one; None: this rank gets none. agreed: whether the result has to be equal on all ranks.
     """
 
     group: str
@@ -46,6 +46,8 @@ class Deed:
     inputs: Sequence[tuple[int, Array | Joined]]
     result: Callable[[], Array | Joined] | None
     agreed: bool
+    terms: str = ""
+    members: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +96,8 @@ class Auditor:
                 inputs=inputs,
                 result=result,
                 agreed=deed.agreed,
+                terms=deed.terms,
+                members=deed.members,
             )
             entry.write = lambda: self._log.record(record)
             self._write()

@@ -126,8 +126,9 @@ class Group(Reducing, Moving):
 
         # Zero says that there is no color; announcements carry no negative numbers.
         row = (0 if color is None else color + 1, key + MAX_KEY)
+        terms = f"color={'none' if color is None else color} key={key}"
         call = Call("split", f"split number={number}", make, counts=row, gathers=True)
-        return self._start(call, deliver, timeout, op="split", equal=lambda: table[0])
+        return self._start(call, deliver, timeout, op="split", terms=terms, equal=lambda: table[0])
 
     def _divided(self, scope: Scope) -> Group:
         """The sub-group that a split gives: of the kind that was split."""

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll.mesh import Call
 
-__all__ = ["MAX_BYTES", "Issuer", "even_rows", "rows_given"]
+__all__ = ["MAX_BYTES", "Issuer", "even_rows", "rows_given", "rows_text"]
+
+_MAX_TEXT = 200  # of counts in an audit
 
 T = TypeVar("T")
 
@@ -80,6 +82,7 @@ class Issuer:
         timeout: float | None,
         *,
         op: str,
+        terms: str = "",
         inputs: Sequence[tuple[int, Array | Joined]] = (),
         equal: Callable[[], Array] | None = None,
         own: Callable[[], Array] | None = None,
@@ -87,9 +90,9 @@ class Issuer:
     ) -> Handle[T]:
         """Issue `call`.
 
-        op, inputs: what an audit tells of it (`quicoll.auditing.Deed`). equal: gives flat memory that has to hold the
-        same bits on all ranks once it has ended. own: gives that of a result which is this rank's alone. group: another
-        id to count it under. Raises LocalError when the group belongs to another view.
+        op, terms, inputs: what an audit tells of it (`quicoll.auditing.Deed`). equal: gives flat memory that has to
+        hold the same bits on all ranks once it has ended. own: gives that of a result which is this rank's alone.
+        group: another id to count it under. Raises LocalError when the group belongs to another view.
         """
         view_id, scope = self._view.view_id, self._scope
         if scope.name:
@@ -101,7 +104,15 @@ class Issuer:
         where = scope.group_id if group is None else group
         deed = None
         if scope.group_id != STATE.group_id:  # the library's own, when a view begins, is not for the user to compare
-            deed = Deed(scope.name or "world", op, inputs, own if equal is None else equal, agreed=equal is not None)
+            deed = Deed(
+                scope.name or "world",
+                op,
+                inputs,
+                own if equal is None else equal,
+                agreed=equal is not None,
+                terms=terms,
+                members=0 if call.ranks is None else len(call.ranks),
+            )
         return self._caller.issue(
             call, view_id=view_id, group=where, timeout=timeout, deliver=deliver, digest=digest, deed=deed
         )
@@ -133,3 +144,13 @@ def rows_given(counts: Sequence[int] | None, rows: int, world: int) -> tuple[int
     if len(given) != world or min(given) < 0 or sum(given) != rows:
         raise LocalError(f"counts {given} do not divide {rows} rows between {world} ranks")
     return given
+
+
+def rows_text(rows: Sequence[int]) -> str:
+    """How a call divides rows, for an audit; of many a digest stands for the rest. "" where that is `even_rows`."""
+    if not rows or tuple(rows) == even_rows(sum(rows), len(rows)):
+        return ""
+    text = ",".join(map(str, rows))
+    if len(text) > _MAX_TEXT:
+        text = f"{text[:100]}... for {len(rows)} ranks, {xxhash.xxh3_64_hexdigest(text.encode())}"
+    return f"counts={text}"

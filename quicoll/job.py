@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ import numpy as np
 
 from quicoll.audit import AuditLog, audit_file
 from quicoll.auditing import Auditor
-from quicoll.buffers import digest, memory, source
+from quicoll.buffers import digest, memory, source, wrap
 from quicoll.caller import Caller
 from quicoll.checks import seconds
 from quicoll.config import Config
@@ -414,13 +415,8 @@ def _describe(name: str, value: Any) -> _Tensor:
 def _empty(tensor: _Tensor) -> Any:
     """Memory for a tensor that is announced. Its size is bounded by what the sender, a member, holds itself."""
     dtype = DType.parse(tensor.dtype)
-    if not tensor.torch:
-        if dtype.name == "bfloat16":
-            raise LocalError("a state with numpy bfloat16 cannot be handed over; use torch.bfloat16")
-        return np.empty(tensor.shape, dtype.storage)
-    import torch
-
-    return torch.empty(tensor.shape, dtype=getattr(torch, dtype.name))
+    flat = np.empty(math.prod(tensor.shape), dtype.storage)
+    return wrap(flat, dtype, tensor.shape, "torch" if tensor.torch else "numpy")
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from quicoll.bundle import Bundle, Joined, Results, bundle, results, shape_text
 from quicoll.division import derived_id
 from quicoll.errors import LocalError, PeerError
 from quicoll.executor import Work
-from quicoll.issuer import MAX_BYTES, Issuer, rows_given
+from quicoll.issuer import MAX_BYTES, Issuer, rows_given, rows_text
 from quicoll.mesh import Call
 from quicoll.plan.cost import assumed
 from quicoll.reduce import ReduceOp
@@ -159,6 +159,7 @@ class Moving(Issuer):
             lambda: holder[0].commit(),
             timeout,
             op=f"scatter {like.dtype} {shape_text(('n', *rest))} root={root}",
+            terms=rows_text(mine),
             inputs=[(root, like.flat)] if self.rank == root else (),
             own=lambda: holder[0].flat,
         )
@@ -218,6 +219,7 @@ class Moving(Issuer):
             deliver,
             timeout,
             op=f"all_to_all {parts.dtype} {shape_text(('n', *rest))}",
+            terms=rows_text(mine),
             inputs=[(self.rank, parts.flat)],
             own=lambda: holder[0][0].flat,
         )

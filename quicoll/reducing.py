@@ -11,7 +11,7 @@ import numpy as np
 from quicoll.bundle import Bundle, bundle, results
 from quicoll.errors import LocalError
 from quicoll.executor import Work
-from quicoll.issuer import Issuer, rows_given
+from quicoll.issuer import Issuer, rows_given, rows_text
 from quicoll.mesh import Call
 from quicoll.reduce import Precision, ReduceOp, held
 from quicoll.schedule import AlgorithmName, Carriage, carriage, demand_algorithm, demand_orderless, reduction
@@ -164,7 +164,7 @@ class Reducing(Issuer):
         width = task.like.elements // shape[0] if shape[0] else 0
         target = results(out, task.like, (rows[self.rank], *shape[1:]))
         sizes = {"counts": tuple(count * width for count in rows)}
-        return self._reduce("reduce_scatter", task, target, sizes, timeout, equal=False)
+        return self._reduce("reduce_scatter", task, target, sizes, timeout, equal=False, rows=rows)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -221,6 +221,7 @@ class Reducing(Issuer):
         timeout: float | None,
         *,
         equal: bool,
+        rows: Sequence[int] = (),
         deliver: Callable[[], Any] | None = None,
     ) -> Handle[Any]:
         rank, how, form = self.rank, task.how, task.how.form
@@ -271,6 +272,8 @@ class Reducing(Issuer):
             hand_over if deliver is None else deliver,
             timeout,
             op=f"{name} {task.like.brief} {task.op} {task.precision}{where}",
+            # What a ring gives is fixed by how many ranks it has.
+            terms=f"world={self.world_size}" if task.algorithm == "ring" else rows_text(rows),
             inputs=[(task.first + i, leaf.flat) for i, leaf in enumerate(task.leaves)],
             equal=flat if equal else None,
             own=flat if deliver is None else None,

@@ -9,13 +9,16 @@ from typing import Annotated
 
 import typer
 
-from quicoll.audit import Run, diff, load_run
+from quicoll.audit import Run, load_run
+from quicoll.audit_diff import Comparison, diff
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Look at the audits of runs, and compare two.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+_STATUS = {"equal": 0, "no difference": 0, "different": 1, "incomplete": 2}
 
 
 @app.command("diff")
@@ -24,24 +27,32 @@ def diff_runs(
     b: Annotated[Path, typer.Argument(metavar="B", help="The other run's.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
-    """Name the first operation, step and rank at which two runs differ; exit status 1 if they do, 0 if not."""
+    """Name the first operation, step and rank at which two runs differ.
+
+    Exit status 0: equal, or no difference in what two world sizes, or the ranks whose files were given, have in
+    common. 1: they differ. 2: no difference is seen, but a rank's file is missing or damaged, or there is nothing to
+    compare; or a file cannot be read, or is of another job or run.
+    """
     runs = load_run(a), load_run(b)
     found = diff(*runs)
     if as_json:
-        difference = None if found is None else asdict(found)
-        typer.echo(json.dumps({"equal": found is None, "difference": difference, "runs": [_summary(r) for r in runs]}))
+        told = {
+            "verdict": found.verdict,
+            "equal": found.verdict == "equal",
+            "difference": None if found.difference is None else asdict(found.difference),
+            "operations": found.operations,
+            "apart": found.apart,
+            "gaps": found.gaps,
+            "runs": [_summary(run) for run in runs],
+        }
+        typer.echo(json.dumps(told))
     else:
-        for name, run in zip("AB", runs, strict=True):
-            for warning in run.warnings:
-                typer.echo(f"{name}: {warning}", err=True)
-        steps = len({place.step for place in runs[0].places if not place.outside})
-        typer.echo(
-            f"equal: {steps} steps, {runs[0].operations} calls in A, {runs[1].operations} in B"
-            if found is None
-            else str(found)
-        )
-    if found is not None:
-        raise typer.Exit(1)
+        for gap in found.gaps:
+            typer.echo(gap, err=True)
+        for line in _told(found, *runs):
+            typer.echo(line)
+    if _STATUS[found.verdict]:
+        raise typer.Exit(_STATUS[found.verdict])
 
 
 @app.command("show")
@@ -56,13 +67,32 @@ def show(
     if as_json:
         typer.echo(json.dumps(_summary(loaded)))
         return
-    for warning in loaded.warnings:
-        typer.echo(warning, err=True)
-    for place, ranks in loaded.places.items():
-        typer.echo(f"{place}: ranks {', '.join(map(str, ranks))}")
-        first = next(iter(ranks.values()))
+    for gap in loaded.gaps:
+        typer.echo(gap, err=True)
+    for place, attempt in loaded.places.items():
+        typer.echo(f"{place}: ranks {', '.join(map(str, attempt.ranks))} of {attempt.world}")
+        first = next(iter(attempt.ranks.values()))
         for index, record in enumerate(first):
-            typer.echo(f"  {index}  {record.op}  group {record.group}  result {record.result or '-'}")
+            terms = f"  {record.terms}" if record.terms else ""
+            typer.echo(f"  {index}  {record.op}{terms}  group {record.group}  result {record.result or '-'}")
+
+
+def _told(found: Comparison, a: Run, b: Run) -> list[str]:
+    if found.difference is not None:
+        return [str(found.difference)]
+    verdict = "incomplete: no difference in what is there" if found.verdict == "incomplete" else found.verdict
+    steps = len({place.step for place in a.places if not place.outside})
+    lines = [f"{verdict}: {steps} steps, {a.operations} calls in A, {b.operations} in B"]
+    if found.apart:
+        lines.append(
+            f"  {found.apart} of {found.operations} operations could not be compared, or not whole: what they give "
+            "depends on the world size"
+        )
+    for name, run in (("A", a), ("B", b)):
+        if run.alone and found.partial:
+            ranks = sorted({rank for attempt in run.places.values() for rank in attempt.ranks})
+            lines.append(f"  {name} is the file of rank {', '.join(map(str, ranks))} alone")
+    return lines
 
 
 def _summary(run: Run) -> dict[str, object]:
@@ -73,5 +103,5 @@ def _summary(run: Run) -> dict[str, object]:
         "first_step": min(steps, default=None),
         "last_step": max(steps, default=None),
         "calls": run.operations,
-        "warnings": list(run.warnings),
+        "gaps": list(run.gaps),
     }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from quicoll.audit import Difference, diff, load_run, read_log
+from quicoll.audit import load_run, read_log
+from quicoll.audit_diff import Difference, diff
 from quicoll.cli.main import main
 from quicoll.errors import AuditError, LocalError, StepAborted
 from quicoll.testing import cluster
@@ -48,7 +52,7 @@ async def test_the_call_that_got_another_input_is_named_with_its_step_and_rank(
 ) -> None:
     a = await train(tmp_path / "a", 3)
     b = await train(tmp_path / "b", 3, change=(2, 1))
-    found = diff(load_run(a), load_run(b))
+    found = diff(load_run(a), load_run(b)).difference
     assert isinstance(found, Difference)
     # Of eight shards on three ranks, rank 1 holds 2, 3 and 4.
     assert (found.kind, found.place.step, found.index, found.rank, found.leaf) == ("inputs", 2, 0, (1, 1), 4)
@@ -64,11 +68,113 @@ async def test_equal_runs_of_different_world_sizes_and_algorithms_do_not_differ(
     b = await train(tmp_path / "b", 3, algorithm="tree")
     c = await train(tmp_path / "c", 3)
     assert load_run(a).operations == 2 * STEPS
-    assert diff(load_run(a), load_run(b)) is None
-    assert diff(load_run(b), load_run(c)) is None
+    assert diff(load_run(a), load_run(b)).verdict == "equal"
+    assert diff(load_run(b), load_run(c)).verdict == "equal"
     for rank in range(3):  # files of equal runs are equal, in whatever order the operations ended
         name = f"worker-{rank}.audit"
         assert (b / name).read_bytes() == (c / name).read_bytes()
+
+
+async def audited(path: Path, world: int, program: Callable[[Any], Awaitable[None]]) -> Path:
+    """A run of one step, in which each rank does what `program` says."""
+
+    async def one(job: Any) -> None:
+        job.audit(path)
+        async with job.step():
+            await program(job)
+
+    async with cluster(world) as jobs:
+        await asyncio.gather(*map(one, jobs))
+    return path
+
+
+def compare(a: Path, b: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Status and first line of `quicoll audit diff`."""
+    with pytest.raises(SystemExit) as status:
+        main(["audit", "diff", str(a), str(b)])
+    assert isinstance(status.value.code, int)
+    return status.value.code, capsys.readouterr().out.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", ["reduce_scatter", "scatter", "all_to_all", "split"])
+async def test_the_same_tensors_on_other_terms_are_other_calls_and_nobody_elses_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    async def ask(job: Any, turned: bool) -> None:
+        if name == "split":
+            part = await job.group.split(job.rank if turned else 0)
+            await part.all_reduce(np.arange(4))
+        else:
+            await getattr(job.group, name)(np.arange(4), counts=(3, 1) if turned else None)
+
+    a, b = [await audited(tmp_path / str(turned), 2, partial(ask, turned=turned)) for turned in (False, True)]
+    rank = 1 if name == "split" else 0
+    assert compare(a, b, capsys) == (1, f"step 1, call 0, rank {rank}: the calls differ")
+    calls = 4 if name == "split" else 2
+    assert compare(b, b, capsys) == (0, f"equal: 1 steps, {calls} calls in A, {calls} in B")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+async def test_what_belongs_to_a_world_size_hides_no_difference_and_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: bool
+) -> None:
+    async def program(job: Any, last: int) -> None:
+        group = job.group
+        mine = np.arange(3, dtype=np.float32) / (1 + job.rank)
+        await group.all_gather(mine)
+        await group.all_gather_object({"loss": float(mine[1])})
+        await (await group.split(job.rank % 2)).all_reduce(mine)
+        await group.all_reduce(mine)
+        shards = group.shards(4)
+        values = [shard(1, number + (last if number == 3 else 0)) for number in shards]
+        like = np.zeros(300, np.float32)
+        await group.all_reduce(shards.leaves(values, like=like), reduce_order="ring")
+        await group.reduce_scatter(shards.leaves(values, like=like), counts=[300] + [0] * (job.world_size - 1))
+        await group.all_reduce(shards.leaves([value[:9] for value in values], like=like[:9]))
+
+    a = await audited(tmp_path / "a", 2, partial(program, last=0))
+    b = await audited(tmp_path / "b", 3, partial(program, last=int(changed)))
+    if changed:
+        assert compare(a, b, capsys) == (1, "step 1, call 5, rank 1 of A, 2 of B: leaf 3 has other bits")
+    else:
+        assert compare(a, b, capsys) == (0, "no difference: 1 steps, 16 calls in A, 24 in B")
+
+
+async def test_a_run_that_lost_a_rank_on_the_way_equals_one_that_did_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 2 gets as far as a result in step 2, fails, and is gone; the others do step 2 again, and step 3."""
+
+    class Lost(Exception):
+        pass
+
+    async def one(job: Any) -> None:
+        job.audit(tmp_path / "b")
+        while job.committed_step < STEPS:
+            with suppress(StepAborted):
+                async with job.step() as step:
+                    shards = job.group.shards(SHARDS)
+                    values = [shard(step.number, number) for number in shards]
+                    await job.group.all_reduce(shards.leaves(values), op="avg")
+                    count = job.group.all_reduce(shards.leaves([[value, value[:3]] for value in values]), op="max")
+                    if (step.number, job.rank) == (2, 2):
+                        raise Lost
+                    await count
+
+    async def ending(job: Any) -> None:
+        try:
+            await one(job)
+        except Lost:
+            await job._caller.on_engine(job._engine.aclose("lost"))
+
+    a = await train(tmp_path / "a", 3)
+    async with cluster(3) as jobs:
+        await asyncio.gather(*map(ending, jobs))
+        assert [job.world_size for job in jobs[:2]] == [2, 2]
+    b = tmp_path / "b"
+    assert len(load_run(b).places) == STEPS
+    assert compare(a, b, capsys) == (0, "equal: 3 steps, 18 calls in A, 14 in B")
+    assert compare(b, a, capsys)[0] == 0
 
 
 async def test_every_operation_is_told_with_what_this_rank_gave_and_got(tmp_path: Path) -> None:
@@ -98,7 +204,7 @@ async def test_every_operation_is_told_with_what_this_rank_gave_and_got(tmp_path
     async with cluster(2) as jobs:
         await asyncio.gather(*map(one, jobs))
     run = load_run(tmp_path)
-    before, inside = run.places.values()
+    before, inside = (attempt.ranks for attempt in run.places.values())
     assert [record.op for record in before[0]] == ["barrier"]
     first, second = inside[0], inside[1]
     assert [record.op for record in first] == [record.op for record in second]
@@ -117,6 +223,8 @@ async def test_every_operation_is_told_with_what_this_rank_gave_and_got(tmp_path
         "barrier",
     ]
     assert [record.agreed for record in first] == [0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1, 0]
+    assert [record.terms for record in first] == [*[""] * 10, "world=2", ""]
+    assert [record.members for record in first] == [*[0] * 9, 2, 0, 0]
     assert all(a.result == b.result for a, b in zip(first, second, strict=True) if a.agreed)
     gave = [
         ([leaf for leaf, _ in a.inputs], [leaf for leaf, _ in b.inputs]) for a, b in zip(first, second, strict=True)
@@ -141,8 +249,8 @@ async def test_an_attempt_that_is_given_up_is_superseded(tmp_path: Path) -> None
             await attempt(1)
         await attempt(2)
     assert len(read_log(file).lines) == 4
-    ((place, ranks),) = load_run(tmp_path).places.items()
-    assert (place.step, len(ranks[0])) == (1, 1)
+    ((place, attempt),) = load_run(tmp_path).places.items()
+    assert (place.step, len(attempt.ranks[0])) == (1, 1)
 
 
 async def test_a_step_whose_audit_cannot_be_written_is_not_committed(tmp_path: Path) -> None:

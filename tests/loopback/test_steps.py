@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from quicoll import Event, Job, LocalError, Mismatch, Partitioned, PeerError, QuicollError, StepAborted
+from quicoll.buffers import digest
+from quicoll.dtypes import DTYPES
 from quicoll.testing import cluster, disturb_network
 from quicoll_transport.faults import Cut, Hold, Installed
 
@@ -333,6 +335,35 @@ async def test_states_are_handed_over_bit_for_bit_from_the_newest_rank() -> None
                 assert bytes(memoryview(np.asarray(torch.as_tensor(got[name]).reshape(-1).view(torch.uint8)))) == bytes(
                     memoryview(np.asarray(torch.as_tensor(value).reshape(-1).view(torch.uint8)))
                 )
+
+
+@pytest.mark.parametrize("torch_too", [False, True])
+async def test_states_of_every_type_are_handed_over_as_the_kind_they_were(torch_too: bool) -> None:
+    """Of both kinds where both have it: numpy has bfloat16 and float8 by ml_dtypes, torch has them by itself."""
+    import ml_dtypes
+    import torch
+
+    state: dict[str, Any] = {}
+    for name, dtype in DTYPES.items():
+        below = 2 if name == "bool" else 256
+        bits = np.random.default_rng(len(name)).integers(0, below, (3, 5, dtype.itemsize), np.uint8)
+        array = bits.view(np.dtype(getattr(ml_dtypes, name, name)))[..., 0]
+        state[name] = array
+        state[f"{name}, of no dimension"] = array[:1, 0].reshape(())
+        state[f"{name}, empty"] = array[:0]
+        if torch_too:
+            state[f"{name}, torch"] = torch.from_numpy(bits).view(getattr(torch, name))[..., 0]
+    async with cluster(2, timeout=5) as jobs:
+        loaded: list[dict[str, Any]] = []
+        jobs[0].register_state(lambda: state, lambda new: None)
+        jobs[1].register_state(lambda: {}, lambda new: loaded.append(dict(new)))
+        jobs[0].resume_from(10)
+        assert await outcomes(jobs, one_step) == [11, 11]
+    (got,) = loaded
+    assert sorted(got) == sorted(state)
+    for name, value in state.items():
+        assert (type(got[name]), got[name].dtype, got[name].shape) == (type(value), value.dtype, value.shape), name
+        assert digest(got[name]) == digest(value), name
 
 
 async def test_a_rank_behind_without_registered_state_is_told_what_to_do() -> None:
