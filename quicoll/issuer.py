@@ -117,10 +117,12 @@ class Issuer:
             call, view_id=view_id, group=where, timeout=timeout, deliver=deliver, digest=digest, deed=deed
         )
 
-    def _demand_rank(self, **ranks: int) -> None:
-        for name, rank in ranks.items():
-            if not 0 <= rank < self.world_size:
-                raise LocalError(f"{name} {rank} is not a rank of a world of {self.world_size}")
+    def _rank(self, name: str, rank: int) -> int:
+        """A rank of this group that the caller named. Raises LocalError where it is none."""
+        rank = whole(rank, name)
+        if not 0 <= rank < self.world_size:
+            raise LocalError(f"{name} {rank} is not a rank of a world of {self.world_size}")
+        return rank
 
     def _view_rank(self, rank: int) -> int:
         """The view's number of a rank of this group: errors name ranks of the view."""

@@ -54,7 +54,7 @@ class Moving(Issuer):
         """
         demand_algorithm("broadcast", algorithm)
         like = bundle(x)
-        self._demand_rank(root=root)
+        root = self._rank("root", root)
         target = results(out, like)
         schedule = self._schedule("broadcast", like.dtype.itemsize, root=root, elements=like.elements)
         inputs, rank, settled = [like.flat] if self.rank == root else [], self.rank, schedule.settled(algorithm)
@@ -106,7 +106,7 @@ class Moving(Issuer):
         delay after the ranks have learned each other's n. algorithm: "direct", as said; "hierarchical": small parts of
         a remote site are put together there and come as one message; "auto": as for `all_gather`.
         """
-        self._demand_rank(root=root)
+        root = self._rank("root", root)
         return self._gathered("gather", x, root, out if self.rank == root else None, algorithm, timeout)
 
     def scatter(
@@ -128,7 +128,7 @@ class Moving(Issuer):
         said; "hierarchical": small parts for a remote site go there as one message; "auto": as for `all_gather`.
         """
         demand_algorithm("scatter", algorithm)
-        self._demand_rank(root=root)
+        root = self._rank("root", root)
         like = source(x)
         if not like.shape:
             raise LocalError("scatter divides rows; a 0-dim tensor has none")
@@ -248,7 +248,7 @@ class Moving(Issuer):
         For metadata: at most MAX_OBJECT_BYTES, encoded with msgspec; nothing that arrives is executed. `value` counts
         on the root only. Tuples arrive as lists. Cost: as `broadcast`, one delay later.
         """
-        self._demand_rank(root=root)
+        root = self._rank("root", root)
         data = _encoded(value) if self.rank == root else np.empty(0, np.uint8)
         holder: list[Any] = []
 
@@ -378,7 +378,7 @@ class Moving(Issuer):
         )
 
     def _sent(self, like: Bundle, sender: int, to: int, target: Results | None, timeout: float | None) -> Handle[Any]:
-        self._demand_rank(source=sender, to=to)
+        sender, to = self._rank("source", sender), self._rank("to", to)
         if sender == to:
             raise LocalError(f"rank {sender} cannot send to itself")
         sizes = {"source": 0, "to": 1, "elements": like.elements}  # a world of two: the sender is 0

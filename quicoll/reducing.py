@@ -126,7 +126,7 @@ class Reducing(Issuer):
         those that `all_reduce` would give. out: looked at on the root only.
         Cost of direct: each rank sends x.nbytes at most once; the root receives it twice at most, whatever p.
         """
-        self._demand_rank(root=root)
+        root = self._rank("root", root)
         task = self._reduction("reduce", x, op, precision, algorithm, exact=exact)
         sizes = {"root": root, "elements": task.like.elements}
         if self.rank == root:

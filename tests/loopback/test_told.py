@@ -168,3 +168,32 @@ async def test_the_ring_is_an_order_and_no_algorithm_of_the_canonical_order() ->
         for counts in ([1.5], ["a"], 3):
             with pytest.raises(LocalError, match="count"):
                 job.group.reduce_scatter(np.ones(1), counts=counts)  # type: ignore[arg-type]
+
+
+async def test_a_rank_may_be_any_integer_and_nothing_else() -> None:
+    async with cluster(2) as jobs:
+        root = np.int64(1)
+
+        async def move(job: Job) -> Any:
+            x = np.full(2, float(job.rank))
+            handles = [
+                job.group.broadcast(x, root=root),
+                job.group.reduce(x, root=root),
+                job.group.scatter(x, root=root),
+                job.group.gather(x, root=root),
+                job.group.broadcast_object(job.rank, root=root),
+                job.group.recv(x, source=root) if job.rank == 0 else job.group.send(x, to=np.uint8(0)),
+            ]
+            return [await handle for handle in handles]
+
+        got = await asyncio.wait_for(asyncio.gather(*map(move, jobs)), 30)
+        assert got[0][0].tolist() == got[0][5].tolist() == [1.0, 1.0]
+        assert got[1][1].tolist() == [1.0, 1.0]
+        group = jobs[0].group
+        for bad in ("1", 1.0, True, None):
+            for call in (group.broadcast, group.reduce, group.scatter, group.gather, group.broadcast_object):
+                with pytest.raises(LocalError, match="root must be an integer"):
+                    call(np.ones(2), root=bad)
+            with pytest.raises(LocalError, match="to must be an integer"):
+                group.send(np.ones(2), to=bad)  # type: ignore[arg-type]
+        await asyncio.gather(*(job.group.barrier() for job in jobs))
