@@ -215,7 +215,9 @@ def _sweep(
     for result in sweep.failures[:MOST_SHRUNK]:
         if result.kind is not None and not result.kind.startswith("worker-"):
             scenario = generate(result.seed, ranks=ranks, steps=steps, kinds=kinds)
-            commands[result.seed] = _shrunk(console, scenario, result.kind, shrink_runs)
+            command = _shrunk(console, scenario, result.kind, shrink_runs)
+            if command is not None:
+                commands[result.seed] = command
     summary = sweep.summary(commands)
     if json_file is not None:
         _write(json_file, summary)
@@ -223,8 +225,12 @@ def _sweep(
     return bool(sweep.failures)
 
 
-def _shrunk(console: Console, scenario: Scenario, kind: str, runs: int) -> str:
-    """The command of the smallest scenario that was found to fail in this way; it is printed as well."""
+def _shrunk(console: Console, scenario: Scenario, kind: str, runs: int) -> str | None:
+    """The command of the smallest scenario that was found to fail in this way; it is printed as well.
+
+    None where the scenario itself does not fail so again: then something beyond the seed is at work, a smaller scenario
+    would explain nothing, and that is said.
+    """
     from quicoll.sim.runner import run_scenario
     from quicoll.sim.shrink import shrink
 
@@ -232,6 +238,11 @@ def _shrunk(console: Console, scenario: Scenario, kind: str, runs: int) -> str:
         error = run_scenario(candidate).error
         return None if error is None else error.kind
 
+    again = verdict(scenario) if runs else kind
+    if again != kind:
+        what = "all was well" if again is None else again
+        console.print(f"seed {scenario.seed}: {kind} could not be shown again: {what} when it was run once more")
+        return None
     found = shrink(scenario, kind, verdict, runs=runs)
     console.print(
         f"seed {scenario.seed}: {kind} with {found.scenario.faults} of {scenario.faults} faults "
