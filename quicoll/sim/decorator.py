@@ -14,6 +14,10 @@ recorded. The error then carries, as a note, the faults, the story and the comma
 second run go otherwise than the first, the test depends on something beyond its seed (the real clock, a module's state,
 the order of a set), and the note says so.
 
+What the function says to pytest by `pytest.skip`, `pytest.xfail`, `pytest.fail` or `pytest.exit`, or to unittest by
+SkipTest, reaches it as what it is, by whichever rank it is said first; that rank's node, the seed and the time are a
+note of it.
+
 Nothing here imports pytest; what pytest needs is in the package quicoll_pytest.
 """
 
@@ -21,6 +25,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -154,10 +159,20 @@ def _test(function: Worker, found: Trial) -> SimulatedTest:
     def test(*args: Any, sim_seed: int, **given: Any) -> None:
         __tracebackhide__ = True
         outcome = found.simulation(partial(function, *args, **given), sim_seed).run()
-        if outcome.error is not None:
-            runs, runs_left[0] = runs_left[0], 0
-            outcome.error.add_note(_explained(partial(function, *args, **given), found, outcome, runs))
-            raise outcome.error
+        error = outcome.error
+        if error is None:
+            return
+        cause = error.__cause__
+        if cause is not None and isinstance(cause, _spoken("skip", "xfail", "exit")):
+            cause.add_note(_place(error))
+            raise cause
+        runs, runs_left[0] = runs_left[0], 0
+        explained = _explained(partial(function, *args, **given), found, outcome, runs)
+        if cause is not None and isinstance(cause, _spoken("fail")):
+            cause.add_note(f"{_place(error)}\n{explained}")
+            raise cause
+        error.add_note(explained)
+        raise error
 
     def run(seed: int = 0, **given: Any) -> Outcome:
         return found.simulation(partial(function, **given), seed).run()
@@ -185,6 +200,20 @@ def _parameters(function: Worker) -> tuple[list[inspect.Parameter], list[inspect
     if any(each.name == _ARGUMENT for each in fixtures):
         raise LocalError(f"{name}: {_ARGUMENT} is taken; the simulation has the seed (sim.seed)")
     return bound, fixtures
+
+
+def _spoken(*names: str) -> tuple[type[BaseException], ...]:
+    """What these functions of pytest raise; nothing where pytest is not there, as then nobody can have called them."""
+    pytest = sys.modules.get("pytest")
+    found = [] if pytest is None else [getattr(pytest, name).Exception for name in names]
+    unittest = sys.modules.get("unittest")
+    if unittest is not None and "skip" in names:
+        found.append(unittest.SkipTest)
+    return tuple(found)
+
+
+def _place(error: RunFailed) -> str:
+    return f"said by {error.node}, seed {error.seed}, at {error.at:.6f} s of simulated time"
 
 
 def _explained(worker: Worker, found: Trial, outcome: Outcome, shrink_runs: int) -> str:

@@ -108,6 +108,65 @@ async def test_wrong(job, sim):
     assert "passed" not in text
 
 
+def test_what_a_rank_says_to_pytest_reaches_pytest_as_it_is(tmp_path: Path) -> None:
+    source = """
+import pytest
+import unittest
+
+calm = quicoll.sim.scenario(seeds=[3], ranks=2, script=lambda sim: None)
+
+@calm
+async def test_skips(job, sim):
+    async with job.step():
+        pytest.skip("no such device")
+
+@calm
+async def test_skips_like_unittest(job):
+    raise unittest.SkipTest("no such module")
+
+@calm
+async def test_needs_what_is_missing(job):
+    pytest.importorskip("there_is_no_such_module")
+
+@calm
+async def test_is_known_to_fail(job):
+    pytest.xfail("known")
+
+@pytest.mark.xfail(raises=pytest.fail.Exception, strict=True)
+@calm
+async def test_is_expected_to_fail(job):
+    pytest.fail("expected")
+
+@calm
+async def test_fails(job):
+    pytest.fail("this is wrong")
+"""
+    code, text = run_pytest(tmp_path, source, "-v", "-rsxf")
+    assert code == 1, text
+    assert "3 skipped, 2 xfailed" in text
+    assert "1 failed" in text
+    assert "test_it.py::test_fails[seed3] FAILED" in text
+    for reason in ("no such device", "no such module", "could not import 'there_is_no_such_module'"):
+        assert re.search(rf"^SKIPPED .*{reason}", text, re.MULTILINE), text
+    assert "Failed: this is wrong" in text
+    assert re.search(r"said by worker-[01], seed 3, at 0\.\d{6} s of simulated time", text)
+    assert "VERDICT  FAILED  worker: Failed: this is wrong" in text
+    assert "Run it again:  pytest 'test_it.py::test_fails[seed3]' --sim-seed 3" in text
+
+
+def test_pytest_exit_in_a_rank_stops_pytest(tmp_path: Path) -> None:
+    source = """
+import pytest
+
+@quicoll.sim.scenario(seeds=3, ranks=2, script=lambda sim: None)
+async def test_gives_up(job):
+    pytest.exit("enough", returncode=7)
+"""
+    code, text = run_pytest(tmp_path, source)
+    assert code == 7, text
+    assert "Exit: enough" in text
+
+
 def test_a_generated_scenario_that_fails_is_made_small_once() -> None:
     async def careless(job: Job, sim: Simulation) -> None:
         """Fails on every rank but in the first view."""
