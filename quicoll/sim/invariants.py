@@ -286,7 +286,8 @@ def _checked(name: str) -> Callable[..., Handle[Any]]:
         out = settings.get("out")
         timeout = settings.get("timeout")
         limit = self._caller.config.timeout if timeout is None else timeout
-        inputs, target = _bits(args), _bits((out,))
+        given = [args, *((key, settings[key]) for key in sorted(settings) if key != "out")]  # tensors may have names
+        inputs, target = _bits(given), _bits((out,))
         handle = inner(self, *args, **settings)
         machine.note("collective_began", op=name)
         loop, start, disturbed = machine.loop, machine.loop.time(), machine.disturbances
@@ -299,7 +300,7 @@ def _checked(name: str) -> Callable[..., Handle[Any]]:
                 machine.troubled(error)
             machine.note("collective_ended", op=name, fine=fine)
             _look_at_time(loop.time() - start, limit, name, disturbed, loop, machine, checker)
-            if _bits(args) != inputs:
+            if _bits(given) != inputs:
                 checker.break_("untouched", f"{name} changed its input", node=node)
             if _bits((out,)) != target:
                 what = "changed its out before the result was asked for" if fine else "failed and changed its out"
@@ -371,5 +372,14 @@ def _bits(values: Any) -> bytes:
             flat = value.detach().cpu().contiguous().reshape(-1)
             found.update(f"{value.dtype}{tuple(value.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes())
         else:
-            found.update(repr(value).encode())
+            found.update(_plain(value))
     return found.digest()
+
+
+def _plain(value: Any) -> bytes:
+    """What it holds that is no tensor: a buffer its bytes, as its text may show an address alone; else its text."""
+    try:
+        view = memoryview(value)
+    except TypeError:
+        return repr(value).encode()
+    return f"{view.format}{view.shape}".encode() + view.tobytes()
