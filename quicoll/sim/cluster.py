@@ -96,8 +96,9 @@ class Settings:
     """A cluster's settings. Seconds of simulated time, bytes.
 
     ranks: workers at the start, the world size of the first view. lost_after, timeout, join_timeout, hold_timeout,
-    chunk_bytes: as for `quicoll.join`. conditions: every path's. restart_after: until a process that ended by an error
-    is started again. recovery: after a heal every rank commits within it. limit: of the whole run.
+    chunk_bytes: as for `quicoll.join`. sites: the site of each of these workers; none has one by default. conditions:
+    every path's. restart_after: until a process that ended by an error is started again. recovery: after a heal every
+    rank commits within it. limit: of the whole run.
     """
 
     ranks: int = 4
@@ -106,6 +107,7 @@ class Settings:
     join_timeout: float = 60.0
     hold_timeout: float = 60.0
     chunk_bytes: int = 1 << 20
+    sites: tuple[str, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     restart_after: float = 1.0
     recovery: float = 60.0
@@ -114,6 +116,11 @@ class Settings:
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= 256:
             raise LocalError(f"a simulated cluster has 1 to 256 ranks, not {self.ranks}")
+        sites: object = self.sites
+        if not isinstance(sites, tuple) or not all(isinstance(site, str) and site for site in sites):
+            raise LocalError(f"sites are a tuple of names, not {sites!r}")
+        if self.sites and len(self.sites) != self.ranks:
+            raise LocalError(f"{len(self.sites)} sites for {self.ranks} ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,14 +304,16 @@ class Simulation:
 
     async def _work(self, machine: Machine) -> Any:
         settings = self.settings
+        rank = int(machine.name.removeprefix("worker-"))
         config = Config.resolve(
             environ={},
             coordinator=f"{self._machines[COORDINATOR_HOST].host.ip}:{_PORT}",
             job=_JOB,
             node=machine.name,
             world_size=settings.ranks,
-            rank_hint=int(machine.name.removeprefix("worker-")),
+            rank_hint=rank,
             listen=f"{machine.host.ip}:0",
+            site=settings.sites[rank] if settings.sites else None,
             lost_after=settings.lost_after,
             timeout=settings.timeout,
             join_timeout=settings.join_timeout,
