@@ -43,7 +43,7 @@ def sim(
     seed: Annotated[int | None, typer.Option(min=0, help="One seed.")] = None,
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Workers.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Steps that every rank commits.")] = 10,
-    faults: Annotated[str, typer.Option(help="Kinds of fault, with commas; 'all,-disk' for all but one.")] = "all",
+    faults: Annotated[str, typer.Option(help="Kinds of fault, with commas; '-disk' for all but one.")] = "all",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes of a sweep; as many as there are cores.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file.")] = None,
     trace: Annotated[

@@ -142,9 +142,13 @@ class Scenario:
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """Kinds of fault by name, with commas between them; "all", and "all,-loss" for all but some. Raises LocalError."""
-    chosen: dict[str, None] = {}
-    for word in text.replace(" ", "").split(","):
+    """Kinds of fault by name, with commas between them; "all"; "all,-loss" or "-loss" for all but some.
+
+    Raises LocalError for other names, and where no kind is left: a run without faults would be green for nothing.
+    """
+    words = text.replace(" ", "").split(",")
+    chosen: dict[str, None] = dict.fromkeys(KINDS if words[0].startswith("-") else ())
+    for word in words:
         name = word.removeprefix("-")
         if name != "all" and name not in KINDS:
             raise LocalError(f"there is no kind of fault {name!r} among {', '.join(KINDS)}")
@@ -154,6 +158,8 @@ def parse_kinds(text: str) -> tuple[str, ...]:
                 chosen.pop(each, None)
             else:
                 chosen[each] = None
+    if not chosen:
+        raise LocalError(f"{text!r} leaves no kind of fault")
     return tuple(kind for kind in KINDS if kind in chosen)
 
 

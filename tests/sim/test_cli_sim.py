@@ -141,6 +141,8 @@ def test_a_failure_that_does_not_come_again_is_said_to_be_one(
         ["--seeds", "0:3", "--events", "sim.at(1).heal()"],
         ["--seeds", "0:3", "--explain"],
         ["--seed", "1", "--faults", "flood"],
+        ["--seed", "1", "--ranks", "2", "--steps", "2", "--faults", "all,-all"],
+        ["--seeds", "0:1", "--ranks", "2", "--steps", "2", "--faults=loss,-loss"],
         ["--seed", "1", "--settings", "Settings()"],
         ["--seed", "1", "--events", "__import__('os')"],
         ["--seed", "1", "--events", "sim.at(1.0).crash(99)"],

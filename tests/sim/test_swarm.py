@@ -214,6 +214,11 @@ def test_kinds_by_name() -> None:
     assert parse_kinds("all") == KINDS
     assert parse_kinds("crash, loss") == ("loss", "crash")
     assert parse_kinds("all,-loss,-crash") == tuple(kind for kind in KINDS if kind not in ("loss", "crash"))
+    assert parse_kinds("-loss") == parse_kinds("all,-loss")
+    assert parse_kinds("-loss,-crash,loss") == parse_kinds("all,-crash")
+    for nothing in ("all,-all", "-all", "loss,-loss"):
+        with pytest.raises(LocalError, match=f"'{nothing}' leaves no kind of fault"):
+            parse_kinds(nothing)
     with pytest.raises(LocalError, match="no kind of fault 'flood'"):
         parse_kinds("loss,flood")
 
