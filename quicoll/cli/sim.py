@@ -43,8 +43,12 @@ def sim(
     seed: Annotated[int | None, typer.Option(min=0, help="One seed.")] = None,
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Workers.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Steps that every rank commits.")] = 10,
-    faults: Annotated[str, typer.Option(help="Kinds of fault, with commas; '-disk' for all but one.")] = "all",
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes of a sweep; as many as there are cores.")] = None,
+    faults: Annotated[
+        str | None, typer.Option(help="Kinds of fault, with commas; '-disk' for all but one; all by default.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="With --seeds: processes; as many as there are cores by default.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file.")] = None,
     trace: Annotated[
         Path | None, typer.Option(help="With --seed: write the timeline, a Chrome trace (opens in Perfetto).")
@@ -67,13 +71,18 @@ def sim(
         raise LocalError("--events, --trace and --explain are of one run: take --seed S")
     if events is None and (compute is not None or settings is not None):
         raise LocalError("--compute and --settings go with --events; without them the seed decides")
+    if events is not None and faults is not None:
+        raise LocalError("--faults and --events: either the faults are drawn, or they are written out")
+    if seed is not None and jobs is not None:
+        raise LocalError("--jobs are of a sweep: take --seeds A:B")
+    kinds = "all" if faults is None else faults
     with _quiet():
         if seeds is not None:
             processes = jobs or os.cpu_count() or 1
-            failed = _sweep(console, _range(seeds), ranks, steps, faults, processes, json_file, shrink_runs)
+            failed = _sweep(console, _range(seeds), ranks, steps, kinds, processes, json_file, shrink_runs)
         else:
             assert seed is not None  # noqa: S101 - for the type checker
-            scenario = _scenario(seed, ranks, steps, faults, compute, settings, events)
+            scenario = _scenario(seed, ranks, steps, kinds, compute, settings, events)
             failed = _one(console, scenario, json_file, shrink_runs, trace, explain)
     raise typer.Exit(1 if failed else 0)
 

@@ -127,7 +127,8 @@ class Settings:
 class Outcome:
     """What came of a run.
 
-    error: None if all is well. injected: faults by kind; of scheduled ones the events, of the network's the datagrams.
+    error: None if all is well. injected: faults by kind; of scheduled ones the events that were carried out, without
+    those that only end others (heal, repair, ...); of the network's the datagrams.
     committed, aborted, views: by the coordinator. virtual_s, wall_s: simulated and real seconds. digest: of the trace.
     results: what the workers returned, by rank.
     """
@@ -391,8 +392,9 @@ class Simulation:
         self._events_left -= 1
         fault = event.fault
         self._world.note("fault", "sim", fault.source(), detail=fault)
+        usual = self.settings.conditions
         if self._carry_out(fault):
-            for kind in scenario.kinds_of(fault, self.settings.conditions):
+            for kind in () if scenario.is_end(fault, usual) else scenario.kinds_of(fault, usual):
                 self._injected[kind] = self._injected.get(kind, 0) + 1
         else:
             self._world.note("fault_void", "sim", fault.source(), detail=fault)
