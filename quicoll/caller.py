@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from quicoll.checks import seconds
 from quicoll.division import is_derived
 from quicoll.errors import LocalError
 from quicoll.handle import Handle
@@ -95,13 +96,14 @@ class Caller:
         """Start a collective in view `view_id`. timeout: None takes the job's.
 
         deliver: hands the result over, when it is awaited. digest: of a result that has to be equal on all ranks. deed:
-        for the audit, if there is one. Raises LocalError outside of an event loop, and where a step would use more
-        sub-groups than a vote can tell of; AuditError when the audit failed.
+        for the audit, if there is one. Raises LocalError outside of an event loop, for a bad timeout, and where a step
+        would use more sub-groups than a vote can tell of; AuditError when the audit failed.
         """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
+        within = self.config.timeout if timeout is None else seconds(timeout)
         if digest is not None and self.step is not None and is_derived(group):
             self._voted_groups[group] = None
             if len(self._voted_groups) > MAX_GROUPS:
@@ -112,8 +114,7 @@ class Caller:
             entry, ended = self.auditor.issued(
                 deed, view=self.view.view_id, step=self.step, rank=self.rank, world=self.world_size
             )
-        seconds = self.config.timeout if timeout is None else timeout
-        work = self.engine.collective(view_id, call, group=group, timeout=seconds, step=self.step)
+        work = self.engine.collective(view_id, call, group=group, timeout=within, step=self.step)
         future = asyncio.ensure_future(self.runtime.call(work))
         number, step = self._count, self.step
         self._count += 1

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quicoll.checks import MAX_SECONDS
 from quicoll.errors import LocalError
 from quicoll_transport.errors import TransportError
 from quicoll_transport.udp import parse_address
@@ -36,10 +37,10 @@ def _integer(value: Any) -> int:
 
 
 def _seconds(value: Any) -> float:
-    seconds = float(value)
-    if not 0 < seconds < 1e6:
+    given = float(value)
+    if not 0 < given < MAX_SECONDS:
         raise ValueError("must be above 0 and below a million seconds")
-    return seconds
+    return given
 
 
 def _count(value: Any) -> int:

@@ -6,7 +6,7 @@ ends it when the view is over. Callers ask for a view, a collective, a vote; eac
     no mesh           waiting for the coordinator, or for a view
     mesh at work      `wait_view` returns; collectives run
     mesh broken       something failed here; the coordinator was told and will end the view
-    mesh ended        the coordinator ended the view; the next one follows
+    mesh judged       the coordinator ended the view; the next one follows
 
 A link that ends breaks the mesh if its node is in the view. The link to the coordinator is dialled again for as long
 as the engine lives.
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from quicoll.coordinator import NODE as COORDINATOR_NODE
 from quicoll.coordinator import format_address
-from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError
+from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError, again
 from quicoll.membership.member import MemberCore
 from quicoll.membership.member_actions import (
     Activate,
@@ -62,6 +62,7 @@ log = logging.getLogger("quicoll")
 
 _REDIAL_S = 0.1
 _DECISIONS = 16
+_VERDICTS = 16
 _EARLY_ANNOUNCES = 65536  # for views that are not at work here yet
 _KINDS: dict[FailureKind, type[QuicollError]] = {"mismatch": Mismatch, "corrupted": Corrupted}
 
@@ -105,6 +106,7 @@ class Engine:
         self._redial: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._mesh: Mesh | None = None
+        self._verdicts: dict[int, QuicollError] = {}  # by view that is over, for whoever was computing meanwhile
         self._lost: dict[str, str] = {}  # nodes of the present view that are lost, and why
         self._forming: asyncio.Task[None] | None = None
         self._early: list[tuple[str, Announce]] = []
@@ -247,17 +249,17 @@ class Engine:
         """Run a collective in view `view_id`; raises what `Mesh.run` raises."""
         mesh = self._mesh
         if mesh is None or mesh.view.view_id != view_id:
-            raise PeerError("the view is over", view=view_id, op=call.name)
+            raise self._past(view_id, op=call.name, step=step)
         return await mesh.run(call, group=group, timeout=timeout, step=step)
 
     async def begin(self, view_id: int, number: int) -> None:
         """A step begins in this view. Raises when the view is not at work any more."""
         mesh = self._mesh
         if mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
-            raise _over(mesh, view_id)
+            raise await self._over(view_id)
         index = self._member.next_step
         if index is None:
-            raise PeerError("the view is over", view=view_id)
+            raise self._past(view_id)
         self.open_step = (index, number)
         self._voted = False
         self._member.begin(index, now_ns=self._now_ns())
@@ -276,17 +278,12 @@ class Engine:
         """
         mesh = self._mesh
         if self.open_step is None or mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
-            raise _over(mesh, view_id)
+            raise await self._over(view_id)
         if unfinished or mesh.running:
-            mesh.fail(
-                PeerError(
-                    f"the step was left with {max(unfinished, mesh.running)} collectives still running",
-                    rank=mesh.rank,
-                    node=self.config.node,
-                    view=view_id,
-                )
-            )
-            raise _over(mesh, view_id)
+            left = f"the step was left with {max(unfinished, mesh.running)} collectives still running"
+            error = PeerError(left, rank=mesh.rank, node=self.config.node, view=view_id)
+            mesh.fail(error)
+            raise error
         index, _ = self.open_step
         self._voted = True
         self._member.vote(index, ok=True, digest=digest, groups=groups, now_ns=self._now_ns())
@@ -310,6 +307,20 @@ class Engine:
         """Whether the vote for `index` in `view_id`, once in doubt, led to a commit. Known when a view is at work."""
         decision = self._decisions.get((view_id, index))
         return decision is not None and decision.commit
+
+    async def _over(self, view_id: int) -> QuicollError:
+        """Why the view a caller speaks of is not at work any more, as all ranks are told."""
+        mesh = self._mesh
+        if mesh is not None and mesh.view.view_id == view_id and mesh.error is not None:
+            return await mesh.judgement() or mesh.error
+        return self._past(view_id)
+
+    def _past(self, view_id: int, *, op: str = "", step: int | None = None) -> QuicollError:
+        """The end of a view that another one may have followed: its caller was computing and hears of it only now."""
+        told = self._verdicts.get(view_id)
+        if told is None:
+            return PeerError("the view is over", view=view_id, op=op, step=step)
+        return again(told, node=told.node, rank=told.rank, view=view_id, op=op, step=step)
 
     async def give_up(self, view_id: int, reason: str) -> None:
         """The caller's own code failed inside a step: the view cannot go on."""
@@ -382,13 +393,17 @@ class Engine:
         if self._closing or not link.ended:
             return
         mesh = self._mesh
-        if mesh is None or mesh.view.rank_of(link.node) is None or mesh.error is not None:
+        if mesh is None or mesh.view.rank_of(link.node) is None or mesh.verdict is not None:
             return
         rank = mesh.view.rank_of(link.node)
         cause = link.core.cause
         self._emit_lost(link)
         self._lost[link.node] = cause
+        # Before the mesh breaks, which tells the same in other words; and also where it is broken: who is to blame
+        # depends on all the pairs that have lost each other.
+        self._member.peer_lost(link.node, clip(cause), now_ns=self._now_ns())
         mesh.fail(PeerError(f"lost: {cause}", rank=rank, node=link.node, view=mesh.view.view_id, lost=(link.node,)))
+        self._work()
 
     def _emit_lost(self, link: Link) -> None:
         silent = link.core.error.silent_for if link.core.error is not None else 0.0
@@ -492,7 +507,7 @@ class Engine:
             node=self.config.node,
             loop=self._loop,
             links=links,
-            on_failure=self._on_mesh_failure,
+            on_failure=lambda error, blamed: self._on_mesh_failure(view, error, blamed),
             on_called=lambda op, arrived_ns: self._on_called(view, links, op, arrived_ns),
         )
         self.observers.emit(
@@ -525,17 +540,21 @@ class Engine:
         mesh.end(
             kind(action.cause, rank=mesh.view.rank_of(culprit), node=culprit, view=action.view_id, lost=action.lost)
         )
+        if mesh.verdict is not None:
+            self._verdicts[action.view_id] = mesh.verdict
+        while len(self._verdicts) > _VERDICTS:  # oldest first
+            del self._verdicts[next(iter(self._verdicts))]
         self.observers.emit("view_ended", view=action.view_id, cause=action.cause, lost=list(action.lost))
         self._notify()
 
-    def _on_mesh_failure(self, error: QuicollError) -> None:
+    def _on_mesh_failure(self, view: View, error: QuicollError, blamed: tuple[int, ...]) -> None:
         """The mesh broke from inside: the coordinator has to end the view for everybody."""
-        if self._lost:
-            for node in sorted(self._lost):
-                self._member.peer_lost(node, clip(self._lost[node]), now_ns=self._now_ns())
-        else:
-            kind: FailureKind = next((name for name, known in _KINDS.items() if isinstance(error, known)), "failed")
-            self._member.failed(clip(error.message), culprit=error.node, kind=kind, now_ns=self._now_ns())
+        kind: FailureKind = next((name for name, known in _KINDS.items() if isinstance(error, known)), "failed")
+        culprit = error.node if error.rank is None else view.members[error.rank].node
+        if not culprit and isinstance(error, LocalError):
+            culprit = self.config.node
+        nodes = [view.members[rank].node for rank in blamed]
+        self._member.failed(clip(error.message), culprit=culprit, kind=kind, blamed=nodes, now_ns=self._now_ns())
         self._abort_open_step(error.message, tuple(sorted(self._lost)))
         self._work()
         self._notify()
@@ -580,13 +599,6 @@ class Engine:
         """Wake everybody who waits for something to change."""
         changed, self._changed = self._changed, self._loop.create_future()
         changed.set_result(None)
-
-
-def _over(mesh: Mesh | None, view_id: int) -> QuicollError:
-    """Why the view a caller speaks of is not at work any more."""
-    if mesh is not None and mesh.view.view_id == view_id and mesh.error is not None:
-        return mesh.error
-    return PeerError("the view is over", view=view_id)
 
 
 async def _resolve(address: str) -> tuple[Any, ...]:

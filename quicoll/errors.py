@@ -69,6 +69,14 @@ class QuicollError(Exception):
             self.usable = usable
 
 
+def again(error: QuicollError, *, rank: int | None, node: str, view: int, step: int | None, op: str) -> QuicollError:
+    """The same failure, met by one more operation: each gets an exception of its own, with its own name in it.
+
+    Not usable whatever `error` said: others have seen the operation begin and not end.
+    """
+    return type(error)(error.message, rank=rank, node=node, view=view, step=step, op=op, lost=error.lost, usable=False)
+
+
 class LocalError(QuicollError, ValueError):
     """The caller broke a rule. Nothing was sent, no buffer was changed, the group is still usable."""
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from quicoll.buffers import memory as flat_memory
 from quicoll.plan import Buf, Copy, Lane, Plan, Recv, Reduce, Send, Span
 from quicoll.reduce import ReduceOp, reduce_tree
-from quicoll_transport.errors import MessageRefused, TransportError
+from quicoll_transport.errors import MessageCorrupted, MessageRefused, TransportError
 
 if TYPE_CHECKING:
     from quicoll.bundle import Joined
@@ -28,13 +28,27 @@ if TYPE_CHECKING:
 __all__ = ["TransferFailed", "Work", "execute"]
 
 
-class TransferFailed(Exception):
-    """A message to or from `rank` failed; `error` says how. Never leaves the engine: the mesh turns it into ours."""
+class _Watch(Protocol):
+    """Have an eye on a transfer, so that its failure ends the whole."""
 
-    def __init__(self, rank: int, error: TransportError) -> None:
+    def __call__(self, rank: int, transfer: Transfer, *, sending: bool) -> Transfer: ...
+
+
+class TransferFailed(Exception):
+    """A message to or from `rank` failed; `error` says how. Never leaves the engine: the mesh turns it into ours.
+
+    sending: whether it was one of ours. consequence: whether the cause is at the peer, who knows of it (quicoll.mesh).
+    """
+
+    def __init__(self, rank: int, error: TransportError, *, sending: bool) -> None:
         super().__init__(str(error))
         self.rank = rank
         self.error = error
+        self.sending = sending
+
+    @property
+    def consequence(self) -> bool:
+        return isinstance(self.error, MessageRefused) or (self.sending and isinstance(self.error, MessageCorrupted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +66,59 @@ class Work:
 async def execute(work: Work, *, link: Callable[[int], Link], tag: Callable[[int], bytes]) -> None:
     """Run the plan to its end. `link(rank)` is the way to a peer, `tag(index)` names a message of this operation.
 
-    Raises TransferFailed. When it raises or is cancelled, nothing is written to the output any more.
+    Raises TransferFailed with the first message that fails, whichever a lane is waiting for just then: its cause has to
+    be told before anybody's deadline. When it raises or is cancelled, nothing is written to the output any more.
     """
-    plan = work.plan
-    lanes = iter(plan.lanes)
-    runners = plan.open_lanes
-    if runners <= 1:
-        await _run_lanes(work, lanes, link, tag)
-        return
+    failures: list[TransferFailed] = []
+    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def watched(rank: int, transfer: Transfer, *, sending: bool) -> Transfer:
+        def done(future: asyncio.Future[None]) -> None:
+            error = None if future.cancelled() else future.exception()
+            if isinstance(error, TransportError):
+                failures.append(TransferFailed(rank, error, sending=sending))
+                if not failed.done():
+                    failed.set_result(None)
+
+        transfer.future.add_done_callback(done)
+        return transfer
+
+    lanes = iter(work.plan.lanes)
+    count = max(work.plan.open_lanes, 1)
+    runners = [asyncio.ensure_future(_run_lanes(work, lanes, link, tag, watched)) for _ in range(count)]
+    running = runners
     try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(runners):
-                group.create_task(_run_lanes(work, lanes, link, tag))
-    except BaseExceptionGroup as failures:
-        # One cause is enough, and which one must not depend on timing more than it has to: the lowest rank's. A refusal
-        # is what follows from another rank's failure (quicoll.mesh), so anything else comes before it.
-        known = [failure for failure in failures.exceptions if isinstance(failure, TransferFailed)]
-        if not known:
-            raise failures.exceptions[0] from None
-        raise min(known, key=lambda failed: (isinstance(failed.error, MessageRefused), failed.rank)) from None
+        while running:
+            await asyncio.wait([*running, failed], return_when=asyncio.FIRST_COMPLETED)
+            if failures:
+                # Which one of several must not depend on timing more than it has to: the lowest rank's. What only
+                # follows from another rank's failure comes last.
+                first = min(failures, key=lambda failure: (failure.consequence, failure.rank))
+                raise first from first.error
+            for runner in running:
+                if runner.done():
+                    runner.result()
+            running = [runner for runner in running if not runner.done()]
+    finally:
+        for runner in runners:
+            runner.cancel()
+        await asyncio.wait(runners)
 
 
 async def _run_lanes(
-    work: Work, lanes: Iterator[Lane], link: Callable[[int], Link], tag: Callable[[int], bytes]
+    work: Work,
+    lanes: Iterator[Lane],
+    link: Callable[[int], Link],
+    tag: Callable[[int], bytes],
+    watched: _Watch,
 ) -> None:
     for lane in lanes:
-        await _run_lane(work, lane, link, tag)
+        await _run_lane(work, lane, link, tag, watched)
 
 
-async def _run_lane(work: Work, lane: Lane, link: Callable[[int], Link], tag: Callable[[int], bytes]) -> None:
+async def _run_lane(
+    work: Work, lane: Lane, link: Callable[[int], Link], tag: Callable[[int], bytes], watched: _Watch
+) -> None:
     scratch = [np.empty(slot.elements, (work.acc if slot.wide else work.dtype).storage) for slot in lane.scratch]
 
     def array(span: Span) -> Array:
@@ -93,17 +131,19 @@ async def _run_lane(work: Work, lane: Lane, link: Callable[[int], Link], tag: Ca
     def memory(span: Span) -> memoryview:
         return flat_memory(array(span))
 
-    posted: dict[int, tuple[int, Transfer]] = {}
-    sent: list[tuple[int, Transfer]] = []
+    posted: dict[int, Transfer] = {}
+    sent: list[Transfer] = []
     try:
         for position, step in enumerate(lane.steps):
             if isinstance(step, Recv):
-                posted[position] = step.peer, link(step.peer).post(tag(step.index), memory(step.dst))
+                transfer = link(step.peer).post(tag(step.index), memory(step.dst))
+                posted[position] = watched(step.peer, transfer, sending=False)
         for step, waits in zip(lane.steps, lane.waits, strict=True):
             for position in waits:
-                await _arrival(*posted[position])
+                await posted[position].future
             if isinstance(step, Send):
-                sent.append((step.peer, link(step.peer).send(tag(step.index), memory(step.src))))
+                transfer = link(step.peer).send(tag(step.index), memory(step.src))
+                sent.append(watched(step.peer, transfer, sending=True))
             elif isinstance(step, Copy):
                 np.copyto(array(step.dst), array(step.src))
             elif isinstance(step, Reduce):
@@ -117,15 +157,8 @@ async def _run_lane(work: Work, lane: Lane, link: Callable[[int], Link], tag: Ca
                     final=step.finish,
                     leaves=work.plan.leaves,
                 )
-        for rank, transfer in [*posted.values(), *sent]:
-            await _arrival(rank, transfer)
+        for transfer in [*posted.values(), *sent]:
+            await transfer.future
     finally:
-        for _, transfer in [*posted.values(), *sent]:
+        for transfer in [*posted.values(), *sent]:
             transfer.abort()
-
-
-async def _arrival(rank: int, transfer: Transfer) -> None:
-    try:
-        await transfer.future
-    except TransportError as error:
-        raise TransferFailed(rank, error) from error

@@ -23,6 +23,7 @@ import numpy as np
 
 from quicoll import plan
 from quicoll.bundle import bundle, results
+from quicoll.checks import whole
 from quicoll.division import MAX_COLOR, MAX_DEPTH, MAX_KEY, WORLD, Scope, divide
 from quicoll.errors import LocalError, PeerError
 from quicoll.executor import Work
@@ -65,6 +66,7 @@ class Group(Reducing, Moving):
 
     def shards(self, total: int) -> Shards:
         """Which of `total` logical shards this rank holds in the present view: contiguous, by rank, balanced."""
+        total = whole(total, "the number of shards")
         if total < 1:
             raise LocalError(f"there must be at least one shard, not {total}")
         mine = held(self.rank, self.world_size, total)

@@ -10,6 +10,7 @@ import xxhash
 
 from quicoll.auditing import Deed
 from quicoll.buffers import memory
+from quicoll.checks import whole
 from quicoll.division import STATE
 from quicoll.errors import LocalError
 from quicoll.mesh import site_numbers
@@ -125,7 +126,10 @@ def rows_given(counts: Sequence[int] | None, rows: int, world: int) -> tuple[int
     """The caller's `counts`, checked to be `rows` in all, or `even_rows`. Raises LocalError."""
     if counts is None:
         return even_rows(rows, world)
-    given = tuple(int(count) for count in counts)
+    try:
+        given = tuple(whole(count, "a count") for count in counts)
+    except TypeError:
+        raise LocalError(f"counts are integers, one for each rank, not {counts!r}") from None
     if len(given) != world or min(given) < 0 or sum(given) != rows:
         raise LocalError(f"counts {given} do not divide {rows} rows between {world} ranks")
     return given

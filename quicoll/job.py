@@ -36,6 +36,7 @@ from quicoll.audit import AuditLog, audit_file
 from quicoll.auditing import Auditor
 from quicoll.buffers import digest, memory, source
 from quicoll.caller import Caller
+from quicoll.checks import seconds
 from quicoll.config import Config
 from quicoll.division import STATE
 from quicoll.dtypes import DType
@@ -224,7 +225,7 @@ class Job:
         Raises Partitioned when there is no such view within `timeout` seconds (None: the job's hold_timeout), and
         StepAborted when a rank was lost meanwhile: call it again.
         """
-        timeout = self.config.hold_timeout if timeout is None else timeout
+        timeout = self.config.hold_timeout if timeout is None else seconds(timeout)
         view = await self._caller.on_engine(self._engine.wait_view(timeout))
         await self._settle_doubt()
         if view.view_id == self._synchronised:

@@ -20,12 +20,22 @@ of a sub-group in its order, or the two of a `send`. Only they announce to each 
 nothing of those of another (quicoll.division says why that cannot deadlock).
 
 A mesh breaks once and for all: when a peer is lost, a collective fails or is cancelled, or the coordinator ends the
-view. Then every operation in flight ends with the cause, and what still arrives for this view is dropped.
+view. Then every operation in flight ends, and what still arrives for this view is dropped.
 
-Causes and consequences. A rank whose operation fails withdraws its memory, and messages on their way there are refused.
-Where the calls agree, a refusal has no other reason: the cause is at the peer, who has told the coordinator of it. Were
-the consequence reported as well, it could arrive first, and the ranks would hear of another kind of error, or another
-culprit, than there was. So a refusal waits for the verdict on the view, for `_VERDICT_S` at most.
+    whole     operations run
+    broken    something failed here: every transfer is taken back, and the coordinator has been told
+    judged    the coordinator has told every rank the same: why the view is over, and who is to blame
+
+Callers are given the verdict and not what this rank saw of it, so that all ranks raise one kind of error with one
+culprit; what was seen here is its `__cause__`. No new view can come before the verdict, so waiting for it costs
+nothing, and it is bounded: by the operation's own deadline, by `_VERDICT_S`, and by the loss of the coordinator, which
+is a verdict too. Where the verdict blames nobody (two ranks that called different things), each names the other.
+A broken rule of the caller's is his alone: he is given it at once, the others hear of it by the verdict.
+
+Causes and consequences. A rank whose operation fails withdraws its memory, and messages on their way there are refused;
+a rank that gets spoiled bits again and again tells their source so. Where the calls agree, neither has another reason:
+the cause is at the peer, who has told the coordinator of it. Were the consequence reported as well, it could arrive
+first, and hide the cause. So consequences only wait for the verdict.
 """
 
 from __future__ import annotations
@@ -34,14 +44,14 @@ import asyncio
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quicoll.errors import Corrupted, Mismatch, PeerError, QuicollError
+from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
 from quicoll.executor import TransferFailed, Work, execute
 from quicoll.plan.cost import Network, agreed, quantised
-from quicoll_transport.errors import LinkLost, MessageCorrupted, MessageRefused
+from quicoll_transport.errors import LinkLost, MessageCorrupted
 from quicoll_transport.errors import TransportError as _TransportError
 
 if TYPE_CHECKING:
@@ -129,8 +139,13 @@ class _Slot:
 
 
 class Mesh:
-    """One view's links and operations. `on_failure(error)` is called once, when it breaks from inside;
-    `on_called(op, arrived_ns)` for each operation that all have called: when each rank's call came to be known here."""
+    """One view's links and operations. See the module's head.
+
+    error: what it broke of, None while it works. verdict: as told to all, None until then.
+    `on_failure(error, blamed)` is called once, when it breaks from inside; blamed: ranks whose bits came spoiled, or
+    who called something else.
+    `on_called(op, arrived_ns)` for each operation that all have called: when each rank's call came to be known here.
+    """
 
     def __init__(
         self,
@@ -139,7 +154,7 @@ class Mesh:
         node: str,
         loop: asyncio.AbstractEventLoop,
         links: dict[int, Link],
-        on_failure: Callable[[QuicollError], None],
+        on_failure: Callable[[QuicollError, tuple[int, ...]], None],
         on_called: Callable[[str, dict[int, int]], None] = lambda op, arrived_ns: None,
     ) -> None:
         rank = view.rank_of(node)
@@ -149,6 +164,7 @@ class Mesh:
         self.rank = rank
         self.world = view.world_size
         self.error: QuicollError | None = None
+        self.verdict: QuicollError | None = None
         self._loop = loop
         self._links = links
         self._on_failure = on_failure
@@ -157,6 +173,8 @@ class Mesh:
         self._networks: dict[int, asyncio.Future[Network]] = {}
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._broken: asyncio.Future[None] = loop.create_future()
+        self._judged: asyncio.Future[None] = loop.create_future()
+        self._spoiled = {rank: link.snapshot().corrupt for rank, link in links.items()}  # before this view
         self._running = 0
 
     @property
@@ -204,8 +222,9 @@ class Mesh:
         timeout: seconds for the whole of it. The number in the group is taken before the first await, so that the
         order of calls defines identity.
         """
+        deadline = self._loop.time() + timeout
         if self.error is not None:
-            raise self.error
+            raise self._again(await self.judgement(deadline) or self.error, call.name, step)
         seq = self._next.get(group, 0)
         self._next[group] = seq + 1
         name = f"{call.name}#{seq}@{call.where}" if call.where else f"{call.name}#{seq}"
@@ -219,27 +238,21 @@ class Mesh:
         announce = Announce(self.view.view_id, group, seq, call.signature, counts)
         inner = self._loop.create_task(self._operate(call, name, announce, slot, leads=leads))
         self._running += 1
-        error: QuicollError
         try:
-            async with asyncio.timeout(timeout):
-                await asyncio.wait({inner, self._broken}, return_when=asyncio.FIRST_COMPLETED)
-                if _is_refused(inner):
-                    await asyncio.wait({self._broken}, timeout=_VERDICT_S)
-            failure = self._failure()
-            if failure is None:
-                inner.result()  # raises what it raised
+            seen = await self._seen(inner, slot, deadline, timeout, name, step)
+            if seen is None:
                 return seq
-            error = self._again(failure, name, step)
-        except TimeoutError:
-            error = self._late(slot, timeout, name, step)
-        except TransferFailed as failed:
-            error = self._translate(failed, slot.ranks[failed.rank], name, step)
-        except QuicollError as raised:
-            error = self._again(raised, name, step)
+            error, blamed, consequence = seen
+            if not consequence:
+                self.fail(error, blamed)
+            inner.cancel()  # its transfers are taken back before the wait and not after it
+            told = error if isinstance(error, LocalError) else await self.judgement(deadline)
+            self.fail(error)  # a consequence of a cause that nobody has told of
         except asyncio.CancelledError:
-            self.fail(
-                PeerError(f"{name} was cancelled", rank=self.rank, node=self._node(self.rank), view=self.view.view_id)
-            )
+            self._fail_here(f"{name} was cancelled")
+            raise
+        except Exception as broken:  # of our own code or for lack of memory: nobody may have to wait for it
+            self._fail_here(f"{name} failed: {type(broken).__name__}: {broken}")
             raise
         finally:
             self._running -= 1
@@ -251,9 +264,41 @@ class Mesh:
                 del self._slots[group, seq]
             if not inner.cancelled():
                 inner.exception()
-        error.usable = False  # whatever it was, others have seen this operation begin and not end
-        self.fail(error)
-        raise error
+        raise self._again(told or error, name, step, seen=error) from error
+
+    async def _seen(
+        self, inner: asyncio.Task[None], slot: _Slot, deadline: float, timeout: float, name: str, step: int | None
+    ) -> tuple[QuicollError, tuple[int, ...], bool] | None:
+        """Wait for the end of an operation: None if it went well, otherwise what this rank saw of its failure, the
+        ranks to blame for it, and whether it is but a consequence."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.wait({inner, self._broken}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            return self._late(slot, timeout, name, step), (), False
+        if self.error is not None:
+            return self.error, (), False
+        try:
+            inner.result()
+        except TransferFailed as failed:
+            rank = slot.ranks[failed.rank]
+            error = self._translate(failed, rank, name, step)
+            return error, self._spoilers(rank) if isinstance(error, Corrupted) else (), failed.consequence
+        except Mismatch as error:
+            own = slot.announced[self.rank].signature
+            others = sorted(rank for rank, told in slot.announced.items() if told.signature != own)
+            return self._again(error, name, step), tuple(others), False
+        except QuicollError as error:
+            return self._again(error, name, step), (), False
+        return None
+
+    async def judgement(self, deadline: float | None = None) -> QuicollError | None:
+        """Why a broken mesh is over, as all ranks are told; as this rank knows it, where that does not come by
+        `deadline` (of the loop's clock) and within `_VERDICT_S`; None for one that is whole."""
+        now = self._loop.time()
+        until = now + _VERDICT_S if deadline is None else min(deadline, now + _VERDICT_S)
+        await asyncio.wait({self._judged}, timeout=max(until - now, 0.0))
+        return self.verdict or self.error
 
     async def _operate(self, call: Call, name: str, announce: Announce, slot: _Slot, *, leads: bool) -> None:
         complete = slot.complete
@@ -266,7 +311,7 @@ class Mesh:
             try:
                 self._links[rank].send_app(data)
             except _TransportError as error:
-                raise TransferFailed(number, error) from error
+                raise TransferFailed(number, error, sending=True) from error
         self._put(self.rank, announce)
         if call.gathers or leads or len(slot.ranks) == 1:
             await complete
@@ -340,19 +385,26 @@ class Mesh:
                     node=self._node(rank),
                 )
 
-    def _failure(self) -> QuicollError | None:
-        return self.error
-
     # -- failure -------------------------------------------------------------------------------------------------
 
-    def fail(self, error: QuicollError) -> None:
+    def fail(self, error: QuicollError, blamed: tuple[int, ...] = ()) -> None:
         """Break from inside: every operation ends, and whoever owns the mesh is told."""
         if self.error is None:
-            self.end(error)
-            self._on_failure(error)
+            self._break(error)
+            self._on_failure(error, blamed)
 
-    def end(self, error: QuicollError) -> None:
-        """Break from outside (the view is over). Nothing of this view is received any more."""
+    def _fail_here(self, why: str) -> None:
+        self.fail(PeerError(why, rank=self.rank, node=self._node(self.rank), view=self.view.view_id))
+
+    def end(self, verdict: QuicollError) -> None:
+        """The view is over, and this is what all ranks are told of it."""
+        if self.verdict is None:
+            self.verdict = verdict
+            self._break(verdict)
+            self._judged.set_result(None)
+
+    def _break(self, error: QuicollError) -> None:
+        """Nothing of this view is received any more."""
         if self.error is not None:
             return
         self.error = error
@@ -362,17 +414,14 @@ class Mesh:
             if not link.ended:
                 link.discard(prefix)
 
-    def _again(self, error: QuicollError, name: str, step: int | None) -> QuicollError:
-        """The same failure for one more operation: each gets an exception of its own, with its own name in it."""
-        return type(error)(
-            error.message,
-            rank=error.rank,
-            node=error.node or ("" if error.rank is None else self._node(error.rank)),
-            view=self.view.view_id,
-            step=step,
-            op=name,
-            lost=error.lost,
-        )
+    def _again(
+        self, error: QuicollError, name: str, step: int | None, *, seen: QuicollError | None = None
+    ) -> QuicollError:
+        """`errors.again`, in this view. seen: says who is to blame where `error` is of its kind and blames nobody."""
+        rank, node = error.rank, error.node or ("" if error.rank is None else self._node(error.rank))
+        if rank is None and not node and seen is not None and type(seen) is type(error):
+            rank, node = seen.rank, seen.node
+        return again(error, rank=rank, node=node, view=self.view.view_id, step=step, op=name)
 
     def _node(self, rank: int) -> str:
         return self.view.members[rank].node
@@ -402,21 +451,16 @@ class Mesh:
 
     def _translate(self, failure: TransferFailed, rank: int, name: str, step: int | None) -> QuicollError:
         """The single place where the transport's errors become the collectives'."""
-        kind: type[QuicollError] = Corrupted if isinstance(failure.error, MessageCorrupted) else PeerError
-        return kind(
-            str(failure.error.args[0]),
-            rank=rank,
-            node=self._node(rank),
-            view=self.view.view_id,
-            step=step,
-            op=name,
-            lost=(self._node(rank),) if isinstance(failure.error, LinkLost) else (),
-        )
+        where: dict[str, Any] = {"view": self.view.view_id, "step": step, "op": name}
+        why = str(failure.error.args[0])
+        if isinstance(failure.error, MessageCorrupted):
+            source, target = (self.rank, rank) if failure.sending else (rank, self.rank)
+            ends = f"rank {source} ({self._node(source)}) to rank {target} ({self._node(target)})"
+            return Corrupted(f"bits from {ends} came spoiled again and again: {why}", rank=source, **where)
+        lost = (self._node(rank),) if isinstance(failure.error, LinkLost) else ()
+        return PeerError(why, rank=rank, node=self._node(rank), lost=lost, **where)
 
-
-def _is_refused(operation: asyncio.Task[None]) -> bool:
-    """Whether it has ended because a peer did not take a message."""
-    if not operation.done() or operation.cancelled():
-        return False
-    error = operation.exception()
-    return isinstance(error, TransferFailed) and isinstance(error.error, MessageRefused)
+    def _spoilers(self, first: int) -> tuple[int, ...]:
+        """Ranks whose bits came spoiled in this view, mended or not: `first`, then the others."""
+        others = [rank for rank, link in self._links.items() if link.snapshot().corrupt > self._spoiled[rank]]
+        return (first, *(rank for rank in sorted(others) if rank != first))

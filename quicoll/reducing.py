@@ -118,8 +118,7 @@ class Reducing(Issuer):
                 raise LocalError("an exact sum has no order: leave reduce_order='ring' out")
             if algorithm != "auto":
                 raise LocalError(f"reduce_order='ring' is an algorithm of its own; leave algorithm={algorithm!r} out")
-            algorithm = "ring"  # type: ignore[assignment]
-        task = self._reduction("all_reduce", x, op, precision, algorithm, exact=exact, wire=wire)
+        task = self._reduction("all_reduce", x, op, precision, algorithm, exact=exact, wire=wire, order=reduce_order)
         target = results(out, task.like)
         sizes = {"elements": task.elements}
         return self._reduce("all_reduce", task, target, sizes, timeout, equal=True)
@@ -199,6 +198,7 @@ class Reducing(Issuer):
         *,
         exact: bool,
         wire: str | None = None,
+        order: ReduceOrder = "canonical",
     ) -> _Reduction:
         if exact and precision not in ("default", "exact"):
             raise LocalError(f"exact=True has an accumulator of its own: leave precision={precision!r} out")
@@ -215,7 +215,7 @@ class Reducing(Issuer):
         if acc.kind is Kind.EXACT and given.shards.total > MAX_LEAVES:
             raise LocalError(f"an exact sum has at most {MAX_LEAVES} leaves, not {given.shards.total}")
         known = ("auto", *plan.CANONICAL[name])
-        if algorithm not in known and algorithm != "ring":
+        if algorithm not in known:
             raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(known)}")
         if given.shards.view_id != view.view_id:
             raise LocalError(
@@ -228,7 +228,9 @@ class Reducing(Issuer):
                 f"shards {list(given.shards)} of {given.shards.total} are not those of this rank in this group: "
                 "ask the group that reduces them for its shards()"
             )
-        if algorithm == "auto" and (self.world_size == 1 or like.elements == 0):
+        if order == "ring":
+            algorithm = "ring"
+        elif algorithm == "auto" and (self.world_size == 1 or like.elements == 0):
             algorithm = "direct"
         return _Reduction(parsed, precision, algorithm, acc, like, leaves, given.shards.total, given.shards.first, form)
 

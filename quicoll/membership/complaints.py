@@ -14,12 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from quicoll.membership.view import View
-
-__all__ = ["Backoff", "Complaints", "Hearing", "cover"]
+__all__ = ["Backoff", "Complaints", "cover"]
 
 
 def cover(ranked: Sequence[str], pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
@@ -61,47 +57,15 @@ class Complaints:
 
     def verdict(self, ranked: Sequence[str]) -> dict[str, str]:
         """Who is left out, each with the reason."""
-        return {node: self._why(node) for node in cover(ranked, self._causes)}
+        return {node: self.told(node) for node in cover(ranked, self._causes)}
 
-    def _why(self, node: str) -> str:
+    def told(self, node: str = "") -> str:
+        """What was said by or about `node`; "": by and about everybody."""
         return "; ".join(
             f"{a} cannot reach {b}" + (f": {cause}" if cause else "")
             for (a, b), cause in self._causes.items()
-            if node in (a, b)
+            if node in ("", a, b)
         )
-
-
-class Hearing:
-    """Complaints about a view that has just ended, until all are heard or time is up.
-
-    Detectors on several nodes see one loss at slightly different times. With the first report alone one broken pair is
-    known, and the wrong end of it may be left out.
-    """
-
-    def __init__(self, view: View, *, gather_ns: int) -> None:
-        self.view = view
-        self._gather_ns = gather_ns
-        self._complaints = Complaints()
-        self._reporters: dict[str, None] = {}  # an ordered set
-        self.deadline_ns: int | None = None
-
-    def report(self, node: str, lost: Iterable[tuple[str, str]], *, now_ns: int) -> None:
-        """`node` cannot reach the nodes in `lost`, each with a cause; all of them are still connected here."""
-        self._reporters[node] = None
-        for other, cause in lost:
-            self._complaints.add(node, other, cause)
-            self.deadline_ns = now_ns + self._gather_ns if self.deadline_ns is None else self.deadline_ns
-
-    def drop(self, node: str) -> None:
-        self._complaints.drop(node)
-
-    def over(self, present: Sequence[str], *, now_ns: int) -> bool:
-        """Whether there is nothing to wait for. present: nodes of the view that are still connected."""
-        heard = all(node in self._reporters for node in present)
-        return self.deadline_ns is None or not self._complaints or heard or now_ns >= self.deadline_ns
-
-    def verdict(self, present: Sequence[str]) -> dict[str, str]:
-        return self._complaints.verdict(present)
 
 
 @dataclass(slots=True)

@@ -24,7 +24,9 @@ Rules, and why:
 - A member that is lost, joins anew or breaks a rule ends its view at once: its state may be in doubt. A node that only
   wants to come in waits for a step boundary, and a little longer where no step is open (`quiet_ns`), because Begins
   that are on their way would be aborted.
-- Members that complain about each other are judged by complaints.py, after `gather_ns` has let the others speak.
+- A view that cannot go on is closed with the first word of it; who is told what waits, for `gather_ns` at most, until
+  members that accuse each other have been heard (hearing.py), so that all are told the same. complaints.py says who is
+  left out.
 - Where nodes of the last view are missing although there is a quorum, and nothing was installed a moment ago (after a
   restart of the coordinator, or of everything), the rest get `settle_ns` to arrive: one view instead of several.
 """
@@ -46,7 +48,7 @@ from quicoll.membership.actions import (
     ViewProposed,
 )
 from quicoll.membership.ballot import Ballot
-from quicoll.membership.complaints import Hearing
+from quicoll.membership.hearing import Hearing, Judgement
 from quicoll.membership.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
 from quicoll.membership.messages import (
     Aborted,
@@ -279,16 +281,10 @@ class CoordinatorCore:
         self._weigh(proposal, now_ns)
 
     def _report(self, node: str, message: Report, view: View, now_ns: int) -> None:
-        losses = [(other, cause) for other, cause in message.lost if other != node and view.rank_of(other) is not None]
         if view is self._view:
-            lost = tuple(sorted((other for other, _ in losses), key=view.nodes.index))
-            causes = [f"{node} lost {other}" + (f": {cause}" if cause else "") for other, cause in losses]
-            if message.reason or not causes:
-                causes.append(f"{node}: {message.reason or 'the view cannot go on'}")
-            culprit = message.culprit or (lost[0] if len(lost) == 1 else "")
-            self._break(view, clip("; ".join(causes)), lost, culprit, now_ns, kind=message.kind)
+            self._close(view)
         if self._hearing is not None:
-            self._hearing.report(node, [loss for loss in losses if loss[0] in self._roster], now_ns=now_ns)
+            self._hearing.report(node, message, connected=self._present(view), now_ns=now_ns)
 
     def _step(self, node: str, message: Begin | Vote, view: View, now_ns: int) -> None:
         expected = self._history.committed_step + 1
@@ -318,6 +314,7 @@ class CoordinatorCore:
     def _leave(self, candidate: Candidate, message: Leave, now_ns: int) -> None:
         if candidate.leaving:
             return
+        self._pronounce(candidate.node, now_ns)  # it has to be told as well
         candidate.leaving = True
         if self._ballot is not None and self._ballot.entered(candidate.node):
             return  # it votes first; the decision takes it out
@@ -342,11 +339,11 @@ class CoordinatorCore:
 
     def _reconsider_forming(self, now_ns: int) -> None:
         if self._hearing is not None:
-            present = [node for node in self._hearing.view.nodes if node in self._roster]
-            if not self._hearing.over(present, now_ns=now_ns):
+            if not self._hearing.over(self._present(self._hearing.view), now_ns=now_ns):
                 self._wake_ns = self._hearing.deadline_ns
                 return
-            self._evict(self._hearing.verdict(present), now_ns)
+            self._pronounce("", now_ns)
+            self._evict(self._hearing.left_out(self._present(self._hearing.view)), now_ns)
             self._hearing = None
         chosen = self._choose(now_ns)
         missing = self._lack(chosen) or self._stateless(chosen)
@@ -493,14 +490,30 @@ class CoordinatorCore:
         *,
         kind: FailureKind = "failed",
     ) -> None:
-        """The installed view is over, and the step that is open is committed nowhere."""
-        ballot = self._ballot
+        """The installed view is over, and the step that is open is committed nowhere; tell everybody."""
+        self._tell_end(self._close(view), Judgement(cause, kind, culprit, lost), now_ns)
+
+    def _close(self, view: View) -> Hearing:
+        """The installed view is over. Nothing of it can be committed any more; nobody is told yet."""
+        self._hearing = Hearing(view, self._ballot, gather_ns=self._config.gather_ns)
         self._state = transition(self._state, Cause.BROKEN)
         self._end_view()
-        self._hearing = Hearing(view, gather_ns=self._config.gather_ns)
         self._patient = False
-        self._out.broken(view, ballot, cause=cause, lost=lost, culprit=culprit, kind=kind, now_ns=now_ns)
+        return self._hearing
+
+    def _pronounce(self, node: str, now_ns: int) -> None:
+        """Judge a closed view that is not judged, by what has been heard; because of `node`, if it is one of its."""
+        hearing = self._hearing
+        if hearing is not None and not hearing.judged and (not node or hearing.view.rank_of(node) is not None):
+            self._tell_end(hearing, hearing.judgement(self._present(hearing.view)), now_ns)
+
+    def _tell_end(self, hearing: Hearing, judgement: Judgement, now_ns: int) -> None:
+        hearing.judged = True
+        self._out.broken(hearing.view, hearing.ballot, judgement, now_ns=now_ns)
         self._depart_leavers(now_ns)
+
+    def _present(self, view: View) -> list[str]:
+        return [node for node in view.nodes if node in self._roster]
 
     def _end_view(self) -> None:
         self._view = None
@@ -555,13 +568,15 @@ class CoordinatorCore:
                 self._fail(proposal.view, cause, (node,), now_ns)
         elif self._view is not None and self._view.rank_of(node) is not None:
             self._break(self._view, cause, (node,), node, now_ns)
+        else:
+            self._pronounce(node, now_ns)
 
     def _depart(self, candidate: Candidate, cause: str, now_ns: int) -> None:
         if candidate.leaving:
             self._retire(candidate)
         self._roster.remove(candidate.node)
         if self._hearing is not None:
-            self._hearing.drop(candidate.node)
+            self._hearing.gone(candidate.node, cause)
         self._out.note(NodeLost(now_ns=now_ns, node=candidate.node, cause=cause, left=candidate.leaving))
 
     def _retire(self, candidate: Candidate) -> None:

@@ -335,11 +335,23 @@ class MemberCore:
         )
         self._tell(vote)
 
-    def failed(self, reason: str, *, culprit: str = "", kind: FailureKind = "failed", now_ns: int) -> None:
-        """A collective of the active view failed or was cancelled, so that the view cannot go on."""
+    def failed(
+        self,
+        reason: str,
+        *,
+        culprit: str = "",
+        kind: FailureKind = "failed",
+        blamed: Sequence[str] = (),
+        now_ns: int,
+    ) -> None:
+        """A collective of the active view failed or was cancelled, so that the view cannot go on.
+
+        blamed: members whose bits came spoiled, or who called something else, as `kind` says.
+        """
         if self._state is State.ACTIVE and self._view is not None and not self._failed:
             self._failed = True
-            self._tell(Report(view_id=self._view.view_id, reason=clip(reason), culprit=culprit, kind=kind))
+            view_id, blamed = self._view.view_id, tuple(blamed)
+            self._tell(Report(view_id=view_id, blamed=blamed, reason=clip(reason), culprit=culprit, kind=kind))
 
     def caught_up(self, step: int) -> None:
         """This node got the state after `step` from another member. Raises LocalError where no member can hold it."""

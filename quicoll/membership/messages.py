@@ -139,10 +139,14 @@ class Vote(_Message, frozen=True, tag="vote"):
 
 
 class Report(_Message, frozen=True, tag="report"):
-    """This view cannot go on: members were lost (node, cause), or a collective failed or was cancelled."""
+    """This view cannot go on: members were lost (node, cause), or a collective failed or was cancelled.
+
+    blamed: members whose bits came spoiled, or who called something else, as `kind` says.
+    """
 
     view_id: ViewId
     lost: _Losses = ()
+    blamed: _Nodes = ()
     reason: _Text = ""
     culprit: _MaybeNode = ""
     kind: FailureKind = "failed"

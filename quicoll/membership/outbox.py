@@ -6,10 +6,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from quicoll.membership.actions import Action, Drop, Event, Held, Note, Persist, StepAborted, Tell, ViewAborted
-from quicoll.membership.messages import Aborted, CoordinatorMessage, Decision, FailureKind, Hold, Refuse, clip
+from quicoll.membership.messages import Aborted, CoordinatorMessage, Decision, Hold, Refuse, clip
 
 if TYPE_CHECKING:
     from quicoll.membership.ballot import Ballot
+    from quicoll.membership.hearing import Judgement
     from quicoll.membership.history import Record
     from quicoll.membership.roster import Candidate, Roster
     from quicoll.membership.view import Member, View
@@ -71,19 +72,10 @@ class Outbox:
             self.tell(member, Aborted(view_id=view.view_id, cause=cause, lost=lost))
         self.note(ViewAborted(now_ns=now_ns, view_id=view.view_id, installed=False, cause=cause, lost=lost, culprit=""))
 
-    def broken(
-        self,
-        view: View,
-        ballot: Ballot | None,
-        *,
-        cause: str,
-        lost: tuple[str, ...],
-        culprit: str,
-        kind: FailureKind,
-        now_ns: int,
-    ) -> None:
+    def broken(self, view: View, ballot: Ballot | None, judgement: Judgement, *, now_ns: int) -> None:
         """The installed view is over, and the step of `ballot` is committed nowhere."""
         view_id = view.view_id
+        cause, kind, culprit, lost = judgement.cause, judgement.kind, judgement.culprit, judgement.lost
         aborted = Aborted(view_id=view_id, cause=cause, lost=lost, culprit=culprit, kind=kind)
         if ballot is None:
             for member in view.members:

@@ -7,6 +7,7 @@ machine     a node: host, disk, process
 disk        files in memory that a crash treats as a disk does
 invariants  what has to hold, checked during and after every run
 workload    what runs where the user gives nothing
+subgroups   what that does in sub-groups, with some seeds
 trace       a run recorded: the timeline, and with spans and story what happened in words
 """
 

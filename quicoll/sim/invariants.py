@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from quicoll.sim.machine import Machine
     from quicoll_transport.sim import HostLoop
 
-__all__ = ["GRACE_S", "INVARIANTS", "CheckedJob", "CheckedStore", "Checker"]
+__all__ = ["GRACE_S", "INVARIANTS", "CheckedGroup", "CheckedJob", "CheckedStore", "Checker"]
 
 GRACE_S = 1.0  # of the host's own clock: a deadline's own work, and the answer's way back
 
@@ -369,7 +369,8 @@ def _bits(values: Any) -> bytes:
         elif hasattr(value, "detach") and hasattr(value, "numpy"):
             import torch
 
-            flat = value.detach().cpu().contiguous().reshape(-1)
+            # A copy: one element is contiguous whatever its stride, and viewed as bytes only where that is 1.
+            flat = value.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
             found.update(f"{value.dtype}{tuple(value.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes())
         else:
             found.update(_plain(value))

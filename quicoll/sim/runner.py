@@ -23,11 +23,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
 from quicoll.sim.cluster import Outcome, Simulation
+from quicoll.sim.subgroups import grouping
 from quicoll.sim.swarm import KINDS, Scenario, generate
 from quicoll.sim.workload import Reference, worker
 
@@ -39,11 +41,13 @@ if TYPE_CHECKING:
 __all__ = ["Result", "Sweep", "run_scenario", "run_seed", "run_seeds"]
 
 _ALGORITHMS: tuple[AlgorithmName, ...] = ("auto", "direct", "tree", "exchange", "hierarchical")
-_REFERENCE = Reference()  # of the built-in workload, which is the same in every run
+_reference = lru_cache(Reference)  # of the built-in workload, which is the same in every run
 
 
 def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Outcome:
-    """The built-in workload under this scenario. The seed also says by which algorithm it reduces."""
+    """The built-in workload under this scenario. The seed also says by which algorithm it reduces, and whether it has
+    sub-groups."""
+    groups = grouping(scenario.seed)
 
     async def life(job: Job, simulation: Simulation) -> int:
         return await worker(
@@ -52,6 +56,7 @@ def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Out
             compute_s=scenario.compute_s,
             disk=simulation.disk(job),
             algorithm=_ALGORITHMS[scenario.seed % len(_ALGORITHMS)],
+            groups=groups,
         )
 
     return Simulation(
@@ -59,7 +64,7 @@ def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Out
         seed=scenario.seed,
         settings=scenario.settings,
         events=scenario.events,
-        reference=_REFERENCE,
+        reference=_reference(0 if groups is None else groups.every),
         recorder=recorder,
     ).run()
 

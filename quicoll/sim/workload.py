@@ -4,6 +4,9 @@ The state is a vector of float32 and a count. A step computes one contribution f
 function of the state, the step and the shard; reduces them to their mean in canonical order; gathers a witness from
 every rank; and on commit adds the mean to the vector. So the state after step s is a function of s alone, whatever the
 number of ranks and however often a step was tried: `Reference` computes it without a network, by sums in plain numpy.
+
+Where a `Grouping` is given, some steps work in sub-groups meanwhile (quicoll.sim.subgroups), whose results are part of
+the state too.
 """
 
 from __future__ import annotations
@@ -18,12 +21,11 @@ import numpy as np
 from quicoll import checkpoint
 from quicoll.errors import CheckpointError, LocalError, QuicollError
 from quicoll.sim.invariants import state_digest
-
-if TYPE_CHECKING:
-    from quicoll.job import Job
+from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning
 
 if TYPE_CHECKING:
     from quicoll.disk import Disk
+    from quicoll.job import Job
     from quicoll.reducing import AlgorithmName
 
 __all__ = ["COMPUTE_S", "ELEMENTS", "SHARDS", "Reference", "worker"]
@@ -48,10 +50,15 @@ def applied(vector: Any, mean: Any) -> Any:
 
 
 class Reference:
-    """Digest of the state after each step, by the definition of the canonical order and nothing else."""
+    """Digest of the state after each step, by the definition of the canonical order and nothing else.
 
-    def __init__(self) -> None:
+    every: steps whose numbers are multiples of it work in sub-groups; 0: none does.
+    """
+
+    def __init__(self, every: int = 0) -> None:
+        self._every = every
         self._vectors = [np.zeros(ELEMENTS, np.float32)]
+        self._rows = [beginning() if every else None]
         self._digests: list[bytes] = []
 
     def __call__(self, step: int) -> bytes:
@@ -61,14 +68,21 @@ class Reference:
             while len(leaves) > 1:  # a balanced tree over a power of two: neighbours, level by level
                 leaves = [leaves[i] + leaves[i + 1] for i in range(0, len(leaves), 2)]
             self._vectors.append(applied(before, leaves[0] / np.float32(SHARDS)))
+            rows = self._rows[-1]
+            self._rows.append(after(rows, number) if _in_groups(self._every, number) else rows)
         while len(self._digests) <= step:
             number = len(self._digests)
-            self._digests.append(state_digest(_state(self._vectors[number], number)))
+            self._digests.append(state_digest(_state(self._vectors[number], number, self._rows[number])))
         return self._digests[step]
 
 
-def _state(vector: Any, count: int) -> dict[str, Any]:
-    return {"vector": vector, "count": np.array([count], np.int64)}
+def _in_groups(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _state(vector: Any, count: int, rows: Any) -> dict[str, Any]:
+    """rows: what sub-groups have made, where there are any."""
+    return {"vector": vector, "count": np.array([count], np.int64), **({} if rows is None else {"rows": rows})}
 
 
 async def worker(
@@ -78,29 +92,34 @@ async def worker(
     compute_s: float = COMPUTE_S,
     disk: Disk | None = None,
     algorithm: AlgorithmName = "auto",
+    groups: Grouping | None = None,
 ) -> int:
     """Do steps until `done()`; the number of the last one. An aborted step is tried again.
 
     compute_s: simulated seconds that each step computes before its collectives. disk: where a checkpoint is kept of
     every CHECKPOINT_EVERY-th step, and found again by the next process; None keeps none. A disk that fails costs the
-    checkpoint, not the step. algorithm: of the reduction.
+    checkpoint, not the step. algorithm: of the reductions. groups: which steps work in sub-groups; None: none does.
     """
+    every = 0 if groups is None else groups.every
+    divided = Subgroups(job, groups is not None and groups.keeps, algorithm)
     vector: Any = np.zeros(ELEMENTS, np.float32)
+    rows: Any = beginning() if every else None
     count = 0
     found = None
     if disk is not None:
         with contextlib.suppress(CheckpointError):
             found = checkpoint.latest(CHECKPOINTS, disk=disk)
     if found is not None:
-        vector, count = found.tensors["vector"], found.step
+        vector, count, rows = found.tensors["vector"], found.step, found.tensors.get("rows")
         job.resume_from(found.step)
 
     def save() -> dict[str, Any]:
-        return _state(vector.copy(), count)
+        return _state(vector.copy(), count, rows)
 
     def load(state: Any) -> None:
-        nonlocal vector, count
+        nonlocal vector, count, rows
         vector, count = state["vector"].copy(), int(state["count"][0])
+        rows = state["rows"].copy() if every else None
 
     job.register_state(save, load)
     while not done():
@@ -109,14 +128,16 @@ async def worker(
                 shards = job.group.shards(SHARDS)
                 await asyncio.sleep(compute_s)
                 leaves = [contribution(vector, step.number, shard) for shard in shards]
-                mean = await job.group.all_reduce(shards.leaves(leaves, like=vector), op="avg", algorithm=algorithm)
+                reduced = job.group.all_reduce(shards.leaves(leaves, like=vector), op="avg", algorithm=algorithm)
+                new_rows = await divided.work(rows, step.number) if _in_groups(every, step.number) else rows
+                mean = await reduced
                 witness = await job.group.all_gather(np.array([step.number, count], np.int64))
                 if not np.all(witness.reshape(-1, 2) == (step.number, count)):
                     raise AssertionError(f"ranks differ in what they do: {witness.tolist()}")
 
-                def apply(mean: Any = mean, number: int = step.number) -> None:
-                    nonlocal vector, count
-                    vector, count = applied(vector, mean), number
+                def apply(mean: Any = mean, new_rows: Any = new_rows, number: int = step.number) -> None:
+                    nonlocal vector, count, rows
+                    vector, count, rows = applied(vector, mean), number, new_rows
 
                 step.on_commit(apply)
         except QuicollError as error:

@@ -242,7 +242,48 @@ async def test_bits_that_never_arrive_right_are_corruption_everywhere(name: str)
             raised, steps = await broken_step(jobs, OPERATIONS[name], wait=all_of)
         assert [type(error) for error in raised] == [Corrupted] * 3, raised
         assert [type(error) for error in steps] == [StepAborted] * 3
-        assert all(error.node for error in raised)
+        told = {(error.rank, error.node, error.message) for error in raised}
+        assert len(told) == 1, told
+        ((rank, node, message),) = told
+        assert node == f"worker-{rank}"
+        assert "came spoiled again and again" in message
+        assert {error.node for error in steps} == {node}
+
+
+async def test_a_rank_whose_memory_spoils_what_it_gets_from_everybody_is_named_by_all() -> None:
+    async with cluster(4, chunk_bytes=20_000) as jobs:
+        for job in jobs:  # each link has carried spoiled bits of rank 2's before the first that cannot be mended
+            assert job.view.view_id == 1
+        rule = PayloadCorrupt(min_bytes=1000, times=1 << 30)
+
+        async def step(job: Job) -> None:
+            async with job.step():
+                await job.group.all_reduce(np.ones(100_000), algorithm="direct")
+
+        async with corrupt_payloads(jobs[CULPRIT], rule):
+            raised = await asyncio.wait_for(asyncio.gather(*map(step, jobs), return_exceptions=True), 60)
+        assert [type(error) for error in raised] == [StepAborted] * 4
+        assert {(error.rank, error.node) for error in raised if isinstance(error, StepAborted)} == {(2, "worker-2")}
+
+
+async def test_ranks_that_lost_each_other_are_told_of_one_culprit() -> None:
+    """Ranks 0 and 1 hear the coordinator and rank 2, and not each other: each end of the pair would name the other."""
+    async with cluster(3, lost_after=0.6) as jobs:
+        ports = {job._engine.endpoint.address[1] for job in jobs[:2]}
+
+        class Apart(Break):
+            def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+                between = {datagram.source[1], datagram.destination[1]}
+                return super().judge(datagram, now_ns, rng) if between == ports else None
+
+        rule = Apart(0, lambda: None)
+        async with disturb_network(jobs[0], rule):
+            raised, steps = await broken_step(
+                jobs, lambda g, b: [g.all.all_reduce(b.x, out=mine(b))], wait=all_of, rule=rule
+            )
+        assert [type(error) for error in raised] == [PeerError] * 3
+        assert {(error.rank, error.node, error.lost) for error in raised} == {(1, "worker-1", ("worker-1",))}
+        assert {error.node for error in steps} == {"worker-1"}
 
 
 async def test_a_rank_lost_outside_of_a_sub_group_ends_the_operations_in_it() -> None:

@@ -19,7 +19,10 @@ import numpy as np
 import pytest
 
 import quicoll.bundle
+import quicoll.caller
+import quicoll.division
 import quicoll.engine
+import quicoll.group
 import quicoll.job
 import quicoll.membership.coordinator
 import quicoll.membership.rules
@@ -34,7 +37,8 @@ from quicoll.membership.history import Committed
 from quicoll.membership.journal import Journal
 from quicoll.mesh import Mesh
 from quicoll.sim import Conditions, Settings, Simulation, workload
-from quicoll.sim.invariants import state_digest
+from quicoll.sim.invariants import CheckedGroup, state_digest
+from quicoll.sim.subgroups import Grouping
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.outbox import Outbox
 
@@ -83,6 +87,19 @@ def corrupted_payloads() -> Simulation:
 
     sim = Simulation(worker, settings=Settings(recovery=20.0, limit=60.0), reference=reference)
     sim.at(0.1).corrupt(0, times=3)  # the parts that it is given to reduce
+    return sim
+
+
+def work_in_groups() -> Simulation:
+    groups = Grouping(every=2, keeps=False)
+
+    async def worker(job: Job, sim: Simulation) -> int:
+        return await workload.worker(job, lambda: sim.everyone_at(STEPS), groups=groups)
+
+    sim = Simulation(
+        worker, settings=Settings(recovery=20.0, limit=60.0), reference=workload.Reference(every=groups.every)
+    )
+    sim.at(0.1).heal()
     return sim
 
 
@@ -193,6 +210,31 @@ def the_order_of_reduction_is_another(patch: Patch) -> None:
     patch.setattr(quicoll.reducing, "_PLANNERS", {"all_reduce": quicoll.plan.all_reduce})  # without what it has kept
     for name in ("quicoll.reduce", "quicoll.plan.canonical", "quicoll.plan.routes"):
         patch.setattr(sys.modules[name], "split", lambda start, stop: start + 1)
+
+
+def groups_are_told_apart_by_color_alone(patch: Patch) -> None:
+    honest = quicoll.division.derived_id
+    patch.setattr(quicoll.division, "derived_id", lambda parent, what, number, color: honest(parent, what, color))
+    patch.setattr(quicoll.caller.Caller, "claim", lambda self, derived, name: None)
+
+
+def keys_order_nothing(patch: Patch) -> None:
+    honest = quicoll.group.divide
+    patch.setattr(quicoll.group, "divide", lambda given: honest([(color, 0) for color, _ in given]))
+
+
+def groups_of_two_round_otherwise(patch: Patch) -> None:
+    """All their members alike, so that their votes agree."""
+    honest = CheckedGroup.all_reduce
+
+    def rounded(self: CheckedGroup, *args: Any, **settings: Any) -> Any:
+        handle = honest(self, *args, **settings)
+        deliver = handle._deliver
+        if self.world_size == 2:
+            handle._deliver = lambda: np.nextafter(deliver(), np.float32(0))
+        return handle
+
+    patch.setattr(CheckedGroup, "all_reduce", rounded)
 
 
 def the_journal_forgets_commits(patch: Patch) -> None:
@@ -328,6 +370,9 @@ def small_credit(patch: Patch) -> None:
 MUTANTS = (
     Mutant(checksums_are_not_compared, corrupted_payloads, "same-bits"),
     Mutant(the_order_of_reduction_is_another, calm, "same-bits"),
+    Mutant(groups_are_told_apart_by_color_alone, work_in_groups, "progress"),
+    Mutant(keys_order_nothing, work_in_groups, "worker"),
+    Mutant(groups_of_two_round_otherwise, work_in_groups, "same-bits"),
     Mutant(the_journal_forgets_commits, coordinator_restarts, "durable"),
     Mutant(commits_are_announced_but_not_recorded, calm, "one-decision"),
     Mutant(anybody_is_a_quorum, minority_with_the_coordinator, "quorum"),

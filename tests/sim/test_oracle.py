@@ -1,18 +1,22 @@
-"""Reductions against their slow definition, bit for bit, on networks that lose, double, delay, spoil and split.
+"""Every operation on every type at every world size, bit for bit against definitions in slow Python, on networks that
+lose, double, delay, spoil and split, while a rank dies and comes back.
 
-Every step is one reduction: another operation, type, algorithm and length each. A step that the faults abort is tried
-again, in whatever view comes next.
+A step issues many operations at once. One that the faults abort is tried again, in whatever view comes next, and what
+was compared counts only where all ranks were in that view. The cases, and QUICOLL_ORACLE for more of them, are those of
+tests/helpers/oracle.py; their turns begin elsewhere than those of the cases over sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
-from itertools import product
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from slow_reference import FLOATS, INTEGERS, OPS, is_defined, reduced
+from oracle import DEFINED, MOVES, TOGETHER, WORLDS, Move, cases, moves, reductions
+from slow_reference import DTYPES
 
 from quicoll.errors import LocalError, QuicollError
 from quicoll.sim import Conditions, Settings, Simulation
@@ -20,57 +24,103 @@ from quicoll.sim import Conditions, Settings, Simulation
 if TYPE_CHECKING:
     from quicoll.job import Job
 
-DTYPES = ("float16", "float32", "float64", "int8", "int64", "uint16", "uint32")
-ALGORITHMS = ("direct", "tree", "hierarchical", "exchange", "auto")
-LENGTHS = (1, 3, 67, 130)
-SHARDS = 8
+TURN = 500
+COMPUTE_S = 0.05
+BAD = Conditions(latency_ns=2_000_000, jitter_ns=5_000_000, loss=0.02, duplicate=0.05, reorder=0.05, corrupt=0.01)
+
+Batch = Callable[["Job"], Awaitable[Sequence[Any]]]
 
 
-def leaf(number: int, shard: int, dtype: str, length: int) -> np.ndarray[Any, Any]:
-    """Patterns of any kind for integers; for floats sums whose bits hang on their order, zeros, infinities and NaN."""
-    rng = np.random.default_rng((number, shard))
-    if dtype in INTEGERS:
-        return np.frombuffer(rng.bytes(length * np.dtype(dtype).itemsize), dtype)
-    values = np.ldexp(rng.standard_normal(length), rng.integers(-6, 6, length))
-    drawn = rng.choice(np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 5e-324]), length)
-    return np.where(rng.random(length) < 0.1, drawn, values).astype(dtype)
+def batches_of(ranks: int) -> list[Batch]:
+    """What the steps do, one after the other."""
+    reduced = list(cases(ranks, TURN))
+    moved = [Move(dtype, TURN + ranks + turn) for turn, dtype in enumerate(DTYPES)]
+    few = TOGETHER // len(MOVES)
+    return [
+        *(partial(reductions, chosen=reduced[at : at + TOGETHER]) for at in range(0, len(reduced), TOGETHER)),
+        *(partial(moves, chosen=moved[at : at + few]) for at in range(0, len(moved), few)),
+    ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7, 8])
-def test_reductions_under_faults_have_the_bits_of_their_definition(ranks: int) -> None:
-    assert set(DTYPES) <= {*FLOATS, *INTEGERS}
-    every = [(op, dtype) for op, dtype in product(OPS, DTYPES) if is_defined(op, dtype)]
-    cases = every[ranks % 3 :: 3]
+class Trial:
+    """What the ranks of one simulated cluster do, and who has compared what."""
 
-    async def worker(job: Job, sim: Simulation) -> None:
-        job.register_state(lambda: {}, lambda state: None)
-        while not sim.everyone_at(len(cases)):
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.batches = batches_of(ranks)
+        self.compared: dict[Any, set[str]] = {}
+        self.cut_off = 0  # operations under way that failed
+        self.over_at: int | None = None  # the step after which all batches are done
+
+    async def worker(self, job: Job, sim: Simulation) -> None:
+        """The state is how many batches are done with all ranks there; who comes back is told of it."""
+        done = 0
+
+        def load(state: Mapping[str, Any]) -> None:
+            nonlocal done
+            done = int(state["done"][0])
+
+        job.register_state(lambda: {"done": np.array([done])}, load)
+        while self.over_at is None or not sim.everyone_at(self.over_at):
             try:
                 async with job.step() as step:
-                    number = (step.number - 1) % len(cases)
-                    op, dtype = cases[number]
-                    length = LENGTHS[(number + ranks) % len(LENGTHS)]
-                    algorithm: Any = ALGORITHMS[(number + ranks) % len(ALGORITHMS)]
-                    leaves = [leaf(number, shard, dtype, length) for shard in range(SHARDS)]
-                    shards = job.group.shards(SHARDS)
-                    mine = shards.leaves([leaves[shard] for shard in shards], like=leaves[0])
-                    result = await job.group.all_reduce(mine, op=op, algorithm=algorithm)
-                    bits = f"u{result.itemsize}"
-                    wanted = reduced(op, dtype, [each.view(bits).tolist() for each in leaves])
-                    assert result.view(bits).tolist() == wanted, (op, dtype, algorithm)
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(COMPUTE_S)
+                    if done < len(self.batches):
+                        await self.compare(job, self.batches[done])
+
+                    def commit(whole: bool = job.world_size == self.ranks, number: int = step.number) -> None:
+                        nonlocal done
+                        done += whole
+                        if done == len(self.batches):
+                            self.over_at = number
+
+                    step.on_commit(commit)
             except LocalError:
                 raise
             except QuicollError:
                 continue
 
-    bad = Conditions(latency_ns=2_000_000, jitter_ns=5_000_000, loss=0.02, duplicate=0.05, reorder=0.05, corrupt=0.01)
-    sim = Simulation(worker, seed=ranks, settings=Settings(ranks=ranks, conditions=bad, timeout=5.0))
-    sim.every(0.2, start=0.1, until=1.0).corrupt(0)
-    if ranks > 2:
-        sim.at(0.3).partition({0}, {1}, one_way=True)
-        sim.at(0.6).crash(ranks - 1)
-    sim.at(2.0).heal()
-    outcome = sim.run()
+    async def compare(self, job: Job, batch: Batch) -> None:
+        try:
+            found = await batch(job)
+        except QuicollError:
+            self.cut_off += 1
+            raise
+        if job.world_size == self.ranks:
+            for what in found:
+                self.compared.setdefault(what, set()).add(job.node)
+
+
+def broken(ranks: int, trial: Trial) -> Simulation:
+    sites = tuple(f"site-{3 * rank // ranks}" for rank in range(ranks))
+    settings = Settings(ranks=ranks, conditions=BAD, timeout=5.0, chunk_bytes=500, sites=sites)
+    sim = Simulation(trial.worker, seed=ranks, settings=settings)
+    sim.every(0.3, start=0.2, until=2.4).corrupt(0)
+    if ranks > 1:
+        sim.at(0.5).partition({0}, {1}, one_way=True)
+        sim.at(1.8).repair()
+        sim.at(2.5).crash(ranks - 1)
+        sim.at(2.7).restart(ranks - 1)
+    sim.at(3.0).heal()
+    return sim
+
+
+@pytest.mark.parametrize("ranks", WORLDS)
+def test_every_operation_under_faults_gives_the_bits_of_its_definition(ranks: int) -> None:
+    trial = Trial(ranks)
+    outcome = broken(ranks, trial).run()
     assert outcome.error is None, outcome.error
-    assert outcome.committed >= len(cases)
+
+    alone = ranks == 1
+    everyone = {f"worker-{rank}" for rank in range(ranks)}
+    moved = [(name, dtype) for name in MOVES for dtype in DTYPES if not (alone and name == "send and recv")]
+    assert set(trial.compared) == {*DEFINED, *moved}
+    assert [what for what, nodes in trial.compared.items() if nodes != everyone] == []
+
+    faults = {"datagram_loss", "datagram_duplicate", "datagram_corrupt", "payload", "heal"}
+    if not alone:
+        faults |= {"datagram_partition", "one_way", "crash", "restart"}
+        assert trial.cut_off > 0
+        assert outcome.aborted > 1
+        assert outcome.views > 2
+    assert faults <= set(outcome.injected)

@@ -643,11 +643,72 @@ def test_a_loss_that_the_coordinator_sees_too_explains_the_reports() -> None:
     assert bench.proposed().nodes == ("b", "c")
 
 
+def told_end(bench: Bench, node: str) -> list[m.Decision | m.Aborted]:
+    return [message for message in bench.inbox.get(node, []) if isinstance(message, m.Decision | m.Aborted)]
+
+
+def test_members_that_accuse_each_other_are_told_the_same_once_all_were_heard() -> None:
+    bench = Bench(3, gather_ns=500 * MS)
+    bench.installed(*"abc")
+    bench.begin("a", "b")
+    bench.say("b", m.Report(view_id=1, blamed=("c",), culprit="c", kind="corrupted", reason="spoiled"))
+    assert not any(told_end(bench, node) for node in "abc")
+    bench.advance(100 * MS)
+    bench.say("a", m.Report(view_id=1, blamed=("b",), culprit="b", kind="corrupted", reason="spoiled too"))
+    bench.advance(400 * MS)
+    ends = [told_end(bench, node)[0] for node in "abc"]
+    assert [type(end) for end in ends] == [m.Decision, m.Decision, m.Aborted]  # "c" was not known to be inside
+    told = [(end.kind, end.culprit, end.cause, end.lost) for end in ends]
+    assert told == [("corrupted", "b", "b: spoiled; a: spoiled too", ())] * 3
+    assert bench.proposed().nodes == tuple("abc")
+
+
+def test_a_step_whose_view_is_closed_is_not_committed_by_the_last_vote() -> None:
+    bench = Bench(3, gather_ns=500 * MS)
+    bench.installed(*"abc")
+    bench.vote("a", digest=b"x")
+    bench.vote("b", digest=b"x")
+    bench.say("a", m.Report(view_id=1, lost=(("b", "silence"),)))
+    bench.say("c", m.Vote(view_id=1, step=1, ok=True, digest=b"x"))
+    bench.advance(500 * MS)
+    assert bench.core.history.committed_step == 0
+    ends = [told_end(bench, node)[0] for node in "abc"]
+    assert [(end.culprit, end.lost) for end in ends] == [("b", ("b",))] * 3
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_member_that_goes_while_a_view_is_judged_ends_the_wait(leaves: bool) -> None:
+    bench = Bench(3, gather_ns=500 * MS)
+    bench.installed(*"abc")
+    bench.begin(*"abc")
+    bench.say("a", m.Report(view_id=1, lost=(("b", "silence"),)))
+    assert not any(told_end(bench, node) for node in "abc")
+    if leaves:
+        bench.say("c", m.Leave(reason="done"))
+    else:
+        bench.lose("c")
+    ends = {node: [(end.culprit, end.lost) for end in told_end(bench, node)] for node in "abc"}
+    blamed = ("b", ("b",)) if leaves else ("c", ("b", "c"))
+    assert ends == {"a": [blamed], "b": [blamed], "c": [blamed] if leaves else []}
+
+
+def test_a_member_that_joins_anew_while_a_view_is_judged_is_told_nothing_of_that_view() -> None:
+    bench = Bench(3, gather_ns=500 * MS)
+    bench.installed(*"abc")
+    bench.say("a", m.Report(view_id=1, lost=(("b", "silence"),)))
+    bench.inbox.clear()
+    bench.join("b")
+    assert isinstance(bench.inbox["b"][0], m.Welcome)
+    assert not told_end(bench, "b")
+    assert [end.culprit for end in told_end(bench, "a")] == ["b"]
+
+
 def test_a_decline_that_crossed_the_installation_is_a_report() -> None:
     bench = Bench(3)
     bench.installed(*"abc")
     bench.say("a", m.Decline(view_id=1, unreachable=("b",), reason="reset"))
-    assert bench.notes(a.ViewAborted)[0].event.cause == "a lost b: reset"
+    bench.advance(bench.config.gather_ns)
+    assert bench.notes(a.ViewAborted)[0].event.cause == "a cannot reach b: reset"
 
 
 # Coming and going

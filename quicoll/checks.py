@@ -1,0 +1,33 @@
+"""What callers pass, checked before anything else is done with it: each gives the value, or raises LocalError."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from quicoll.errors import LocalError
+
+__all__ = ["MAX_SECONDS", "seconds", "whole"]
+
+MAX_SECONDS = 1e6
+
+
+def seconds(value: Any, name: str = "timeout") -> float:
+    """A duration: above 0 and finite. A deadline that is not a number would never pass."""
+    try:
+        given = float(value)
+    except (TypeError, ValueError):
+        raise LocalError(f"{name} is a number of seconds, not {value!r}") from None
+    if not 0 < given < MAX_SECONDS:
+        raise LocalError(f"{name} must be above 0 and below a million seconds, not {value!r}")
+    return given
+
+
+def whole(value: Any, name: str) -> int:
+    """An integer of any type that is one exactly: numpy's too, but neither 3.0 nor True."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise LocalError(f"{name} must be an integer, not {value!r}") from None
