@@ -88,7 +88,7 @@ _LOOK_NS = 500_000_000  # between looks at the memory of all endpoints
 _CLOSE_NS = 60_000_000_000  # for the end of the coordinator
 _AGAIN = (PeerError, Partitioned, StepAborted, Corrupted, CheckpointError, AuditError, JournalError)
 _SHOWN = 12  # nodes in one error
-_CLIP = 200  # characters of each one's own error
+_CLIP = 600  # characters of each one: a Mismatch names both sides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

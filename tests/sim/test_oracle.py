@@ -117,7 +117,7 @@ def test_every_operation_under_faults_gives_the_bits_of_its_definition(ranks: in
     assert set(trial.compared) == {*DEFINED, *moved}
     assert [what for what, nodes in trial.compared.items() if nodes != everyone] == []
 
-    faults = {"datagram_loss", "datagram_duplicate", "datagram_corrupt", "payload", "heal"}
+    faults = {"datagram_loss", "datagram_duplicate", "datagram_corrupt", "payload"}
     if not alone:
         faults |= {"datagram_partition", "one_way", "crash", "restart"}
         assert trial.cut_off > 0
