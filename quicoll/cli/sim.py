@@ -43,8 +43,12 @@ def sim(
     seed: Annotated[int | None, typer.Option(min=0, help="One seed.")] = None,
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Workers.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Steps that every rank commits.")] = 10,
-    faults: Annotated[str, typer.Option(help="Kinds of fault, with commas; 'all,-disk' for all but one.")] = "all",
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes of a sweep; as many as there are cores.")] = None,
+    faults: Annotated[
+        str | None, typer.Option(help="Kinds of fault, with commas; '-disk' for all but one; all by default.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="With --seeds: processes; as many as there are cores by default.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file.")] = None,
     trace: Annotated[
         Path | None, typer.Option(help="With --seed: write the timeline, a Chrome trace (opens in Perfetto).")
@@ -67,13 +71,18 @@ def sim(
         raise LocalError("--events, --trace and --explain are of one run: take --seed S")
     if events is None and (compute is not None or settings is not None):
         raise LocalError("--compute and --settings go with --events; without them the seed decides")
+    if events is not None and faults is not None:
+        raise LocalError("--faults and --events: either the faults are drawn, or they are written out")
+    if seed is not None and jobs is not None:
+        raise LocalError("--jobs are of a sweep: take --seeds A:B")
+    kinds = "all" if faults is None else faults
     with _quiet():
         if seeds is not None:
             processes = jobs or os.cpu_count() or 1
-            failed = _sweep(console, _range(seeds), ranks, steps, faults, processes, json_file, shrink_runs)
+            failed = _sweep(console, _range(seeds), ranks, steps, kinds, processes, json_file, shrink_runs)
         else:
             assert seed is not None  # noqa: S101 - for the type checker
-            scenario = _scenario(seed, ranks, steps, faults, compute, settings, events)
+            scenario = _scenario(seed, ranks, steps, kinds, compute, settings, events)
             failed = _one(console, scenario, json_file, shrink_runs, trace, explain)
     raise typer.Exit(1 if failed else 0)
 
@@ -215,7 +224,9 @@ def _sweep(
     for result in sweep.failures[:MOST_SHRUNK]:
         if result.kind is not None and not result.kind.startswith("worker-"):
             scenario = generate(result.seed, ranks=ranks, steps=steps, kinds=kinds)
-            commands[result.seed] = _shrunk(console, scenario, result.kind, shrink_runs)
+            command = _shrunk(console, scenario, result.kind, shrink_runs)
+            if command is not None:
+                commands[result.seed] = command
     summary = sweep.summary(commands)
     if json_file is not None:
         _write(json_file, summary)
@@ -223,8 +234,12 @@ def _sweep(
     return bool(sweep.failures)
 
 
-def _shrunk(console: Console, scenario: Scenario, kind: str, runs: int) -> str:
-    """The command of the smallest scenario that was found to fail in this way; it is printed as well."""
+def _shrunk(console: Console, scenario: Scenario, kind: str, runs: int) -> str | None:
+    """The command of the smallest scenario that was found to fail in this way; it is printed as well.
+
+    None where the scenario itself does not fail so again: then something beyond the seed is at work, a smaller scenario
+    would explain nothing, and that is said.
+    """
     from quicoll.sim.runner import run_scenario
     from quicoll.sim.shrink import shrink
 
@@ -232,6 +247,11 @@ def _shrunk(console: Console, scenario: Scenario, kind: str, runs: int) -> str:
         error = run_scenario(candidate).error
         return None if error is None else error.kind
 
+    again = verdict(scenario) if runs else kind
+    if again != kind:
+        what = "all was well" if again is None else again
+        console.print(f"seed {scenario.seed}: {kind} could not be shown again: {what} when it was run once more")
+        return None
     found = shrink(scenario, kind, verdict, runs=runs)
     console.print(
         f"seed {scenario.seed}: {kind} with {found.scenario.faults} of {scenario.faults} faults "

@@ -10,9 +10,20 @@ A run goes through
     end         when all events are over and every worker has returned: the coordinator is closed, leftovers are sought
     failure     the first broken invariant or unexpected error ends the run at once; so does its limit of time
 
-A process that ends by one of quicoll's own errors, as a worker does that was held for too long, or a coordinator whose
-disk failed, is started again after `restart_after` seconds, like a pod. One that a fault has crashed stays down until
-`restart` or `heal`. A worker that returns is done, and is not started again.
+How a process may end, and what follows:
+
+    it returns                                   a worker is done, and is not started again
+    one of quicoll's errors that blame the       it is started again after `restart_after` seconds, like a pod: a new
+    world around it (`_AGAIN`): lost peers, a    process may well go on. The last error of each node is part of what
+    partition, spoilt bytes, a failed disk       is said if the run then never comes to its end
+    any other exception: Mismatch and            the run has failed. The code is wrong, or the test of it has; the next
+    LocalError, since the same code would do     process would only do the same
+    the same again; the user's own; Forbidden
+    SystemExit in any task or callback, and      the run has failed as well: they pass by whatever waits for a process
+    CancelledError, for nobody cancels it        that works, and so would look like none of these
+    a fault                                      a crash stays down until `restart` or `heal`
+
+KeyboardInterrupt belongs to the person at the keyboard, and ends everything.
 """
 
 from __future__ import annotations
@@ -30,7 +41,16 @@ from typing import TYPE_CHECKING, Any
 from quicoll.config import Config
 from quicoll.coordinator import NODE, CoordinatorService, coordinator_config
 from quicoll.engine import Engine
-from quicoll.errors import LocalError, QuicollError
+from quicoll.errors import (
+    AuditError,
+    CheckpointError,
+    Corrupted,
+    JournalError,
+    LocalError,
+    Partitioned,
+    PeerError,
+    StepAborted,
+)
 from quicoll.membership.journal import Journal
 from quicoll.observe import Event as Observed
 from quicoll.observe import Observers
@@ -66,6 +86,9 @@ _PORT = 4433
 _JOURNAL = "/data/journal.sqlite"
 _LOOK_NS = 500_000_000  # between looks at the memory of all endpoints
 _CLOSE_NS = 60_000_000_000  # for the end of the coordinator
+_AGAIN = (PeerError, Partitioned, StepAborted, Corrupted, CheckpointError, AuditError, JournalError)
+_SHOWN = 12  # nodes in one error
+_CLIP = 600  # characters of each one: a Mismatch names both sides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +96,7 @@ class Settings:
     """A cluster's settings. Seconds of simulated time, bytes.
 
     ranks: workers at the start, the world size of the first view. lost_after, timeout, join_timeout, hold_timeout,
-    chunk_bytes: as for `quicoll.join`. sites: over how many the ranks are spread, neighbours together. conditions:
+    chunk_bytes: as for `quicoll.join`. sites: the site of each of these workers; none has one by default. conditions:
     every path's. restart_after: until a process that ended by an error is started again. recovery: after a heal every
     rank commits within it. limit: of the whole run.
     """
@@ -84,7 +107,7 @@ class Settings:
     join_timeout: float = 60.0
     hold_timeout: float = 60.0
     chunk_bytes: int = 1 << 20
-    sites: int = 1
+    sites: tuple[str, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     restart_after: float = 1.0
     recovery: float = 60.0
@@ -93,15 +116,19 @@ class Settings:
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= 256:
             raise LocalError(f"a simulated cluster has 1 to 256 ranks, not {self.ranks}")
-        if self.sites < 1:
-            raise LocalError(f"a simulated cluster has a site, not {self.sites}")
+        sites: object = self.sites
+        if not isinstance(sites, tuple) or not all(isinstance(site, str) and site for site in sites):
+            raise LocalError(f"sites are a tuple of names, not {sites!r}")
+        if self.sites and len(self.sites) != self.ranks:
+            raise LocalError(f"{len(self.sites)} sites for {self.ranks} ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What came of a run.
 
-    error: None if all is well. injected: faults by kind; of scheduled ones the events, of the network's the datagrams.
+    error: None if all is well. injected: faults by kind; of scheduled ones the events that were carried out, without
+    those that only end others (heal, repair, ...); of the network's the datagrams.
     committed, aborted, views: by the coordinator. virtual_s, wall_s: simulated and real seconds. digest: of the trace.
     results: what the workers returned, by rank.
     """
@@ -127,7 +154,8 @@ class Simulation:
     """One run of one cluster. Write the scenario with `at` and `every`, then `run` it, once.
 
     worker: a coroutine function, called on every rank with the job it has joined (`async def worker(job)`), and with
-    the simulation as well if it takes two arguments. What it raises, other than quicoll's errors, fails the run.
+    the simulation as well if it takes two arguments. What it raises fails the run, but for those of quicoll's errors by
+    which a process is started again (see the head of this module).
     reference: the digest of the registered state after a step, where it is known beforehand. recorder: is told of
     everything that happens (quicoll.sim.trace has one).
     """
@@ -200,13 +228,15 @@ class Simulation:
     # -- running -------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Run it to its end. Never raises for what the simulated code does: see `Outcome.error`."""
+        """Run it to its end. Never raises for what the simulated code does, SystemExit too: see `Outcome.error`."""
         started = time.perf_counter()
         settings = self.settings
         self._check_nodes()
         with World(self.seed) as world:
             self._world = world
-            self.checker = Checker(lambda: self.now, world_size=settings.ranks, reference=self._reference)
+            self.checker = Checker(
+                lambda: self.now, seed=self.seed, world_size=settings.ranks, reference=self._reference
+            )
             world.recorder = self._recorder
             world.network.set_conditions(settings.conditions)
             self._build()
@@ -220,7 +250,7 @@ class Simulation:
                     self._machines[COORDINATOR_HOST].loop.call_soon(self._close_coordinator)
                     world.run(lambda: self._coordinator_done() or self._verdict() is not None, limit_ns=_CLOSE_NS)
             except SimulationError as error:
-                self._fail(RunFailed(type(error).__name__, str(error), at=self.now))
+                self._fail(type(error).__name__, f"{error}{self._troubles()}")
             outcome = self._outcome(world)
         wall = time.perf_counter() - started
         return _with_wall(outcome, wall)
@@ -283,8 +313,8 @@ class Simulation:
             node=machine.name,
             world_size=settings.ranks,
             rank_hint=rank,
-            site="" if settings.sites == 1 else f"site-{settings.sites * rank // settings.ranks}",
             listen=f"{machine.host.ip}:0",
+            site=settings.sites[rank] if settings.sites else None,
             lost_after=settings.lost_after,
             timeout=settings.timeout,
             join_timeout=settings.join_timeout,
@@ -332,11 +362,12 @@ class Simulation:
     def _process_ended(self, machine: Machine) -> None:
         """A process has ended by itself."""
         error, node = machine.error, machine.name
-        self._world.note("process_ended", node, "well" if error is None else f"{type(error).__name__}: {error}")
-        if error is not None and not isinstance(error, QuicollError):
-            self._fail(RunFailed("worker", f"{type(error).__name__}: {error}", at=self.now, node=node), error)
-        elif isinstance(error, LocalError):
-            self._fail(RunFailed("worker", str(error), at=self.now, node=node), error)
+        self._world.note("process_ended", node, "well" if error is None else _words(error))
+        if error is not None:
+            machine.failures += 1
+            machine.troubled(error)
+            if not isinstance(error, _AGAIN):
+                self._fail("worker", _words(error), node=node, cause=error)
         leftovers = machine.leftovers()
         if leftovers:
             self.checker.break_("no-leftover", f"{node} left {', '.join(leftovers)}", node=node)
@@ -361,8 +392,9 @@ class Simulation:
         self._events_left -= 1
         fault = event.fault
         self._world.note("fault", "sim", fault.source(), detail=fault)
+        usual = self.settings.conditions
         if self._carry_out(fault):
-            for kind in scenario.kinds_of(fault, self.settings.conditions):
+            for kind in () if scenario.is_end(fault, usual) else scenario.kinds_of(fault, usual):
                 self._injected[kind] = self._injected.get(kind, 0) + 1
         else:
             self._world.note("fault_void", "sim", fault.source(), detail=fault)
@@ -476,21 +508,32 @@ class Simulation:
                 self.checker.break_(
                     "progress",
                     f"{name} has committed nothing within {self.settings.recovery:g} s of the last healing; "
-                    + self._world.waiting(),
+                    + self._world.waiting()
+                    + self._troubles(),
                     node=name,
                 )
 
-    def _fail(self, failure: RunFailed, cause: BaseException | None = None) -> None:
+    def _troubles(self) -> str:
+        """The last error of each node that is not done: why there is no end of a run, most likely."""
+        told = []
+        for machine in self._machines.values():
+            if machine.trouble is not None and not machine.done:
+                error, at = machine.trouble
+                often = f" (its process ended by errors {machine.failures} times)" if machine.failures else ""
+                told.append(f"; the last error of {machine.name}{often}, at {at:.6f} s: {_words(error)[:_CLIP]}")
+        return "".join(told[:_SHOWN]) + ("; ..." if len(told) > _SHOWN else "")
+
+    def _fail(self, kind: str, message: str, *, node: str = "", cause: BaseException | None = None) -> None:
         if self._failure is None:
-            failure.__cause__ = cause
-            self._failure = failure
+            self._failure = RunFailed(kind, message, seed=self.seed, at=self.now, node=node)
+            self._failure.__cause__ = cause
 
     def _verdict(self) -> RunFailed | None:
         if self.checker.broken is not None and self._failure is None:
             self._failure = self.checker.broken
         if self._world.failures and self._failure is None:
             node, text = self._world.failures[0]
-            self._failure = InvariantBroken("no-surprise", f"on {node}: {text}", at=self.now, node=node)
+            self._failure = InvariantBroken("no-surprise", f"on {node}: {text}", seed=self.seed, at=self.now, node=node)
         return self._failure
 
     def _is_over(self) -> bool:
@@ -531,6 +574,15 @@ class Simulation:
             events=world.events,
             results=tuple(machine.result for machine in workers),
         )
+
+
+def _words(error: BaseException) -> str:
+    """An error in a line, by its class and what it says."""
+    if isinstance(error, asyncio.CancelledError):
+        text = str(error) or "nobody had cancelled this process; it cancelled itself, or awaited what was cancelled"
+    else:
+        text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _with_wall(outcome: Outcome, wall_s: float) -> Outcome:

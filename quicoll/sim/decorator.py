@@ -14,13 +14,19 @@ recorded. The error then carries, as a note, the faults, the story and the comma
 second run go otherwise than the first, the test depends on something beyond its seed (the real clock, a module's state,
 the order of a set), and the note says so.
 
+What the function says to pytest by `pytest.skip`, `pytest.xfail`, `pytest.fail` or `pytest.exit`, or to unittest by
+SkipTest, reaches it as what it is, by whichever rank it is said first; that rank's node, the seed and the time are a
+note of it.
+
 Nothing here imports pytest; what pytest needs is in the package quicoll_pytest.
 """
 
 from __future__ import annotations
 
 import inspect
+import operator
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -71,7 +77,7 @@ class Trial:
         if self.script is not None:
             given = replace(self.settings or Settings(), ranks=self.ranks)
             sim = Simulation(worker, seed=seed, settings=given, reference=self.reference, recorder=recorder)
-            self.script(sim)
+            self._write(sim)
             return sim
         scenario = drawn or self.drawn(seed)
         if scenario is None:
@@ -85,6 +91,16 @@ class Trial:
             recorder=recorder,
         )
 
+    def _write(self, sim: Simulation) -> None:
+        """Let the script write its faults. Raises LocalError where its body has not run: the test would be of none."""
+        if self.script is None:
+            raise AssertionError("no script")
+        made = self.script(sim)
+        if inspect.isawaitable(made) or inspect.isgenerator(made) or inspect.isasyncgen(made):
+            if inspect.iscoroutine(made):
+                made.close()
+            raise LocalError(f"the script {_name(self.script)} has given {_name(type(made))}, and has injected nothing")
+
 
 class SimulatedTest(Protocol):
     """What becomes of the decorated function. run: one run by hand, which raises nothing that happened inside."""
@@ -97,6 +113,8 @@ class SimulatedTest(Protocol):
 
 
 def scenario(
+    function: None = None,
+    /,
     *,
     seeds: int | Iterable[int] = 100,
     ranks: int | None = None,
@@ -119,22 +137,28 @@ def scenario(
 
     The test fails with InvariantBroken or RunFailed. Raises LocalError for arguments or a function that cannot work.
     """
-    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
-    if not chosen or min(chosen) < 0:
-        raise LocalError(f"there is at least one seed, and seeds are not negative: {seeds!r}")
+    if function is not None:
+        raise LocalError(f"{_name(function)}: write @scenario() with its parentheses")
+    if settings is not None and not isinstance(settings, Settings):
+        raise LocalError(f"settings are a quicoll.sim.Settings, not {settings!r}")
+    base = settings or Settings()
+    steps, shrink_runs = _whole("steps", steps), _whole("shrink_runs", shrink_runs)
     if steps < 1:
         raise LocalError(f"a test does at least one step, not {steps}")
-    base = settings or Settings()
     if shrink_runs < 0:
         raise LocalError(f"a number of runs is not negative: {shrink_runs}")
     if script is not None and faults is not None:
         raise LocalError("either the faults are generated, or a script writes them")
+    if script is not None:
+        _check_script(script)
+    if reference is not None and not callable(reference):
+        raise LocalError(f"a reference is a function of a step, not {reference!r}")
     found = Trial(
-        seeds=chosen,
-        ranks=base.ranks if ranks is None else replace(base, ranks=ranks).ranks,
+        seeds=_seeds(seeds),
+        ranks=base.ranks if ranks is None else replace(base, ranks=_whole("ranks", ranks)).ranks,
         settings=settings,
         steps=steps,
-        faults=KINDS if faults is None else parse_kinds(",".join(faults)),
+        faults=KINDS if faults is None else _kinds(faults),
         script=script,
         reference=reference,
         shrink_runs=shrink_runs,
@@ -146,6 +170,58 @@ def scenario(
     return decorate
 
 
+def _name(what: object) -> str:
+    return getattr(what, "__qualname__", repr(what))
+
+
+def _whole(what: str, value: Any) -> int:
+    """As an integer, numpy's as well."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise LocalError(f"{what}: a whole number, not {value!r}") from None
+
+
+def _seeds(seeds: Any) -> tuple[int, ...]:
+    if hasattr(seeds, "__iter__") and not isinstance(seeds, str | bytes):
+        chosen = tuple(_whole("seeds", seed) for seed in seeds)
+    else:
+        chosen = tuple(range(_whole("seeds", seeds)))
+    if not chosen or min(chosen) < 0:
+        raise LocalError(f"there is at least one seed, and seeds are not negative: {seeds!r}")
+    return chosen
+
+
+def _kinds(faults: Any) -> tuple[str, ...]:
+    names = list(faults) if hasattr(faults, "__iter__") and not isinstance(faults, str | bytes) else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise LocalError(f"faults: a list of kinds of fault, not {faults!r}")
+    return parse_kinds(",".join(names))
+
+
+def _check_script(script: Any) -> None:
+    """That a call of it runs its body, with the simulation. What has no signature is found out when it is called."""
+    if not callable(script):
+        raise LocalError(f"a script is a function of the simulation, not {script!r}")
+    body = script if inspect.isroutine(script) or isinstance(script, partial) else script.__call__
+    if any(
+        deferred(body)
+        for deferred in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    ):
+        raise LocalError(
+            f"the script {_name(script)} is async or a generator: called, it would inject nothing. A script is a plain "
+            "function that writes its faults with sim.at(...) and sim.every(...)"
+        )
+    try:
+        signature = inspect.signature(script)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise LocalError(f"the script {_name(script)} is called with the simulation: {error}") from None
+
+
 def _test(function: Worker, found: Trial) -> SimulatedTest:
     bound, fixtures = _parameters(function)
     runs_left = [found.shrink_runs]  # a test that fails with every seed is made small once
@@ -154,10 +230,20 @@ def _test(function: Worker, found: Trial) -> SimulatedTest:
     def test(*args: Any, sim_seed: int, **given: Any) -> None:
         __tracebackhide__ = True
         outcome = found.simulation(partial(function, *args, **given), sim_seed).run()
-        if outcome.error is not None:
-            runs, runs_left[0] = runs_left[0], 0
-            outcome.error.add_note(_explained(partial(function, *args, **given), found, outcome, runs))
-            raise outcome.error
+        error = outcome.error
+        if error is None:
+            return
+        cause = error.__cause__
+        if cause is not None and isinstance(cause, _spoken("skip", "xfail", "exit")):
+            cause.add_note(_place(error))
+            raise cause
+        runs, runs_left[0] = runs_left[0], 0
+        explained = _explained(partial(function, *args, **given), found, outcome, runs)
+        if cause is not None and isinstance(cause, _spoken("fail")):
+            cause.add_note(f"{_place(error)}\n{explained}")
+            raise cause
+        error.add_note(explained)
+        raise error
 
     def run(seed: int = 0, **given: Any) -> Outcome:
         return found.simulation(partial(function, **given), seed).run()
@@ -173,7 +259,7 @@ def _test(function: Worker, found: Trial) -> SimulatedTest:
 
 def _parameters(function: Worker) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:
     """`self` of a test class, and the fixtures. Raises LocalError for a function that cannot be a rank's."""
-    name = getattr(function, "__qualname__", repr(function))
+    name = _name(function)
     if not inspect.iscoroutinefunction(function):
         raise LocalError(f"{name} is not an async function: `async def {name}(job): ...`")
     parameters = list(inspect.signature(function).parameters.values())
@@ -185,6 +271,20 @@ def _parameters(function: Worker) -> tuple[list[inspect.Parameter], list[inspect
     if any(each.name == _ARGUMENT for each in fixtures):
         raise LocalError(f"{name}: {_ARGUMENT} is taken; the simulation has the seed (sim.seed)")
     return bound, fixtures
+
+
+def _spoken(*names: str) -> tuple[type[BaseException], ...]:
+    """What these functions of pytest raise; nothing where pytest is not there, as then nobody can have called them."""
+    pytest = sys.modules.get("pytest")
+    found = [] if pytest is None else [getattr(pytest, name).Exception for name in names]
+    unittest = sys.modules.get("unittest")
+    if unittest is not None and "skip" in names:
+        found.append(unittest.SkipTest)
+    return tuple(found)
+
+
+def _place(error: RunFailed) -> str:
+    return f"said by {error.node}, seed {error.seed}, at {error.at:.6f} s of simulated time"
 
 
 def _explained(worker: Worker, found: Trial, outcome: Outcome, shrink_runs: int) -> str:

@@ -50,6 +50,7 @@ __all__ = [
     "SetConditions",
     "Slow",
     "StepWall",
+    "is_end",
     "kinds_of",
     "node_name",
 ]
@@ -304,6 +305,21 @@ def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
             return ("wall",)
         case _:
             return (type(fault).__name__.lower(),)
+
+
+def is_end(fault: Fault, usual: Conditions) -> bool:
+    """Whether it only ends faults, and so is none itself. A restart is one: the process that comes is another one."""
+    match fault:
+        case Heal() | Repair() | Resume():
+            return True
+        case SetConditions():
+            return kinds_of(fault, usual) == ("calm",)
+        case Slow():
+            return fault.ns == 0
+        case Drift():
+            return fault.ppm == 0
+        case _:
+            return False
 
 
 _CONDITION_KINDS = (

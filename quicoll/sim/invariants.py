@@ -15,7 +15,8 @@
     memory          what a link holds beyond posted buffers is within its credit; there are no links to strangers
     no-leftover     a process that ended by itself has no task, timer or socket left
     progress        after the last healing every rank commits a step within the run's `recovery` seconds, or is done
-    no-surprise     no error reaches an event loop's exception handler; a process ends by quicoll's errors or by none
+    no-surprise     no error reaches an event loop's exception handler; a process ends by an error that blames the
+                    world around it, or by none
 
 Nothing here uses what it checks: the journal's records are followed as they are appended, digests are taken with
 BLAKE2b over names, types, shapes and bytes.
@@ -75,8 +76,11 @@ Reference = Callable[[int], bytes]
 class Checker:
     """Follows one run. `broken`: the first invariant that was broken. reference: digest of the state after a step."""
 
-    def __init__(self, now_s: Callable[[], float], *, world_size: int, reference: Reference | None = None) -> None:
+    def __init__(
+        self, now_s: Callable[[], float], *, seed: int, world_size: int, reference: Reference | None = None
+    ) -> None:
         self._now_s = now_s
+        self._seed = seed
         self._world_size = world_size
         self._reference = reference
         self.broken: InvariantBroken | None = None
@@ -92,7 +96,7 @@ class Checker:
     def break_(self, kind: str, message: str, *, node: str = "") -> None:
         """An invariant is broken. The first one counts; the run ends at once."""
         if self.broken is None:
-            self.broken = InvariantBroken(kind, message, at=self._now_s(), node=node)
+            self.broken = InvariantBroken(kind, message, seed=self._seed, at=self._now_s(), node=node)
 
     # -- the journal ---------------------------------------------------------------------------------------------
 
@@ -282,17 +286,21 @@ def _checked(name: str) -> Callable[..., Handle[Any]]:
         out = settings.get("out")
         timeout = settings.get("timeout")
         limit = self._caller.config.timeout if timeout is None else timeout
-        inputs, target = _bits(args), _bits((out,))
+        given = [args, *((key, settings[key]) for key in sorted(settings) if key != "out")]  # tensors may have names
+        inputs, target = _bits(given), _bits((out,))
         handle = inner(self, *args, **settings)
         machine.note("collective_began", op=name)
         loop, start, disturbed = machine.loop, machine.loop.time(), machine.disturbances
 
         def ended(future: asyncio.Future[int]) -> None:
             # Before whoever awaits it goes on, and before a result is handed over: the tensors are still our business.
-            fine = not future.cancelled() and future.exception() is None
+            error = None if future.cancelled() else future.exception()
+            fine = not future.cancelled() and error is None
+            if error is not None:
+                machine.troubled(error)
             machine.note("collective_ended", op=name, fine=fine)
             _look_at_time(loop.time() - start, limit, name, disturbed, loop, machine, checker)
-            if _bits(args) != inputs:
+            if _bits(given) != inputs:
                 checker.break_("untouched", f"{name} changed its input", node=node)
             if _bits((out,)) != target:
                 what = "changed its out before the result was asked for" if fine else "failed and changed its out"
@@ -365,5 +373,14 @@ def _bits(values: Any) -> bytes:
             flat = value.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1)
             found.update(f"{value.dtype}{tuple(value.shape)}".encode() + flat.view(torch.uint8).numpy().tobytes())
         else:
-            found.update(repr(value).encode())
+            found.update(_plain(value))
     return found.digest()
+
+
+def _plain(value: Any) -> bytes:
+    """What it holds that is no tensor: a buffer its bytes, as its text may show an address alone; else its text."""
+    try:
+        view = memoryview(value)
+    except TypeError:
+        return repr(value).encode()
+    return f"{view.format}{view.shape}".encode() + view.tobytes()

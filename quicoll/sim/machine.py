@@ -29,7 +29,9 @@ class Machine:
     """life(machine): the process, a coroutine made anew for every start. ended: it has ended by itself.
     was_cut_off: the disk has ended it.
 
-    done: the process ended by itself and well; it is not started again. commits: steps that its processes applied.
+    done: the process ended by itself and well; it is not started again. error: by which the last one ended, None if
+    well; failures: how many ended by one. trouble: the last error of a collective or a process here, and its true time.
+    commits: steps that its processes applied.
     disturbances: how often its time was interfered with; disturbed: it is so now. endpoint, faults: of the process.
     """
 
@@ -46,6 +48,8 @@ class Machine:
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False
+        self.failures = 0
+        self.trouble: tuple[BaseException, float] | None = None
         self.commits = 0
         self.commits_at_heal = 0
         self.disturbances = 0
@@ -53,10 +57,12 @@ class Machine:
         self.endpoint: Endpoint | None = None
         self.faults: Faults | None = None
         self.disk.on_down = self._cut_off
+        self.host.on_exit = self._exited
         self._life = life
         self._ended = ended
         self._was_cut_off = was_cut_off
         self._task: asyncio.Task[Any] | None = None
+        self._exiting = False
 
     @property
     def name(self) -> str:
@@ -82,6 +88,7 @@ class Machine:
         self.stays_down = False
         if self.done or self.runs:
             return
+        self._exiting = False
         if self.host.state is HostState.OFF:
             self.host.power_on()
         self.disk.restart()
@@ -95,16 +102,25 @@ class Machine:
         task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
-        if task is not self._task or task.cancelled():
+        if task is not self._task or self._exiting:
             return
-        self.error = task.exception()
+        try:
+            self.error = task.exception()
+        except asyncio.CancelledError as error:  # nobody but the process itself cancels it: `end` is abrupt
+            self.error = error
         if self.error is None:
             self.result = task.result()
             self.done = True
         # Not from within the callback: what the process still does in this turn of its loop belongs to it.
         self.host.world.after(0, self._reap, task)
 
-    def _reap(self, task: asyncio.Task[Any]) -> None:
+    def _exited(self, error: SystemExit) -> None:
+        """Something in the process has asked for its end, in whatever task or callback."""
+        self._exiting = True
+        self.error = error
+        self.host.world.after(0, self._reap, self._task)
+
+    def _reap(self, task: asyncio.Task[Any] | None) -> None:
         if task is self._task and self.runs:
             self._ended(self)
 
@@ -135,6 +151,10 @@ class Machine:
     def mend_disk(self) -> None:
         self.disk.disarm()
         self.disk.capacity = None
+
+    def troubled(self, error: BaseException) -> None:
+        """Something failed here, which may be why a run does not come to its end."""
+        self.trouble = error, self.host.world.elapsed_ns / 1e9
 
     def note(self, kind: str, **fields: Any) -> None:
         """Into the trace: something that the process does, unless it is gone (its remains run at the very end)."""

@@ -121,7 +121,8 @@ def _fewer_ranks(scenario: Scenario) -> Iterator[Scenario]:
         names = [COORDINATOR_HOST, *(node_name(rank) for rank in range(ranks))]
         events = [(event, _among(event.fault, names)) for event in scenario.events]
         kept = tuple(Event(event.at_ns, fault) for event, fault in events if fault is not None)
-        yield replace(scenario, settings=replace(scenario.settings, ranks=ranks), events=kept)
+        fewer = replace(scenario.settings, ranks=ranks, sites=scenario.settings.sites[:ranks])
+        yield replace(scenario, settings=fewer, events=kept)
 
 
 def _among(fault: Fault, names: list[str]) -> Fault | None:

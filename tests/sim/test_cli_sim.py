@@ -80,22 +80,53 @@ def test_a_failure_is_shrunk_and_its_command_fails_again(
     assert run(*shlex.split(failure["command"])[2:], "--shrink-runs", "0") == 1
 
 
-def test_a_broken_promise_in_a_sweep_is_exit_status_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def swept(monkeypatch: pytest.MonkeyPatch, failed: int) -> None:
+    """A sweep in which this seed has failed, in a process that is gone."""
+
     def sweep(seeds: range, **settings: object) -> runner.Sweep:
-        results = tuple(runner.Result(seed=seed, kind="durable" if seed == 1 else None) for seed in seeds)
+        results = tuple(runner.Result(seed=seed, kind="durable" if seed == failed else None) for seed in seeds)
         return runner.Sweep(ranks=2, steps=2, kinds=("crash",), jobs=1, results=results, wall_s=1.0)
 
     monkeypatch.setattr(runner, "run_seeds", sweep)
-    monkeypatch.setattr(Checker, "began", lambda self, node, view, step: self.break_("durable", "made up"))
+
+
+SWEEP = ["--seeds", "1:3", "--ranks", "2", "--steps", "2", "--faults", "crash"]
+
+
+def test_a_broken_promise_in_a_sweep_is_exit_status_one_and_made_small(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept(monkeypatch, 2)
+    monkeypatch.setattr(Checker, "began", lambda self, node, step: self.break_("durable", "made up"))
     path = tmp_path / "sweep.json"
-    arguments = ["--seeds", "0:2", "--ranks", "2", "--steps", "2", "--faults", "crash", "--json", str(path)]
-    assert run(*arguments, "--shrink-runs", "3") == 1
+    assert run(*SWEEP, "--json", str(path), "--shrink-runs", "4") == 1
     failed = json.loads(path.read_text())["failed"]
-    assert [each["seed"] for each in failed] == [1]
-    assert failed[0]["command"].startswith("quicoll sim --seed 1 --ranks")
-    assert "FAILED seed 1: durable" in capsys.readouterr().out
+    assert [each["seed"] for each in failed] == [2]
+    words = shlex.split(failed[0]["command"])
+    assert words[:4] == ["quicoll", "sim", "--seed", "2"]
+    before = generate(2, ranks=2, steps=2, kinds=("crash",)).faults
+    left = words[-1].count("crash(")
+    assert left < before
+    out = capsys.readouterr().out
+    assert "FAILED seed 2: durable" in out
+    assert f"seed 2: durable with {left} of {before} faults after " in out
+    assert run(*words[2:], "--shrink-runs", "0") == 1
+
+
+def test_a_failure_that_does_not_come_again_is_said_to_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept(monkeypatch, 2)
+    path = tmp_path / "sweep.json"
+    assert run(*SWEEP, "--json", str(path)) == 1
+    out = capsys.readouterr().out
+    assert "seed 2: durable could not be shown again: all was well when it was run once more" in out
+    assert "faults after" not in out
+    command = "quicoll sim --seed 2 --ranks 2 --steps 2 --faults crash"
+    assert json.loads(path.read_text())["failed"][0]["command"] == command
+    monkeypatch.setattr(Checker, "began", lambda self, node, step: self.break_("quorum", "made up"))
+    assert run(*SWEEP) == 1
+    assert "seed 2: durable could not be shown again: quorum when it was run once more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -110,7 +141,12 @@ def test_a_broken_promise_in_a_sweep_is_exit_status_one(
         ["--seeds", "0:3", "--events", "sim.at(1).heal()"],
         ["--seeds", "0:3", "--explain"],
         ["--seed", "1", "--faults", "flood"],
+        ["--seed", "1", "--ranks", "2", "--steps", "2", "--faults", "all,-all"],
+        ["--seeds", "0:1", "--ranks", "2", "--steps", "2", "--faults=loss,-loss"],
         ["--seed", "1", "--settings", "Settings()"],
+        ["--seed", "1", "--ranks", "1", "--steps", "1", "--events", "sim.at(0.1).heal()", "--faults", "crash"],
+        ["--seed", "1", "--ranks", "1", "--steps", "1", "--events", "sim.at(0.1).heal()", "--jobs", "2"],
+        ["--seed", "1", "--ranks", "1", "--steps", "1", "--jobs", "2"],
         ["--seed", "1", "--events", "__import__('os')"],
         ["--seed", "1", "--events", "sim.at(1.0).crash(99)"],
         ["--seeds", "0:1", "--json", "/nowhere/at/all.json"],

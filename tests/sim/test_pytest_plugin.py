@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 import quicoll
@@ -19,6 +21,8 @@ from quicoll.errors import LocalError, StepAborted
 from quicoll.sim import RunFailed, Settings, Simulation, scenario
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from quicoll.job import Job
 
 SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
@@ -108,6 +112,65 @@ async def test_wrong(job, sim):
     assert "passed" not in text
 
 
+def test_what_a_rank_says_to_pytest_reaches_pytest_as_it_is(tmp_path: Path) -> None:
+    source = """
+import pytest
+import unittest
+
+calm = quicoll.sim.scenario(seeds=[3], ranks=2, script=lambda sim: None)
+
+@calm
+async def test_skips(job, sim):
+    async with job.step():
+        pytest.skip("no such device")
+
+@calm
+async def test_skips_like_unittest(job):
+    raise unittest.SkipTest("no such module")
+
+@calm
+async def test_needs_what_is_missing(job):
+    pytest.importorskip("there_is_no_such_module")
+
+@calm
+async def test_is_known_to_fail(job):
+    pytest.xfail("known")
+
+@pytest.mark.xfail(raises=pytest.fail.Exception, strict=True)
+@calm
+async def test_is_expected_to_fail(job):
+    pytest.fail("expected")
+
+@calm
+async def test_fails(job):
+    pytest.fail("this is wrong")
+"""
+    code, text = run_pytest(tmp_path, source, "-v", "-rsxf")
+    assert code == 1, text
+    assert "3 skipped, 2 xfailed" in text
+    assert "1 failed" in text
+    assert "test_it.py::test_fails[seed3] FAILED" in text
+    for reason in ("no such device", "no such module", "could not import 'there_is_no_such_module'"):
+        assert re.search(rf"^SKIPPED .*{reason}", text, re.MULTILINE), text
+    assert "Failed: this is wrong" in text
+    assert re.search(r"said by worker-[01], seed 3, at 0\.\d{6} s of simulated time", text)
+    assert "VERDICT  FAILED  worker: Failed: this is wrong" in text
+    assert "Run it again:  pytest 'test_it.py::test_fails[seed3]' --sim-seed 3" in text
+
+
+def test_pytest_exit_in_a_rank_stops_pytest(tmp_path: Path) -> None:
+    source = """
+import pytest
+
+@quicoll.sim.scenario(seeds=3, ranks=2, script=lambda sim: None)
+async def test_gives_up(job):
+    pytest.exit("enough", returncode=7)
+"""
+    code, text = run_pytest(tmp_path, source)
+    assert code == 7, text
+    assert "Exit: enough" in text
+
+
 def test_a_generated_scenario_that_fails_is_made_small_once() -> None:
     async def careless(job: Job, sim: Simulation) -> None:
         """Fails on every rank but in the first view."""
@@ -194,6 +257,24 @@ async def fine(job: Job) -> None:
     """Nothing."""
 
 
+async def asynchronous(sim: Simulation) -> None:
+    """A script that no call runs."""
+    sim.at(0.1).crash(0)
+
+
+def generating(sim: Simulation) -> Iterator[None]:
+    """The same."""
+    sim.at(0.1).crash(0)
+    yield
+
+
+class AsynchronousObject:
+    """The same."""
+
+    async def __call__(self, sim: Simulation) -> None:
+        sim.at(0.1).crash(0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -204,11 +285,47 @@ async def fine(job: Job) -> None:
         ({"ranks": 0}, "1 to 256 ranks"),
         ({"faults": ["loss", "earthquake"]}, "no kind of fault 'earthquake'"),
         ({"faults": ["loss"], "script": lambda sim: None}, "either the faults are generated, or a script"),
+        ({"faults": "loss"}, "faults: a list of kinds of fault, not 'loss'"),
+        ({"faults": 3}, "faults: a list of kinds of fault, not 3"),
+        ({"faults": [3]}, "faults: a list of kinds of fault"),
+        ({"seeds": 2.5}, "seeds: a whole number, not 2.5"),
+        ({"seeds": None}, "seeds: a whole number"),
+        ({"seeds": "17"}, "seeds: a whole number, not '17'"),
+        ({"seeds": [1, 2.5]}, "seeds: a whole number, not 2.5"),
+        ({"steps": 2.5}, "steps: a whole number"),
+        ({"shrink_runs": None}, "shrink_runs: a whole number"),
+        ({"ranks": "4"}, "ranks: a whole number, not '4'"),
+        ({"settings": {"ranks": 3}}, "settings are a quicoll.sim.Settings"),
+        ({"settings": Settings}, "settings are a quicoll.sim.Settings"),
+        ({"reference": b"digest"}, "a reference is a function of a step"),
+        ({"script": 3}, "a script is a function of the simulation, not 3"),
+        ({"script": asynchronous}, "the script asynchronous is async or a generator"),
+        ({"script": partial(asynchronous)}, "is async or a generator"),
+        ({"script": generating}, "the script generating is async or a generator"),
+        ({"script": AsynchronousObject()}, "is async or a generator"),
+        ({"script": lambda: None}, "is called with the simulation: too many positional arguments"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(LocalError, match=message):
         scenario(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_decorator_without_parentheses_is_refused() -> None:
+    with pytest.raises(LocalError, match=r"fine: write @scenario\(\) with its parentheses"):
+        scenario(fine)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hidden", [asynchronous, generating])
+def test_a_script_that_turns_out_to_have_written_nothing_fails_its_test(hidden: Callable[[Simulation], object]) -> None:
+    decorated = scenario(seeds=1, ranks=2, script=lambda sim: hidden(sim))(fine)
+    with pytest.raises(LocalError, match="has injected nothing"):
+        decorated(sim_seed=0)
+
+
+def test_seeds_of_other_kinds_of_integers_are_taken() -> None:
+    assert scenario(seeds=np.int64(2), ranks=np.int8(3))(fine).sim_trial.seeds == (0, 1)  # type: ignore[arg-type]
+    assert scenario(seeds=iter(np.arange(3)))(fine).sim_trial.seeds == (0, 1, 2)
 
 
 def test_a_function_that_no_rank_can_run_is_refused() -> None:

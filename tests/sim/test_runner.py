@@ -53,6 +53,21 @@ def test_a_rank_that_was_left_out_is_waited_for() -> None:
     assert len(set(outcome.results)) == 1
 
 
+def test_what_only_ends_faults_is_not_counted_as_one() -> None:
+    events = parse_events("""
+        sim.at(0.01).conditions(Conditions(loss=0.01, mtu=1300)).partition({0}, {1}).pause(1).slow(0, 0.0001)
+        sim.at(0.01).drift(0, ppm=50).crash("coordinator").hold({1}, {0})
+        sim.at(0.02).conditions(Conditions()).repair().resume(1).slow(0, 0.0).drift(0, ppm=0).restart("coordinator")
+        sim.at(0.03).heal()
+        sim.at(0.04).restart(0)
+    """)
+    outcome = run_scenario(Scenario(seed=0, steps=1, settings=Settings(ranks=2), events=events))
+    assert outcome.error is None, outcome.error
+    scheduled = {kind: count for kind, count in outcome.injected.items() if not kind.startswith("datagram_")}
+    once = ("coordinator_crash", "drift", "hold", "loss", "mtu", "partition", "pause", "restart", "slow")
+    assert scheduled == dict.fromkeys(once, 1)
+
+
 def test_a_seed_twice_has_one_trace() -> None:
     first, second = run_seed(3, **SMALL), run_seed(3, **SMALL)
     assert first.digest == second.digest
@@ -78,7 +93,11 @@ def test_the_summary_has_its_keys_and_adds_up() -> None:
     assert summary["seeds"] == 2
     assert summary["failed"] == []
     assert summary["steps_committed"] == sum(result.committed for result in sweep.results) >= 4
-    assert summary["faults_injected"]["heal"] == 2
+    assert summary["faults_injected"] == {
+        kind: sum(result.injected.get(kind, 0) for result in sweep.results)
+        for kind in sorted({kind for result in sweep.results for kind in result.injected})
+    }
+    assert summary["faults_injected"]
     assert summary["scenarios_per_s"] > 0
 
 

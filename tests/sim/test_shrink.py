@@ -57,6 +57,16 @@ def test_the_same_failure_counts_and_no_other() -> None:
     assert found.scenario.faults == 1
 
 
+def test_fewer_ranks_keep_their_sites_where_the_failure_needs_them() -> None:
+    def verdict(scenario: Scenario) -> str | None:
+        return "bug" if "south" in scenario.settings.sites else None
+
+    given = big()
+    sites = ("north", "south", "north", "south")
+    found = shrink(replace(given, settings=replace(given.settings, sites=sites)), "bug", verdict)
+    assert found.scenario.settings == Settings(ranks=2, sites=("north", "south"))
+
+
 def test_the_last_healing_stays() -> None:
     found = shrink(big(), "bug", lambda scenario: "bug")
     assert [type(event.fault) for event in found.scenario.events] == [Heal]

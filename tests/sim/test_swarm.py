@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from quicoll.errors import LocalError
+from quicoll.sim import swarm
 from quicoll.sim.cluster import Settings
 from quicoll.sim.events import Event, Fault, Heal, Schedule, SetConditions, kinds_of
 from quicoll.sim.language import events_source, parse_events, parse_settings, settings_source
@@ -172,6 +175,33 @@ def test_settings_that_are_given_are_kept() -> None:
     assert made.settings == Settings(ranks=3, lost_after=3.0)
 
 
+def test_half_of_the_seeds_have_sites_in_several_ways() -> None:
+    for ranks in (2, 4, 5):
+        drawn = [generate(seed, ranks=ranks).settings.sites for seed in SEEDS]
+        some = [sites for sites in drawn if sites]
+        assert len(SEEDS) // 3 < len(some) < 2 * len(SEEDS) // 3
+        assert all(len(sites) == ranks and len(set(sites)) > 1 for sites in some)
+    assert {len(set(sites)) for sites in some} == {2, 3}
+    assert ("north", "north", "north", "south", "south") in some
+    assert any(sites[0] == sites[2] != sites[1] for sites in some)
+    assert generate(3, ranks=1).settings.sites == generate(3, settings=Settings()).settings.sites == ()
+
+
+def test_sites_change_nothing_else_of_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [generate(seed) for seed in SEEDS]
+    monkeypatch.setattr(swarm, "_sites", lambda seed, ranks: ())
+    for scenario in made:
+        without = generate(scenario.seed)
+        assert without.settings.sites == ()
+        assert without == replace(scenario, settings=replace(scenario.settings, sites=()))
+
+
+@pytest.mark.parametrize("sites", [["north", "south"], "ab", ("north", ""), ("north", 3), ("north",)])
+def test_sites_are_a_name_for_each_rank(sites: Any) -> None:
+    with pytest.raises(LocalError, match=r"sites are a tuple of names|1 sites for 2 ranks"):
+        Settings(ranks=2, sites=sites)
+
+
 def test_paths_let_quic_work_after_the_healing() -> None:
     for seed in SEEDS:
         conditions = generate(seed).settings.conditions
@@ -184,6 +214,11 @@ def test_kinds_by_name() -> None:
     assert parse_kinds("all") == KINDS
     assert parse_kinds("crash, loss") == ("loss", "crash")
     assert parse_kinds("all,-loss,-crash") == tuple(kind for kind in KINDS if kind not in ("loss", "crash"))
+    assert parse_kinds("-loss") == parse_kinds("all,-loss")
+    assert parse_kinds("-loss,-crash,loss") == parse_kinds("all,-crash")
+    for nothing in ("all,-all", "-all", "loss,-loss"):
+        with pytest.raises(LocalError, match=f"'{nothing}' leaves no kind of fault"):
+            parse_kinds(nothing)
     with pytest.raises(LocalError, match="no kind of fault 'flood'"):
         parse_kinds("loss,flood")
 
@@ -209,7 +244,5 @@ def test_a_scenario_that_makes_no_sense_is_refused() -> None:
         Scenario(seed=0, steps=0)
     with pytest.raises(LocalError):
         Scenario(seed=0, compute_s=-1.0)
-    with pytest.raises(LocalError, match="has a site"):
-        Settings(sites=0)
     assert Scenario(seed=0).command == "quicoll sim --seed 0 --ranks 4 --steps 10 --events ''"
     assert SetConditions(Conditions()).source() == "conditions(Conditions())"

@@ -254,6 +254,25 @@ def test_a_task_whose_error_nobody_takes_is_a_failure(world: World) -> None:
     assert "Task exception was never retrieved" in world.failures[0][1]
 
 
+def test_a_process_that_asks_for_its_end_is_told_to_who_starts_it_or_is_a_failure(world: World) -> None:
+    host = world.host("a")
+    loop = host.start()
+    loop.call_soon(sys.exit, 3)
+    world.run(limit_ns=0)
+    assert world.failures == [("a", "SystemExit: 3")]
+    heard: list[object] = []
+    host.on_exit = lambda error: heard.append(error.code)
+
+    async def leave() -> None:
+        sys.exit(4)
+
+    loop.create_task(leave())
+    loop.call_later(1.0, heard.append, "others go on")
+    world.run(limit_ns=2 * SECOND)
+    assert heard == [4, "others go on"]
+    assert len(world.failures) == 1
+
+
 def test_errors_that_end_a_program_get_through(world: World) -> None:
     def leave() -> None:
         raise KeyboardInterrupt

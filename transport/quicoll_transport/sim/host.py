@@ -17,6 +17,9 @@ A process is its event loop and what was scheduled on it. Its tasks stay where t
 closed: Python would run their `finally` blocks, which no killed process does. They are closed at the very end, when
 nothing that they do can reach anybody.
 
+on_exit: told of a SystemExit, by which any task or callback asks for the end of its process; what follows is for
+whoever starts processes. Without it, it is a failure of the world.
+
 slow_ns: true time that each callback of the process takes, for a slow machine; 0 by default, work takes no time.
 """
 
@@ -30,6 +33,7 @@ from quicoll_transport.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from quicoll_transport.sim.clock import HostClock
     from quicoll_transport.sim.loop import HostLoop
@@ -58,6 +62,7 @@ class Host:
         self.loop: HostLoop | None = None
         self.lives = 0
         self.slow_ns = 0
+        self.on_exit: Callable[[SystemExit], None] | None = None
         self.sockets: dict[int, SimulatedSocket] = {}  # by port
         self._backlog: deque[asyncio.Handle] = deque()
         self._busy_until = 0
@@ -112,6 +117,13 @@ class Host:
         self._demand("power on", HostState.OFF)
         self.state = HostState.IDLE
         self._note("power_on")
+
+    def exited(self, error: SystemExit) -> None:
+        """Its process has asked for its own end."""
+        if self.on_exit is not None:
+            self.on_exit(error)
+        else:
+            self.world.failed(self, f"SystemExit: {error}")
 
     def _note(self, transition: str) -> None:
         self.world.note("host", self.name, f"{transition} {self.lives}", detail=transition)

@@ -251,6 +251,8 @@ class World:
         asyncio._set_running_loop(loop)
         try:
             handle._run()
+        except SystemExit as error:  # of one process, not of the one that simulates it
+            loop.host.exited(error)
         finally:
             asyncio._set_running_loop(None)
             self.current = None
