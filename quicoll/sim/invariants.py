@@ -11,6 +11,8 @@
     quorum          a view has more than half of the members of the one before it that have not left
     deadline        a collective ends by its timeout, a step's entry and its vote by theirs, with GRACE_S of the host's
                     own time beyond them (not looked at where the host was paused, slow or leapt meanwhile)
+    one-verdict     of a view that ended, operations that blame a node all blame one, on every rank, and for one kind of
+                    failure (but for who has run out of time; and of two calls that differ each may be the wrong one)
     untouched       inputs of a collective are the same after it, and `out` as well where it failed
     memory          what a link holds beyond posted buffers is within its credit; there are no links to strangers
     no-leftover     a process that ended by itself has no task, timer or socket left
@@ -34,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll.division import WORLD, Scope
+from quicoll.errors import Corrupted, Mismatch, PeerError, QuicollError
 from quicoll.group import Group
 from quicoll.job import Job, Step
 from quicoll.membership.history import Committed, InstalledView, Left
@@ -63,6 +66,7 @@ INVARIANTS = (
     "durable",
     "quorum",
     "deadline",
+    "one-verdict",
     "untouched",
     "memory",
     "no-leftover",
@@ -91,6 +95,7 @@ class Checker:
         self._votes: dict[tuple[int, int], dict[str, None]] = {}
         self._decisions: dict[tuple[int, int], tuple[bool, str]] = {}
         self._states: dict[tuple[int, int], tuple[bytes, str]] = {}  # by decision and step
+        self._verdicts: dict[int, tuple[str, str, str]] = {}  # by view: the kind of failure, who is blamed, on whom
         self.held: dict[str, tuple[int, int]] = {}  # by node: decision and step of the state of its living process
 
     def break_(self, kind: str, message: str, *, node: str = "") -> None:
@@ -197,6 +202,19 @@ class Checker:
             if theirs[0] > mine[0]:  # no later decision can be without our vote
                 self.break_("durable", f"{node} begins step {step} from {mine}, and {member} holds {theirs}", node=node)
 
+    def failed(self, node: str, error: QuicollError) -> None:
+        """An operation of a rank ended in time, by an error."""
+        if error.view is None or not error.node or type(error) not in (PeerError, Corrupted, Mismatch):
+            return
+        kind, culprit = type(error).__name__, error.node if not isinstance(error, Mismatch) else ""
+        known = self._verdicts.setdefault(error.view, (kind, culprit, node))
+        if known[:2] != (kind, culprit):
+            self.break_(
+                "one-verdict",
+                f"view {error.view} ended by {kind} of {culprit} on {node}, by {known[0]} of {known[1]} on {known[2]}",
+                node=node,
+            )
+
     def ended(self, node: str) -> None:
         """The process is gone, and its state with it."""
         self.held.pop(node, None)
@@ -299,7 +317,10 @@ def _checked(name: str) -> Callable[..., Handle[Any]]:
             if error is not None:
                 machine.troubled(error)
             machine.note("collective_ended", op=name, fine=fine)
-            _look_at_time(loop.time() - start, limit, name, disturbed, loop, machine, checker)
+            took = loop.time() - start
+            _look_at_time(took, limit, name, disturbed, loop, machine, checker)
+            if isinstance(error, QuicollError) and took < limit and machine.disturbances == disturbed:
+                checker.failed(node, error)
             if _bits(given) != inputs:
                 checker.break_("untouched", f"{name} changed its input", node=node)
             if _bits((out,)) != target:

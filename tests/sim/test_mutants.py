@@ -166,6 +166,14 @@ def one_rank_never_calls() -> Simulation:
     return Simulation(worker, settings=Settings(limit=120.0))
 
 
+def two_ranks_lose_each_other() -> Simulation:
+    def script(sim: Simulation) -> None:
+        sim.at(0.1).partition({0}, {1})
+        sim.at(3.0).heal()
+
+    return built_in(script)
+
+
 def out_and_a_power_failure() -> Simulation:
     async def worker(job: Job, sim: Simulation) -> None:
         out = np.zeros(60_000, np.float32)
@@ -309,6 +317,13 @@ def a_collective_has_no_deadline(patch: Patch) -> None:
     patch.setattr(Mesh, "run", patient)
 
 
+def callers_are_told_what_their_own_end_saw(patch: Patch) -> None:
+    async def seen(self: Mesh, deadline: float | None = None) -> QuicollError | None:
+        return self.error
+
+    patch.setattr(Mesh, "judgement", seen)
+
+
 def results_are_written_as_they_arrive(patch: Patch) -> None:
     honest = quicoll.bundle.destination
 
@@ -383,6 +398,7 @@ MUTANTS = (
     Mutant(the_oldest_state_is_handed_over, restart_of_a_rank, "durable"),
     Mutant(the_coordinator_is_dialled_once, coordinator_restarts, "progress"),
     Mutant(a_collective_has_no_deadline, one_rank_never_calls, "deadline"),
+    Mutant(callers_are_told_what_their_own_end_saw, two_ranks_lose_each_other, "one-verdict"),
     Mutant(results_are_written_as_they_arrive, out_and_a_power_failure, "untouched"),
     Mutant(the_credit_is_not_kept, one_rank_comes_late, "memory", small_credit),
     Mutant(closing_leaves_a_timer, calm, "no-leftover"),
