@@ -224,7 +224,8 @@ class Job:
         """Wait until a view is at work and every rank has the same state in it. `step()` does this by itself.
 
         Raises Partitioned when there is no such view within `timeout` seconds (None: the job's hold_timeout), and
-        StepAborted when a rank was lost meanwhile: call it again.
+        StepAborted when a rank was lost meanwhile: call it again. What save() or load() raise, and LocalError where the
+        state cannot be taken here, end the view for the others too.
         """
         timeout = self.config.hold_timeout if timeout is None else seconds(timeout)
         view = await self._caller.on_engine(self._engine.wait_view(timeout))
@@ -236,6 +237,10 @@ class Job:
             await self._synchronise()
         except (PeerError, Corrupted, Partitioned) as error:
             raise self._aborted(error, self._committed_step + 1) from error
+        except BaseException as error:
+            # Of save() or load(), or a state that cannot be taken here: the others must not wait for their deadline.
+            await self._give_up_for(view.view_id, error)
+            raise
         self._synchronised = view.view_id
 
     async def _synchronise(self) -> None:
@@ -326,6 +331,9 @@ class Job:
                 # The view is dead, so no vote of ours can come from this step any more: it is committed nowhere.
                 raise self._aborted(error, step.number) from error
             return  # Mismatch, StepAborted: they say it all
+        await self._give_up_for(view_id, error)
+
+    async def _give_up_for(self, view_id: int, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         await asyncio.shield(asyncio.ensure_future(self._give_up(view_id, reason)))
 

@@ -197,3 +197,20 @@ async def test_a_rank_may_be_any_integer_and_nothing_else() -> None:
             with pytest.raises(LocalError, match="to must be an integer"):
                 group.send(np.ones(2), to=bad)  # type: ignore[arg-type]
         await asyncio.gather(*(job.group.barrier() for job in jobs))
+
+
+async def test_a_rank_that_cannot_take_the_state_is_named_to_those_who_wait_for_it() -> None:
+    async with cluster(2) as jobs:
+        for job in jobs:
+            job.register_state(lambda: {"x": np.ones(3)}, lambda state: {}["missing"])
+        jobs[0].resume_from(5)
+        got = await asyncio.wait_for(asyncio.gather(*(enter(job) for job in jobs), return_exceptions=True), 30)
+        assert isinstance(got[1], KeyError)
+        assert type(got[0]) is StepAborted
+        assert got[0].node == "worker-1"
+        assert "KeyError: 'missing'" in got[0].message
+
+
+async def enter(job: Job) -> None:
+    async with job.step():
+        await job.group.barrier()
