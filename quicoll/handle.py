@@ -26,7 +26,11 @@ T = TypeVar("T")
 
 
 class Handle(Generic[T]):
-    """Await it for the result; more than once gives the same. Belongs to the loop on which it was made."""
+    """Await it for the result; more than once gives the same. Belongs to the loop on which it was made.
+
+    It is an awaitable and not a coroutine: `asyncio.gather`, `wait_for`, `shield` and `ensure_future` take it as it is;
+    for `asyncio.wait` and `TaskGroup` make a task of it, `asyncio.ensure_future(handle)`.
+    """
 
     __slots__ = ("_deliver", "_future", "_record", "_recorded", "_result")
 
