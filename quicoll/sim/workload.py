@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll import checkpoint
-from quicoll.errors import CheckpointError, LocalError, QuicollError
+from quicoll.errors import CheckpointError, LocalError, Mismatch, QuicollError
 from quicoll.sim.invariants import state_digest
 from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning
 
@@ -141,7 +141,7 @@ async def worker(
 
                 step.on_commit(apply)
         except QuicollError as error:
-            if isinstance(error, LocalError):
+            if isinstance(error, LocalError | Mismatch):
                 raise
             continue
         if disk is not None and count % CHECKPOINT_EVERY == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,6 +22,9 @@ from quicoll.errors import (
     StepAborted,
 )
 from quicoll.sim import Outcome, RunFailed, Settings, Simulation
+from quicoll.sim.invariants import CheckedGroup
+from quicoll.sim.runner import run_scenario
+from quicoll.sim.swarm import Scenario
 
 if TYPE_CHECKING:
     from quicoll.job import Job
@@ -71,6 +74,23 @@ def test_ranks_that_call_different_things_fail_the_run_at_once(in_a_step: bool) 
     assert isinstance(error.__cause__, Mismatch)
     assert "shape=(3)" in str(error)
     assert "shape=(4)" in str(error)
+
+
+def test_the_built_in_workload_passes_over_no_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks call the same things; one that is told otherwise, though the next try is well, has found a bug."""
+    told: list[str] = []
+    honest: Any = CheckedGroup.all_gather
+
+    def once(self: CheckedGroup, *args: Any, **settings: Any) -> Any:
+        if not told:
+            told.append("once")
+            raise Mismatch("made up")
+        return honest(self, *args, **settings)
+
+    monkeypatch.setattr(CheckedGroup, "all_gather", once)
+    error = run_scenario(Scenario(seed=SEED, steps=2, settings=Settings(ranks=2))).error
+    assert error is not None
+    assert "worker: Mismatch: made up" in str(error)
 
 
 @pytest.mark.parametrize(
