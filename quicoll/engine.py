@@ -41,7 +41,7 @@ from quicoll.membership.member_actions import (
     Tell,
 )
 from quicoll.membership.messages import FailureKind, clip, decode, encode
-from quicoll.mesh import Announce, Call, Mesh, decode_announce
+from quicoll.mesh import Announce, Call, Farewell, Mesh, decode_word, encode_word
 from quicoll.observe import JsonLines, Observer, Observers
 from quicoll.runtime import Runtime, ThreadRuntime
 from quicoll.stragglers import Stragglers
@@ -116,6 +116,7 @@ class Engine:
         self._voted = False
         self._held = ""
         self._refused = ""
+        self._leaving = False
         self._closing = False
         connect_ns = round(max(2.0, 1.5 * config.lost_after) * 1e9)
         self.endpoint = Endpoint(
@@ -333,10 +334,16 @@ class Engine:
         self._member.caught_up(index)
         self.observers.emit("state_received", from_rank=rank, step=step)
 
-    async def aclose(self, reason: str) -> None:
-        """Leave and stop; what the coordinator has to know is delivered if it can be within a second."""
-        if self._closing:
+    async def aclose(self, reason: str, *, patience: float = 0.0) -> None:
+        """Leave and stop; what the coordinator has to know is delivered if it can be within a second.
+
+        patience: seconds in which the peers may end operations that this rank has been part of (quicoll.mesh).
+        """
+        if self._leaving:
             return
+        self._leaving = True
+        if self._mesh is not None and patience > 0 and not self._mesh.running:
+            await self._mesh.part(patience)
         self._member.leave(clip(reason), now_ns=self._now_ns())
         self._work()
         self._closing = True
@@ -411,18 +418,25 @@ class Engine:
 
     def _on_peer_app(self, link: Link, data: bytes) -> None:
         try:
-            announce = decode_announce(data, node=link.node)
+            word = decode_word(data, node=link.node)
         except PeerError as error:
             log.error("%s", error)
             link.close("malformed announcement")
             return
         mesh = self._mesh
-        if mesh is not None and announce.view_id == mesh.view.view_id:
+        if mesh is not None and word.view_id == mesh.view.view_id:
             rank = mesh.view.rank_of(link.node)
-            if rank is not None:
-                mesh.announced(rank, announce)
-        elif (mesh is None or announce.view_id > mesh.view.view_id) and len(self._early) < _EARLY_ANNOUNCES:
-            self._early.append((link.node, announce))
+            if rank is None:
+                return
+            if isinstance(word, Announce):
+                mesh.announced(rank, word)
+            else:
+                mesh.farewell(rank, word)
+        elif isinstance(word, Farewell):
+            if not word.done:  # of a view in which nothing runs here
+                link.send_app(encode_word(Farewell(word.view_id, done=True)))
+        elif (mesh is None or word.view_id > mesh.view.view_id) and len(self._early) < _EARLY_ANNOUNCES:
+            self._early.append((link.node, word))
 
     async def _form_links(self, view: View) -> None:
         """Have a link to every member of a proposed view, then say so; name those that cannot be reached."""

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from quicoll.runtime import Runtime
     from quicoll.stragglers import Straggler
 
-__all__ = ["Job", "Step", "join"]
+__all__ = ["Job", "Step", "attended", "join"]
 
 log = logging.getLogger("quicoll")
 
@@ -69,6 +69,7 @@ Save = Callable[[], Mapping[str, Any]]
 Load = Callable[[Mapping[str, Any]], None]
 
 _MAX_STATE_TENSORS = 1 << 20
+_PATIENCE_S = 1.0  # for the others, of a rank that leaves by an error
 
 
 class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -403,9 +404,16 @@ class Job:
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def aclose(self, reason: str = "done") -> None:
-        """Leave the job: the others go on without this rank. Bounded; called by `join`'s context."""
+        """Leave the job: the others go on without this rank. Called by `join`'s context.
+
+        Bounded: the others may first end the operations that this rank has been part of, which are over at the latest
+        by the job's `timeout`.
+        """
+        await self._leave_job(reason, self.config.timeout)
+
+    async def _leave_job(self, reason: str, patience: float) -> None:
         try:
-            await self._caller.on_engine(self._engine.aclose(reason))
+            await self._caller.on_engine(self._engine.aclose(reason, patience=patience))
         finally:
             await self._runtime.aclose()
             self._end_audit()
@@ -444,11 +452,17 @@ async def join(*, observer: Observer | None = None, **settings: Any) -> AsyncIte
     except BaseException:
         await _shut(engine, runtime)
         raise
-    job = Job(config, engine, runtime, view)
+    async with attended(Job(config, engine, runtime, view)) as job:
+        yield job
+
+
+@asynccontextmanager
+async def attended(job: Job) -> AsyncIterator[Job]:
+    """Leave the job at the block's end, however it ends."""
     try:
         yield job
     except BaseException as error:
-        await job.aclose(f"{type(error).__name__}")
+        await job._leave_job(type(error).__name__, min(job.config.timeout, _PATIENCE_S))
         raise
     await job.aclose()
 

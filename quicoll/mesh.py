@@ -32,6 +32,12 @@ nothing, and it is bounded: by the operation's own deadline, by `_VERDICT_S`, an
 is a verdict too. Where the verdict blames nobody (two ranks that called different things), each names the other.
 A broken rule of the caller's is his alone: he is given it at once, the others hear of it by the verdict.
 
+Parting. A rank that is done with an operation knows that all others called it, and that what it sent has arrived; not
+that they have all of it from each other. Were it to leave the job then, the view would end, and with it their part of
+an operation that has gone well. So a rank that leaves first tells its peers (`Farewell`), and each answers when it is
+through with what ran there at that moment, but for operations that wait for the leaving rank's call, which will not
+come; `part` waits for the answers. So those who leave do not wait for each other, and not for what begins later.
+
 Causes and consequences. A rank whose operation fails withdraws its memory, and messages on their way there are refused;
 a rank that gets spoiled bits again and again tells their source so. Where the calls agree, neither has another reason:
 the cause is at the peer, who has told the coordinator of it. Were the consequence reported as well, it could arrive
@@ -41,10 +47,11 @@ first, and hide the cause. So consequences only wait for the verdict.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -58,7 +65,16 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll_transport.endpoint import Link
 
-__all__ = ["Announce", "Call", "Mesh", "decode_announce", "site_numbers", "view_prefix"]
+__all__ = [
+    "Announce",
+    "Call",
+    "Farewell",
+    "Mesh",
+    "decode_word",
+    "encode_word",
+    "site_numbers",
+    "view_prefix",
+]
 
 _TAG = struct.Struct("!QQII")  # view, group, seq, index
 _MAX_AHEAD = 65536  # operations that a peer may be ahead of us
@@ -76,20 +92,38 @@ class Announce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     counts: tuple[int, ...] = ()
 
 
+class Farewell(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=2):
+    """A rank will leave once its peers need nothing more of this view that it took part in. done: the answer to it."""
+
+    view_id: int
+    done: bool = False
+
+
+Word: TypeAlias = Announce | Farewell
+"""What ranks tell each other beside payloads."""
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Announce] = msgspec.msgpack.Decoder(Announce)
+_decoder: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)
 
 
-def decode_announce(data: bytes, *, node: str) -> Announce:
+def encode_word(word: Word) -> bytes:
+    return _encoder.encode(word)
+
+
+def decode_word(data: bytes, *, node: str) -> Word:
     """Raises PeerError for what no rank of ours would send."""
     try:
-        announce = _decoder.decode(data)
+        word = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise PeerError(f"malformed announcement: {error}", node=node) from error
-    numbers = (announce.view_id, announce.group, announce.seq, *announce.counts)
-    if len(announce.signature) > _MAX_SIGNATURE or not all(0 <= number < 1 << 62 for number in numbers):
+    numbers: tuple[int, ...] = (word.view_id,)
+    if isinstance(word, Announce):
+        numbers = (word.view_id, word.group, word.seq, *word.counts)
+        if len(word.signature) > _MAX_SIGNATURE:
+            raise PeerError("announcement out of bounds", node=node)
+    if not all(0 <= number < 1 << 62 for number in numbers):
         raise PeerError("announcement out of bounds", node=node)
-    return announce
+    return word
 
 
 def site_numbers(view: View, ranks: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -176,6 +210,10 @@ class Mesh:
         self._judged: asyncio.Future[None] = loop.create_future()
         self._spoiled = {rank: link.snapshot().corrupt for rank, link in links.items()}  # before this view
         self._running = 0
+        # Peers that will leave and are not answered yet, each with the operations that it has to wait for.
+        self._parting: dict[int, dict[tuple[int, int], None]] = {}
+        self._unanswered: dict[int, None] = {}  # peers that have not answered our own farewell
+        self._answered: asyncio.Future[None] | None = None
 
     @property
     def running(self) -> int:
@@ -213,6 +251,45 @@ class Mesh:
             return True
         own = slot.announced.get(self.rank)
         return own is not None and any(other.signature != own.signature for other in slot.announced.values())
+
+    # -- parting -------------------------------------------------------------------------------------------------
+
+    async def part(self, timeout: float) -> None:
+        """Wait until no peer needs this view any more for an operation that this rank has called; at most `timeout`
+        seconds, and only as long as the view is whole."""
+        if self.error is not None or self._answered is not None:
+            return
+        self._answered = self._loop.create_future()
+        for rank, link in self._links.items():
+            try:
+                link.send_app(encode_word(Farewell(self.view.view_id)))
+            except _TransportError:
+                continue
+            self._unanswered[rank] = None
+        if self._unanswered:
+            await asyncio.wait({self._answered, self._broken}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+
+    def farewell(self, rank: int, word: Farewell) -> None:
+        """A peer will leave, or needs us no longer."""
+        if not word.done:
+            running = [(key, slot) for key, slot in self._slots.items() if slot.complete is not None]
+            self._parting[rank] = {
+                key: None for key, slot in running if rank in slot.announced or rank not in slot.ranks
+            }
+            self._answer()
+            return
+        self._unanswered.pop(rank, None)
+        if not self._unanswered and self._answered is not None and not self._answered.done():
+            self._answered.set_result(None)
+
+    def _answer(self) -> None:
+        """Let those go who have nothing to wait for here any more."""
+        for rank, awaited in list(self._parting.items()):
+            if self.error is None and any(key in self._slots for key in awaited):
+                continue
+            del self._parting[rank]
+            with contextlib.suppress(_TransportError):
+                self._links[rank].send_app(encode_word(Farewell(self.view.view_id, done=True)))
 
     # -- operations ----------------------------------------------------------------------------------------------
 
@@ -262,6 +339,7 @@ class Mesh:
             finally:
                 # Last, and with no await before `fail`: a late announcement must find the slot or the failure.
                 del self._slots[group, seq]
+                self._answer()
             if not inner.cancelled():
                 inner.exception()
         raise self._again(told or error, name, step, seen=error) from error
@@ -304,7 +382,7 @@ class Mesh:
         complete = slot.complete
         if complete is None:
             raise AssertionError("an operation without its slot")
-        data = _encoder.encode(announce)
+        data = encode_word(announce)
         for number, rank in enumerate(slot.ranks):
             if rank == self.rank:
                 continue

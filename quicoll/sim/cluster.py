@@ -51,6 +51,7 @@ from quicoll.errors import (
     PeerError,
     StepAborted,
 )
+from quicoll.job import attended
 from quicoll.membership.journal import Journal
 from quicoll.observe import Event as Observed
 from quicoll.observe import Observers
@@ -333,18 +334,14 @@ class Simulation:
         )
         machine.endpoint = engine.endpoint
         machine.faults = engine.faults
-        reason = "not joined"
         try:
             view = await engine.wait_view(config.join_timeout, joining=True)
-            job: Job = CheckedJob(config, engine, runtime, view, machine=machine, checker=self.checker)
-            reason = "failed"
-            arguments = (job, self) if self._takes_simulation else (job,)
-            result = await self._worker(*arguments)
-            reason = "done"
-            return result
-        finally:
-            await engine.aclose(reason)
-            await runtime.aclose()
+        except BaseException:
+            await engine.aclose("not joined")
+            raise
+        job = CheckedJob(config, engine, runtime, view, machine=machine, checker=self.checker)
+        async with attended(job):
+            return await self._worker(*((job, self) if self._takes_simulation else (job,)))
 
     def _incarnation(self, machine: Machine) -> int:
         """Above every earlier one of the node, whatever its wall clock does."""

@@ -1,0 +1,115 @@
+"""A rank that is done leaves the job without taking from the others what it has been part of."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from quicoll.errors import PeerError
+from quicoll.mesh import Announce, Farewell, Mesh, decode_word, encode_word
+from quicoll.sim import Conditions, Settings, Simulation
+
+if TYPE_CHECKING:
+    from quicoll.job import Job
+
+WAN = Conditions(latency_ns=5_000_000, jitter_ns=30_000_000, loss=0.02)
+SITES = ("north", "north", "south", "south")
+
+ONCE: dict[str, Callable[[Job], Any]] = {
+    **{
+        f"all_reduce {algorithm}": lambda job, how=algorithm: job.group.all_reduce(np.ones(20_000), algorithm=how)
+        for algorithm in ("direct", "tree", "hierarchical", "exchange")
+    },
+    "broadcast": lambda job: job.group.broadcast(np.ones(20_000), root=1),
+    "all_gather": lambda job: job.group.all_gather(np.ones(5_000 + job.rank)),
+    "scatter": lambda job: job.group.scatter(np.ones((20, 1000)), root=2),
+    "all_to_all": lambda job: job.group.all_to_all(np.ones((12, 1000))),
+    "barrier": lambda job: job.group.barrier(),
+    "objects": lambda job: job.group.all_gather_object("x" * 10_000),
+}
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_a_single_operation_ends_well_on_all_ranks_though_each_leaves_when_it_is_through(name: str) -> None:
+    async def worker(job: Job) -> int:
+        await ONCE[name](job)
+        return job.rank
+
+    for seed in range(3):
+        settings = Settings(ranks=4, sites=SITES, limit=30.0, conditions=WAN)
+        outcome = Simulation(worker, seed=seed, settings=settings).run()
+        assert outcome.error is None, outcome.error
+        assert outcome.results == (0, 1, 2, 3)  # each at its first try: nobody was started again
+
+
+def test_ranks_of_overlapping_groups_leave_one_by_one() -> None:
+    async def worker(job: Job) -> int:
+        pair = await job.group.split(job.rank // 2)
+        turned = await job.group.split(0, key=-job.rank)
+        assert pair is not None
+        assert turned is not None
+        handles = [pair.all_reduce(np.ones(9_000)), turned.all_gather(np.ones(3_000))]
+        for handle in handles[:: 1 if job.rank % 2 else -1]:
+            await handle
+        return job.rank
+
+    outcome = Simulation(worker, seed=1, settings=Settings(ranks=4, limit=30.0, conditions=WAN)).run()
+    assert outcome.error is None, outcome.error
+    assert outcome.results == (0, 1, 2, 3)
+
+
+def test_who_gets_no_answer_leaves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def worker(job: Job) -> int:
+        await job.group.barrier()
+        return job.rank
+
+    monkeypatch.setattr(Mesh, "farewell", lambda *_: None)
+    outcome = Simulation(worker, seed=1, settings=Settings(ranks=2, timeout=3.0, limit=30.0)).run()
+    assert outcome.error is None, outcome.error
+    assert 3.0 < outcome.virtual_s < 10.0
+
+
+def test_who_fails_waits_a_moment_for_the_others_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[float] = []
+
+    async def worker(job: Job, sim: Simulation) -> None:
+        await job.group.barrier()
+        if job.rank == 1:
+            ended.append(sim.now)
+            raise PeerError("had enough")
+        with contextlib.suppress(PeerError):
+            await job.group.barrier()
+        ended.append(sim.now)
+
+    monkeypatch.setattr(Mesh, "farewell", lambda *_: None)
+    Simulation(worker, seed=1, settings=Settings(ranks=2, timeout=20.0, limit=10.0)).run()
+    assert 1.0 < ended[1] - ended[0] < 2.0
+
+
+@pytest.mark.parametrize("word", [Announce(3, 1, 7, "all_reduce", (4, 5)), Farewell(3), Farewell(3, done=True)])
+def test_a_word_is_what_it_was(word: Announce | Farewell) -> None:
+    assert decode_word(encode_word(word), node="a") == word
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode([3, 1]),
+        msgspec.msgpack.encode([2, -1, False]),
+        msgspec.msgpack.encode([2, 1 << 62, True]),
+        msgspec.msgpack.encode([2, 1, 1]),
+        msgspec.msgpack.encode([1, 1, 0, -1, "x"]),
+        msgspec.msgpack.encode([1, 1, 0, 1, "x" * 5000]),
+        msgspec.msgpack.encode([1, 1, 0, 1, "x", [1 << 63]]),
+    ],
+)
+def test_a_word_that_no_rank_would_say_is_refused(data: bytes) -> None:
+    with pytest.raises(PeerError):
+        decode_word(data, node="a")
