@@ -41,10 +41,11 @@ from quicoll.membership.member_actions import (
     Tell,
 )
 from quicoll.membership.messages import FailureKind, clip, decode, encode
-from quicoll.mesh import Announce, Call, Farewell, Mesh, decode_word, encode_word
+from quicoll.mesh import Call, Mesh
 from quicoll.observe import JsonLines, Observer, Observers
 from quicoll.runtime import Runtime, ThreadRuntime
 from quicoll.stragglers import Stragglers
+from quicoll.words import Announce, Farewell, decode_word, encode_word
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import LinkLost, TransportError
 from quicoll_transport.faults import Faults

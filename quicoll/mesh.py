@@ -51,13 +51,12 @@ import contextlib
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
 from quicoll.executor import TransferFailed, Work, execute
 from quicoll.plan.cost import Network, agreed, quantised
+from quicoll.words import Announce, Farewell, encode_word
 from quicoll_transport.errors import LinkLost, MessageCorrupted
 from quicoll_transport.errors import TransportError as _TransportError
 
@@ -65,65 +64,11 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll_transport.endpoint import Link
 
-__all__ = [
-    "Announce",
-    "Call",
-    "Farewell",
-    "Mesh",
-    "decode_word",
-    "encode_word",
-    "site_numbers",
-    "view_prefix",
-]
+__all__ = ["Call", "Mesh", "site_numbers", "view_prefix"]
 
 _TAG = struct.Struct("!QQII")  # view, group, seq, index
 _MAX_AHEAD = 65536  # operations that a peer may be ahead of us
-_MAX_SIGNATURE = 4096
 _VERDICT_S = 5.0
-
-
-class Announce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=1):
-    """What a rank called as operation `seq` of `group`. counts: this rank's own sizes, where they may differ."""
-
-    view_id: int
-    group: int
-    seq: int
-    signature: str
-    counts: tuple[int, ...] = ()
-
-
-class Farewell(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=2):
-    """A rank will leave once its peers need nothing more of this view that it took part in. done: the answer to it."""
-
-    view_id: int
-    done: bool = False
-
-
-Word: TypeAlias = Announce | Farewell
-"""What ranks tell each other beside payloads."""
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)
-
-
-def encode_word(word: Word) -> bytes:
-    return _encoder.encode(word)
-
-
-def decode_word(data: bytes, *, node: str) -> Word:
-    """Raises PeerError for what no rank of ours would send."""
-    try:
-        word = _decoder.decode(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise PeerError(f"malformed announcement: {error}", node=node) from error
-    numbers: tuple[int, ...] = (word.view_id,)
-    if isinstance(word, Announce):
-        numbers = (word.view_id, word.group, word.seq, *word.counts)
-        if len(word.signature) > _MAX_SIGNATURE:
-            raise PeerError("announcement out of bounds", node=node)
-    if not all(0 <= number < 1 << 62 for number in numbers):
-        raise PeerError("announcement out of bounds", node=node)
-    return word
 
 
 def site_numbers(view: View, ranks: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -342,7 +287,7 @@ class Mesh:
                 self._answer()
             if not inner.cancelled():
                 inner.exception()
-        raise self._again(told or error, name, step, seen=error) from error
+        raise self._again(told or error, name, step, seen=error) from None if told in (None, error) else error
 
     async def _seen(
         self, inner: asyncio.Task[None], slot: _Slot, deadline: float, timeout: float, name: str, step: int | None

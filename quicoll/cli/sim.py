@@ -23,7 +23,7 @@ from rich.table import Table
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
-    from quicoll.sim.cluster import Outcome
+    from quicoll.sim.outcome import Outcome
     from quicoll.sim.runner import Result, Sweep
     from quicoll.sim.swarm import Scenario
 
@@ -119,8 +119,8 @@ def _scenario(
     settings: str | None,
     events: str | None,
 ) -> Scenario:
-    from quicoll.sim.cluster import Settings
     from quicoll.sim.language import parse_events, parse_settings
+    from quicoll.sim.outcome import Settings
     from quicoll.sim.swarm import Scenario, generate, parse_kinds
     from quicoll.sim.workload import COMPUTE_S
 

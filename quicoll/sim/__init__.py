@@ -11,10 +11,11 @@ subgroups   what that does in sub-groups, with some seeds
 trace       a run recorded: the timeline, and with spans and story what happened in words
 """
 
-from quicoll.sim.cluster import Outcome, Settings, Simulation
+from quicoll.sim.cluster import Simulation
 from quicoll.sim.decorator import scenario
 from quicoll.sim.errors import InvariantBroken, RunFailed
 from quicoll.sim.events import Event, Schedule
+from quicoll.sim.outcome import Outcome, Settings
 from quicoll.sim.trace import Recording
 from quicoll_transport.sim import Conditions
 

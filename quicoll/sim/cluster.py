@@ -33,7 +33,7 @@ import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -62,13 +62,13 @@ from quicoll.sim.errors import InvariantBroken, RunFailed
 from quicoll.sim.events import COORDINATOR_HOST, Event, Fault, Schedule, node_name
 from quicoll.sim.invariants import CheckedJob, CheckedStore, Checker, Reference
 from quicoll.sim.machine import Machine
+from quicoll.sim.outcome import Outcome, Settings
 from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.faults import PayloadCorrupt
 from quicoll_transport.identity import COORDINATOR, WORKER, Credentials, Identity
 from quicoll_transport.sim import (
     WALL_EPOCH_NS,
-    Conditions,
     SimulatedSocket,
     SimulationError,
     World,
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from quicoll.job import Job
     from quicoll_transport.sim import Recorder
 
-__all__ = ["Outcome", "Settings", "Simulation", "Worker"]
+__all__ = ["Simulation", "Worker"]
 
 Worker = Callable[..., Awaitable[Any]]
 
@@ -90,65 +90,6 @@ _CLOSE_NS = 60_000_000_000  # for the end of the coordinator
 _AGAIN = (PeerError, Partitioned, StepAborted, Corrupted, CheckpointError, AuditError, JournalError)
 _SHOWN = 12  # nodes in one error
 _CLIP = 600  # characters of each one: a Mismatch names both sides
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """A cluster's settings. Seconds of simulated time, bytes.
-
-    ranks: workers at the start, the world size of the first view. lost_after, timeout, join_timeout, hold_timeout,
-    chunk_bytes: as for `quicoll.join`. sites: the site of each of these workers; none has one by default. conditions:
-    every path's. restart_after: until a process that ended by an error is started again. recovery: after a heal every
-    rank commits within it. limit: of the whole run.
-    """
-
-    ranks: int = 4
-    lost_after: float = 1.0
-    timeout: float = 20.0
-    join_timeout: float = 60.0
-    hold_timeout: float = 60.0
-    chunk_bytes: int = 1 << 20
-    sites: tuple[str, ...] = ()
-    conditions: Conditions = field(default_factory=Conditions)
-    restart_after: float = 1.0
-    recovery: float = 60.0
-    limit: float = 600.0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.ranks <= 256:
-            raise LocalError(f"a simulated cluster has 1 to 256 ranks, not {self.ranks}")
-        sites: object = self.sites
-        if not isinstance(sites, tuple) or not all(isinstance(site, str) and site for site in sites):
-            raise LocalError(f"sites are a tuple of names, not {sites!r}")
-        if self.sites and len(self.sites) != self.ranks:
-            raise LocalError(f"{len(self.sites)} sites for {self.ranks} ranks")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What came of a run.
-
-    error: None if all is well. injected: faults by kind; of scheduled ones the events that were carried out, without
-    those that only end others (heal, repair, ...); of the network's the datagrams.
-    committed, aborted, views: by the coordinator. virtual_s, wall_s: simulated and real seconds. digest: of the trace.
-    results: what the workers returned, by rank.
-    """
-
-    seed: int
-    error: RunFailed | None
-    injected: dict[str, int]
-    committed: int
-    aborted: int
-    views: int
-    virtual_s: float
-    wall_s: float
-    digest: str
-    events: int
-    results: tuple[Any, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        return self.error is None
 
 
 class Simulation:

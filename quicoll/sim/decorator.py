@@ -33,7 +33,8 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quicoll.errors import LocalError
-from quicoll.sim.cluster import Outcome, Settings, Simulation
+from quicoll.sim.cluster import Simulation
+from quicoll.sim.outcome import Outcome, Settings
 from quicoll.sim.shrink import shrink
 from quicoll.sim.swarm import KINDS, generate, parse_kinds
 from quicoll.sim.trace import Recording

@@ -18,8 +18,8 @@ from typing import Any
 
 from quicoll.errors import LocalError
 from quicoll.sim import events as scenario
-from quicoll.sim.cluster import Settings
 from quicoll.sim.events import Event, Schedule
+from quicoll.sim.outcome import Settings
 from quicoll_transport.errors import TransportError
 from quicoll_transport.sim import Conditions
 

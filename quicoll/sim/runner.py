@@ -28,12 +28,13 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
-from quicoll.sim.cluster import Outcome, Simulation
+from quicoll.sim.cluster import Simulation
 from quicoll.sim.subgroups import grouping
 from quicoll.sim.swarm import KINDS, Scenario, generate
 from quicoll.sim.workload import Reference, worker
 
 if TYPE_CHECKING:
+    from quicoll.sim.outcome import Outcome
     from quicoll.job import Job
     from quicoll.reducing import AlgorithmName
     from quicoll_transport.sim.world import Recorder

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from quicoll.sim.cluster import Settings
 from quicoll.sim.events import COORDINATOR_HOST, Event, Fault, Heal, SetConditions, node_name
+from quicoll.sim.outcome import Settings
 from quicoll.sim.swarm import Scenario
 from quicoll.sim.workload import COMPUTE_S
 from quicoll_transport.sim import Conditions

@@ -24,7 +24,7 @@ from quicoll.sim.events import COORDINATOR_HOST, Crash, Heal, Pause
 from quicoll.sim.spans import Entry, fault_spans
 
 if TYPE_CHECKING:
-    from quicoll.sim.cluster import Outcome
+    from quicoll.sim.outcome import Outcome
 
 __all__ = ["names", "tell"]
 

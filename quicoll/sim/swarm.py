@@ -42,7 +42,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from quicoll.errors import LocalError
-from quicoll.sim.cluster import Settings
 from quicoll.sim.events import (
     COORDINATOR_HOST,
     DISK_FAULTS,
@@ -65,6 +64,7 @@ from quicoll.sim.events import (
     node_name,
 )
 from quicoll.sim.language import events_source, settings_source
+from quicoll.sim.outcome import Settings
 from quicoll.sim.workload import COMPUTE_S
 from quicoll_transport.sim import Conditions
 

@@ -18,7 +18,7 @@ from quicoll.sim.spans import Entry, Span, fault_spans, node_spans
 from quicoll.sim.story import tell
 
 if TYPE_CHECKING:
-    from quicoll.sim.cluster import Outcome
+    from quicoll.sim.outcome import Outcome
 
 __all__ = ["Recording"]
 

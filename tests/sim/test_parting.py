@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from quicoll.errors import PeerError
-from quicoll.mesh import Announce, Farewell, Mesh, decode_word, encode_word
+from quicoll.mesh import Mesh
 from quicoll.sim import Conditions, Settings, Simulation
+from quicoll.words import Announce, Farewell, decode_word, encode_word
 
 if TYPE_CHECKING:
     from quicoll.job import Job

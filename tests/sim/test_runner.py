@@ -11,8 +11,8 @@ import pytest
 
 from quicoll.errors import LocalError
 from quicoll.sim import runner
-from quicoll.sim.cluster import Settings
 from quicoll.sim.language import parse_events
+from quicoll.sim.outcome import Settings
 from quicoll.sim.runner import Result, Sweep, run_scenario, run_seed, run_seeds
 from quicoll.sim.swarm import Scenario
 

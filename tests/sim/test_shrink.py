@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from quicoll.sim.cluster import Settings
 from quicoll.sim.events import Crash, Event, Heal, Partition, Pause, SetConditions
 from quicoll.sim.language import parse_events
+from quicoll.sim.outcome import Settings
 from quicoll.sim.shrink import shrink
 from quicoll.sim.swarm import Scenario, generate
 from quicoll_transport.sim import Conditions

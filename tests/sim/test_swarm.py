@@ -12,9 +12,9 @@ import pytest
 
 from quicoll.errors import LocalError
 from quicoll.sim import swarm
-from quicoll.sim.cluster import Settings
 from quicoll.sim.events import Event, Fault, Heal, Schedule, SetConditions, kinds_of
 from quicoll.sim.language import events_source, parse_events, parse_settings, settings_source
+from quicoll.sim.outcome import Settings
 from quicoll.sim.swarm import KINDS, Scenario, generate, parse_kinds
 from quicoll_transport.sim import Conditions
 
