@@ -34,9 +34,9 @@ from quicoll.sim.swarm import KINDS, Scenario, generate
 from quicoll.sim.workload import Reference, worker
 
 if TYPE_CHECKING:
-    from quicoll.sim.outcome import Outcome
     from quicoll.job import Job
     from quicoll.reducing import AlgorithmName
+    from quicoll.sim.outcome import Outcome
     from quicoll_transport.sim.world import Recorder
 
 __all__ = ["Result", "Sweep", "run_scenario", "run_seed", "run_seeds"]
