@@ -17,13 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quicoll.coordinator import NODE as COORDINATOR_NODE
 from quicoll.coordinator import format_address
@@ -42,20 +37,22 @@ from quicoll.membership.member_actions import (
 )
 from quicoll.membership.messages import FailureKind, clip, decode, encode
 from quicoll.mesh import Call, Mesh
-from quicoll.observe import JsonLines, Observer, Observers
-from quicoll.runtime import Runtime, ThreadRuntime
 from quicoll.stragglers import Stragglers
 from quicoll.words import Announce, Farewell, decode_word, encode_word
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
-from quicoll_transport.errors import LinkLost, TransportError
+from quicoll_transport.errors import LinkLost
 from quicoll_transport.faults import Faults
 from quicoll_transport.identity import COORDINATOR, WORKER, Credentials, Identity
-from quicoll_transport.udp import DatagramIO, UdpSocket, parse_address
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
     from quicoll.config import Config
     from quicoll.membership.view import Member, View
+    from quicoll.observe import Observers
     from quicoll_transport.quic import Address
+    from quicoll_transport.udp import DatagramIO
 
 __all__ = ["Decision", "Engine"]
 
@@ -145,78 +142,6 @@ class Engine:
         )
         observers.emit("listening", address=format_address(self.endpoint.address))
         self._dial_coordinator()
-
-    @classmethod
-    async def start(
-        cls, config: Config, *, observer: Observer | None = None, runtime: Runtime | None = None
-    ) -> tuple[Engine, Runtime]:
-        """An engine on its own thread (or on `runtime`). Raises LocalError when it cannot start."""
-        events = JsonLines(Path(config.events) / f"{config.node}.jsonl") if config.events is not None else None
-        try:
-            credentials = Credentials.from_directory(config.certs, role=WORKER, node=config.node)
-            host, port = parse_address(config.listen)
-        except TransportError as error:
-            raise LocalError(str(error)) from error
-        target = await _resolve(config.coordinator)
-        if credentials.identity.job != config.job:
-            raise LocalError(f"the certificate is for job {credentials.identity.job!r}, not {config.job!r}")
-        return await cls.start_with(
-            config,
-            credentials=credentials,
-            make_io=lambda loop: UdpSocket(host, port, loop=loop),
-            coordinator_address=target,
-            incarnation=time.time_ns(),
-            observers=(observer, events),
-            runtime=runtime,
-        )
-
-    @classmethod
-    async def start_with(
-        cls,
-        config: Config,
-        *,
-        credentials: Credentials,
-        make_io: Callable[[asyncio.AbstractEventLoop], DatagramIO],
-        coordinator_address: Address,
-        incarnation: int,
-        observers: tuple[Observer | None, ...] = (),
-        runtime: Runtime | None = None,
-        wall_clock: Callable[[], datetime] | None = None,
-    ) -> tuple[Engine, Runtime]:
-        """An engine over the given credentials and network: what tests and simulations call.
-
-        incarnation: positive, above every earlier one of this node; it also seeds the chance of `faults`. wall_clock:
-        the date that certificates are judged by, aware; None: the system's.
-        """
-        owned = runtime is None
-        runtime = ThreadRuntime(config.node) if runtime is None else runtime
-        loop = runtime.loop
-
-        async def make() -> Engine:
-            io = make_io(loop)
-            try:
-                return cls(
-                    config,
-                    credentials=credentials,
-                    io=io,
-                    loop=loop,
-                    incarnation=incarnation,
-                    observers=Observers(config.node, lambda: round(loop.time() * 1e9), *observers),
-                    coordinator_address=coordinator_address,
-                    wall_clock=wall_clock,
-                )
-            except BaseException:
-                io.close()
-                raise
-
-        try:
-            return await runtime.call(make()), runtime
-        except BaseException as error:
-            if owned:
-                await runtime.aclose()
-            if isinstance(error, TransportError):
-                raise LocalError(str(error)) from error
-            raise
 
     def _now_ns(self) -> int:
         return round(self._loop.time() * 1e9)
@@ -614,12 +539,3 @@ class Engine:
         """Wake everybody who waits for something to change."""
         changed, self._changed = self._changed, self._loop.create_future()
         changed.set_result(None)
-
-
-async def _resolve(address: str) -> tuple[Any, ...]:
-    host, port = parse_address(address)
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-        return found[0][4]
-    except OSError as error:
-        raise LocalError(f"cannot resolve the coordinator's address {address!r}: {error}") from error

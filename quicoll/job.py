@@ -26,8 +26,6 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -41,7 +39,6 @@ from quicoll.checks import seconds
 from quicoll.config import Config
 from quicoll.division import STATE
 from quicoll.dtypes import DType
-from quicoll.engine import Decision, Engine
 from quicoll.errors import (
     AuditError,
     Corrupted,
@@ -54,8 +51,13 @@ from quicoll.errors import (
 )
 from quicoll.group import Group
 from quicoll.seed import Seed
+from quicoll.starting import start
 
 if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from quicoll.engine import Decision, Engine
     from quicoll.membership.view import View
     from quicoll.observe import Observer
     from quicoll.runtime import Runtime
@@ -446,7 +448,7 @@ async def join(*, observer: Observer | None = None, **settings: Any) -> AsyncIte
     cannot be reached or refuses us, or when the view is not complete within `join_timeout`.
     """
     config = await asyncio.to_thread(Config.resolve, **settings)  # it may look up the coordinator's name
-    engine, runtime = await Engine.start(config, observer=observer)
+    engine, runtime = await start(config, observer=observer)
     try:
         view = await runtime.call(engine.wait_view(config.join_timeout, joining=True))
     except BaseException:

@@ -13,21 +13,24 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from quicoll.config import Config
 from quicoll.coordinator import NODE, CoordinatorService, coordinator_config
-from quicoll.engine import Engine
 from quicoll.errors import LocalError
 from quicoll.job import Job
 from quicoll.membership.journal import MemoryJournal
 from quicoll.observe import Event, Observer, Observers
 from quicoll.runtime import ThreadRuntime
+from quicoll.starting import start_with
 from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.faults import Cut, Installed, InstalledPayload, PayloadRule, Rule
 from quicoll_transport.identity import COORDINATOR, WORKER, Identity
 from quicoll_transport.udp import UdpSocket
+
+if TYPE_CHECKING:
+    from quicoll.engine import Engine
 
 __all__ = ["Cluster", "Event", "cluster", "corrupt_payloads", "cut_network", "disturb_network", "network_clock_ns"]
 
@@ -163,7 +166,7 @@ async def cluster(
                     **settings,
                 },
             )
-            engine, _ = await Engine.start_with(
+            engine, _ = await start_with(
                 config,
                 credentials=credentials[Identity(_JOB, WORKER, node)],
                 make_io=lambda loop: UdpSocket("127.0.0.1", 0, loop=loop),

@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING, Any
 
 from quicoll.config import Config
 from quicoll.coordinator import NODE, CoordinatorService, coordinator_config
-from quicoll.engine import Engine
 from quicoll.errors import (
     AuditError,
     CheckpointError,
@@ -63,6 +62,7 @@ from quicoll.sim.events import COORDINATOR_HOST, Event, Fault, Schedule, node_na
 from quicoll.sim.invariants import CheckedJob, CheckedStore, Checker, Reference
 from quicoll.sim.machine import Machine
 from quicoll.sim.outcome import Outcome, Settings
+from quicoll.starting import start_with
 from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.faults import PayloadCorrupt
@@ -263,7 +263,7 @@ class Simulation:
             hold_timeout=settings.hold_timeout,
             chunk_bytes=settings.chunk_bytes,
         )
-        engine, runtime = await Engine.start_with(
+        engine, runtime = await start_with(
             config,
             credentials=_credentials(settings.ranks)[Identity(_JOB, WORKER, machine.name)],
             make_io=lambda _: SimulatedSocket(machine.loop),
