@@ -14,8 +14,9 @@ from typing import Any
 
 from quicoll.checks import MAX_SECONDS
 from quicoll.errors import LocalError
+from quicoll_transport.addresses import is_v6, parse_address
 from quicoll_transport.errors import TransportError
-from quicoll_transport.udp import parse_address
+from quicoll_transport.names import Resolver
 
 __all__ = ["Config", "Setting"]
 
@@ -131,7 +132,8 @@ class Config:
     def resolve(cls, *, environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
         """Settings from the arguments that are not None, then the environment, then defaults.
 
-        Raises LocalError naming the setting and its source when a value is malformed.
+        May look up the coordinator's name, for `join_timeout` seconds at most. Raises LocalError naming the setting and
+        its source when a value is malformed.
         """
         environ = os.environ if environ is None else environ
         unknown = sorted(set(arguments) - set(_FIELDS))
@@ -141,7 +143,7 @@ class Config:
         if settings["node"].value is None:
             settings["node"] = Setting(socket.gethostname().split(".")[0] or "node", "host name")
         if settings["listen"].value is None:
-            host = _route_to(settings["coordinator"].value)
+            host = _route_to(settings["coordinator"].value, settings["join_timeout"].value)
             settings["listen"] = Setting(f"[{host}]:0" if ":" in host else f"{host}:0", "route to the coordinator")
         values = {name: setting.value for name, setting in settings.items()}
         return cls(**values, sources={name: setting.source for name, setting in settings.items()})
@@ -163,13 +165,17 @@ def _find(name: str, field: _Field, argument: Any, environ: Mapping[str, str]) -
         raise LocalError(f"{name} = {value!r} (from {source}): {error}") from error
 
 
-def _route_to(address: str) -> str:
+def _route_to(address: str, timeout: float) -> str:
     """Our address on the way to `address`; connecting a UDP socket asks the routing table and sends nothing."""
-    host, port = parse_address(address)
+    failed: Exception | None = None
     try:
-        family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise LocalError(f"no route to the coordinator at {address}: {error}") from error
+        for target in Resolver().resolve_blocking(*parse_address(address), timeout=timeout):
+            try:
+                with socket.socket(socket.AF_INET6 if is_v6(target) else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                    probe.connect(target)
+                    return str(probe.getsockname()[0])
+            except OSError as error:  # a name may stand for addresses of a family that this host has not
+                failed = failed or error
+    except TransportError as error:
+        failed = error
+    raise LocalError(f"no route to the coordinator at {address}: {failed}") from failed

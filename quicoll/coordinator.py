@@ -38,11 +38,12 @@ from quicoll.membership.coordinator import CoordinatorCore
 from quicoll.membership.journal import Journal
 from quicoll.membership.messages import decode, encode
 from quicoll.observe import Observer, Observers
+from quicoll_transport.addresses import parse_address
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import LinkLost, TransportError
 from quicoll_transport.faults import Faults
 from quicoll_transport.identity import COORDINATOR, WORKER, Credentials, Identity
-from quicoll_transport.udp import DatagramIO, UdpSocket, parse_address
+from quicoll_transport.udp import DatagramIO, UdpSocket
 
 if TYPE_CHECKING:
     from quicoll.membership.journal import RecordStore

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quicoll.engine import Engine
 from quicoll.errors import LocalError
 from quicoll.observe import JsonLines, Observer, Observers
 from quicoll.runtime import Runtime, ThreadRuntime
+from quicoll_transport.addresses import parse_address
 from quicoll_transport.errors import TransportError
 from quicoll_transport.identity import WORKER, Credentials
-from quicoll_transport.udp import DatagramIO, UdpSocket, parse_address
+from quicoll_transport.names import Resolver
+from quicoll_transport.udp import DatagramIO, UdpSocket
 
 if TYPE_CHECKING:
     from quicoll.config import Config
@@ -35,14 +36,14 @@ async def start(
         host, port = parse_address(config.listen)
     except TransportError as error:
         raise LocalError(str(error)) from error
-    target = await _resolve(config.coordinator)
+    await _check_name(config.coordinator, config.join_timeout)
     if credentials.identity.job != config.job:
         raise LocalError(f"the certificate is for job {credentials.identity.job!r}, not {config.job!r}")
     return await start_with(
         config,
         credentials=credentials,
         make_io=lambda loop: UdpSocket(host, port, loop=loop),
-        coordinator_address=target,
+        coordinator_address=parse_address(config.coordinator),
         incarnation=time.time_ns(),
         observers=(observer, events),
         runtime=runtime,
@@ -62,6 +63,7 @@ async def start_with(
 ) -> tuple[Engine, Runtime]:
     """An engine over the given credentials and network: what tests and simulations call.
 
+    coordinator_address: (host, port); a name is looked up whenever the coordinator is dialled, so it may move.
     incarnation: positive, above every earlier one of this node; it also seeds the chance of `faults`. wall_clock:
     the date that certificates are judged by, aware; None: the system's.
     """
@@ -96,10 +98,13 @@ async def start_with(
         raise
 
 
-async def _resolve(address: str) -> tuple[Any, ...]:
+async def _check_name(address: str, timeout: float) -> None:
+    """Whether there is such a host is said at once; it is looked up again whenever its link is dialled."""
     host, port = parse_address(address)
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-        return found[0][4]
-    except OSError as error:
-        raise LocalError(f"cannot resolve the coordinator's address {address!r}: {error}") from error
+        async with asyncio.timeout(timeout):
+            await Resolver().resolve(host, port)
+    except TimeoutError:
+        raise LocalError(f"no answer to the look-up of the coordinator {host!r} within {timeout:g} s") from None
+    except TransportError as error:
+        raise LocalError(f"the coordinator's address {address!r}: {error}") from error

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +44,15 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def coordinator(certs: Path, tmp_path: Path, **settings: Any) -> AsyncIterator[str]:
-    """A coordinator on a free port; its address."""
+    """A coordinator, on a free port where `listen` does not say; its address."""
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def observe(event: Event) -> None:
         if event.kind == "listening" and not address.done():
             address.set_result(event.fields["address"])
 
-    options = {"job": "alpha", "world_size": 1, "journal": tmp_path / "journal.db", **settings}
-    task = asyncio.create_task(serve(listen="127.0.0.1:0", certs=certs, observer=observe, **options))
+    options = {"job": "alpha", "world_size": 1, "journal": tmp_path / "journal.db", "listen": "127.0.0.1:0", **settings}
+    task = asyncio.create_task(serve(certs=certs, observer=observe, **options))
     done, _ = await asyncio.wait({task, address}, return_when=asyncio.FIRST_COMPLETED)
     if task in done:
         task.result()
@@ -162,6 +164,56 @@ async def test_an_unreachable_coordinator_is_a_clear_error_at_the_deadline(certs
         port = unused.getsockname()[1]
     with pytest.raises(PeerError, match=rf"not joined within 0.5 s: cannot reach the coordinator at 127.0.0.1:{port}"):
         await joined(f"127.0.0.1:{port}", certs, join_timeout=0.5)
+
+
+@pytest.mark.parametrize("listen", [None, "127.0.0.1:0"])
+async def test_a_coordinator_whose_name_has_no_address_is_a_clear_error_at_once(
+    certs: Path, listen: str | None
+) -> None:
+    with pytest.raises(LocalError, match=r"cannot resolve 'no-such-host\.invalid'"):
+        await joined("no-such-host.invalid:1", certs, listen=listen, join_timeout=600.0)
+
+
+@pytest.mark.parametrize("listen", [None, "127.0.0.1:0"])
+async def test_a_name_server_that_does_not_answer_is_a_clear_error_at_the_deadline(
+    certs: Path, monkeypatch: pytest.MonkeyPatch, listen: str | None
+) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer.wait(60.0))
+    with pytest.raises(LocalError, match=r"no answer to the look-up of .*'slow\.invalid' within 0\.2 s"):
+        await joined("slow.invalid:1", certs, listen=listen, join_timeout=0.2)
+    answer.set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has all of 127.0.0.0/8 on its loopback")
+async def test_a_coordinator_that_comes_back_at_another_address_of_its_name_is_found(
+    certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = "127.0.0.1"
+
+    def getaddrinfo(name: str, port: int, **options: Any) -> list[tuple[Any, ...]]:
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (host if name == "home.invalid" else name, port))]
+
+    async def commit(job: quicoll.Job) -> None:
+        while True:
+            try:
+                async with job.step():
+                    await job.group.barrier()
+                return
+            except quicoll.StepAborted:
+                continue
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    settings = {"certs": str(certs), "node": "a", "job": "alpha", "listen": "127.0.0.1:0", "hold_timeout": 30.0}
+    async with AsyncExitStack() as stack:
+        async with coordinator(certs, tmp_path) as address:
+            port = address.rpartition(":")[2]
+            job = await stack.enter_async_context(quicoll.join(coordinator=f"home.invalid:{port}", **settings))
+            await commit(job)
+        host = "127.0.0.2"
+        async with coordinator(certs, tmp_path, listen=f"{host}:{port}"):
+            await commit(job)
+            await stack.aclose()
 
 
 async def test_an_occupied_port_is_a_clear_error(certs: Path, tmp_path: Path) -> None:

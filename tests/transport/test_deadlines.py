@@ -7,8 +7,8 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +19,9 @@ from quicoll_transport.frames import TAG_SIZE
 from quicoll_transport.identity import WORKER, Credentials, Identity
 from quicoll_transport.link import LinkState
 from quicoll_transport.udp import UdpSocket
+
+if TYPE_CHECKING:
+    from quicoll_transport.addresses import Address
 
 pytestmark = pytest.mark.loopback
 
@@ -148,11 +151,11 @@ async def test_a_look_up_that_is_never_answered_ends_with_the_handshake_s_deadli
 ) -> None:
     asked = asyncio.Event()
 
-    async def never(*arguments: object, **options: object) -> object:
+    async def never(self: UdpSocket, host: str, port: int) -> list[Address]:
         asked.set()
         return await world.loop.create_future()
 
-    monkeypatch.setattr(world.loop, "getaddrinfo", never)
+    monkeypatch.setattr(UdpSocket, "resolve", never)
     a = world.open("a", config=EndpointConfig(connect_ns=300 * MS, handshake_ns=30 * MS))
     link = a.link(Identity("j", WORKER, "b"), addresses=[("name.invalid", 7)], dial=True)
     await asked.wait()
@@ -335,23 +338,17 @@ async def test_a_second_aclose_that_is_cancelled_does_not_disturb_the_first(worl
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[World, int], None]]:
-    """names(world, count): look-ups take `count` turns of the loop and then find the loopback address."""
+def names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look-ups take a few turns of the loop and then find the loopback address."""
 
-    def install(world: World, count: int) -> None:
-        async def look_up(host: str, port: int, **options: object) -> list[tuple[Any, ...]]:
-            await turns(count)
-            return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("127.0.0.1", port))]
+    async def look_up(self: UdpSocket, host: str, port: int) -> list[Address]:
+        await turns(6)
+        return [("127.0.0.1", port)]
 
-        monkeypatch.setattr(world.loop, "getaddrinfo", look_up)
-
-    return install  # type: ignore[return-value]
+    monkeypatch.setattr(UdpSocket, "resolve", look_up)
 
 
-async def test_ending_a_link_at_any_turn_of_dialling_by_name_leaves_nothing(
-    world: World, names: Callable[[World, int], None]
-) -> None:
-    names(world, 6)
+async def test_ending_a_link_at_any_turn_of_dialling_by_name_leaves_nothing(world: World, names: None) -> None:
     for count in FEW:
         a, b = world.open("a"), world.open("b")
         link = a.link(b.identity, addresses=[("peer.invalid", b.address[1])], dial=True)
@@ -365,9 +362,8 @@ async def test_ending_a_link_at_any_turn_of_dialling_by_name_leaves_nothing(
 
 
 async def test_cancelling_the_wait_at_any_turn_of_dialling_by_name_leaves_the_link_connecting(
-    world: World, names: Callable[[World, int], None]
+    world: World, names: None
 ) -> None:
-    names(world, 6)
     for count in FEW:
         a, b = world.open("a"), world.open("b")
         link = a.link(b.identity, addresses=[("peer.invalid", b.address[1])], dial=True)

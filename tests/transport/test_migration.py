@@ -244,6 +244,9 @@ class Switching:
             self.left = 1 << 62
             self._switch()
 
+    async def resolve(self, host: str, port: int) -> Any:
+        return await self._socket.resolve(host, port)
+
     def close(self) -> None:
         self._socket.close()
 

@@ -21,8 +21,9 @@ from quicoll_transport.errors import AddressError
 from quicoll_transport.faults import Chain, Cut, Delay, Drop, Duplicate, Faults, Hold, Rate, Reorder
 from quicoll_transport.faulty import FaultyIO
 from quicoll_transport.identity import WORKER, Credentials, Identity
+from quicoll_transport.names import Resolver
 from quicoll_transport.quic import SessionConfig
-from quicoll_transport.udp import OnDatagrams, OnUnreachable, Trouble, UdpSocket, resolve, resolve_all
+from quicoll_transport.udp import OnDatagrams, OnUnreachable, Trouble, UdpSocket
 
 MS = 1_000_000
 CredentialsOf = Callable[..., Credentials]
@@ -433,26 +434,29 @@ async def test_closing_with_a_backlog_leaves_no_timer_behind(open_inbox: Callabl
     assert again.cancelled()
 
 
-async def test_looking_up_many_keeps_their_order_and_says_what_failed() -> None:
-    loop = asyncio.get_running_loop()
-    addresses = [("127.0.0.9", 9), ("no-such-host.invalid", 1), ("::ffff:127.0.0.8", 8), ("fe80::1%nowhere0", 1)]
-    found, failed = await resolve_all(addresses, timeout=30, loop=loop, like=("0.0.0.0", 1))  # noqa: S104
-    assert found == [("127.0.0.9", 9), ("127.0.0.8", 8)]
-    assert ["no-such-host.invalid" in failed[0], "nowhere0" in failed[1], len(failed)] == [True, True, 2]
-
-
 async def test_a_name_is_looked_up_in_the_families_of_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = asyncio.get_running_loop()
     asked: list[int] = []
 
-    async def getaddrinfo(host: str, port: int, *, family: int, type: int) -> list[tuple[object, ...]]:
+    async def resolve(self: Resolver, host: str, port: int, *, family: int) -> list[Address]:
         asked.append(family)
-        return [(family, type, 17, "", ("::1", port, 0, 0)), (family, type, 17, "", ("127.0.0.1", port))]
+        return [("::1", port, 0, 0), ("127.0.0.1", port)]
 
-    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
-    for like in (("::", 1, 0, 0), ("::1", 1, 0, 0), ("127.0.0.1", 1)):
-        assert await resolve("peer", 5, loop=loop, like=like) == [("::1", 5, 0, 0), ("127.0.0.1", 5)]
-    assert asked == [socket.AF_UNSPEC, socket.AF_INET6, socket.AF_INET]
+    monkeypatch.setattr(Resolver, "resolve", resolve)
+    hosts = ["127.0.0.1", *(["::", "::1"] if has_v6() else [])]
+    for host in hosts:
+        opened = UdpSocket(host, 0, loop=asyncio.get_running_loop())
+        assert await opened.resolve("peer", 5) == [("::1", 5, 0, 0), ("127.0.0.1", 5)]
+        opened.close()
+    assert asked == [socket.AF_INET, socket.AF_UNSPEC, socket.AF_INET6][: len(hosts)]
+
+
+async def test_a_numeric_address_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Resolver, "resolve", None)
+    opened = UdpSocket("127.0.0.1", 0, loop=asyncio.get_running_loop())
+    assert await opened.resolve("::ffff:127.0.0.8", 8) == [("127.0.0.8", 8)]
+    with pytest.raises(AddressError, match="nowhere0"):
+        await opened.resolve("fe80::1%nowhere0", 1)
+    opened.close()
 
 
 # -- endpoints: next address, both families --------------------------------------------------------------------------

@@ -57,6 +57,9 @@ class FaultyIO:
         self._on_datagrams = on_datagrams
         self._inner.start(self._received, on_unreachable)
 
+    async def resolve(self, host: str, port: int) -> list[Address]:
+        return await self._inner.resolve(host, port)
+
     def close(self) -> None:
         if self._closed:
             return

@@ -22,8 +22,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .addresses import Address, canonical, is_numeric, is_v6, parse_address, show
+from .addresses import Address, canonical, is_numeric, is_v6, show
 from .errors import AddressError
+from .names import Resolver, scope_of
 
 __all__ = [
     "DatagramIO",
@@ -31,11 +32,6 @@ __all__ = [
     "OnUnreachable",
     "Trouble",
     "UdpSocket",
-    "is_numeric",
-    "numeric",
-    "parse_address",
-    "resolve",
-    "resolve_all",
 ]
 
 _BATCH = 128  # datagrams taken before the endpoint answers; more would delay acknowledgements
@@ -102,70 +98,16 @@ class DatagramIO(Protocol):
     """What an endpoint needs of a network. Every method is called on the endpoint's loop; addresses are canonical.
 
     start: on_unreachable is never called from within `send`. close: nothing is called any more, sending does nothing.
+    resolve: the addresses of a host, of the families that can be reached from here, in the resolver's order; raises
+    AddressError. It may take long, and can be cancelled.
     """
 
     @property
     def local_address(self) -> Address: ...
     def start(self, on_datagrams: OnDatagrams, on_unreachable: OnUnreachable) -> None: ...
     def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None: ...
+    async def resolve(self, host: str, port: int) -> list[Address]: ...
     def close(self) -> None: ...
-
-
-def _scope(zone: str) -> int:
-    try:
-        return socket.if_nametoindex(zone)
-    except OSError:
-        return int(zone)
-
-
-async def resolve(host: str, port: int, *, loop: asyncio.AbstractEventLoop, like: Address) -> list[Address]:
-    """The addresses of `host` that a socket bound to `like` can reach, in the resolver's order; raises AddressError."""
-    if is_numeric(host):
-        return [canonical((host, port), _scope)]  # scope: in the host, fe80::1%eth0
-    # A socket on "::" is for both families, unless it was made for one; then sending says so, and the next is tried.
-    family = socket.AF_UNSPEC if like[0] == "::" else socket.AF_INET6 if is_v6(like) else socket.AF_INET
-    try:
-        found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError) as error:
-        raise AddressError(f"cannot resolve {host!r}: {error}") from error
-    return [canonical(address, _scope) for _, _, _, _, address in found]
-
-
-async def resolve_all(
-    addresses: Sequence[Address], *, timeout: float, loop: asyncio.AbstractEventLoop, like: Address
-) -> tuple[list[Address], list[str]]:
-    """All of these in canonical form, names looked up together, and why others are missing; both in the given order.
-
-    timeout: seconds for all. The resolver's threads may go on after it; their answers have nobody to go to.
-    """
-    tasks = [loop.create_task(resolve(str(a[0]), int(a[1]), loop=loop, like=like)) for a in addresses]
-    try:
-        await asyncio.wait(tasks, timeout=timeout)
-        found: list[Address] = []
-        failed: list[str] = []
-        for task, address in zip(tasks, addresses, strict=True):
-            if not task.done():
-                failed.append(f"no answer to the look-up of {address[0]!r} within {timeout:g} s")
-            elif (error := task.exception()) is not None:
-                failed.append(str(error))
-            else:
-                found.extend(task.result())
-        return found, failed
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-def numeric(addresses: Sequence[Address]) -> tuple[list[Address], list[str]]:
-    """Like `resolve_all`, at once, for addresses without names."""
-    found: list[Address] = []
-    failed: list[str] = []
-    for address in addresses:
-        try:
-            found.append(canonical(address, _scope))
-        except AddressError as error:
-            failed.append(str(error))
-    return found, failed
 
 
 class UdpSocket:
@@ -179,6 +121,7 @@ class UdpSocket:
 
     def __init__(self, host: str, port: int, *, loop: asyncio.AbstractEventLoop, v6only: bool = False) -> None:
         self._loop = loop
+        self._resolver = Resolver()
         self._backlog: deque[tuple[bytes, Address]] = deque()
         self._on_datagrams: OnDatagrams | None = None
         self._on_unreachable: OnUnreachable | None = None
@@ -209,7 +152,7 @@ class UdpSocket:
         self._v6 = self._socket.family == socket.AF_INET6
         both = self._v6 and not self._socket.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
         self._families = (False, True) if both else (self._v6,)  # by is_v6
-        self.local_address: Address = canonical(self._socket.getsockname(), _scope)
+        self.local_address: Address = canonical(self._socket.getsockname(), scope_of)
 
     def _open(self, family: int, kind: int, proto: int, address: Address, *, v6only: bool) -> socket.socket:
         opened = socket.socket(family, kind, proto)
@@ -240,6 +183,14 @@ class UdpSocket:
         self._on_datagrams = on_datagrams
         self._on_unreachable = on_unreachable
         self._loop.add_reader(self._socket.fileno(), self._readable)
+
+    async def resolve(self, host: str, port: int) -> list[Address]:
+        if is_numeric(host):
+            return [canonical((host, port), scope_of)]  # scope: in the host, fe80::1%eth0
+        # A socket on "::" is for both families, unless it was made for one: then sending says so, the next is tried.
+        either = self.local_address[0] == "::"
+        family = socket.AF_UNSPEC if either else socket.AF_INET6 if self._v6 else socket.AF_INET
+        return await self._resolver.resolve(host, port, family=family)
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:
@@ -279,7 +230,7 @@ class UdpSocket:
         if known is None:
             if len(self._canonical) >= _ADDRESSES:  # strangers can fill it; it costs only time to fill again
                 self._canonical.clear()
-            known = self._canonical[address] = canonical(address, _scope)
+            known = self._canonical[address] = canonical(address, scope_of)
         return known
 
     def _read_errors(self, sending: Address | None = None) -> bool:

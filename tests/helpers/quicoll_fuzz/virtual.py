@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any
 
+from quicoll_transport.errors import AddressError
 from quicoll_transport.quic import Address, entropy
 
 __all__ = ["MemoryIO", "Net", "Stuck", "VirtualLoop", "run_virtually", "seeded_chance", "today"]
@@ -140,6 +141,9 @@ class MemoryIO:
     def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
         for data, address in datagrams:
             self.net.send(data, self.local_address, address)
+
+    async def resolve(self, host: str, port: int) -> list[Address]:
+        raise AddressError(f"there are no names here, so none such as {host!r}")
 
     def close(self) -> None:
         self.net.hosts.pop(self.local_address, None)

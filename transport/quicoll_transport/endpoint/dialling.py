@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from ..addresses import is_numeric
 from ..guard import Pace
+from ..names import numeric, resolve_all
 from ..observe import DialStarted
 from ..quic import Address, Session
-from ..udp import numeric, resolve_all
 from .connection import Connection
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Dialler:
         """Look all names up at once; those that do not answer in the time of a handshake are left out."""
         endpoint = self._endpoint
         timeout = endpoint.config.handshake_ns / 1e9
-        found, failed = await resolve_all(addresses, timeout=timeout, loop=endpoint.loop, like=endpoint.address)
+        found, failed = await resolve_all(addresses, endpoint._io.resolve, timeout=timeout)
         if not link.ended and link.connection is None:
             self._begin_round(link, found, failed)
             endpoint._touch(link)

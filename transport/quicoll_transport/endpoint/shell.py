@@ -174,7 +174,7 @@ class Endpoint:
         """Close every link within `timeout` seconds: what was given to them is delivered first, if that is quick.
 
         Cancelled, it closes at once. Called again, it waits for the first call. Afterwards no task, timer or file of
-        the endpoint is left.
+        the endpoint is left; a name that the system's resolver is asked for has its daemon thread until that answers.
         """
         if self._closing is not None:
             await asyncio.shield(self._closing)

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quicoll_transport.addresses import canonical, is_numeric
 from quicoll_transport.errors import AddressError, ConfigurationError
 from quicoll_transport.faults import (
     BurstLoss,
@@ -337,6 +338,12 @@ class SimulatedSocket:
         network = host.world.network
         for data, address in datagrams:
             network.send(self, bytes(data), address)
+
+    async def resolve(self, host: str, port: int) -> list[Address]:
+        ip = host if is_numeric(host) else self.host.world.resolve(host)
+        if ip is None:
+            raise AddressError(f"cannot resolve {host!r}: the simulated world has no such host")
+        return [canonical((ip, port))]
 
     def close(self) -> None:
         if self.host.sockets.get(self.local_address[1]) is self:
