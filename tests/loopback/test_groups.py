@@ -221,22 +221,22 @@ async def test_operations_of_overlapping_groups_may_be_issued_in_any_order_even_
 async def test_two_ranks_that_await_operations_of_two_groups_in_opposite_order_both_hear_what_the_other_called() -> (
     None
 ):
-    async with cluster(3, timeout=0.6) as jobs:
+    async with cluster(3) as jobs:
         await everyone(jobs, lambda job: job.ready())
         a, b = await split(jobs, [0, 0, 0]), await split(jobs, [0, 0, None])
         out = [np.zeros(3) for _ in jobs]
 
         async def crossed(job: Job) -> None:
             if job.rank == 0:
-                await a[0].all_reduce(np.ones(3), out=out[0])
-                await b[0].all_reduce(np.ones(3), out=out[0])
+                await a[0].all_reduce(np.ones(3), out=out[0], timeout=0.6)
+                await b[0].all_reduce(np.ones(3), out=out[0], timeout=0.6)
             elif job.rank == 1:
-                await b[1].all_reduce(np.ones(3), out=out[1])
-                await a[1].all_reduce(np.ones(3), out=out[1])
+                await b[1].all_reduce(np.ones(3), out=out[1], timeout=0.6)
+                await a[1].all_reduce(np.ones(3), out=out[1], timeout=0.6)
             else:
-                await a[2].all_reduce(np.ones(3), out=out[2])
+                await a[2].all_reduce(np.ones(3), out=out[2], timeout=0.6)
 
-        got = await asyncio.wait_for(outcomes(jobs, crossed), 10)
+        got = await outcomes(jobs, crossed)
         assert [type(error) for error in got] == [PeerError] * 3, got
         assert any(
             "did not call all_reduce#0@0:0 within 0.6 s; rank 1 called all_reduce" in str(e) for e in got
@@ -370,21 +370,19 @@ async def test_different_calls_in_a_sub_group_are_a_mismatch_on_all_ranks_of_the
 
 
 async def test_an_operation_of_all_against_one_of_a_sub_group_ends_by_the_deadline_and_says_both() -> None:
-    async with cluster(2, timeout=0.5) as jobs:
+    async with cluster(2) as jobs:
         groups = await split(jobs, [0, 0])
-        got = await asyncio.wait_for(
-            outcomes(jobs, lambda job: job.group.barrier() if job.rank else groups[0].barrier()), 10
-        )
+        got = await outcomes(jobs, lambda job: (job.group if job.rank else groups[0]).barrier(timeout=0.5))
         assert all(isinstance(error, PeerError) for error in got), got
         assert any("did not call barrier#" in str(error) and "called barrier" in str(error) for error in got), got
 
 
 async def test_a_member_that_never_calls_is_named_within_the_deadline() -> None:
-    async with cluster(3, timeout=0.4) as jobs:
+    async with cluster(3) as jobs:
         groups = await split(jobs, [None, 0, 0], [0, 1, 0])
         out = np.full(3, -1.0)
         with pytest.raises(PeerError) as caught:
-            await groups[1].all_reduce(np.ones(3), out=out)
+            await groups[1].all_reduce(np.ones(3), out=out, timeout=0.4)
         assert (caught.value.rank, caught.value.node, caught.value.op) == (2, "worker-2", "all_reduce#0@0:0")
         assert out.tolist() == [-1.0] * 3
         with pytest.raises(QuicollError):

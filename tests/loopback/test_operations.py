@@ -383,11 +383,11 @@ async def test_a_dropped_handle_keeps_nothing_alive_once_its_operation_has_ended
 
 
 async def test_a_failure_that_nobody_awaits_is_told_by_the_next_operation() -> None:
-    async with cluster(2, timeout=0.2) as jobs:
+    async with cluster(2) as jobs:
         out = np.zeros(3)
-        jobs[0].group.all_reduce(np.ones(3), out=out)  # the other never calls
+        jobs[0].group.all_reduce(np.ones(3), out=out, timeout=0.2)  # the other never calls
         with pytest.raises(QuicollError):
-            await jobs[0].group.barrier(timeout=5)
+            await jobs[0].group.barrier()
         gc.collect()
         assert not out.any()
 

@@ -122,12 +122,12 @@ async def test_ranks_that_call_different_things_all_get_mismatch_and_nobody_hang
 
 
 async def test_a_rank_that_never_calls_is_named_at_the_deadline() -> None:
-    async with cluster(3, timeout=0.4) as jobs:
+    async with cluster(3) as jobs:
         x, out = np.ones(3), np.zeros(3)
 
         async def attempt(job: Job) -> None:
             if job.rank != 1:
-                await job.group.all_reduce(x, out=out)
+                await job.group.all_reduce(x, out=out, timeout=0.4)
 
         got = await outcomes(jobs, attempt)
         assert [type(error) for error in (got[0], got[2])] == [PeerError, PeerError]
@@ -353,7 +353,7 @@ async def test_states_of_every_type_are_handed_over_as_the_kind_they_were(torch_
         state[f"{name}, empty"] = array[:0]
         if torch_too:
             state[f"{name}, torch"] = torch.from_numpy(bits).view(getattr(torch, name))[..., 0]
-    async with cluster(2, timeout=5) as jobs:
+    async with cluster(2) as jobs:
         loaded: list[dict[str, Any]] = []
         jobs[0].register_state(lambda: state, lambda new: None)
         jobs[1].register_state(lambda: {}, lambda new: loaded.append(dict(new)))
@@ -367,13 +367,9 @@ async def test_states_of_every_type_are_handed_over_as_the_kind_they_were(torch_
 
 
 async def test_a_rank_behind_without_registered_state_is_told_what_to_do() -> None:
-    async with cluster(2, timeout=3) as jobs:
+    async with cluster(2) as jobs:
         jobs[0].resume_from(10)
-
-        async def step(job: Job) -> int:
-            return await asyncio.wait_for(one_step(job), 10)
-
-        got = await outcomes(jobs, step)
+        got = await outcomes(jobs, one_step)
         assert isinstance(got[1], LocalError)
         assert "register_state" in str(got[1])
         assert isinstance(got[0], StepAborted)
