@@ -85,7 +85,7 @@ def corrupted_payloads() -> Simulation:
     def reference(step: int) -> bytes:
         return state_digest({"total": np.full(64, step, np.float32)})
 
-    sim = Simulation(worker, settings=Settings(recovery=20.0, limit=60.0), reference=reference)
+    sim = Simulation(worker, settings=Settings(recovery=5.0, limit=60.0), reference=reference)
     sim.at(0.1).corrupt(0, times=3)  # the parts that it is given to reduce
     return sim
 
@@ -97,7 +97,7 @@ def work_in_groups() -> Simulation:
         return await workload.worker(job, lambda: sim.everyone_at(STEPS), groups=groups)
 
     sim = Simulation(
-        worker, settings=Settings(recovery=20.0, limit=60.0), reference=workload.Reference(every=groups.every)
+        worker, settings=Settings(recovery=5.0, limit=60.0), reference=workload.Reference(every=groups.every)
     )
     sim.at(0.1).heal()
     return sim
