@@ -27,7 +27,7 @@ from quicoll.checks import whole
 from quicoll.division import MAX_COLOR, MAX_DEPTH, MAX_KEY, WORLD, Scope, divide
 from quicoll.errors import LocalError, PeerError
 from quicoll.executor import Work
-from quicoll.mesh import Call
+from quicoll.mesh import Call, Known
 from quicoll.moving import Moving
 from quicoll.reduce import ReduceOp, held
 from quicoll.reducing import AlgorithmName, ReduceOrder, Reducing
@@ -96,11 +96,11 @@ class Group(Reducing, Moving):
         nothing = bundle(np.empty(0, np.uint8))
         table: list[Any] = []
 
-        def make(announced: list[tuple[int, ...] | None]) -> Work:
-            for rank, row in enumerate(announced):
+        def make(known: Known) -> Work:
+            for rank, row in enumerate(known.counts):
                 if row is None or len(row) != 2 or row[1] > 2 * MAX_KEY or row[0] > MAX_COLOR + 1:
                     raise PeerError("splits without a color and a key", rank=self._view_rank(rank))
-            table.append(np.array(announced, np.int64))
+            table.append(np.array(known.counts, np.int64))
             # What there is to know has come with the calls: nothing is left to be sent.
             return Work(
                 plan.barrier(rank=0, world=1),

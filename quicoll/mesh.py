@@ -85,22 +85,33 @@ def view_prefix(view_id: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What a rank knows of the others when it makes its part of a collective.
+
+    counts: what each has announced; None for those that have not yet, unless the call `gathers`. network: that which
+    the group has agreed on; None unless the call `measures`.
+    """
+
+    counts: list[tuple[int, ...] | None]
+    network: Network | None
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """A collective as its caller asked for it.
 
-    signature: everything that must be equal on all ranks. counts: this rank's sizes where they may differ.
-    make(counts by rank) gives the work; `counts` has None for ranks that have not announced yet, unless `gathers`.
-    choose(network) gives it instead, for an operation that depends on the agreed network. ranks: who takes part, this
-    rank included, as ranks of the view, in the order in which the plan numbers them; None: all. where: the group's
-    name, "" for all ranks. watched: whether who comes late is of interest.
+    signature: everything that must be equal on all ranks. make gives the work of this rank. counts: this rank's sizes
+    where they may differ. gathers: whether the work depends on those of all ranks. measures: whether it depends on the
+    agreed network. ranks: who takes part, this rank included, as ranks of the view, in the order in which the plan
+    numbers them; None: all. where: the group's name, "" for all ranks. watched: whether who comes late is of interest.
     """
 
     name: str
     signature: str
-    make: Callable[[list[tuple[int, ...] | None]], Work] | None = None
+    make: Callable[[Known], Work]
     counts: tuple[int, ...] = ()
     gathers: bool = False
-    choose: Callable[[Network], Work] | None = None
+    measures: bool = False
     ranks: tuple[int, ...] | None = None
     where: str = ""
     watched: bool = True
@@ -253,11 +264,11 @@ class Mesh:
         slot = self._slots.setdefault((group, seq), _Slot())
         slot.complete = self._loop.create_future()
         slot.ranks = tuple(range(self.world)) if call.ranks is None else call.ranks
-        leads = call.choose is not None and group not in self._networks
+        leads = call.measures and group not in self._networks
         if leads:
             self._networks[group] = self._loop.create_future()
-        counts = self._measured(slot.ranks) if leads else call.counts
-        announce = Announce(self.view.view_id, group, seq, call.signature, counts)
+        measured = self._measured(slot.ranks) if leads else ()
+        announce = Announce(self.view.view_id, group, seq, call.signature, call.counts, measured)
         inner = self._loop.create_task(self._operate(call, name, announce, slot, leads=leads))
         self._running += 1
         try:
@@ -362,14 +373,13 @@ class Mesh:
                 payload.exception()
 
     async def _work(self, call: Call, group: int, slot: _Slot, *, leads: bool) -> Work:
-        if call.choose is not None:
-            network = self._networks[group]
+        network = None
+        if call.measures:
             if leads:
-                network.set_result(self._agree(slot))
-            return call.choose(await asyncio.shield(network))
-        if call.make is None:
-            raise AssertionError(f"{call.name} has neither `make` nor `choose`")
-        return call.make([slot.announced[r].counts if r in slot.announced else None for r in slot.ranks])
+                self._networks[group].set_result(self._agree(slot))
+            network = await asyncio.shield(self._networks[group])
+        counts = [slot.announced[r].counts if r in slot.announced else None for r in slot.ranks]
+        return call.make(Known(counts, network))
 
     def _measured(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """What the links to `ranks` have measured: microseconds one way, then bytes a second, each 0 if not known.
@@ -390,9 +400,9 @@ class Mesh:
 
     def _agree(self, slot: _Slot) -> Network:
         for rank in slot.ranks:
-            if len(slot.announced[rank].counts) != 2 * len(slot.ranks):
+            if len(slot.announced[rank].measured) != 2 * len(slot.ranks):
                 raise PeerError("brings no measurements", rank=rank, node=self._node(rank), view=self.view.view_id)
-        rows = [slot.announced[rank].counts for rank in slot.ranks]
+        rows = [slot.announced[rank].measured for rank in slot.ranks]
         return agreed(rows, site_numbers(self.view, slot.ranks))
 
     def _compare(self, slot: _Slot) -> None:

@@ -16,14 +16,14 @@ from quicoll.division import derived_id
 from quicoll.errors import LocalError, PeerError
 from quicoll.executor import Work
 from quicoll.issuer import MAX_BYTES, Issuer, rows_given, rows_text
-from quicoll.mesh import Call
-from quicoll.plan.cost import assumed
+from quicoll.mesh import Call, Known
 from quicoll.reduce import ReduceOp
-from quicoll.schedule import Schedule, demand_algorithm, move
+from quicoll.schedule import Schedule, demand_algorithm, depends, move
 
 if TYPE_CHECKING:
     from quicoll import plan
     from quicoll.handle import Handle
+    from quicoll.plan.cost import Network
     from quicoll.schedule import AlgorithmName
 
 __all__ = ["MAX_OBJECT_BYTES", "Moving"]
@@ -57,16 +57,18 @@ class Moving(Issuer):
         root = self._rank("root", root)
         target = results(out, like)
         schedule = self._schedule("broadcast", like.dtype.itemsize, root=root, elements=like.elements)
-        inputs, rank, settled = [like.flat] if self.rank == root else [], self.rank, schedule.settled(algorithm)
+        inputs, rank = [like.flat] if self.rank == root else [], self.rank
         signature = f"broadcast/{algorithm} {schedule.text} {like.text}"
 
         def work(taken: str) -> Work:
             return _moved(schedule.plan_of(rank, taken), like, inputs, target)
 
-        if settled == "auto":
-            call = Call("broadcast", signature, choose=lambda network: work(schedule.cheapest(network)))
+        if schedule.settled(algorithm) == "auto":
+            call = Call(
+                "broadcast", signature, lambda known: work(schedule.taken(algorithm, known.network)), measures=True
+            )
         else:
-            ready = work(settled)
+            ready = work(schedule.settled(algorithm))  # now: what cannot be planned is refused before anything is sent
             call = Call("broadcast", signature, lambda _: ready)
         return self._start(
             call,
@@ -86,8 +88,7 @@ class Moving(Issuer):
         Result: (sum of n, ...). Cost: each rank sends its own tensor to all others; it first learns the others' n,
         which takes one delay more than the payload.
         algorithm: "direct", as said; "hierarchical", each tensor goes to each remote site (`site=` of `quicoll.join`)
-        once and from there to its ranks; "auto" takes the cheaper one by the cost model. It cannot wait for both the
-        others' n and what links have measured: it takes sites for far apart (`quicoll.plan.cost.assumed`).
+        once and from there to its ranks; "auto" takes the cheaper one as `all_reduce` does, by the n of all ranks.
         """
         return self._gathered("all_gather", x, None, out, algorithm, timeout)
 
@@ -139,21 +140,21 @@ class Moving(Issuer):
             destination(out, like, (*_first_of(out), *rest))
         holder: list[Results] = []
 
-        def make(announced: list[tuple[int, ...] | None]) -> Work:
-            rows = announced[root] or ()
+        def make(known: Known) -> Work:
+            rows = known.counts[root] or ()
             if len(rows) != self.world_size:
                 raise PeerError(f"divides its rows between {len(rows)} ranks", rank=self._view_rank(root))
             _demand_room(sum(rows) * width * like.dtype.itemsize, self._view_rank(root))
             target = results(out, Bundle((like,), many=False), (rows[self.rank], *rest))
             holder.append(target)
             parts = tuple(count * width for count in rows)
-            schedule = self._plan("scatter", like.dtype.itemsize, algorithm, root=root, counts=parts)
+            schedule = self._plan("scatter", like.dtype.itemsize, algorithm, known.network, root=root, counts=parts)
             inputs = [like.flat] if self.rank == root else []
             return Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, inputs, target.flat)
 
         how = f"dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
         signature = f"scatter/{algorithm} root={root} {how}"
-        call = Call("scatter", signature, make, counts=mine, gathers=True)
+        call = Call("scatter", signature, make, counts=mine, gathers=True, measures=self._depends("scatter", algorithm))
         return self._start(
             call,
             lambda: holder[0].commit(),
@@ -194,8 +195,8 @@ class Moving(Issuer):
             destination(out, first, (*_first_of(out), *rest))
         holder: list[tuple[Results, list[int]]] = []
 
-        def make(announced: list[tuple[int, ...] | None]) -> Work:
-            table = [row or () for row in announced]
+        def make(known: Known) -> Work:
+            table = [row or () for row in known.counts]
             for rank, row in enumerate(table):
                 if len(row) != world:
                     raise PeerError(f"divides its rows between {len(row)} ranks", rank=self._view_rank(rank))
@@ -252,19 +253,20 @@ class Moving(Issuer):
         data = _encoded(value) if self.rank == root else np.empty(0, np.uint8)
         holder: list[Any] = []
 
-        def make(announced: list[tuple[int, ...] | None]) -> Work:
-            sizes = announced[root] or (-1,)
+        def make(known: Known) -> Work:
+            sizes = known.counts[root] or (-1,)
             if len(sizes) != 1 or not 0 <= sizes[0] <= MAX_OBJECT_BYTES:
                 named = f"sends an object of {sizes} bytes; {MAX_OBJECT_BYTES} is the most"
                 raise PeerError(named, rank=self._view_rank(root))
             like = bundle(data)
             target = results(None, like, (sizes[0],))
             holder.append(target.flat)
-            schedule = self._plan("broadcast", 1, root=root, elements=sizes[0])
+            schedule = self._plan("broadcast", 1, "auto", known.network, root=root, elements=sizes[0])
             return _moved(schedule, like, [like.flat] if self.rank == root else [], target)
 
         signature = f"broadcast_object root={root} chunk_bytes={self._chunk_bytes}"
-        call = Call("broadcast_object", signature, make, counts=(data.size,), gathers=True)
+        measures = self._depends("broadcast", "auto")
+        call = Call("broadcast_object", signature, make, counts=(data.size,), gathers=True, measures=measures)
         return self._start(
             call,
             lambda: _decoded(holder[0], self._view_rank(root)),
@@ -279,8 +281,8 @@ class Moving(Issuer):
         data = _encoded(value)
         holder: list[tuple[Any, list[int]]] = []
 
-        def make(announced: list[tuple[int, ...] | None]) -> Work:
-            sizes = [row[0] if row is not None and len(row) == 1 else -1 for row in announced]
+        def make(known: Known) -> Work:
+            sizes = [row[0] if row is not None and len(row) == 1 else -1 for row in known.counts]
             for rank, size in enumerate(sizes):
                 if not 0 <= size <= MAX_OBJECT_BYTES:
                     named = f"sends an object of {size} bytes; {MAX_OBJECT_BYTES} is the most"
@@ -288,7 +290,7 @@ class Moving(Issuer):
             like = bundle(data)
             target = results(None, like, (sum(sizes),))
             holder.append((target.flat, sizes))
-            schedule = self._plan("all_gather", 1, counts=tuple(sizes))
+            schedule = self._plan("all_gather", 1, "auto", known.network, counts=tuple(sizes))
             return _moved(schedule, like, [like.flat], target)
 
         def deliver() -> list[Any]:
@@ -297,7 +299,8 @@ class Moving(Issuer):
             return [_decoded(flat[a:b], self._view_rank(rank)) for rank, (a, b) in enumerate(pairwise(ends))]
 
         signature = f"all_gather_object chunk_bytes={self._chunk_bytes}"
-        call = Call("all_gather_object", signature, make, counts=(data.size,), gathers=True)
+        measures = self._depends("all_gather", "auto")
+        call = Call("all_gather_object", signature, make, counts=(data.size,), gathers=True, measures=measures)
         return self._start(
             call,
             deliver,
@@ -327,12 +330,15 @@ class Moving(Issuer):
             chunk_bytes=self._chunk_bytes,
         )
 
-    def _plan(self, name: str, itemsize: int, algorithm: str = "auto", /, **sizes: Any) -> plan.Plan:
-        """This rank's plan, where nothing is known of the network but that sites are far from each other."""
+    def _plan(
+        self, name: str, itemsize: int, algorithm: str = "auto", network: Network | None = None, /, **sizes: Any
+    ) -> plan.Plan:
+        """This rank's plan. network: the agreed one, where it depends on that."""
         schedule = self._schedule(name, itemsize, **sizes)
-        return schedule.plan_of(
-            self.rank, schedule.cheapest(assumed(schedule.sites)) if algorithm == "auto" else algorithm
-        )
+        return schedule.plan_of(self.rank, schedule.taken(algorithm, network))
+
+    def _depends(self, name: str, algorithm: str) -> bool:
+        return depends(name, algorithm, world=self.world_size, sites=self._sites)
 
     def _gathered(
         self, name: str, x: Any, root: int | None, out: Any, algorithm: str, timeout: float | None
@@ -348,8 +354,8 @@ class Moving(Issuer):
             # All that can be checked before the others' sizes are known: the first dimension is `out`'s own.
             destination(out, like, (*_first_of(out), *rest))
 
-        def make(announced: list[tuple[int, ...] | None]) -> Work:
-            rows = [row[0] if row is not None and len(row) == 1 else -1 for row in announced]
+        def make(known: Known) -> Work:
+            rows = [row[0] if row is not None and len(row) == 1 else -1 for row in known.counts]
             for rank, count in enumerate(rows):
                 if count < 0:
                     raise PeerError("does not say how many rows it has", rank=self._view_rank(rank))
@@ -359,13 +365,14 @@ class Moving(Issuer):
             holder.append(target)
             parts = tuple(count * width for count in rows)
             sizes = {"counts": parts} if root is None else {"root": root, "counts": parts}
-            schedule = self._plan(name, like.dtype.itemsize, algorithm, **sizes)
+            schedule = self._plan(name, like.dtype.itemsize, algorithm, known.network, **sizes)
             return Work(schedule, like.dtype, like.dtype, ReduceOp.BOR, [like.flat], target.flat)
 
         where = "" if root is None else f" root={root}"
         how = f"dtype={like.dtype} trailing={_trailing(rest)} chunk_bytes={self._chunk_bytes}"
         signature = f"{name}/{algorithm}{where} {how}"
-        call = Call(name, signature, make, counts=(shape[0],), gathers=True)
+        measures = self._depends(name, algorithm)
+        call = Call(name, signature, make, counts=(shape[0],), gathers=True, measures=measures)
         deliver = (lambda: holder[0].commit()) if receives else (lambda: None)
         return self._start(
             call,

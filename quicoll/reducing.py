@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from quicoll.compress import WireFormat
     from quicoll.dtypes import Array
     from quicoll.handle import Handle
-    from quicoll.plan.cost import Network
 
 __all__ = ["AlgorithmName", "ReduceOrder", "Reducing"]
 
@@ -254,16 +253,13 @@ class Reducing(Issuer):
         def work(taken: str) -> Work:
             return Work(schedule.plan_of(rank, taken), how.dtype, how.acc, task.op, inputs, output)
 
-        def cheapest(network: Network) -> Work:
-            return work(schedule.cheapest(network))
-
         signature = f"{name}/{algorithm} {schedule.text} {task.like.text} op={task.op} precision={task.precision}"
         if form is not None:
             signature += f" wire={form.codec.name}"
         if algorithm == "auto":
-            call = Call(name, signature, choose=cheapest)
+            call = Call(name, signature, lambda known: work(schedule.taken(algorithm, known.network)), measures=True)
         else:
-            ready = work(algorithm)
+            ready = work(algorithm)  # now: what cannot be planned is refused before anything is sent
             call = Call(name, signature, lambda _: ready)
         where = f" root={sizes['root']}" if "root" in sizes else ""
         where += " ring" if algorithm == "ring" else "" if form is None else f" wire={form.codec.name}"

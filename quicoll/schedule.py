@@ -187,10 +187,19 @@ class Schedule:
         return network if self.combine is None else replace(network, combine=min(network.combine, self.combine))
 
     def settled(self, algorithm: str) -> str:
-        """`algorithm`; for "auto" that which is taken on every network, where there is one."""
+        """`algorithm`; for "auto" that which is taken on every network, where there is one ("" if there is one way)."""
         if algorithm == "auto" and not has_choice(self.collective, self.world, self.nbytes, self.sites):
-            return self.algorithms[0]
+            return self.algorithms[0] if self.algorithms else ""
         return algorithm
+
+    def taken(self, algorithm: str, network: Network | None) -> str:
+        """What is run for `algorithm`: for "auto" the cheapest on `network`; None will do where that is settled."""
+        algorithm = self.settled(algorithm)
+        if algorithm != "auto":
+            return algorithm
+        if network is None:
+            raise AssertionError(f"{self.collective} depends on a network that nobody has agreed on")
+        return self.cheapest(network)
 
     def cheapest(self, network: Network) -> str:
         """What `auto` takes on `network`, which has to be the same on all ranks. "" where there is one way only."""
@@ -209,6 +218,11 @@ class Schedule:
             loose=self.loose or 1,
             root=self.sizes.get("root", 0),
         )
+
+
+def depends(collective: str, algorithm: str, *, world: int, sites: tuple[int, ...]) -> bool:
+    """Whether what is run for `algorithm` depends on the network, for some size."""
+    return algorithm == "auto" and has_choice(collective, world, 1, sites)
 
 
 def reduction(

@@ -14,13 +14,17 @@ _MAX_SIGNATURE = 4096
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=1):
-    """What a rank called as operation `seq` of `group`. counts: this rank's own sizes, where they may differ."""
+    """What a rank called as operation `seq` of `group`. counts: this rank's own sizes, where they may differ.
+
+    measured: of its links, from the operation by which the group agrees on its network; see `Mesh._measured`.
+    """
 
     view_id: int
     group: int
     seq: int
     signature: str
     counts: tuple[int, ...] = ()
+    measured: tuple[int, ...] = ()
 
 
 class Farewell(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=2):
@@ -49,7 +53,7 @@ def decode_word(data: bytes, *, node: str) -> Word:
         raise PeerError(f"malformed announcement: {error}", node=node) from error
     numbers: tuple[int, ...] = (word.view_id,)
     if isinstance(word, Announce):
-        numbers = (word.view_id, word.group, word.seq, *word.counts)
+        numbers = (word.view_id, word.group, word.seq, *word.counts, *word.measured)
         if len(word.signature) > _MAX_SIGNATURE:
             raise PeerError("announcement out of bounds", node=node)
     if not all(0 <= number < 1 << 62 for number in numbers):

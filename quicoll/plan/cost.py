@@ -45,7 +45,6 @@ __all__ = [
     "Forecast",
     "Network",
     "agreed",
-    "assumed",
     "choose",
     "has_choice",
     "limit",
@@ -319,11 +318,6 @@ def agreed(measured: Sequence[Sequence[int]], sites: Sequence[int]) -> Network:
         tuple(tuple(float(value or _DEFAULT_RATE) for value in row) for row in rate),
         normal_sites(sites, world),
     )
-
-
-def assumed(sites: Sequence[int]) -> Network:
-    """A network whose sites are far apart, for who cannot wait for measurements: `NEAR` within, `FAR` between them."""
-    return Network.between(sites, latency=NEAR[0], rate=NEAR[1], far_latency=FAR[0], far_rate=FAR[1])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -124,6 +124,52 @@ async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_i
     assert chosen[64] == ["exchange"] * 3
 
 
+@pytest.mark.parametrize(
+    ("name", "far", "taken"),
+    [
+        *((name, 1 << 20, "hierarchical") for name in ("all_gather", "scatter", "all_gather_object")),
+        *((name, 1, "direct") for name in ("all_gather", "gather", "scatter", "all_gather_object")),
+    ],
+)
+async def test_a_gather_goes_by_what_is_measured_and_the_group_agrees_on_it_by_the_first_such_operation(
+    monkeypatch: pytest.MonkeyPatch, name: str, far: int, taken: str
+) -> None:
+    """Two sites that are far apart, or side by side after all."""
+    measured: list[int] = []
+    chosen: list[tuple[str, Any]] = []
+    real = quicoll.schedule.choose
+
+    def measure(mesh: Mesh, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        measured.append(mesh.rank)
+        return *(far if mesh.rank // 2 != rank // 2 else 1 for rank in ranks), *(1 << 30 for _ in ranks)
+
+    def watch(op: str, world: int, nbytes: int, *rest: Any, **options: Any) -> str:
+        chosen.append((real(op, world, nbytes, *rest, **options), rest[2]))
+        return chosen[-1][0]
+
+    async def call(job: Job) -> None:
+        match name:
+            case "all_gather_object":
+                assert await job.group.all_gather_object([job.rank]) == [[rank] for rank in range(4)]
+            case "scatter":
+                assert (await job.group.scatter(np.arange(8), root=3)).tolist() == [2 * job.rank, 2 * job.rank + 1]
+            case _:
+                got = await getattr(job.group, name)(np.full(job.rank, job.rank))
+                if got is not None:
+                    assert got.tolist() == [1, 2, 2, 3, 3, 3]
+
+    async with cluster(4, sites=["north", "north", "south", "south"]) as jobs:
+        monkeypatch.setattr(Mesh, "_measured", measure)
+        monkeypatch.setattr("quicoll.schedule.choose", watch)
+        await everyone(jobs, call)
+        assert ([algorithm for algorithm, _ in chosen], sorted(measured)) == ([taken] * 4, [0, 1, 2, 3])
+        await everyone(jobs, call)
+        await everyone(jobs, lambda job: job.group.all_reduce(np.ones(3)))
+    assert sorted(measured) == [0, 1, 2, 3], "once in a view"
+    assert len({network for _, network in chosen}) == 1
+    assert chosen[0][1].latency[0][2] == far / 1e6
+
+
 async def test_moves_by_site_give_the_same_bits_as_those_that_do_not_look_at_sites() -> None:
     """Uneven sites whose ranks are no neighbours, parts of all sizes, a list, and out=."""
     async with cluster(5, sites=["north", "south", "south", "north", "south"]) as jobs:

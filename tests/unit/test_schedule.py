@@ -18,14 +18,14 @@ from quicoll.errors import LocalError
 from quicoll.exact import MAX_LEAVES
 from quicoll.group import Group
 from quicoll.membership.view import Member, View
+from quicoll.mesh import Known
 from quicoll.plan import MOVES, Plan, Send, validate
-from quicoll.plan.cost import Network, assumed
+from quicoll.plan.cost import Network
 from quicoll.reduce import ReduceOp, held
 from quicoll.schedule import carriage
 from quicoll.shards import Shards
 
 if TYPE_CHECKING:
-    from quicoll.executor import Work
     from quicoll.mesh import Call
 
 
@@ -79,16 +79,11 @@ def plan_of(rank: int, question: Question, sites: tuple[int, ...], network: Netw
     call = getattr(group, question.collective)
     call(**options) if question.collective == "barrier" else call(x, **options)
     assert desk.called is not None
-    work = desk.called.choose(network) if desk.called.choose is not None else made(desk.called, counts)
+    work = desk.called.make(Known(counts, network if desk.called.measures else None))
     assert work.output.size == work.plan.output
     assert [leaf.size for leaf in work.inputs] == list(work.plan.inputs)
     assert (work.dtype.itemsize, work.acc.itemsize) == (work.plan.itemsize, work.plan.wide_itemsize)
     return work.plan
-
-
-def made(call: Call, counts: list[tuple[int, ...] | None]) -> Work:
-    assert call.make is not None
-    return call.make(counts)
 
 
 def typed(values: Any, name: str) -> Any:
@@ -149,8 +144,7 @@ def test_what_is_explained_is_what_a_group_runs(question: Question) -> None:
     network = Network.between(sites, latency=1e-4, rate=1e8, far_latency=0.02, far_rate=1e7)
     asked = replace(question, sites=sites, chunk_bytes=4096)
     schedule = asked.schedule()
-    known = network if asked.collective not in ("all_gather", "gather", "scatter") else assumed(sites)
-    taken = schedule.cheapest(known) if asked.algorithm == "auto" else asked.algorithm
+    taken = schedule.cheapest(network) if asked.algorithm == "auto" else asked.algorithm
     explained = schedule.plans(taken)
     assert explained == [plan_of(rank, asked, sites, network) for rank in range(question.world)]
     validate(explained)
