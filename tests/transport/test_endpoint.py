@@ -638,7 +638,7 @@ async def test_strangers_are_refused_with_the_reason_in_our_log_only_while_hones
     assert not any(isinstance(event, ControlData) for event in stranger.heard)
     assert set(host.links) == {honest._endpoint.identity}
     assert len(host._connections) == 1
-    assert host._strangers == 0
+    assert host._connections.strangers == 0
     await exchange(honest, theirs, 1, 1000)
 
 
@@ -701,9 +701,9 @@ async def test_unfinished_handshakes_are_bounded_and_expire(world: World) -> Non
         await exchange(a, b, 1, 10)
         for _ in range(3):
             await forgotten.acquire()
-    assert host._strangers == 0
+    assert host._connections.strangers == 0
     assert list(host._connections) == [b.connection]
-    assert all(connection is b.connection for connection in host._by_cid.values())
+    assert all(connection is b.connection for connection in host._connections.by_cid.values())
 
 
 async def test_links_are_bounded(world: World) -> None:
@@ -951,8 +951,8 @@ async def test_aclose_leaves_no_task_timer_handle_or_descriptor(world: World, mo
     b.post(tag(2), memoryview(bytearray(1)))
     for opened in world.endpoints:
         await opened.aclose(timeout=0.0)
-        assert opened._connections == {}
-        assert opened._by_cid == {}
+        assert list(opened._connections) == []
+        assert opened._connections.by_cid == {}
         assert opened.links == {}
         assert opened._due == {}
         assert opened._dirty == {}
