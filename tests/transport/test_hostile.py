@@ -1,5 +1,5 @@
 """Hostile peers against one endpoint, with an honest link at work all the while. Strangers without a certificate, of a
-foreign authority, expired, of another job or role are in test_endpoint; here are those who abuse the protocol.
+foreign authority, expired, of another job or role are in test_reception; here are those who abuse the protocol.
 The bounds and where each is tested are listed in docs/security.md."""
 
 from __future__ import annotations
