@@ -7,9 +7,12 @@ from coordinator_bench import SECOND, Bench, letters
 
 from quicoll.membership import actions as a
 from quicoll.membership import messages as m
+from quicoll.membership.config import CoordinatorConfig
 from quicoll.membership.coordinator import State
 from quicoll.membership.history import Committed
 from quicoll.membership.roster import Roster
+from quicoll.membership.view import Member, View
+from quicoll.membership.work import Work
 
 
 def test_a_step_is_committed_when_all_have_voted_and_is_written_first() -> None:
@@ -198,3 +201,44 @@ def test_votes_do_not_each_walk_through_all_nodes(monkeypatch: pytest.MonkeyPatc
     bench.vote(*nodes)
     assert bench.core.history.committed_step == 1
     assert len(walks) <= 4
+
+
+# The part alone
+
+
+def work() -> Work:
+    members = tuple(Member(rank=rank, node=node, incarnation=1) for rank, node in enumerate("abc"))
+    view = View(view_id=1, members=members, seed=7, committed_step=4, committed_view=0)
+    return Work(view, CoordinatorConfig(world_size=3, quiet_ns=10, vote_timeout_ns=100), now_ns=1000)
+
+
+def test_votes_are_late_only_after_a_first_one_and_until_the_decision() -> None:
+    part = work()
+    part.hear("a", m.Begin(view_id=1, step=5), expected=5, now_ns=1001)
+    assert part.late_ns is None
+    assert part.late(10_000) == ()
+    for now_ns, node in ((1002, "b"), (1050, "a")):
+        assert part.hear(node, m.Vote(view_id=1, step=5, ok=True, digest=b"d"), expected=5, now_ns=now_ns) is None
+    assert part.late_ns == 1102  # of the first vote
+    assert part.late(1101) == ()
+    assert part.late(1102) == ("c",)
+    part.decided(now_ns=1060)
+    assert part.late_ns is None
+    assert part.late(10_000) == ()
+
+
+def test_the_quiet_of_a_boundary_begins_with_the_installation_and_anew_with_each_decision() -> None:
+    part = work()
+    assert part.quiet_ns == 1010
+    part.decided(now_ns=2000)
+    assert part.quiet_ns == 2010
+
+
+@pytest.mark.parametrize("message", [m.Begin(view_id=1, step=6), m.Vote(view_id=1, step=4, ok=True)])
+def test_another_step_than_the_next_opens_none(message: m.Begin | m.Vote) -> None:
+    part = work()
+    outcome = part.hear("a", message, expected=5, now_ns=1001)
+    assert outcome is not None
+    assert (outcome.commit, outcome.culprit) == (False, "a")
+    assert part.ballot is None
+    assert not part.entered("a")
