@@ -69,8 +69,9 @@ wheel: $(VENV)/.dev $(WHEEL_VENV)/.deps
 	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -m pytest $(PARALLEL) -p no:cacheprovider \
 		--config-file='$(HERE)/pyproject.toml' --rootdir='$(HERE)' \
 		$(NOT_OF_THE_WHEEL:%=--ignore='$(HERE)/tests/unit/test_%.py') \
-		'$(HERE)/tests/unit' '$(HERE)/tests/transport/test_endpoint.py' '$(HERE)/tests/sim/test_runner.py'
+		'$(HERE)/tests/unit' $(OF_THE_TRANSPORT:%='$(HERE)/tests/transport/test_%.py') '$(HERE)/tests/sim/test_runner.py'
 
+OF_THE_TRANSPORT = dialling endpoint reception weather
 NOT_OF_THE_WHEEL = digits_task exact membership_cluster plan plan_definitions reduce schedule sim_disk
 
 bench: $(VENV)/.dev

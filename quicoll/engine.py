@@ -8,6 +8,8 @@ ends it when the view is over. Callers ask for a view, a collective, a vote; eac
     mesh broken       something failed here; the coordinator was told and will end the view
     mesh judged       the coordinator ended the view; the next one follows
 
+What became of steps and views meanwhile, for callers who ask later, is kept in outcomes.py.
+
 A link that ends breaks the mesh if its node is in the view. The link to the coordinator is dialled again for as long
 as the engine lives.
 """
@@ -17,12 +19,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quicoll.coordinator import NODE as COORDINATOR_NODE
 from quicoll.coordinator import format_address
-from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError, again
+from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError
 from quicoll.membership.member import MemberCore
 from quicoll.membership.member_actions import (
     Activate,
@@ -37,6 +38,7 @@ from quicoll.membership.member_actions import (
 )
 from quicoll.membership.messages import FailureKind, clip, decode, encode
 from quicoll.mesh import Call, Mesh
+from quicoll.outcomes import Decision, Steps, Verdicts
 from quicoll.stragglers import Stragglers
 from quicoll.words import Announce, Farewell, decode_word, encode_word
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
@@ -54,27 +56,13 @@ if TYPE_CHECKING:
     from quicoll_transport.quic import Address
     from quicoll_transport.udp import DatagramIO
 
-__all__ = ["Decision", "Engine"]
+__all__ = ["Engine"]
 
 log = logging.getLogger("quicoll")
 
 _REDIAL_S = 0.1
-_DECISIONS = 16
-_VERDICTS = 16
 _EARLY_ANNOUNCES = 65536  # for views that are not at work here yet
 _KINDS: dict[FailureKind, type[QuicollError]] = {"mismatch": Mismatch, "corrupted": Corrupted}
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What became of a vote. index: the coordinator's number of it."""
-
-    index: int
-    commit: bool
-    cause: str
-    lost: tuple[str, ...]
-    culprit: str
-    kind: FailureKind
 
 
 class Engine:
@@ -96,7 +84,7 @@ class Engine:
         self.observers = observers
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
         self.stragglers = Stragglers(after_ns=round(config.straggler_after * 1e9))
-        self.doubtful = (0, 0)  # (view_id, index) of the last vote whose decision was not heard in time
+        self.steps = Steps(observers)
         self._loop = loop
         self._coordinator = Identity(config.job, COORDINATOR, COORDINATOR_NODE)
         self._coordinator_address = coordinator_address
@@ -104,14 +92,11 @@ class Engine:
         self._redial: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._mesh: Mesh | None = None
-        self._verdicts: dict[int, QuicollError] = {}  # by view that is over, for whoever was computing meanwhile
+        self._verdicts = Verdicts()
         self._lost: dict[str, str] = {}  # nodes of the present view that are lost, and why
         self._forming: asyncio.Task[None] | None = None
         self._early: list[tuple[str, Announce]] = []
         self._changed: asyncio.Future[None] = loop.create_future()
-        self._decisions: dict[tuple[int, int], Decision] = {}  # by view and index: an index may be tried in many views
-        self.open_step: tuple[int, int] | None = None  # (index, number) between begin and the decision
-        self._voted = False
         self._held = ""
         self._refused = ""
         self._leaving = False
@@ -176,7 +161,7 @@ class Engine:
         """Run a collective in view `view_id`; raises what `Mesh.run` raises."""
         mesh = self._mesh
         if mesh is None or mesh.view.view_id != view_id:
-            raise self._past(view_id, op=call.name, step=step)
+            raise self._verdicts.past(view_id, op=call.name, step=step)
         return await mesh.run(call, group=group, timeout=timeout, step=step)
 
     async def begin(self, view_id: int, number: int) -> None:
@@ -186,9 +171,8 @@ class Engine:
             raise await self._over(view_id)
         index = self._member.next_step
         if index is None:
-            raise self._past(view_id)
-        self.open_step = (index, number)
-        self._voted = False
+            raise self._verdicts.past(view_id)
+        self.steps.begin(index, number)
         self._member.begin(index, now_ns=self._now_ns())
         self._work()
 
@@ -204,35 +188,35 @@ class Engine:
         tells later. Raises the mesh's error when the view broke before the vote: then nothing was voted for.
         """
         mesh = self._mesh
-        if self.open_step is None or mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
+        if self.steps.open is None or mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
             raise await self._over(view_id)
         if unfinished or mesh.running:
             left = f"the step was left with {max(unfinished, mesh.running)} collectives still running"
             error = PeerError(left, rank=mesh.rank, node=self.config.node, view=view_id)
             mesh.fail(error)
             raise error
-        index, _ = self.open_step
-        self._voted = True
+        index, _ = self.steps.open
+        self.steps.voted()
         self._member.vote(index, ok=True, digest=digest, groups=groups, now_ns=self._now_ns())
         self._work()
         try:
             async with asyncio.timeout(timeout):
-                while (view_id, index) not in self._decisions:
+                while (decision := self.steps.decision(view_id, index)) is None:
                     if self._closing:
                         raise LocalError("the job is closed")
                     await asyncio.shield(self._changed)
         except TimeoutError:
-            self.doubtful = (view_id, index)
+            self.steps.doubtful = (view_id, index)
             raise Partitioned(
                 f"no decision within {timeout:g} s; whether the step is committed is not known yet",
                 node=self.config.node,
                 view=view_id,
             ) from None
-        return self._decisions[view_id, index]
+        return decision
 
     async def was_committed(self, view_id: int, index: int) -> bool:
         """Whether the vote for `index` in `view_id`, once in doubt, led to a commit. Known when a view is at work."""
-        decision = self._decisions.get((view_id, index))
+        decision = self.steps.decision(view_id, index)
         return decision is not None and decision.commit
 
     async def _over(self, view_id: int) -> QuicollError:
@@ -240,14 +224,7 @@ class Engine:
         mesh = self._mesh
         if mesh is not None and mesh.view.view_id == view_id and mesh.error is not None:
             return await mesh.judgement() or mesh.error
-        return self._past(view_id)
-
-    def _past(self, view_id: int, *, op: str = "", step: int | None = None) -> QuicollError:
-        """The end of a view that another one may have followed: its caller was computing and hears of it only now."""
-        told = self._verdicts.get(view_id)
-        if told is None:
-            return PeerError("the view is over", view=view_id, op=op, step=step)
-        return again(told, node=told.node, rank=told.rank, view=view_id, op=op, step=step)
+        return self._verdicts.past(view_id)
 
     async def give_up(self, view_id: int, reason: str) -> None:
         """The caller's own code failed inside a step: the view cannot go on."""
@@ -413,7 +390,8 @@ class Engine:
                 case Deactivate():
                     self._deactivate(action)
                 case Decided():
-                    self._decided(action)
+                    self.steps.decided(action)
+                    self._notify()
                 case Refused():
                     self._refused = action.reason
                     self.observers.emit("refused", reason=action.reason)
@@ -481,9 +459,7 @@ class Engine:
             kind(action.cause, rank=mesh.view.rank_of(culprit), node=culprit, view=action.view_id, lost=action.lost)
         )
         if mesh.verdict is not None:
-            self._verdicts[action.view_id] = mesh.verdict
-        while len(self._verdicts) > _VERDICTS:  # oldest first
-            del self._verdicts[next(iter(self._verdicts))]
+            self._verdicts.keep(action.view_id, mesh.verdict)
         self.observers.emit("view_ended", view=action.view_id, cause=action.cause, lost=list(action.lost))
         self._notify()
 
@@ -495,7 +471,8 @@ class Engine:
             culprit = self.config.node
         nodes = [view.members[rank].node for rank in blamed]
         self._member.failed(clip(error.message), culprit=culprit, kind=kind, blamed=nodes, now_ns=self._now_ns())
-        self._abort_open_step(error.message, tuple(sorted(self._lost)))
+        view_id = self._mesh.view.view_id if self._mesh is not None else 0
+        self.steps.broke(view_id, error.message, tuple(sorted(self._lost)))
         self._work()
         self._notify()
 
@@ -510,30 +487,6 @@ class Engine:
             self.observers.emit(
                 "straggler", rank=late.rank, peer=nodes[late.rank], op=op, seconds=late.seconds, view=view.view_id
             )
-
-    def _abort_open_step(self, cause: str, lost: tuple[str, ...]) -> None:
-        """The view broke here: a step that has not been voted for cannot be committed any more."""
-        if self.open_step is not None and not self._voted:
-            number, self.open_step = self.open_step[1], None
-            view_id = self._mesh.view.view_id if self._mesh is not None else 0
-            self.observers.emit("step_aborted", step=number, view=view_id, cause=cause, lost=list(lost))
-
-    def _decided(self, action: Decided) -> None:
-        self._decisions[action.view_id, action.step] = Decision(
-            action.step, action.commit, action.cause, tuple(action.lost), action.culprit, action.kind
-        )
-        while len(self._decisions) > _DECISIONS:  # oldest first; only the last one is ever asked for
-            del self._decisions[next(iter(self._decisions))]
-        if self.open_step is not None and self.open_step[0] == action.step:
-            number = self.open_step[1]
-            self.open_step = None
-            if action.commit:
-                self.observers.emit("step_committed", step=number, view=action.view_id)
-            else:
-                self.observers.emit(
-                    "step_aborted", step=number, view=action.view_id, cause=action.cause, lost=list(action.lost)
-                )
-        self._notify()
 
     def _notify(self) -> None:
         """Wake everybody who waits for something to change."""

@@ -57,9 +57,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from quicoll.engine import Decision, Engine
+    from quicoll.engine import Engine
     from quicoll.membership.view import View
     from quicoll.observe import Observer
+    from quicoll.outcomes import Decision
     from quicoll.runtime import Runtime
     from quicoll.stragglers import Straggler
 
@@ -355,7 +356,7 @@ class Job:
                 )
             )
         except Partitioned:
-            self._doubtful = (step, self._engine.doubtful)
+            self._doubtful = (step, self._engine.steps.doubtful)
             raise
         except (PeerError, Corrupted) as error:
             raise self._aborted(error, step.number) from error

@@ -7,18 +7,15 @@ It carries no tensors and knows no clock, socket or disk; messages, losses and t
     PROPOSED    a view was sent to its members; each forms its links and confirms or declines.
     INSTALLED   all confirmed, the view is in the journal; its members take steps.
 
-`TRANSITIONS` is the whole of what can happen to it. Within INSTALLED a ballot is open from the first Begin or Vote of
-a step to its decision.
+`TRANSITIONS` is the whole of what can happen to it. What each state knows has an owner: muster.py says whether there
+can be a view, and of whom; proposal.py hears the answers to one; work.py keeps the steps and votes of the installed
+one; hearing.py finds out why it ended. They say what is so; what follows from it is done here, and only here.
 
 Rules, and why:
 
 - Any change of members and any failed step ends the view; the next has a larger id. So a message can be judged by
   its view id alone, and nothing of an old view can be taken for something of a new one.
-- A new view needs more than half of the nodes of the last installed one, less those that left of their own will. The
-  first needs `world_size` nodes. The journal makes this coordinator the single decider; the quorum keeps a handful of
-  nodes at the coordinator's side of a partition from going on alone.
-- A new view has a member that holds the last committed step, unless no node is left that could: a quorum of new
-  processes waits for the one whose state they would take back.
+- A new view needs a quorum, and a member that holds the last committed step (muster.py).
 - A step is committed when every member of the installed view has voted ok for `committed_step + 1` with the same
   digest, and by nothing else; the record comes first, the announcement after it. Everything else aborts.
 - A member that is lost, joins anew or breaks a rule ends its view at once: its state may be in doubt. A node that only
@@ -27,8 +24,6 @@ Rules, and why:
 - A view that cannot go on is closed with the first word of it; who is told what waits, for `gather_ns` at most, until
   members that accuse each other have been heard (hearing.py), so that all are told the same. complaints.py says who is
   left out.
-- Where nodes of the last view are missing although there is a quorum, and nothing was installed a moment ago (after a
-  restart of the coordinator, or of everything), the rest get `settle_ns` to arrive: one view instead of several.
 """
 
 from __future__ import annotations
@@ -36,47 +31,36 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from quicoll.errors import LocalError
-from quicoll.membership.actions import (
-    Action,
-    NodeJoined,
-    NodeLost,
-    StepCommitted,
-    ViewInstalled,
-    ViewProposed,
-)
-from quicoll.membership.ballot import Ballot
+from quicoll.membership.actions import Action, NodeJoined, NodeLost, StepCommitted
 from quicoll.membership.hearing import Hearing, Judgement
 from quicoll.membership.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
 from quicoll.membership.messages import (
-    Aborted,
     Begin,
-    Confirm,
     Decision,
     Decline,
     FailureKind,
-    Install,
     Join,
     Leave,
     MemberMessage,
-    Propose,
     Report,
     Vote,
     Welcome,
     clip,
 )
+from quicoll.membership.muster import Muster
 from quicoll.membership.outbox import Outbox
 from quicoll.membership.proposal import Proposal
 from quicoll.membership.roster import Candidate, Roster
-from quicoll.membership.rules import lack, names, refusal
-from quicoll.membership.view import MAX_MEMBERS, View
+from quicoll.membership.rules import names, refusal
+from quicoll.membership.view import MAX_MEMBERS
+from quicoll.membership.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quicoll.membership.config import CoordinatorConfig
+    from quicoll.membership.view import View
 
 __all__ = ["TRANSITIONS", "Cause", "CoordinatorCore", "State", "transition"]
 
@@ -128,23 +112,20 @@ class CoordinatorCore:
         self._history = history
         self._state = State.FORMING
         self._roster = Roster(history.view, retry_min_ns=config.retry_min_ns, retry_max_ns=config.retry_max_ns)
+        self._muster = Muster(self._roster, config, history=history)
         self._out = Outbox(self._roster)
-        self._view: View | None = None  # the installed one
-        self._ballot: Ballot | None = None
-        self._vote_ns: int | None = None  # deadline of the ballot's last vote
-        self._boundary_ns = now_ns  # when the last step was decided
         self._proposal: Proposal | None = None
+        self._work: Work | None = None  # of the installed view
         self._hearing: Hearing | None = None  # from the end of a view to the next proposal
-        self._patient = history.view is not None  # whether missing nodes get a grace
-        self._settle_ns: int | None = None
         self._wake_ns: int | None = None  # when to look again although nothing came in
         if history.seed is None and config.seed is not None:
             self._record(Seeded(config.seed))
         self._reconsider(now_ns)
 
     def __repr__(self) -> str:
-        view = self._view.view_id if self._view is not None else None
-        return f"<CoordinatorCore {self._state.name} view={view} nodes={len(self._roster)} ballot={self._ballot}>"
+        view = self._work.view.view_id if self._work is not None else None
+        ballot = self._work.ballot if self._work is not None else None
+        return f"<CoordinatorCore {self._state.name} view={view} nodes={len(self._roster)} ballot={ballot}>"
 
     @property
     def state(self) -> State:
@@ -153,7 +134,7 @@ class CoordinatorCore:
     @property
     def view(self) -> View | None:
         """The installed view, None while there is none."""
-        return self._view
+        return self._work.view if self._work is not None else None
 
     @property
     def history(self) -> History:
@@ -188,8 +169,8 @@ class CoordinatorCore:
         """Time has come to `now_ns`; harmless when it is early."""
         if self._proposal is not None:
             self._weigh(self._proposal, now_ns)
-        elif self._ballot is not None and self._vote_ns is not None and now_ns >= self._vote_ns:
-            self._too_late(self._ballot, now_ns)
+        elif self._work is not None and (late := self._work.late(now_ns)):
+            self._too_late(self._work, late, now_ns)
         self._reconsider(now_ns)
 
     # Outputs
@@ -197,7 +178,8 @@ class CoordinatorCore:
     def next_timer(self) -> int | None:
         """When `handle_timer` has to be called at the latest; None when nothing is pending."""
         judge_ns = self._proposal.judge_ns if self._proposal is not None else None
-        return min((at for at in (judge_ns, self._vote_ns, self._wake_ns) if at is not None), default=None)
+        late_ns = self._work.late_ns if self._work is not None else None
+        return min((at for at in (judge_ns, late_ns, self._wake_ns) if at is not None), default=None)
 
     def next_action(self) -> Action | None:
         return self._out.pop()
@@ -205,14 +187,14 @@ class CoordinatorCore:
     # Messages
 
     def _dispatch(self, candidate: Candidate, message: MemberMessage, now_ns: int) -> None:
-        node, proposal, hearing = candidate.node, self._proposal, self._hearing
+        node, proposal, work, hearing = candidate.node, self._proposal, self._work, self._hearing
         if isinstance(message, Leave):
             self._leave(candidate, message, now_ns)
             return
         if isinstance(message, Join):
             raise LocalError("a Join makes a candidate, it does not come from one")
         views = (
-            self._view,
+            work.view if work is not None else None,
             proposal.view if proposal is not None else None,
             hearing.view if hearing is not None else None,
         )
@@ -224,16 +206,12 @@ class CoordinatorCore:
         elif view is None:
             pass  # of a view that is over: it crossed the news on the way
         elif proposal is not None and view is proposal.view:
-            self._answer(node, message, proposal, now_ns)
-        elif isinstance(message, Report):
+            proposal.hear(node, message, now_ns=now_ns)
+            self._weigh(proposal, now_ns)
+        elif isinstance(message, Report | Decline):
             self._report(node, message, view, now_ns)
-        elif isinstance(message, Decline):
-            # It confirmed, then lost a link while the installation was on its way: the same as a report.
-            lost = tuple((other, message.reason) for other in message.unreachable)
-            reason = "" if lost else message.reason
-            self._report(node, Report(view_id=message.view_id, lost=lost, reason=reason), view, now_ns)
-        elif isinstance(message, Begin | Vote) and view is self._view:
-            self._step(node, message, view, now_ns)
+        elif isinstance(message, Begin | Vote) and work is not None and view is work.view:
+            self._step(candidate, message, work, now_ns)
 
     def _join(self, node: str, message: Join, now_ns: int) -> None:
         if message.incarnation < self._roster.newest(node):
@@ -270,59 +248,36 @@ class CoordinatorCore:
         )
         self._out.tell(candidate, welcome)
 
-    def _answer(self, node: str, message: MemberMessage, proposal: Proposal, now_ns: int) -> None:
-        if isinstance(message, Confirm):
-            proposal.confirm(node)
-        elif isinstance(message, Decline):
-            proposal.decline(node, unreachable=message.unreachable, reason=message.reason, now_ns=now_ns)
-        elif isinstance(message, Report):
-            lost = tuple(other for other, _ in message.lost)
-            proposal.decline(node, unreachable=lost, reason=message.reason, now_ns=now_ns)
-        self._weigh(proposal, now_ns)
-
-    def _report(self, node: str, message: Report, view: View, now_ns: int) -> None:
-        if view is self._view:
-            self._close(view)
+    def _report(self, node: str, message: Report | Decline, view: View, now_ns: int) -> None:
+        if self._work is not None and view is self._work.view:
+            self._close(self._work)
         if self._hearing is not None:
-            self._hearing.report(node, message, connected=self._present(view), now_ns=now_ns)
+            self._hearing.hear(node, message, connected=self._present(view), now_ns=now_ns)
 
-    def _step(self, node: str, message: Begin | Vote, view: View, now_ns: int) -> None:
+    def _step(self, candidate: Candidate, message: Begin | Vote, work: Work, now_ns: int) -> None:
         expected = self._history.committed_step + 1
-        word = "voted on" if isinstance(message, Vote) else "began"
-        if message.step != expected:
-            self._break(view, f"{node} {word} step {message.step}, but the next one is {expected}", (), node, now_ns)
-            return
-        candidate = self._roster.get(node)
-        if candidate is not None:
+        outcome = work.hear(candidate.node, message, expected=expected, now_ns=now_ns)
+        if work.entered(candidate.node):
             candidate.committed_step = max(candidate.committed_step, expected - 1)  # where a step begins from
-        if self._ballot is None:
-            self._ballot = Ballot(view, step=expected)
-        if isinstance(message, Begin):
-            self._ballot.begin(node)
-            return
-        if self._ballot.voted(node):
-            self._break(view, f"{node} voted twice on step {message.step}", (), node, now_ns)
-            return
-        outcome = self._ballot.vote(node, message)
         if outcome is None:
-            self._vote_ns = self._vote_ns or now_ns + self._config.vote_timeout_ns
-        elif outcome.commit:
-            self._commit(view, expected, outcome.digest, now_ns)
+            return
+        if outcome.commit:
+            self._commit(work, expected, outcome.digest, now_ns)
         else:
-            self._break(view, outcome.cause, (), outcome.culprit, now_ns, kind=outcome.kind)
+            self._break(work, outcome.cause, (), outcome.culprit, now_ns, kind=outcome.kind)
 
     def _leave(self, candidate: Candidate, message: Leave, now_ns: int) -> None:
         if candidate.leaving:
             return
         self._pronounce(candidate.node, now_ns)  # it has to be told as well
         candidate.leaving = True
-        if self._ballot is not None and self._ballot.entered(candidate.node):
+        node, work = candidate.node, self._work
+        if work is not None and work.entered(node):
             return  # it votes first; the decision takes it out
-        node = candidate.node
         why = f"{node} left" + (f": {message.reason}" if message.reason else "")
-        if self._view is not None and self._ballot is None and self._view.rank_of(node) is not None:
+        if work is not None and work.ballot is None and work.view.rank_of(node) is not None:
             self._depart(candidate, why, now_ns)
-            self._change(self._view, clip(why), now_ns)
+            self._change(work, clip(why), now_ns)
         else:
             # The others cannot finish a step that it did not begin; and a proposal cannot be confirmed without it.
             self._lose(candidate, clip(why), now_ns)
@@ -334,8 +289,8 @@ class CoordinatorCore:
         self._wake_ns = None
         if self._state is State.FORMING:
             self._reconsider_forming(now_ns)
-        elif self._view is not None:
-            self._reconsider_installed(self._view, now_ns)
+        elif self._work is not None:
+            self._reconsider_installed(self._work, now_ns)
 
     def _reconsider_forming(self, now_ns: int) -> None:
         if self._hearing is not None:
@@ -345,98 +300,39 @@ class CoordinatorCore:
             self._pronounce("", now_ns)
             self._evict(self._hearing.left_out(self._present(self._hearing.view)), now_ns)
             self._hearing = None
-        chosen = self._choose(now_ns)
-        missing = self._lack(chosen) or self._stateless(chosen)
-        if missing:
-            self._patient = self._history.view is not None
-            self._settle_ns = None
-            self._wake_ns = self._roster.next_retry(now_ns=now_ns)
-            self._out.hold(missing, now_ns=now_ns)
+        call = self._muster.call(self._history, now_ns=now_ns)
+        if call.missing:
+            self._wake_ns = call.again_ns
+            self._out.hold(call.missing, now_ns=now_ns)
             return
-        absent = [node for node in self._history.base if node not in self._roster]
-        if absent and self._patient:
-            self._settle_ns = now_ns + self._config.settle_ns if self._settle_ns is None else self._settle_ns
-            if now_ns < self._settle_ns:
-                self._wake_ns = self._settle_ns
-                self._out.hold(f"there is a quorum; {names(absent)} of the last view may still come", now_ns=now_ns)
-                return
-        self._propose(chosen, Cause.ENOUGH, now_ns)
+        self._propose(call.chosen, Cause.ENOUGH, now_ns)
 
-    def _reconsider_installed(self, view: View, now_ns: int) -> None:
-        if self._ballot is not None:
+    def _reconsider_installed(self, work: Work, now_ns: int) -> None:
+        if work.ballot is not None:
             return  # its decision will look again; and votes of a large view must not each count all nodes
         chosen = self._choose(now_ns)
-        quiet_ns = self._boundary_ns + self._config.quiet_ns
-        if tuple(candidate.node for candidate in chosen) == view.nodes:
+        if tuple(candidate.node for candidate in chosen) == work.view.nodes:
             self._wake_ns = self._roster.next_retry(now_ns=now_ns)
-        elif now_ns < quiet_ns:
-            self._wake_ns = quiet_ns
+        elif now_ns < work.quiet_ns:
+            self._wake_ns = work.quiet_ns
         else:
-            self._change(view, "", now_ns)
+            self._change(work, "", now_ns)
 
     def _choose(self, now_ns: int) -> list[Candidate]:
-        last = self._history.view
-        preferred = last.nodes if last is not None else ()
-        return self._roster.choose(now_ns=now_ns, limit=self._config.max_world_size, preferred=preferred)
-
-    def _lack(self, chosen: list[Candidate]) -> str:
-        return lack([candidate.node for candidate in chosen], history=self._history, config=self._config)
-
-    def _stateless(self, chosen: list[Candidate]) -> str:
-        """Why these must not go on: nobody of them holds the last committed step, and a node that may is elsewhere.
-
-        Nodes count for the quorum by name, so a majority of new processes is one. To begin from what they have would
-        take back a step that was committed. Where no node is left that could hold it, there is nothing to wait for.
-        """
-        step = self._history.committed_step
-        if any(candidate.committed_step >= step for candidate in chosen):
-            return ""
-        here = [candidate.node for candidate in chosen]
-        elsewhere: list[str] = []
-        for node in self._history.base:
-            known = self._roster.get(node)
-            if node not in here and (known is None or (known.committed_step >= step and not known.leaving)):
-                elsewhere.append(node)
-        return f"nobody here holds step {step}; {names(elsewhere)} may" if elsewhere else ""
+        return self._muster.choose(self._history, now_ns=now_ns)
 
     def _propose(self, chosen: list[Candidate], cause: Cause, now_ns: int, boundary: Decision | None = None) -> None:
         """Propose a view of `chosen`; at a step boundary, inside the decision of the step."""
-        history, previous = self._history, self._view
-        committed_step = history.committed_step
-        if history.view is None:
-            # A new journal: go on from the newest state that a node has loaded.
-            committed_step = max(candidate.committed_step for candidate in chosen)
-        view = View(
-            view_id=history.last_view_id + 1,
-            members=tuple(candidate.member(rank) for rank, candidate in enumerate(chosen)),
-            seed=self._seed,
-            committed_step=committed_step,
-            committed_view=history.committed_view,
-            tiers=dict(self._config.tiers),
-        )
+        previous = self.view
+        view = self._muster.form(chosen, self._history)
         self._record(Proposed(view.view_id))
         self._state = transition(self._state, cause)
-        self._end_view()
+        self._work = None
         self._hearing = None
         self._proposal = Proposal(
             view, now_ns=now_ns, timeout_ns=self._config.propose_timeout_ns, gather_ns=self._config.gather_ns
         )
-        informed: tuple[str, ...] = ()
-        if previous is not None:
-            informed = previous.nodes if boundary is not None else ()
-            for member in previous.members:
-                stays = view.rank_of(member.node) is not None
-                if boundary is not None:
-                    self._out.tell(member, msgspec.structs.replace(boundary, next_view=view if stays else None))
-                if not stays:
-                    self._out.tell(member, Aborted(view_id=previous.view_id, cause=f"not in view {view.view_id}"))
-        for member in view.members:
-            if member.node not in informed:
-                self._out.tell(member, Propose(view=view))
-        for candidate in chosen:
-            candidate.told = ""
-        self._out.resume()
-        self._out.note(ViewProposed(now_ns=now_ns, view=view))
+        self._out.proposed(view, previous, boundary, now_ns=now_ns)
 
     def _weigh(self, proposal: Proposal, now_ns: int) -> None:
         """Install the proposal, reject it, or wait on."""
@@ -449,12 +345,8 @@ class CoordinatorCore:
         self._record(InstalledView(view))
         self._state = transition(self._state, Cause.CONFIRMED)
         self._proposal = None
-        self._view = view
-        self._patient = False
-        self._boundary_ns = now_ns
-        for member in view.members:
-            self._out.tell(member, Install(view_id=view.view_id))
-        self._out.note(ViewInstalled(now_ns=now_ns, view=view))
+        self._work = Work(view, self._config, now_ns=now_ns)
+        self._out.installed(view, now_ns=now_ns)
 
     def _reject(self, proposal: Proposal, now_ns: int) -> None:
         out = proposal.verdict(now_ns=now_ns)
@@ -465,24 +357,22 @@ class CoordinatorCore:
         """The proposed view comes to nothing."""
         self._state = transition(self._state, Cause.FAILED)
         self._proposal = None
-        self._patient = False
         self._out.failed(view, cause=cause, lost=lost, now_ns=now_ns)
 
-    def _change(self, view: View, cause: str, now_ns: int, boundary: Decision | None = None) -> None:
+    def _change(self, work: Work, cause: str, now_ns: int, boundary: Decision | None = None) -> None:
         """Go from the installed view to the next, at a boundary; what is left may be too little for one."""
         chosen = self._choose(now_ns)
-        missing = self._lack(chosen)
+        missing = self._muster.lack(chosen, self._history)
         if not missing:
             self._propose(chosen, Cause.CHANGED, now_ns, boundary)
             return
         if boundary is not None:
-            for member in view.members:
-                self._out.tell(member, boundary)
-        self._break(view, clip(f"{cause}; {missing}" if cause else missing), (), "", now_ns)
+            self._out.tell_all(work.view, boundary)
+        self._break(work, clip(f"{cause}; {missing}" if cause else missing), (), "", now_ns)
 
     def _break(
         self,
-        view: View,
+        work: Work,
         cause: str,
         lost: tuple[str, ...],
         culprit: str,
@@ -491,14 +381,13 @@ class CoordinatorCore:
         kind: FailureKind = "failed",
     ) -> None:
         """The installed view is over, and the step that is open is committed nowhere; tell everybody."""
-        self._tell_end(self._close(view), Judgement(cause, kind, culprit, lost), now_ns)
+        self._tell_end(self._close(work), Judgement(cause, kind, culprit, lost), now_ns)
 
-    def _close(self, view: View) -> Hearing:
+    def _close(self, work: Work) -> Hearing:
         """The installed view is over. Nothing of it can be committed any more; nobody is told yet."""
-        self._hearing = Hearing(view, self._ballot, gather_ns=self._config.gather_ns)
+        self._hearing = Hearing(work.view, work.ballot, gather_ns=self._config.gather_ns)
         self._state = transition(self._state, Cause.BROKEN)
-        self._end_view()
-        self._patient = False
+        self._work = None
         return self._hearing
 
     def _pronounce(self, node: str, now_ns: int) -> None:
@@ -515,41 +404,33 @@ class CoordinatorCore:
     def _present(self, view: View) -> list[str]:
         return [node for node in view.nodes if node in self._roster]
 
-    def _end_view(self) -> None:
-        self._view = None
-        self._ballot = None
-        self._vote_ns = None
-
     # Steps
 
-    def _commit(self, view: View, step: int, digest: bytes, now_ns: int) -> None:
+    def _commit(self, work: Work, step: int, digest: bytes, now_ns: int) -> None:
+        view = work.view
         self._record(Committed(step, view.view_id, digest))
-        self._ballot = None
-        self._vote_ns = None
-        self._boundary_ns = now_ns
+        work.decided(now_ns=now_ns)
         for candidate in self._roster:
             if view.rank_of(candidate.node) is not None:
                 candidate.committed_step = step
         self._out.note(StepCommitted(now_ns=now_ns, view_id=view.view_id, step=step, digest=digest))
         decision = Decision(view_id=view.view_id, step=step, commit=True)
         if tuple(candidate.node for candidate in self._choose(now_ns)) == view.nodes:
-            for member in view.members:
-                self._out.tell(member, decision)
+            self._out.tell_all(view, decision)
             return
         leavers = [candidate for candidate in self._roster if candidate.leaving]
         for candidate in leavers:
             self._retire(candidate)
-        self._change(view, " and ".join(f"{candidate.node} left" for candidate in leavers), now_ns, decision)
+        self._change(work, " and ".join(f"{candidate.node} left" for candidate in leavers), now_ns, decision)
         self._depart_leavers(now_ns)
 
-    def _too_late(self, ballot: Ballot, now_ns: int) -> None:
+    def _too_late(self, work: Work, late: tuple[str, ...], now_ns: int) -> None:
         """The votes of some members did not come: they are named, and left out where the others can go on."""
-        late = ballot.silent
         seconds = self._config.vote_timeout_ns / 1e9
-        cause = clip(f"no vote on step {ballot.step} within {seconds:g} s from {names(late)}")
-        self._break(ballot.view, cause, late, late[0] if len(late) == 1 else "", now_ns)
+        cause = clip(f"no vote on step {self._history.committed_step + 1} within {seconds:g} s from {names(late)}")
+        self._break(work, cause, late, late[0] if len(late) == 1 else "", now_ns)
         rest = [candidate for candidate in self._choose(now_ns) if candidate.node not in late]
-        if not self._lack(rest):
+        if not self._muster.lack(rest, self._history):
             self._evict(dict.fromkeys(late, cause), now_ns)
 
     # Nodes
@@ -566,8 +447,8 @@ class CoordinatorCore:
                 self._reject(proposal, now_ns)
             else:
                 self._fail(proposal.view, cause, (node,), now_ns)
-        elif self._view is not None and self._view.rank_of(node) is not None:
-            self._break(self._view, cause, (node,), node, now_ns)
+        elif self._work is not None and self._work.view.rank_of(node) is not None:
+            self._break(self._work, cause, (node,), node, now_ns)
         else:
             self._pronounce(node, now_ns)
 
@@ -599,12 +480,11 @@ class CoordinatorCore:
 
     def _waiting_for(self, now_ns: int) -> str:
         """What a node that has just joined waits for; "" when it need not."""
-        if self._view is not None:
-            return f"view {self._view.view_id} is at work; the next one comes at a step boundary"
+        if self._work is not None:
+            return f"view {self._work.view.view_id} is at work; the next one comes at a step boundary"
         if self._proposal is not None:
             return f"view {self._proposal.view.view_id} is being formed"
-        chosen = self._choose(now_ns)
-        return clip(self._lack(chosen) or self._stateless(chosen))
+        return clip(self._muster.missing(self._choose(now_ns), self._history))
 
     # Outputs
 

@@ -27,11 +27,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quicoll.membership.complaints import Complaints
-from quicoll.membership.messages import FailureKind, clip
+from quicoll.membership.messages import Decline, FailureKind, Report, clip
 
 if TYPE_CHECKING:
     from quicoll.membership.ballot import Ballot
-    from quicoll.membership.messages import Report
     from quicoll.membership.view import View
 
 __all__ = ["Hearing", "Judgement", "suspect"]
@@ -78,8 +77,15 @@ class Hearing:
         self._blamed: dict[tuple[str, str], None] = {}  # an ordered set
         self._reporters: dict[str, None] = {}  # an ordered set
 
-    def report(self, node: str, report: Report, *, connected: Sequence[str], now_ns: int) -> None:
-        """`node` says that the view cannot go on. connected: nodes that may be judged."""
+    def hear(self, node: str, report: Report | Decline, *, connected: Sequence[str], now_ns: int) -> None:
+        """`node` says that the view cannot go on. connected: nodes that may be judged.
+
+        One that declines has confirmed, then lost a link while the installation was on its way: the same as a report.
+        """
+        if isinstance(report, Decline):
+            unreachable = tuple((other, report.reason) for other in report.unreachable)
+            reason = "" if unreachable else report.reason
+            report = Report(view_id=report.view_id, lost=unreachable, reason=reason)
         others = [other for other in self.view.nodes if other != node and other in connected]
         lost = [(other, cause) for other, cause in report.lost if other in others]
         blamed = [other for other in report.blamed if other in others]

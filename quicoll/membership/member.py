@@ -8,7 +8,10 @@
 
 `TRANSITIONS` is the whole of what can happen. Each `FormLinks(v)` is followed by exactly one `Deactivate(v)`, with
 `Activate(v)` between them if the view was installed, and before any other `FormLinks`. So the shell has at most one
-view at a time, and a Confirm, which says "I act in no other view", can only follow the Deactivate of the old one.
+view at a time, and a Confirm, which says "I act in no other view", can only follow the Deactivate of the old one. What
+belongs to that one view, its answer, its step and its reports, is its seat (seat.py); what is known from view to view,
+the seed, the steps, the doubt, is its knowledge (knowledge.py). Here are the link to the coordinator, the one deadline,
+and what follows from each message and call.
 
 The vote is the point of no return. Before it, this member alone can make sure that the step is not committed: losing
 the coordinator aborts the step here. After a vote with ok, only the coordinator knows. So from an ok vote to the
@@ -18,8 +21,8 @@ Hadzilacos and Goodman 1987, "Concurrency Control and Recovery in Database Syste
 with a single decider, and costs time only, never state.
 
 The coordinator is trusted to decide, not to be free of faults: a message that its rules exclude (a view id that goes
-back, a decision on a step that was not voted) means that it runs on another journal. The member then stops with
-`Refused` rather than guess.
+back, a decision on a step that was not voted) means that it runs on another journal (knowledge.py). The member then
+stops with `Refused` rather than guess.
 """
 
 from __future__ import annotations
@@ -28,10 +31,12 @@ import enum
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from quicoll.errors import LocalError
+from quicoll.membership.knowledge import Knowledge
 from quicoll.membership.member_actions import (
     Activate,
-    Deactivate,
     Decided,
     FormLinks,
     Held,
@@ -43,11 +48,8 @@ from quicoll.membership.member_actions import (
 )
 from quicoll.membership.messages import (
     Aborted,
-    Begin,
-    Confirm,
     CoordinatorMessage,
     Decision,
-    Decline,
     FailureKind,
     Hold,
     Install,
@@ -56,15 +58,15 @@ from quicoll.membership.messages import (
     MemberMessage,
     Propose,
     Refuse,
-    Report,
-    Vote,
     Welcome,
     clip,
 )
+from quicoll.membership.seat import Seat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from quicoll.membership.messages import Confirm, Decline
     from quicoll.membership.view import View
 
 __all__ = ["TRANSITIONS", "Cause", "MemberCore", "State", "transition"]
@@ -151,35 +153,24 @@ class MemberCore:
             raise LocalError("form_timeout_ns, answer_timeout_ns and decision_timeout_ns have to be above 0")
         self.node = node
         self.incarnation = incarnation
-        self._addresses = tuple(addresses)
-        self._world_size = world_size
-        self._rank_hint = rank_hint
-        self._site = site
+        self._join = Join(
+            incarnation=incarnation, addresses=tuple(addresses), world_size=world_size, rank_hint=rank_hint, site=site
+        )
         self._form_timeout_ns = form_timeout_ns
         self._answer_timeout_ns = answer_timeout_ns
         self._decision_timeout_ns = decision_timeout_ns
         self._state = State.DETACHED
         self._out: deque[MemberAction] = deque()
-        self._holds = committed_step
-        self._seed: int | None = None
+        self._known = Knowledge(committed_step)
         self._welcomed = False
-        self._view: View | None = None  # proposed or installed
-        self._last_view_id = 0  # the largest ever proposed to this process
-        self._confirmed = False
-        self._answered = False  # confirmed or declined
-        self._committed = 0  # last committed step of the view
-        self._step: int | None = None  # the step that is open here
-        self._vote: bool | None = None  # how it was voted for, None before
-        self._doubt: tuple[int, int] | None = None  # (view_id, step) voted for in a view that is over
-        self._reported: dict[str, None] = {}  # peers; an ordered set
-        self._failed = False  # a report of this view is on its way
+        self._seat: Seat | None = None  # in the proposed or installed view
         self._leaving = False
         self._held = ""
         self._deadline_ns: int | None = None
 
     def __repr__(self) -> str:
-        view = self._view.view_id if self._view is not None else None
-        return f"<MemberCore {self.node}#{self.incarnation} {self._state.name} view={view} step={self._step}>"
+        view = self._seat.view.view_id if self._seat is not None else None
+        return f"<MemberCore {self.node}#{self.incarnation} {self._state.name} view={view} step={self.open_step}>"
 
     @property
     def state(self) -> State:
@@ -188,28 +179,28 @@ class MemberCore:
     @property
     def view(self) -> View | None:
         """The view that is being formed or active."""
-        return self._view
+        return self._seat.view if self._seat is not None else None
 
     @property
     def committed_step(self) -> int:
         """The last step whose result this node holds."""
-        return self._holds
+        return self._known.holds
 
     @property
     def next_step(self) -> int | None:
         """The only step that can be begun now; None while none can."""
-        usable = self._state is State.ACTIVE and self._step is None and not self._failed and not self._leaving
-        return self._committed + 1 if usable else None
+        free = self._state is State.ACTIVE and self._seat is not None and self._seat.free
+        return self._known.committed + 1 if free and not self._leaving else None
 
     @property
     def open_step(self) -> int | None:
         """The step that was begun and is not decided."""
-        return self._step
+        return self._seat.step if self._seat is not None else None
 
     @property
     def doubt(self) -> tuple[int, int] | None:
         """(view_id, step) of a vote whose decision is not known because the link was lost."""
-        return self._doubt
+        return self._known.doubt
 
     # Inputs: the link to the coordinator
 
@@ -220,16 +211,8 @@ class MemberCore:
         self._move(Cause.CONNECTED)
         self._welcomed = False
         self._deadline_ns = now_ns + self._answer_timeout_ns
-        join = Join(
-            incarnation=self.incarnation,
-            addresses=self._addresses,
-            world_size=self._world_size,
-            rank_hint=self._rank_hint,
-            committed_step=self._holds,
-            doubt=self._doubt,
-            site=self._site,
-        )
-        self._tell(join)
+        known = self._known
+        self._tell(msgspec.structs.replace(self._join, committed_step=known.holds, doubt=known.doubt))
 
     def disconnected(self, cause: str, *, now_ns: int) -> None:
         """The link to the coordinator is gone; nothing of it will be delivered any more."""
@@ -239,7 +222,7 @@ class MemberCore:
         self._doubt_vote()
         self._end_view(cause, partitioned=True)
         self._deadline_ns = None
-        if self._leaving and self._doubt is None:
+        if self._leaving and self._known.doubt is None:
             self._move(Cause.DONE)
             return
         self._move(Cause.DISCONNECTED)
@@ -247,7 +230,7 @@ class MemberCore:
 
     def receive(self, message: CoordinatorMessage, *, now_ns: int) -> None:
         """A message of the coordinator came."""
-        view_id = self._view.view_id if self._view is not None else None
+        view_id = self._seat.view.view_id if self._seat is not None else None
         if self._state in (State.DETACHED, State.LEFT):
             return
         if isinstance(message, Refuse):
@@ -274,39 +257,33 @@ class MemberCore:
 
     def links_ready(self, view_id: int, *, now_ns: int) -> None:
         """There is a link to every other member of the proposed view."""
-        view = self._view
-        if self._state is State.FORMING and view is not None and view.view_id == view_id and not self._answered:
-            self._confirmed = self._answered = True
-            self._deadline_ns = now_ns + self._answer_timeout_ns
-            self._tell(Confirm(view_id=view_id))
+        seat = self._forming(view_id)
+        if seat is not None and not seat.answered:
+            self._answer(seat.confirm(), now_ns)
 
     def links_failed(self, view_id: int, unreachable: Sequence[str], reason: str, *, now_ns: int) -> None:
         """There is no link to the members `unreachable`; or, where that is empty, this node cannot take part."""
-        if self._state is State.FORMING and self._view is not None and self._view.view_id == view_id:
-            self._decline(self._view, tuple(unreachable), reason, now_ns)
+        seat = self._forming(view_id)
+        if seat is not None:
+            self._answer(seat.decline(tuple(unreachable), reason), now_ns)
 
     def peer_lost(self, node: str, cause: str, *, now_ns: int) -> None:
         """The link to a member of the view is lost."""
-        view = self._view
-        if view is None or view.rank_of(node) is None or node == self.node or node in self._reported:
+        seat = self._seat
+        if seat is None or not seat.is_news(node):
             return
         if self._state is State.ACTIVE:
-            self._reported[node] = None
-            self._failed = True
-            self._tell(Report(view_id=view.view_id, lost=((node, clip(cause)),), culprit=node))
-        elif self._confirmed:
-            self._reported[node] = None
-            self._decline(view, (node,), cause, now_ns)
+            self._tell(seat.lost(node, cause))
+        elif seat.confirmed:
+            self._answer(seat.take_back(node, cause), now_ns)
 
     # Inputs: the user's steps
 
     def begin(self, step: int, *, now_ns: int) -> None:
         """This node is inside `step`, which has to be `next_step`. Raises LocalError when it is not."""
-        if self._view is None or step != self.next_step:
+        if self._seat is None or step != self.next_step:
             raise LocalError(f"step {step} cannot begin; next is {self.next_step}", step=step)
-        self._step = step
-        self._vote = None
-        self._tell(Begin(view_id=self._view.view_id, step=step))
+        self._tell(self._seat.begin(step))
 
     def vote(
         self,
@@ -320,20 +297,10 @@ class MemberCore:
         now_ns: int,
     ) -> None:
         """Vote for the open step; with ok, it can be committed from now on. Raises LocalError when it is not open."""
-        if self._view is None or step != self._step or self._vote is not None:
-            raise LocalError(f"there is nothing to vote on step {step}; open is {self._step}", step=step)
-        self._vote = ok
+        if self._seat is None or step != self._seat.step or self._seat.vote is not None:
+            raise LocalError(f"there is nothing to vote on step {step}; open is {self.open_step}", step=step)
         self._deadline_ns = now_ns + self._decision_timeout_ns
-        vote = Vote(
-            view_id=self._view.view_id,
-            step=step,
-            ok=ok,
-            digest=digest,
-            reason=clip(reason),
-            culprit=culprit,
-            groups=groups,
-        )
-        self._tell(vote)
+        self._tell(self._seat.cast(step, ok=ok, digest=digest, reason=reason, culprit=culprit, groups=groups))
 
     def failed(
         self,
@@ -348,16 +315,12 @@ class MemberCore:
 
         blamed: members whose bits came spoiled, or who called something else, as `kind` says.
         """
-        if self._state is State.ACTIVE and self._view is not None and not self._failed:
-            self._failed = True
-            view_id, blamed = self._view.view_id, tuple(blamed)
-            self._tell(Report(view_id=view_id, blamed=blamed, reason=clip(reason), culprit=culprit, kind=kind))
+        if self._state is State.ACTIVE and self._seat is not None and not self._seat.failed:
+            self._tell(self._seat.fail(reason, culprit=culprit, kind=kind, blamed=tuple(blamed)))
 
     def caught_up(self, step: int) -> None:
         """This node got the state after `step` from another member. Raises LocalError where no member can hold it."""
-        if not self._holds <= step <= self._committed:
-            raise LocalError(f"step {step} is not in {self._holds}..{self._committed}", step=step)
-        self._holds = step
+        self._known.caught_up(step)
 
     def leave(self, reason: str = "", *, now_ns: int) -> None:
         """Leave the job: at once, or after the decision of the step that is open or in doubt."""
@@ -366,10 +329,8 @@ class MemberCore:
         self._leaving = True
         if self._welcomed and self._state is not State.DETACHED:
             self._tell(Leave(reason=clip(reason)))
-        waits = (
-            self._step is not None or self._doubt is not None or (self._state is State.JOINING and not self._welcomed)
-        )
-        if not waits:
+        unanswered = self._state is State.JOINING and not self._welcomed
+        if self.open_step is None and self._known.doubt is None and not unanswered:
             self._end_view("this node left")
             self._done()
 
@@ -380,8 +341,8 @@ class MemberCore:
         if self._deadline_ns is None or now_ns < self._deadline_ns:
             return
         self._deadline_ns = None
-        if self._state is State.FORMING and not self._answered and self._view is not None:
-            self._decline(self._view, (), f"no links within {self._form_timeout_ns / 1e9:g} s", now_ns)
+        if self._state is State.FORMING and self._seat is not None and not self._seat.answered:
+            self._answer(self._seat.decline((), f"no links within {self._form_timeout_ns / 1e9:g} s"), now_ns)
             return
         awaited = "the answer to Join" if self._state is State.JOINING else "the installation of the view"
         cause = f"{awaited if self._state is not State.ACTIVE else 'the decision of the step'} did not come in time"
@@ -398,23 +359,17 @@ class MemberCore:
     # The coordinator's messages
 
     def _welcome(self, message: Welcome) -> None:
-        if (self._doubt is None) != (message.doubt_committed is None):
-            self._broken(f"the doubt is {self._doubt}, the answer {message.doubt_committed}")
-            return
-        if self._seed is not None and self._seed != message.seed:
-            self._broken(f"the seed was {self._seed} and is {message.seed}")
+        if contradiction := self._known.contradiction(message):
+            self._broken(contradiction)
             return
         self._welcomed = True
-        self._seed = message.seed
         self._deadline_ns = None
-        if self._doubt is not None:
-            view_id, step = self._doubt
-            self._doubt = None
-            cause = "settled after the coordinator was lost"
-            if message.doubt_committed:
-                self._settle(view_id, step, cause)
-            else:
-                self._out.append(Decided(view_id, step, False, cause))
+        doubt = self._known.welcome(message)
+        cause = "settled after the coordinator was lost"
+        if doubt is not None and message.doubt_committed:
+            self._settle(*doubt, cause)
+        elif doubt is not None:
+            self._out.append(Decided(*doubt, False, cause))
         if self._leaving:
             self._tell(Leave())
             self._done()
@@ -422,38 +377,29 @@ class MemberCore:
             self._hold(message.waiting_for)
 
     def _propose(self, view: View, now_ns: int) -> None:
-        member = view.member(self.node)
-        if view.view_id <= self._last_view_id:
-            self._broken(f"view {view.view_id} is proposed after view {self._last_view_id}")
+        if contradiction := self._known.contradiction_of_view(view, node=self.node, incarnation=self.incarnation):
+            self._broken(contradiction)
             return
-        if member is None or member.incarnation != self.incarnation:
-            self._broken(f"view {view.view_id} has no {self.node} of incarnation {self.incarnation}")
-            return
-        if view.committed_step < self._holds or view.seed != self._seed:
-            theirs = f"step {view.committed_step} and seed {view.seed}"
-            self._broken(f"view {view.view_id} has {theirs}, this node step {self._holds} and seed {self._seed}")
-            return
-        if self._view is not None:
+        seat = self._seat
+        if seat is not None:
             # The coordinator took no step to be open, or the decision would have come first, on the same link. The
             # proposal tells all the same what became of one.
-            if self._step is not None and self._vote and view.committed_step >= self._step:
-                if view.committed_view != self._view.view_id:
-                    self._broken(f"step {self._step} is committed, and this node was not told by which view")
+            if seat.step is not None and seat.vote and view.committed_step >= seat.step:
+                if view.committed_view != seat.view.view_id:
+                    self._broken(f"step {seat.step} is committed, and this node was not told by which view")
                     return
-                self._settle(self._view.view_id, self._step)
+                self._settle(seat.view.view_id, seat.step)
             self._over(f"view {view.view_id} is proposed", (), "")
             if self._leaving:
                 return
         self._move(Cause.PROPOSED)
-        self._view = view
-        self._last_view_id = view.view_id
-        self._confirmed = self._answered = False
-        self._committed = view.committed_step
+        self._seat = Seat(view, self.node)
+        self._known.proposed(view)
         self._deadline_ns = now_ns + self._form_timeout_ns
         self._out.append(FormLinks(view))
 
     def _install(self) -> None:
-        if not self._confirmed or self._view is None:
+        if self._seat is None or not self._seat.confirmed:
             self._broken("Install of a view that was not confirmed")
             return
         self._move(Cause.INSTALLED)
@@ -461,12 +407,13 @@ class MemberCore:
         if self._held:
             self._held = ""
             self._out.append(Resumed())
-        self._out.append(Activate(self._view))
+        self._out.append(Activate(self._seat.view))
 
     def _decide(self, message: Decision, now_ns: int) -> None:
         if message.commit:
-            if message.step != self._step or not self._vote:
-                self._broken(f"step {message.step} is committed, but open here is {self._step} with vote {self._vote}")
+            step, vote = (self._seat.step, self._seat.vote) if self._seat is not None else (None, None)
+            if message.step != step or not vote:
+                self._broken(f"step {message.step} is committed, but open here is {step} with vote {vote}")
                 return
             self._deadline_ns = None
             self._settle(message.view_id, message.step)
@@ -498,35 +445,32 @@ class MemberCore:
         kind: FailureKind = "failed",
     ) -> None:
         """Forget the view. A step that is open by now was committed nowhere."""
-        view = self._view
-        if view is None:
-            return
-        step, self._step, self._vote = self._step, None, None
-        self._view = None
-        self._confirmed = False
-        self._failed = False
-        self._reported = {}
-        self._out.append(Deactivate(view.view_id, cause, lost, culprit, partitioned, kind))
-        if step is not None:
-            # after Deactivate: who hears of the abort may rely on it that nothing of the step is running any more
-            self._out.append(Decided(view.view_id, step, False, cause, lost, culprit, kind))
+        seat, self._seat = self._seat, None
+        if seat is not None:
+            self._out += seat.give_up(cause, lost=lost, culprit=culprit, partitioned=partitioned, kind=kind)
 
     def _doubt_vote(self) -> None:
         """A step that was voted for with ok may have been committed; keep it until the journal answers."""
-        if self._view is not None and self._step is not None and self._vote:
-            self._doubt = (self._view.view_id, self._step)
-            self._step = self._vote = None
+        doubt = self._seat.step_in_doubt() if self._seat is not None else None
+        if doubt is not None:
+            self._known.doubt = doubt
 
     def _settle(self, view_id: int, step: int, cause: str = "") -> None:
         """The step is committed."""
-        self._step = self._vote = None
-        self._holds = self._committed = step
+        if self._seat is not None:
+            self._seat.decided()
+        self._known.commit(step)
         self._out.append(Decided(view_id, step, True, cause))
 
-    def _decline(self, view: View, unreachable: tuple[str, ...], reason: str, now_ns: int) -> None:
-        self._answered = True
+    def _forming(self, view_id: int) -> Seat | None:
+        """The seat, if `view_id` is being formed."""
+        seat = self._seat if self._state is State.FORMING else None
+        return seat if seat is not None and seat.view.view_id == view_id else None
+
+    def _answer(self, message: Confirm | Decline, now_ns: int) -> None:
+        """Answer the proposal; what follows from it is waited for."""
         self._deadline_ns = now_ns + self._answer_timeout_ns
-        self._tell(Decline(view_id=view.view_id, unreachable=unreachable, reason=clip(reason)))
+        self._tell(message)
 
     def _hold(self, cause: str) -> None:
         if cause != self._held:

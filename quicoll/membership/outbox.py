@@ -5,8 +5,22 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from quicoll.membership.actions import Action, Drop, Event, Held, Note, Persist, StepAborted, Tell, ViewAborted
-from quicoll.membership.messages import Aborted, CoordinatorMessage, Decision, Hold, Refuse, clip
+import msgspec
+
+from quicoll.membership.actions import (
+    Action,
+    Drop,
+    Event,
+    Held,
+    Note,
+    Persist,
+    StepAborted,
+    Tell,
+    ViewAborted,
+    ViewInstalled,
+    ViewProposed,
+)
+from quicoll.membership.messages import Aborted, CoordinatorMessage, Decision, Hold, Install, Propose, Refuse, clip
 
 if TYPE_CHECKING:
     from quicoll.membership.ballot import Ballot
@@ -40,6 +54,10 @@ class Outbox:
         if candidate is not None and candidate.incarnation == member.incarnation:
             self._actions.append(Tell(member.node, member.incarnation, message))
 
+    def tell_all(self, view: View, message: CoordinatorMessage) -> None:
+        for member in view.members:
+            self.tell(member, message)
+
     def drop(self, node: str, incarnation: int, reason: str) -> None:
         self._actions.append(Drop(node, incarnation, reason))
 
@@ -62,14 +80,38 @@ class Outbox:
         candidate.told = clip(cause)
         self.tell(candidate, Hold(cause=candidate.told))
 
-    def resume(self) -> None:
-        """A view is proposed: what was said about having to wait is over."""
+    def proposed(self, view: View, previous: View | None, boundary: Decision | None, *, now_ns: int) -> None:
+        """A view is proposed: its members are asked, and those who are in it no more are told so.
+
+        previous: the view at work until now. boundary: the decision of its step, if one has just been taken; who stays
+        gets the proposal inside of it, in one message: between the two nobody could begin a step of the old view.
+        What was said about having to wait is over.
+        """
+        informed: tuple[str, ...] = ()
+        if previous is not None:
+            informed = previous.nodes if boundary is not None else ()
+            for member in previous.members:
+                stays = view.rank_of(member.node) is not None
+                if boundary is not None:
+                    self.tell(member, msgspec.structs.replace(boundary, next_view=view if stays else None))
+                if not stays:
+                    self.tell(member, Aborted(view_id=previous.view_id, cause=f"not in view {view.view_id}"))
+        for member in view.members:
+            if member.node not in informed:
+                self.tell(member, Propose(view=view))
+            candidate = self._roster.get(member.node)
+            if candidate is not None:
+                candidate.told = ""
         self._held = ""
+        self.note(ViewProposed(now_ns=now_ns, view=view))
+
+    def installed(self, view: View, *, now_ns: int) -> None:
+        self.tell_all(view, Install(view_id=view.view_id))
+        self.note(ViewInstalled(now_ns=now_ns, view=view))
 
     def failed(self, view: View, *, cause: str, lost: tuple[str, ...], now_ns: int) -> None:
         """The proposed view comes to nothing."""
-        for member in view.members:
-            self.tell(member, Aborted(view_id=view.view_id, cause=cause, lost=lost))
+        self.tell_all(view, Aborted(view_id=view.view_id, cause=cause, lost=lost))
         self.note(ViewAborted(now_ns=now_ns, view_id=view.view_id, installed=False, cause=cause, lost=lost, culprit=""))
 
     def broken(self, view: View, ballot: Ballot | None, judgement: Judgement, *, now_ns: int) -> None:
@@ -78,8 +120,7 @@ class Outbox:
         cause, kind, culprit, lost = judgement.cause, judgement.kind, judgement.culprit, judgement.lost
         aborted = Aborted(view_id=view_id, cause=cause, lost=lost, culprit=culprit, kind=kind)
         if ballot is None:
-            for member in view.members:
-                self.tell(member, aborted)
+            self.tell_all(view, aborted)
         else:
             step = ballot.step
             decision = Decision(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quicoll.membership.complaints import Complaints
+from quicoll.membership.messages import Confirm, Decline, Report
 
 if TYPE_CHECKING:
+    from quicoll.membership.messages import Begin, Vote
     from quicoll.membership.view import View
 
 __all__ = ["Proposal"]
@@ -42,8 +44,15 @@ class Proposal:
         """Whether those who are silent are waited for no more."""
         return not self._silent or now_ns >= self.judge_ns
 
-    def confirm(self, node: str) -> None:
-        self._confirmed[node] = None
+    def hear(self, node: str, message: Confirm | Decline | Report | Begin | Vote, *, now_ns: int) -> None:
+        """The member `node` spoke of this view; what belongs to an installed one says nothing here."""
+        if isinstance(message, Confirm):
+            self._confirmed[node] = None
+        elif isinstance(message, Decline):
+            self.decline(node, unreachable=message.unreachable, reason=message.reason, now_ns=now_ns)
+        elif isinstance(message, Report):
+            lost = tuple(other for other, _ in message.lost)
+            self.decline(node, unreachable=lost, reason=message.reason, now_ns=now_ns)
 
     def decline(self, node: str, *, unreachable: tuple[str, ...], reason: str, now_ns: int) -> None:
         others = [other for other in unreachable if other != node and self.view.rank_of(other) is not None]

@@ -46,11 +46,12 @@ from quicoll.sim.errors import InvariantBroken
 if TYPE_CHECKING:
     from quicoll.caller import Caller
     from quicoll.config import Config
-    from quicoll.engine import Decision, Engine
+    from quicoll.engine import Engine
     from quicoll.handle import Handle
     from quicoll.membership.history import History, Record
     from quicoll.membership.journal import RecordStore
     from quicoll.membership.view import View
+    from quicoll.outcomes import Decision
     from quicoll.runtime import Runtime
     from quicoll.sim.machine import Machine
     from quicoll_transport.sim import HostLoop
@@ -267,7 +268,7 @@ class CheckedJob(Job):
         self._machine.note("step_began", step=step.number, view=self.view.view_id)
 
     async def _commit(self, step: Step, view_id: int, unfinished: int) -> None:
-        opened = self._engine.open_step
+        opened = self._engine.steps.open
         if opened is not None:
             self._checker.voted(self.node, view_id, opened[0])
         with within(self.config.hold_timeout, "a vote", machine=self._machine, checker=self._checker):

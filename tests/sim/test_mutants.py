@@ -35,6 +35,7 @@ from quicoll.membership.ballot import Ballot, Outcome
 from quicoll.membership.coordinator import CoordinatorCore
 from quicoll.membership.history import Committed
 from quicoll.membership.journal import Journal
+from quicoll.membership.muster import Muster
 from quicoll.mesh import Mesh
 from quicoll.sim import Conditions, Settings, Simulation, workload
 from quicoll.sim.invariants import CheckedGroup, state_digest
@@ -271,7 +272,7 @@ def anybody_is_a_quorum(patch: Patch) -> None:
 
 
 def a_quorum_needs_no_state(patch: Patch) -> None:
-    patch.setattr(CoordinatorCore, "_stateless", lambda self, chosen: "")
+    patch.setattr(Muster, "_stateless", lambda self, chosen, history: "")
 
 
 def aborted_steps_are_applied(patch: Patch) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from endpoint_world import World
 from quicoll_fuzz.virtual import today
 
 from quicoll_transport.authority import ephemeral
@@ -39,3 +40,12 @@ def credentials_of() -> CredentialsOf:
 def virtual_credentials_of() -> CredentialsOf:
     """The same for virtual worlds: of their date, and from a seed."""
     return finder(now=today(), entropy=random.Random("credentials").randbytes)
+
+
+@pytest.fixture
+async def world(credentials_of: CredentialsOf) -> AsyncIterator[World]:
+    """Endpoints on real sockets; some modules have a world of their own kind."""
+    made = World(credentials_of)
+    yield made
+    for opened in made.endpoints:
+        await opened.aclose(timeout=0.0)

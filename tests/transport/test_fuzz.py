@@ -17,6 +17,7 @@ from quicoll_fuzz.hostile import Tally
 from quicoll_fuzz.mutate import mutate_datagram, mutate_frames, varint
 
 from quicoll_transport.endpoint.connection import Connection
+from quicoll_transport.endpoint.table import Table
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.frames import Cancel, ControlReader, Header, encode_control
 from quicoll_transport.guard import Pace, PaceConfig
@@ -102,12 +103,12 @@ def test_a_connection_id_that_is_announced_again_is_kept_once() -> None:
 
     session: Any = SimpleNamespace(cids=[b"one", b"two", b"one"], retired_cids=[])
     connection = Connection(session, dialled=False, deadline_ns=0, pace=Pace(PaceConfig()))
-    table: dict[bytes, Connection] = {}
-    connection.take_cids(table)
+    table = Table()
+    table.add(connection)
     assert sorted(connection.cids) == [b"one", b"two"]
     session.retired_cids = [b"one"]
-    connection.take_cids(table)
-    assert connection.cids == list(table) == [b"two"]
+    table.refresh(connection)
+    assert connection.cids == list(table.by_cid) == [b"two"]
 
 
 def test_the_last_words_to_an_unvalidated_address_stay_within_three_times_what_it_sent(credentials_of: Any) -> None:

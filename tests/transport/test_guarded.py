@@ -208,7 +208,7 @@ def test_ten_thousand_half_open_handshakes_neither_stop_the_honest_link_nor_keep
             world.net.inject(forge.answered(world, source(number)), source(number), HOST)
             if number % 40 == 39:
                 await asyncio.sleep(0.01)
-                worst = max(worst, world.host._strangers)
+                worst = max(worst, world.host._connections.strangers)
             if number % 1000 == 999:
                 await world.works()
             if number == FLOOD // 2:
@@ -225,7 +225,7 @@ def test_ten_thousand_half_open_handshakes_neither_stop_the_honest_link_nor_keep
             await joined
         await world.works()
         await asyncio.sleep(4)
-        assert world.host._strangers == 0
+        assert world.host._connections.strangers == 0
         assert len(world.host._connections) == 2
         assert door.remembered <= 4096 + 2
 
@@ -247,13 +247,13 @@ def test_half_open_handshakes_take_bounded_memory_and_expire(run: Run, caplog: p
                 for data, address in datagrams[start : start + 50]:
                     world.net.inject(data, address, HOST)
                 await asyncio.sleep(0.01)
-            assert world.host._strangers == places
+            assert world.host._connections.strangers == places
             assert world.host._reception.door.displaced > 2 * places
             assert len(world.host._due) <= places + 4
             gc.collect()  # whoever was displaced is a cycle of references inside the QUIC library
             kept, peak = tracemalloc.get_traced_memory()
             await asyncio.sleep(4)
-            assert world.host._strangers == 0
+            assert world.host._connections.strangers == 0
             gc.collect()
             left = tracemalloc.get_traced_memory()[0]
         finally:
@@ -299,7 +299,7 @@ def test_one_source_gets_its_share_of_handshakes_only(run: Run) -> None:
         for _ in range(400):
             world.net.inject(forge.answered(world, ENEMY), ENEMY, HOST)
         await asyncio.sleep(0.001)
-        assert world.host._strangers == 128, "source_burst"
+        assert world.host._connections.strangers == 128, "source_burst"
         async with asyncio.timeout(0.1):
             await world.join(world.open("d", NEWCOMER))
         await world.works()
@@ -321,7 +321,7 @@ def test_a_flood_from_invented_sources_keeps_nothing_and_is_answered_with_less_t
         assert 0 < sent < 0.15 * got
         assert world.host._reception.door.dropped > 0, "the bucket of first datagrams ran dry"
         assert world.host._reception.door.remembered == before
-        assert world.host._strangers == 0
+        assert world.host._connections.strangers == 0
         async with asyncio.timeout(5):
             await world.join(world.open("d", NEWCOMER))
 
@@ -345,7 +345,7 @@ def test_unknown_versions_and_garbage_draw_no_answer_at_all(run: Run) -> None:
                 world.net.inject(bytes([form]) + initial[1:5] + rng.randbytes(1300), victim, HOST)
         await asyncio.sleep(1)
         assert world.net.to_nobody == {}
-        assert world.host._strangers == 0
+        assert world.host._connections.strangers == 0
         await world.works()
 
     run(test)
@@ -358,11 +358,11 @@ def test_a_stranger_that_sends_and_sends_and_never_gets_on_is_cut_off(run: Run) 
         first = forge.answered(world, ENEMY)
         world.net.inject(first, ENEMY, HOST)
         await asyncio.sleep(0.01)
-        assert world.host._strangers == 1
+        assert world.host._connections.strangers == 1
         for _ in range(300):
             world.net.inject(b"\xe3" + first[1:14] + rng.randbytes(1100), ENEMY, HOST)
         await asyncio.sleep(0.01)
-        assert world.host._strangers == 0, "long before its deadline"
+        assert world.host._connections.strangers == 0, "long before its deadline"
         await world.works()
 
     run(test, handshake_ns=10_000 * MS)

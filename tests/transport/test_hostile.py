@@ -1,5 +1,5 @@
 """Hostile peers against one endpoint, with an honest link at work all the while. Strangers without a certificate, of a
-foreign authority, expired, of another job or role are in test_endpoint; here are those who abuse the protocol.
+foreign authority, expired, of another job or role are in test_reception; here are those who abuse the protocol.
 The bounds and where each is tested are listed in docs/security.md."""
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ class Place:
 
     def only_the_honest(self) -> None:
         assert list(self.host._connections) == [self.theirs.connection]
-        assert set(self.host._by_cid.values()) == {self.theirs.connection}
-        assert self.host._strangers == 0
+        assert set(self.host._connections.by_cid.values()) == {self.theirs.connection}
+        assert self.host._connections.strangers == 0
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ async def test_an_initial_and_then_silence_is_forgotten_at_the_handshake_deadlin
     began = place.net.now()
     slow.flush()
     await place.works()
-    assert place.host._strangers == 1
+    assert place.host._connections.strangers == 1
     await ended.acquire()
     assert place.net.now() - began >= 300 * MS
     place.only_the_honest()

@@ -26,7 +26,7 @@ def judged(nodes: str, words: list[tuple[str, dict[str, Any]]], *, without: str 
     present = [node for node in nodes if node not in without]
     heard = hearing(nodes)
     for node, fields in words:
-        heard.report(node, m.Report(view_id=1, **fields), connected=present, now_ns=0)
+        heard.hear(node, m.Report(view_id=1, **fields), connected=present, now_ns=0)
     return heard.judgement(present)
 
 
@@ -93,7 +93,7 @@ def test_who_lost_most_others_is_to_blame_and_told_as_lost(words: Any, culprit: 
 
 def test_a_node_that_is_gone_explains_what_was_said_of_it() -> None:
     heard = hearing("abc")
-    heard.report("b", m.Report(view_id=1, lost=(("a", "silence"),)), connected="abc", now_ns=0)
+    heard.hear("b", m.Report(view_id=1, lost=(("a", "silence"),)), connected="abc", now_ns=0)
     heard.gone("a", "a was lost: silence")
     assert heard.over("bc", now_ns=0)
     assert heard.judgement("bc") == Judgement("a was lost: silence", culprit="a", lost=("a",))
@@ -102,18 +102,18 @@ def test_a_node_that_is_gone_explains_what_was_said_of_it() -> None:
 
 def test_a_node_of_no_part_in_the_view_that_is_gone_explains_nothing() -> None:
     heard = hearing("abc")
-    heard.report("b", m.Report(view_id=1, reason="why"), connected="abc", now_ns=0)
+    heard.hear("b", m.Report(view_id=1, reason="why"), connected="abc", now_ns=0)
     heard.gone("x", "x left")
     assert heard.judgement("abc") == Judgement("b: why")
 
 
 def test_an_accusation_waits_for_the_others_and_anything_else_for_nobody() -> None:
     heard = hearing("abc")
-    heard.report("a", m.Report(view_id=1, reason="left its step", culprit="a"), connected="abc", now_ns=0)
+    heard.hear("a", m.Report(view_id=1, reason="left its step", culprit="a"), connected="abc", now_ns=0)
     assert heard.over("abc", now_ns=0)
     for words in (lost("b"), spoiled("b"), differs("b")):
         heard = hearing("abc")
-        heard.report("a", m.Report(view_id=1, **words), connected="abc", now_ns=10)
+        heard.hear("a", m.Report(view_id=1, **words), connected="abc", now_ns=10)
         assert not heard.over("abc", now_ns=10 + GATHER_NS - 1)
         assert heard.over("abc", now_ns=10 + GATHER_NS)
         assert heard.over("a", now_ns=10)  # all who are there have spoken

@@ -191,7 +191,7 @@ class Episode:
 
     def _aim(self, data: bytes, endpoint: Endpoint) -> bytes:
         """Put a living connection's id where the datagram names its destination; most old ones are for dead ones."""
-        cid = self.rng.choice(list(endpoint._by_cid))
+        cid = self.rng.choice(list(endpoint._connections.by_cid))
         if len(data) < 20:
             return data
         if data[0] & 0x80:
@@ -429,12 +429,12 @@ class Episode:
         self._hold(not self.errors.ours, f"our own code raised on a peer's bytes: {self.errors.ours[:1]}")
         for endpoint in (self.a, self.b):
             connections: list[Any] = list(endpoint._connections)
-            strangers = sum(not c.dialled and not c.greeted for c in connections)
-            self._hold(endpoint._strangers == strangers, f"{endpoint._strangers} strangers counted, {strangers} there")
+            strangers = endpoint._connections.strangers
             self._hold(strangers <= CONFIG.max_handshakes, f"{strangers} handshakes of strangers")
             self._hold(len(connections) <= CONFIG.max_handshakes + len(endpoint.links) + 1, "too many connections")
             ids = sum(len(c.cids) for c in connections)
-            self._hold(len(endpoint._by_cid) == ids, f"{len(endpoint._by_cid)} ids known, {ids} in use")
+            known = len(endpoint._connections.by_cid)
+            self._hold(known == ids, f"{known} ids known, {ids} in use")
             self._hold(ids <= 16 * len(connections), f"{ids} connection ids for {len(connections)} connections")
             self._hold(len(endpoint._due) <= len(connections) + len(endpoint.links), "timers of what is gone")
             for connection in connections:
@@ -469,7 +469,7 @@ class Episode:
             self._hold(len(links) == 1, f"links to {links} are left")
             left = len(endpoint._connections)
             self._hold(left == 1, f"{left} connections are left")
-            self._hold(endpoint._strangers == 0, f"{endpoint._strangers} strangers are left")
+            self._hold(endpoint._connections.strangers == 0, f"{endpoint._connections.strangers} strangers are left")
             self._hold(len(endpoint._due) <= 2, f"{len(endpoint._due)} timers are left")
             for link in endpoint.links.values():
                 self._hold(link.stats.held_bytes == 0, f"{link.stats.held_bytes} bytes are held for an honest link")

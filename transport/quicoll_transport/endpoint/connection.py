@@ -38,7 +38,7 @@ class Connection:
     unproved: int = 0  # bytes received before the peer was authenticated
     greeted: bool = False
     answer_ns: int | None = None  # until which a dialled peer must have sent anything at all; None once it has
-    cids: list[bytes] = field(default_factory=list)  # under which it is registered
+    cids: list[bytes] = field(default_factory=list)  # under which it is registered (table.py)
 
     def listened(self, now_ns: int, *, began: bool) -> None:
         """Bytes of the control stream came; began: what waits now, if anything, is another message than before."""
@@ -58,25 +58,6 @@ class Connection:
             return at
         deadline = self.deadline_ns if self.answer_ns is None else min(self.deadline_ns, self.answer_ns)
         return deadline if at is None else min(at, deadline)
-
-    def take_cids(self, table: dict[bytes, Connection]) -> None:
-        """Enter the ids that the session has got into `table`, and take those out that it has given up."""
-        session = self.session
-        while session.cids:
-            cid = session.cids.pop()
-            if table.get(cid) is not self:  # QUIC announces an id again when the announcement was lost
-                table[cid] = self
-                self.cids.append(cid)
-        while session.retired_cids:
-            cid = session.retired_cids.pop()
-            if table.get(cid) is self:
-                del table[cid]
-                self.cids.remove(cid)
-
-    def drop_cids(self, table: dict[bytes, Connection]) -> None:
-        for cid in self.cids:
-            if table.get(cid) is self:
-                del table[cid]
 
     def overdue(self, now_ns: int) -> tuple[int, str] | None:
         """Why this connection is to be closed now, as a code and words; None: there is no reason to."""

@@ -91,7 +91,7 @@ class Reception:
         cid = destination_cid(data)
         if cid is None:
             return None
-        connection = self._endpoint._by_cid.get(cid)
+        connection = self._endpoint._connections.find(cid)
         if connection is not None or not is_unauthenticated_initial(data):
             return connection
         if self._endpoint._closing is not None or not self.door.initial(address, now_ns):
@@ -177,7 +177,6 @@ class Reception:
         link.fingerprint = connection.fingerprint
         if connection.dialled:
             link.plan.worked()
-        endpoint._strangers -= not connection.dialled
         self.door.closed(connection)
         if connection.session.peer_address is not None:
             self.door.proved(connection.session.peer_address)

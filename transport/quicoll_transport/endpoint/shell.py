@@ -1,6 +1,6 @@
 """The asyncio shell: one UDP socket, its sessions, and the links to peers. Bytes and time in, messages out.
 
-Who owns what. An endpoint has sessions (QUIC connections, found by connection id) and links (one per peer node).
+Who owns what. An endpoint has sessions (QUIC connections, found by connection id, table.py) and links (one per peer).
 A session belongs to no link until its peer is authenticated and has said Hello. One side of a pair dials; it redials
 for as long as the link lives. When a link ends, its session is closed with CLOSE_GONE, so that the other side does
 not have to wait for silence.
@@ -47,6 +47,7 @@ from .connection import Connection, who
 from .dialling import Dialler
 from .links import Link
 from .reception import Reception
+from .table import Table
 
 if TYPE_CHECKING:
     from ..faults import Faults
@@ -111,10 +112,8 @@ class Endpoint:
             self._qlog = QlogDirectory(config.qlog_directory, label=self.identity.node, files=config.qlog_files)
         self._reception = Reception(self, authorize=authorize, on_link=on_link)
         self._dialler = Dialler(self)
-        self._connections: dict[Connection, None] = {}
-        self._strangers = 0  # accepted connections that have not said a valid Hello
+        self._connections = Table()
         self._due: Agenda[Link | Connection] = Agenda(loop, self._on_timer)
-        self._by_cid: dict[bytes, Connection] = {}
         self._next_link = 1
         self._dirty: dict[Link, None] = {}
         self._flush_handle: asyncio.Handle | None = None
@@ -326,9 +325,7 @@ class Endpoint:
         self._flush()
 
     def _register(self, connection: Connection) -> None:
-        self._connections[connection] = None
-        self._strangers += not connection.dialled
-        connection.take_cids(self._by_cid)
+        self._connections.add(connection)
         self._schedule(connection)
 
     def _guard(self, connection: Connection, work: Callable[..., object], *arguments: object) -> bool:
@@ -351,7 +348,7 @@ class Endpoint:
         if connection not in self._connections:  # it failed; nothing of it may be registered again
             return
         session = connection.session
-        connection.take_cids(self._by_cid)
+        self._connections.refresh(connection)
         if session.resets != connection.resets:
             count, connection.resets = session.resets - connection.resets, session.resets
             self._guard(connection, connection.pace.resets, now_ns, count)
@@ -459,12 +456,10 @@ class Endpoint:
     def _forget(self, connection: Connection) -> None:
         if connection not in self._connections:
             return
-        del self._connections[connection]
+        self._connections.remove(connection)
         connection.session.release()
         self._reception.door.closed(connection)
         self._due.pop(connection, None)
-        self._strangers -= not connection.dialled and not connection.greeted
-        connection.drop_cids(self._by_cid)
         if self._qlog is not None:
             connection.session.end_trace()
 

@@ -1,0 +1,77 @@
+"""What a member knows of the job from view to view, and by which it sees that a coordinator runs on another journal.
+
+    seed            of the job; of the first Welcome, and the same in every other
+    last_view_id    the largest view ever proposed to this process; views only grow
+    committed       the last step that is known to be committed: where the next one of a view begins
+    holds           the last step whose result is here; where it is behind `committed`, another member's state is needed
+    doubt           the step voted on with ok in a view that is over, until a Welcome says what the journal has of it
+
+The coordinator is trusted to decide, not to be free of faults. What its rules exclude, a view id that goes back,
+another seed, a view that begins before what is held here, an answer to no question, means that it has lost its journal
+or has another job's. The member then does not guess: each check says what contradicts, and the core stops with
+`Refused`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quicoll.errors import LocalError
+
+if TYPE_CHECKING:
+    from quicoll.membership.messages import Welcome
+    from quicoll.membership.view import View
+
+__all__ = ["Knowledge"]
+
+
+class Knowledge:
+    """Of a process that has begun with the state after step `holds`."""
+
+    def __init__(self, holds: int) -> None:
+        self.seed: int | None = None
+        self.last_view_id = 0
+        self.committed = 0
+        self.holds = holds
+        self.doubt: tuple[int, int] | None = None  # (view_id, step)
+
+    def contradiction(self, message: Welcome) -> str:
+        """What of a Welcome cannot be, "" if all can."""
+        if (self.doubt is None) != (message.doubt_committed is None):
+            return f"the doubt is {self.doubt}, the answer {message.doubt_committed}"
+        if self.seed is not None and self.seed != message.seed:
+            return f"the seed was {self.seed} and is {message.seed}"
+        return ""
+
+    def welcome(self, message: Welcome) -> tuple[int, int] | None:
+        """Take in a Welcome that contradicts nothing; the doubt that it settles, if there was one."""
+        self.seed = message.seed
+        doubt, self.doubt = self.doubt, None
+        return doubt
+
+    def contradiction_of_view(self, view: View, *, node: str, incarnation: int) -> str:
+        """Why `view` cannot be proposed to this process of `node`, "" if it can."""
+        member = view.member(node)
+        if view.view_id <= self.last_view_id:
+            return f"view {view.view_id} is proposed after view {self.last_view_id}"
+        if member is None or member.incarnation != incarnation:
+            return f"view {view.view_id} has no {node} of incarnation {incarnation}"
+        if view.committed_step < self.holds or view.seed != self.seed:
+            theirs = f"step {view.committed_step} and seed {view.seed}"
+            return f"view {view.view_id} has {theirs}, this node step {self.holds} and seed {self.seed}"
+        return ""
+
+    def proposed(self, view: View) -> None:
+        """This process has a part in `view`."""
+        self.last_view_id = view.view_id
+        self.committed = view.committed_step
+
+    def commit(self, step: int) -> None:
+        """The step is committed, and its result is here."""
+        self.holds = self.committed = step
+
+    def caught_up(self, step: int) -> None:
+        """The state after `step` came from another member. Raises LocalError where no member can hold it."""
+        if not self.holds <= step <= self.committed:
+            raise LocalError(f"step {step} is not in {self.holds}..{self.committed}", step=step)
+        self.holds = step

@@ -1,0 +1,282 @@
+"""The machines of a simulated cluster, and the lives of the processes on them.
+
+One machine has the coordinator, each other a worker. A process is the real code, started as `quicoll.join` and
+`quicoll coordinator` start it, with simulated sockets, disks and clocks, and with credentials that are the same in
+every world. A machine outlives its processes (machine.py); whoever starts them again, like the controller of a cluster
+of pods, is here.
+
+How a process may end, and what follows:
+
+    it returns                                   a worker is done, and is not started again
+    one of quicoll's errors that blame the       it is started again after `restart_after` seconds, like a pod: a new
+    world around it (`_AGAIN`): lost peers, a    process may well go on. The last error of each node is part of what
+    partition, spoilt bytes, a failed disk       is said if the run then never comes to its end
+    any other exception: Mismatch and            the run has failed. The code is wrong, or the test of it has; the next
+    LocalError, since the same code would do     process would only do the same
+    the same again; the user's own; Forbidden
+    SystemExit in any task or callback, and      the run has failed as well: they pass by whatever waits for a process
+    CancelledError, for nobody cancels it        that works, and so would look like none of these
+    a fault                                      a crash stays down until `restart` or `heal`
+
+A process that ended by itself has to leave nothing behind: no task, no timer, no socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quicoll.config import Config
+from quicoll.coordinator import NODE, CoordinatorService, coordinator_config
+from quicoll.errors import (
+    AuditError,
+    CheckpointError,
+    Corrupted,
+    JournalError,
+    Partitioned,
+    PeerError,
+    StepAborted,
+)
+from quicoll.job import attended
+from quicoll.membership.journal import Journal
+from quicoll.observe import Event as Observed
+from quicoll.observe import Observers
+from quicoll.runtime import InlineRuntime
+from quicoll.sim.events import COORDINATOR_HOST, node_name
+from quicoll.sim.invariants import CheckedJob, CheckedStore
+from quicoll.sim.machine import Machine
+from quicoll.starting import start_with
+from quicoll_transport.authority import ephemeral
+from quicoll_transport.endpoint import EndpointConfig
+from quicoll_transport.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.sim import WALL_EPOCH_NS, SimulatedSocket
+
+if TYPE_CHECKING:
+    from quicoll.job import Job
+    from quicoll.sim.invariants import Checker
+    from quicoll.sim.outcome import Settings
+    from quicoll_transport.sim import World
+
+__all__ = ["Fleet", "node_names"]
+
+_JOB = "sim"
+_PORT = 4433
+_JOURNAL = "/data/journal.sqlite"
+_AGAIN = (PeerError, Partitioned, StepAborted, Corrupted, CheckpointError, AuditError, JournalError)
+_SHOWN = 12  # nodes in one error
+_CLIP = 600  # characters of each one: a Mismatch names both sides
+
+
+class Failed(Protocol):
+    """Told of what fails a run: the kind, a message, the node and the error behind it."""
+
+    def __call__(self, kind: str, message: str, *, node: str, cause: BaseException) -> None: ...
+
+
+def node_names(ranks: int) -> list[str]:
+    """Of all machines of a cluster: the coordinator's, then the workers' by rank."""
+    return [COORDINATOR_HOST, *(node_name(rank) for rank in range(ranks))]
+
+
+class Fleet:
+    """machines: by name, the coordinator's first. aborted: steps, by what the coordinator tells its observers.
+
+    seed: of the run, and of the job. work(job): the user's code, on every rank that has joined. checker: hears of ends,
+    and watches what each process does. failed: is told of an end that is the fault of the code, or of its test.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        settings: Settings,
+        *,
+        seed: int,
+        checker: Checker,
+        work: Callable[[Job], Awaitable[Any]],
+        failed: Failed,
+    ) -> None:
+        self.machines: dict[str, Machine] = {}
+        self.aborted = 0
+        self._world = world
+        self._settings = settings
+        self._seed = seed
+        self._checker = checker
+        self._work = work
+        self._failed = failed
+        self._closing: asyncio.Future[None] | None = None  # of the coordinator's process
+        for name in node_names(settings.ranks):
+            life = self._run_coordinator if name == COORDINATOR_HOST else self._run_worker
+            self.machines[name] = Machine(world.host(name), life, ended=self._process_ended, was_cut_off=self._cut_off)
+
+    @property
+    def coordinator(self) -> Machine:
+        return self.machines[COORDINATOR_HOST]
+
+    @property
+    def workers(self) -> list[Machine]:
+        """By rank."""
+        return [machine for machine in self.machines.values() if machine is not self.coordinator]
+
+    def start(self) -> None:
+        for machine in self.machines.values():
+            machine.start()
+
+    def close_coordinator(self) -> None:
+        """Let its process end by itself; `closed` says when it has."""
+        self.coordinator.loop.call_soon(self._close)
+
+    @property
+    def closed(self) -> bool:
+        return self.coordinator.done and not self.coordinator.runs
+
+    def troubles(self) -> str:
+        """The last error of each node that is not done: why there is no end of a run, most likely."""
+        told = []
+        for machine in self.machines.values():
+            if machine.trouble is not None and not machine.done:
+                error, at = machine.trouble
+                often = f" (its process ended by errors {machine.failures} times)" if machine.failures else ""
+                told.append(f"; the last error of {machine.name}{often}, at {at:.6f} s: {_words(error)[:_CLIP]}")
+        return "".join(told[:_SHOWN]) + ("; ..." if len(told) > _SHOWN else "")
+
+    # -- what runs -----------------------------------------------------------------------------------------------
+
+    async def _run_coordinator(self, machine: Machine) -> None:
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        store = CheckedStore(Journal.open(_JOURNAL, job=_JOB, connect=machine.disk.connect), self._checker)
+        service = CoordinatorService(
+            credentials=_credentials(settings.ranks)[Identity(_JOB, COORDINATOR, NODE)],
+            io=SimulatedSocket(machine.loop, _PORT),
+            journal=store,
+            config=coordinator_config(settings.ranks, settings.lost_after, self._seed),
+            transport=EndpointConfig(lost_after_ns=round(settings.lost_after * 1e9)),
+            loop=loop,
+            incarnation=self._incarnation(machine),
+            observers=self._observers(machine, loop),
+            wall_clock=_wall_clock,
+        )
+        machine.endpoint = service.endpoint
+        machine.faults = service.faults
+        self._closing = loop.create_future()
+        failed = loop.create_task(service.wait_failed())
+        try:
+            await asyncio.wait({failed, self._closing}, return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                failed.result()
+        finally:
+            failed.cancel()
+            await service.aclose()
+            store.close()
+
+    async def _run_worker(self, machine: Machine) -> Any:
+        settings = self._settings
+        rank = int(machine.name.removeprefix("worker-"))
+        config = Config.resolve(
+            environ={},
+            coordinator=f"{self.coordinator.host.ip}:{_PORT}",
+            job=_JOB,
+            node=machine.name,
+            world_size=settings.ranks,
+            rank_hint=rank,
+            listen=f"{machine.host.ip}:0",
+            site=settings.sites[rank] if settings.sites else None,
+            lost_after=settings.lost_after,
+            timeout=settings.timeout,
+            join_timeout=settings.join_timeout,
+            hold_timeout=settings.hold_timeout,
+            chunk_bytes=settings.chunk_bytes,
+        )
+        engine, runtime = await start_with(
+            config,
+            credentials=_credentials(settings.ranks)[Identity(_JOB, WORKER, machine.name)],
+            make_io=lambda _: SimulatedSocket(machine.loop),
+            coordinator_address=(self.coordinator.host.ip, _PORT),
+            incarnation=self._incarnation(machine),
+            observers=(lambda event: self._observed(machine, event),),
+            runtime=InlineRuntime(),
+            wall_clock=_wall_clock,
+        )
+        machine.endpoint = engine.endpoint
+        machine.faults = engine.faults
+        try:
+            view = await engine.wait_view(config.join_timeout, joining=True)
+        except BaseException:
+            await engine.aclose("not joined")
+            raise
+        job = CheckedJob(config, engine, runtime, view, machine=machine, checker=self._checker)
+        async with attended(job):
+            return await self._work(job)
+
+    def _incarnation(self, machine: Machine) -> int:
+        """Above every earlier one of the node, whatever its wall clock does."""
+        return WALL_EPOCH_NS + machine.host.lives
+
+    def _observers(self, machine: Machine, loop: asyncio.AbstractEventLoop) -> Observers:
+        return Observers(machine.name, lambda: round(loop.time() * 1e9), lambda event: self._observed(machine, event))
+
+    def _observed(self, machine: Machine, event: Observed) -> None:
+        fields = " ".join(f"{name}={value}" for name, value in event.fields.items())
+        self._world.note(event.kind, machine.name, fields, detail=event.fields)
+        if machine.name == COORDINATOR_HOST and event.kind == "step_aborted":
+            self.aborted += 1
+
+    # -- how it ends ---------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        if self._closing is not None and not self._closing.done():
+            self._closing.set_result(None)
+
+    def _process_ended(self, machine: Machine) -> None:
+        """A process has ended by itself."""
+        error, node = machine.error, machine.name
+        self._world.note("process_ended", node, "well" if error is None else _words(error))
+        if error is not None:
+            machine.failures += 1
+            machine.troubled(error)
+            if not isinstance(error, _AGAIN):
+                self._failed("worker", _words(error), node=node, cause=error)
+        leftovers = machine.leftovers()
+        if leftovers:
+            self._checker.break_("no-leftover", f"{node} left {', '.join(leftovers)}", node=node)
+        machine.end()
+        self._checker.ended(node)
+        if error is not None:
+            self._world.after(round(self._settings.restart_after * 1e9), self._start_again, machine)
+
+    def _cut_off(self, machine: Machine) -> None:
+        """A process was ended in the middle of writing. Like a pod, it comes back."""
+        self._world.note("cut_off", machine.name, "while it wrote to its disk")
+        self._checker.ended(machine.name)
+        self._world.after(round(self._settings.restart_after * 1e9), self._start_again, machine)
+
+    def _start_again(self, machine: Machine) -> None:
+        if not machine.stays_down and not machine.runs:
+            machine.start()
+
+
+def _words(error: BaseException) -> str:
+    """An error in a line, by its class and what it says."""
+    if isinstance(error, asyncio.CancelledError):
+        text = str(error) or "nobody had cancelled this process; it cancelled itself, or awaited what was cancelled"
+    else:
+        text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _wall_clock() -> datetime:
+    """The date by which certificates are judged: the host's wall clock."""
+    return datetime.fromtimestamp(time.time(), UTC)
+
+
+@lru_cache(maxsize=16)
+def _credentials(ranks: int) -> dict[Identity, Credentials]:
+    """Of every node; the same in every world, so that they are made once in a process."""
+    now = datetime.fromtimestamp(WALL_EPOCH_NS / 1e9, UTC) - timedelta(days=1)
+    nodes = [(COORDINATOR, NODE), *((WORKER, node_name(rank)) for rank in range(ranks))]
+    return ephemeral(_JOB, nodes, days=3650, now=now, entropy=random.Random("quicoll.sim/credentials").randbytes)  # noqa: S311
