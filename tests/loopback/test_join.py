@@ -216,6 +216,30 @@ async def test_a_coordinator_that_comes_back_at_another_address_of_its_name_is_f
             await stack.aclose()
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])  # noqa: S104 - what becomes of it is the subject
+async def test_ranks_that_listen_on_every_address_tell_each_other_one_that_can_be_reached(
+    certs: Path, tmp_path: Path, host: str
+) -> None:
+    async def addresses(address: str, node: str) -> list[str]:
+        async with quicoll.join(
+            coordinator=address, certs=str(certs), node=node, job="alpha", listen=f"{host}:0", join_timeout=20.0
+        ) as job:
+            assert (await job.group.all_reduce(np.ones(1))).tolist() == [2.0]
+            return [shown for member in job.view.members for shown, _ in member.addresses]
+
+    async with coordinator(certs, tmp_path, world_size=2, listen=f"{host}:0") as listening:
+        address = f"127.0.0.1:{listening.rpartition(':')[2]}"
+        assert await asyncio.gather(addresses(address, "a"), addresses(address, "b")) == [["127.0.0.1"] * 2] * 2
+
+
+@pytest.mark.parametrize(("listen", "target"), [("127.0.0.1:0", "[::1]:9"), ("127.0.0.1:0", "192.0.2.1:9")])
+async def test_an_address_from_which_nothing_reaches_the_coordinator_is_refused_at_once(
+    certs: Path, listen: str, target: str
+) -> None:
+    with pytest.raises(LocalError, match=r"listen = '127\.0\.0\.1:0': nothing sent from there reaches the coordinator"):
+        await joined(target, certs, listen=listen, join_timeout=600.0)
+
+
 async def test_an_occupied_port_is_a_clear_error(certs: Path, tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
