@@ -209,7 +209,7 @@ def read_log(path: str | Path) -> Log:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise AuditError(f"cannot be read: {error}", path=str(path)) from error
+        raise AuditError(f"cannot be read: {error.strerror or error}", path=str(path)) from error
     good = list(_good_lines(data))
     header = good[0].content if good else None
     if not isinstance(header, _Header) or header.format != _FORMAT:

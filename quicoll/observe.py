@@ -72,7 +72,7 @@ class JsonLines:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise LocalError(f"cannot write events to {path}: {error}") from error
+            raise LocalError(f"cannot write events to {path}: {error.strerror or error}") from error
 
     def __call__(self, event: Event) -> None:
         if self._fd < 0:
