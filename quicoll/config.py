@@ -11,9 +11,10 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from quicoll.checks import MAX_SECONDS
+from quicoll.checks import MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_WHOLE, whole
 from quicoll.errors import LocalError
 from quicoll_transport.addresses import is_unspecified, is_v6, parse_address
 from quicoll_transport.errors import TransportError
@@ -34,8 +35,17 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _integer(value: Any) -> int:
-    return int(value)
+def _site(value: Any) -> str:
+    if len(str(value)) > MAX_NAME:
+        raise ValueError(f"must be at most {MAX_NAME} characters")
+    return str(value)
+
+
+def _integer(value: Any, *, least: int, most: int) -> int:
+    number = int(value) if isinstance(value, str) else whole(value, "it")
+    if not least <= number <= most:
+        raise ValueError(f"must be {f'at least {least}' if number < least else f'at most {most}'}")
+    return number
 
 
 def _seconds(value: Any) -> float:
@@ -43,13 +53,6 @@ def _seconds(value: Any) -> float:
     if not 0 < given < MAX_SECONDS:
         raise ValueError("must be above 0 and below a million seconds")
     return given
-
-
-def _count(value: Any) -> int:
-    count = int(value)
-    if count < 1:
-        raise ValueError("must be at least 1")
-    return count
 
 
 def _address(value: Any) -> str:
@@ -92,15 +95,17 @@ _FIELDS: dict[str, _Field] = {
     "job": _Field(_text, "job", "TORCHELASTIC_RUN_ID", lambda env: env.get("TORCHELASTIC_RUN_ID")),
     "node": _Field(_text, None, "RANK", _rank_node),
     "certs": _Field(_text, "certs"),
-    "world_size": _Field(_count, None, "WORLD_SIZE", lambda env: env.get("WORLD_SIZE")),
-    "rank_hint": _Field(_integer, None, "RANK", lambda env: env.get("RANK")),
+    "world_size": _Field(
+        partial(_integer, least=1, most=MAX_MEMBERS), None, "WORLD_SIZE", lambda env: env.get("WORLD_SIZE")
+    ),
+    "rank_hint": _Field(partial(_integer, least=0, most=MAX_WHOLE), None, "RANK", lambda env: env.get("RANK")),
     "listen": _Field(_address, None),
-    "site": _Field(_text, ""),
+    "site": _Field(_site, ""),
     "lost_after": _Field(_seconds, 2.0),
     "timeout": _Field(_seconds, 300.0),
     "join_timeout": _Field(_seconds, 60.0),
     "hold_timeout": _Field(_seconds, 600.0),
-    "chunk_bytes": _Field(_count, 1 << 20),
+    "chunk_bytes": _Field(partial(_integer, least=1, most=1 << 40), 1 << 20),
     "straggler_after": _Field(_seconds, 0.25),
     "events": _Field(_text, None),
 }

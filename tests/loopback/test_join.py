@@ -166,6 +166,16 @@ async def test_an_unreachable_coordinator_is_a_clear_error_at_the_deadline(certs
         await joined(f"127.0.0.1:{port}", certs, join_timeout=0.5)
 
 
+async def test_of_two_processes_under_one_name_the_earlier_one_is_told_so(certs: Path, tmp_path: Path) -> None:
+    async with coordinator(certs, tmp_path, world_size=2) as address:
+        settings = {"coordinator": address, "certs": str(certs), "node": "a", "job": "alpha", "listen": "127.0.0.1:0"}
+        said = await asyncio.gather(
+            *(quicoll.join(join_timeout=limit, **settings).__aenter__() for limit in (3.0, 3.0)), return_exceptions=True
+        )
+    assert all(isinstance(each, PeerError) for each in said)
+    assert sum("a later process of this node is here" in str(each) for each in said) == 1, said
+
+
 @pytest.mark.parametrize("listen", [None, "127.0.0.1:0"])
 async def test_a_coordinator_whose_name_has_no_address_is_a_clear_error_at_once(
     certs: Path, listen: str | None

@@ -33,6 +33,10 @@ def test_an_argument_beats_the_environment_which_beats_torchrun_which_beats_the_
         ("QUICOLL_LOST_AFTER", "-1", "above 0"),
         ("QUICOLL_TIMEOUT", "nan", "above 0"),
         ("RANK", "x", "rank_hint = 'x' \\(from RANK\\)"),
+        ("RANK", "-1", "rank_hint = '-1' \\(from RANK\\): must be at least 0"),
+        ("QUICOLL_WORLD_SIZE", "1025", "at most 1024"),
+        ("QUICOLL_CHUNK_BYTES", "0", "at least 1"),
+        ("QUICOLL_SITE", "x" * 129, "at most 128 characters"),
     ],
 )
 def test_a_malformed_value_is_named_with_its_source(variable: str, value: str, said: str) -> None:
@@ -82,3 +86,9 @@ def test_a_link_local_address_is_refused_because_others_cannot_dial_it() -> None
 def test_a_coordinator_is_named_by_where_it_is_reached_not_by_where_it_listens(coordinator: str, said: str) -> None:
     with pytest.raises(LocalError, match=rf"coordinator = .*\(from QUICOLL_COORDINATOR\): .*{said}"):
         Config.resolve(environ={"QUICOLL_COORDINATOR": coordinator}, **LOCAL)
+
+
+@pytest.mark.parametrize(("name", "value"), [("world_size", 2.5), ("world_size", True), ("rank_hint", 1.0)])
+def test_a_number_that_is_no_integer_is_refused_not_cut_off(name: str, value: object) -> None:
+    with pytest.raises(LocalError, match=rf"{name} = {value!r} \(from argument\): it must be an integer"):
+        Config.resolve(environ={}, **{**LOCAL, name: value})
