@@ -26,9 +26,9 @@ class Event:
 
     Kinds and fields, of ranks and the coordinator: listening(address); node_joined(peer, incarnation);
     view_proposed(view, nodes); view_installed(view, world_size, nodes, rank); view_ended(view, cause, lost);
-    step_committed(step, view); step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left); held(cause);
-    state_received(from_rank, step); fault(what); refused(reason); straggler(rank, peer, op, seconds, view).
-    docs/settings.md says which come of whom.
+    step_committed(step, view); step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left);
+    held(cause); state_received(from_rank, step); fault(what); refused(reason);
+    straggler(rank, peer, op, seconds, view). docs/settings.md says which come of whom.
     """
 
     t_ns: int
