@@ -74,7 +74,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """What only tests need is imported when it is first asked for."""
-    if name in ("sim", "testing"):
+    """What not every program needs is imported when it is first asked for."""
+    if name in ("checkpoint", "sim", "testing", "train"):
         return import_module(f"quicoll.{name}")
     raise AttributeError(f"module 'quicoll' has no attribute {name!r}")

@@ -120,7 +120,7 @@ class AuditLog:
                 os.close(self._fd)
                 raise
         except OSError as error:
-            raise AuditError(f"cannot be written: {error}", path=str(self._path)) from error
+            raise AuditError(f"cannot be written: {error.strerror or error}", path=str(self._path)) from error
 
     def begin(self, *, step: int, view: int, rank: int, world: int) -> None:
         """Note that a step begins, or begins again."""
@@ -163,7 +163,7 @@ class AuditLog:
                 os.ftruncate(self._fd, start)
                 os.lseek(self._fd, start, os.SEEK_SET)
         except OSError as error:
-            raise AuditError(f"cannot be written: {error}", path=str(self._path)) from error
+            raise AuditError(f"cannot be written: {error.strerror or error}", path=str(self._path)) from error
         if written != len(line):
             raise AuditError(f"only {written} of {len(line)} bytes of a line were written", path=str(self._path))
         self._chain = digits
@@ -209,7 +209,7 @@ def read_log(path: str | Path) -> Log:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise AuditError(f"cannot be read: {error}", path=str(path)) from error
+        raise AuditError(f"cannot be read: {error.strerror or error}", path=str(path)) from error
     good = list(_good_lines(data))
     header = good[0].content if good else None
     if not isinstance(header, _Header) or header.format != _FORMAT:

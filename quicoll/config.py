@@ -6,15 +6,17 @@ that is set but malformed is an error that names it; a default never hides it.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from quicoll.checks import MAX_SECONDS
+from quicoll.checks import MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_WHOLE, whole
 from quicoll.errors import LocalError
-from quicoll_transport.addresses import is_v6, parse_address
+from quicoll_transport.addresses import is_unspecified, is_v6, parse_address
 from quicoll_transport.errors import TransportError
 from quicoll_transport.names import Resolver
 
@@ -33,8 +35,17 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _integer(value: Any) -> int:
-    return int(value)
+def _site(value: Any) -> str:
+    if len(str(value)) > MAX_NAME:
+        raise ValueError(f"must be at most {MAX_NAME} characters")
+    return str(value)
+
+
+def _integer(value: Any, *, least: int, most: int) -> int:
+    number = int(value) if isinstance(value, str) else whole(value, "it")
+    if not least <= number <= most:
+        raise ValueError(f"must be {f'at least {least}' if number < least else f'at most {most}'}")
+    return number
 
 
 def _seconds(value: Any) -> float:
@@ -44,15 +55,18 @@ def _seconds(value: Any) -> float:
     return given
 
 
-def _count(value: Any) -> int:
-    count = int(value)
-    if count < 1:
-        raise ValueError("must be at least 1")
-    return count
-
-
 def _address(value: Any) -> str:
     parse_address(str(value))
+    return str(value)
+
+
+def _destination(value: Any) -> str:
+    """One that datagrams can be sent to: what a coordinator listens on may be neither."""
+    host, port = parse_address(str(value))
+    if is_unspecified(host):
+        raise ValueError(f"{host} is every address of a host: a coordinator may listen there, ranks need one of them")
+    if port == 0:
+        raise ValueError("port 0 lets a coordinator choose; ranks need the port that it has chosen")
     return str(value)
 
 
@@ -77,19 +91,21 @@ class _Field:
 
 
 _FIELDS: dict[str, _Field] = {
-    "coordinator": _Field(_address, "127.0.0.1:4433", "MASTER_ADDR, MASTER_PORT", _master),
+    "coordinator": _Field(_destination, "127.0.0.1:4433", "MASTER_ADDR, MASTER_PORT", _master),
     "job": _Field(_text, "job", "TORCHELASTIC_RUN_ID", lambda env: env.get("TORCHELASTIC_RUN_ID")),
     "node": _Field(_text, None, "RANK", _rank_node),
     "certs": _Field(_text, "certs"),
-    "world_size": _Field(_count, None, "WORLD_SIZE", lambda env: env.get("WORLD_SIZE")),
-    "rank_hint": _Field(_integer, None, "RANK", lambda env: env.get("RANK")),
+    "world_size": _Field(
+        partial(_integer, least=1, most=MAX_MEMBERS), None, "WORLD_SIZE", lambda env: env.get("WORLD_SIZE")
+    ),
+    "rank_hint": _Field(partial(_integer, least=0, most=MAX_WHOLE), None, "RANK", lambda env: env.get("RANK")),
     "listen": _Field(_address, None),
-    "site": _Field(_text, ""),
+    "site": _Field(_site, ""),
     "lost_after": _Field(_seconds, 2.0),
     "timeout": _Field(_seconds, 300.0),
     "join_timeout": _Field(_seconds, 60.0),
     "hold_timeout": _Field(_seconds, 600.0),
-    "chunk_bytes": _Field(_count, 1 << 20),
+    "chunk_bytes": _Field(partial(_integer, least=1, most=1 << 40), 1 << 20),
     "straggler_after": _Field(_seconds, 0.25),
     "events": _Field(_text, None),
 }
@@ -102,8 +118,9 @@ class Config:
     coordinator: "host:port" of the coordinator. job: the job's name, as in the certificates.
     node: this rank's name; certs/worker-<node>.pem is its certificate. certs: directory of certificates.
     world_size: ranks that the first view waits for; None leaves it to the coordinator. rank_hint: wished rank.
-    listen: "host:port" that other ranks reach this one at; None takes the address that leads to the coordinator
-    and a free port. site: name of the place, for hierarchical algorithms.
+    listen: "host:port" that other ranks reach this one at, port 0 for a free one; None takes the address that leads to
+    the coordinator and a free port. So does "0.0.0.0:port" or "[::]:port" with that port: ranks tell each other where
+    they listen, and "every address" is nowhere to send to. site: name of the place, for hierarchical algorithms.
     lost_after: silence after which a peer is lost. timeout: of one collective; it finds code paths that differ, not
     dead peers, so it is longer than the longest computation between two calls. join_timeout: until the first view.
     hold_timeout: how long a cut-off rank waits for a quorum. chunk_bytes: of a large tensor, one message each.
@@ -142,9 +159,7 @@ class Config:
         settings = {name: _find(name, field, arguments.get(name), environ) for name, field in _FIELDS.items()}
         if settings["node"].value is None:
             settings["node"] = Setting(socket.gethostname().split(".")[0] or "node", "host name")
-        if settings["listen"].value is None:
-            host = _route_to(settings["coordinator"].value, settings["join_timeout"].value)
-            settings["listen"] = Setting(f"[{host}]:0" if ":" in host else f"{host}:0", "route to the coordinator")
+        settings["listen"] = _reachable(settings["listen"], settings["coordinator"], settings["join_timeout"].value)
         values = {name: setting.value for name, setting in settings.items()}
         return cls(**values, sources={name: setting.source for name, setting in settings.items()})
 
@@ -163,6 +178,33 @@ def _find(name: str, field: _Field, argument: Any, environ: Mapping[str, str]) -
         return Setting(field.convert(value), source)
     except (TypeError, ValueError, TransportError) as error:
         raise LocalError(f"{name} = {value!r} (from {source}): {error}") from error
+
+
+def _reachable(listen: Setting, coordinator: Setting, timeout: float) -> Setting:
+    """An address that others can send to: where none is named, or all of this host, the one that leads to the
+    coordinator. It is the address that is bound, so what is announced and what is served cannot differ."""
+    wanted, port = parse_address(listen.value) if listen.value is not None else ("", 0)
+    if wanted and not is_unspecified(wanted):
+        _demand_global(wanted, listen.source)
+        return listen
+    host = _route_to(coordinator.value, timeout)
+    _demand_global(host, "route to the coordinator")
+    if wanted and ":" not in wanted and ":" in host:
+        raise LocalError(
+            f"listen = {listen.value!r} (from {listen.source}) is IPv4, and the way to the coordinator at "
+            f"{coordinator.value} is IPv6; take [::]:{port}"
+        )
+    source = f"{listen.source}, route to the coordinator" if wanted else "route to the coordinator"
+    return Setting(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", source)
+
+
+def _demand_global(host: str, source: str) -> None:
+    """An interface's number means something on its own host only (RFC 4007 section 6), so it cannot be announced."""
+    if is_v6((host,)) and ipaddress.ip_address(host).is_link_local:
+        raise LocalError(
+            f"listen = {host!r} (from {source}): other ranks cannot reach a link-local address, since each would have "
+            "to name its own interface; give this host and the coordinator addresses of another kind"
+        )
 
 
 def _route_to(address: str, timeout: float) -> str:

@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quicoll.checks import seconds
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.actions import (
     Drop,
@@ -227,6 +228,7 @@ async def serve(
     lost_after: seconds of silence after which a member is lost.
     Raises LocalError for settings, certificates or an address that cannot work, JournalError for the journal.
     """
+    lost_after = seconds(lost_after, "lost_after")
     loop = asyncio.get_running_loop()
     observers = Observers(node, lambda: round(loop.time() * 1e9), observer)
     try:

@@ -99,6 +99,7 @@ class Engine:
         self._changed: asyncio.Future[None] = loop.create_future()
         self._held = ""
         self._refused = ""
+        self._parted = ""  # why the last link to the coordinator ended
         self._leaving = False
         self._closing = False
         connect_ns = round(max(2.0, 1.5 * config.lost_after) * 1e9)
@@ -153,8 +154,8 @@ class Engine:
     def _why_no_view(self) -> str:
         link = self._coordinator_link
         if link is None or not link.core.stats.connections:
-            refusal = f" ({link.refusal})" if link is not None and link.refusal else ""
-            return f"cannot reach the coordinator at {self.config.coordinator}{refusal}"
+            refusal = link.refusal if link is not None and link.refusal else self._parted
+            return f"cannot reach the coordinator at {self.config.coordinator}{f' ({refusal})' if refusal else ''}"
         return self._held or "the view is not complete"
 
     async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
@@ -278,6 +279,7 @@ class Engine:
         if link.ended:
             if link.core.stats.connections:
                 self._emit_lost(link)
+            self._parted = link.core.cause
             self._member.disconnected(clip(link.core.cause), now_ns=self._now_ns())
             self._redial = self._loop.call_later(_REDIAL_S, self._dial_coordinator)
         elif link.core.stats.connections == 1 and link.state.value == "up" and not link.core.suspect:

@@ -149,14 +149,17 @@ class Job:
 
     @property
     def rank(self) -> int:
+        """This rank's number in `view`, from 0; another view may give it another one."""
         return self._caller.rank
 
     @property
     def world_size(self) -> int:
+        """How many ranks `view` has."""
         return self._caller.view.world_size
 
     @property
     def node(self) -> str:
+        """This rank's name, as in its certificate: the same in every view."""
         return self.config.node
 
     @property

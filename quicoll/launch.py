@@ -33,12 +33,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quicoll import lifeline
+from quicoll.checks import seconds
 from quicoll.errors import LocalError
+from quicoll_transport.addresses import parse_address, show
 from quicoll_transport.authority import create_authority, issue
 from quicoll_transport.identity import AUTHORITY_KEY_FILE, COORDINATOR, WORKER, node_files
 
 __all__ = ["Outcome", "Supervisor"]
 
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - for a coordinator that listens on every address
 _CERTS_DAYS = 30
 """Longer than any run with throw-away certificates should last."""
 
@@ -115,6 +118,8 @@ class Supervisor:
             raise LocalError(f"max_restarts is 0 or more, not {max_restarts}")
         if not command:
             raise LocalError("no command to run")
+        if lost_after is not None:
+            seconds(lost_after, "lost_after")
         if certs is not None and not certs.is_dir():
             raise LocalError(f"there is no directory of certificates at {certs}")
         self._command = list(command)
@@ -195,7 +200,11 @@ class Supervisor:
         tasks = [asyncio.create_task(self._guard(self._keep_coordinator(shared, journal)))]
         try:
             self._address = await self._first_address(report, seen)
-            shared["QUICOLL_COORDINATOR"] = self._address
+            # The workers are on this machine too: where the coordinator is reached, they can listen as well.
+            host, port = parse_address(self._address)
+            host = _LOOPBACK.get(host, host)
+            shared["QUICOLL_COORDINATOR"] = show((host, port))
+            shared["QUICOLL_LISTEN"] = show((host, 0))
             for rank, child in enumerate(self._workers if self._told is None else ()):
                 tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared))))
             reason = await self._verdict
@@ -252,7 +261,6 @@ class Supervisor:
             **self._environment,
             **shared,
             "QUICOLL_NODE": child.node,
-            "QUICOLL_LISTEN": "127.0.0.1:0",
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": world,
@@ -350,7 +358,8 @@ class Supervisor:
         """Polite signal, grace, SIGKILL, to the whole process group of each."""
         alive = [child for child in children if child.process is not None]
         for child in alive:
-            _signal_group(child, self._told or signal.SIGTERM)
+            # SIGINT is for programs that people write; ours is told to end in its own way, whatever ended the run.
+            _signal_group(child, signal.SIGTERM if child is self._coordinator else self._told or signal.SIGTERM)
         waits = [asyncio.create_task(child.process.wait()) for child in alive if child.process is not None]
         if waits:
             await asyncio.wait(waits, timeout=self._grace)

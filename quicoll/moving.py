@@ -53,6 +53,7 @@ class Moving(Issuer):
         Cost: log2(p) rounds; each rank receives x.nbytes once.
         """
         demand_algorithm("broadcast", algorithm)
+        _demand_model("broadcast", x, "of the same shape and dtype")
         like = bundle(x)
         root = self._rank("root", root)
         target = results(out, like)
@@ -129,6 +130,7 @@ class Moving(Issuer):
         said; "hierarchical": small parts for a remote site go there as one message; "auto": as for `all_gather`.
         """
         demand_algorithm("scatter", algorithm)
+        _demand_model("scatter", x, "of the same dtype and trailing shape")
         root = self._rank("root", root)
         like = source(x)
         if not like.shape:
@@ -421,6 +423,12 @@ def _first_of(out: Any) -> tuple[int, ...]:
 
 def _trailing(rest: tuple[int, ...]) -> str:
     return ",".join(map(str, rest)) or "-"
+
+
+def _demand_model(name: str, x: Any, alike: str) -> None:
+    """None is what MPI's bindings and torch take here."""
+    if x is None:
+        raise LocalError(f"{name} takes a tensor on every rank: elsewhere than on the root one {alike}, not None")
 
 
 def _demand_room(nbytes: int, rank: int) -> None:

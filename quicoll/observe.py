@@ -26,8 +26,9 @@ class Event:
 
     Kinds and fields, of ranks and the coordinator: listening(address); node_joined(peer, incarnation);
     view_proposed(view, nodes); view_installed(view, world_size, nodes, rank); view_ended(view, cause, lost);
-    step_committed(step, view); step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for); held(cause);
-    state_received(from_rank, step); fault(what); refused(reason); straggler(rank, peer, op, seconds, view).
+    step_committed(step, view); step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left);
+    held(cause); state_received(from_rank, step); fault(what); refused(reason);
+    straggler(rank, peer, op, seconds, view). docs/settings.md says which come of whom.
     """
 
     t_ns: int
@@ -72,7 +73,7 @@ class JsonLines:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise LocalError(f"cannot write events to {path}: {error}") from error
+            raise LocalError(f"cannot write events to {path}: {error.strerror or error}") from error
 
     def __call__(self, event: Event) -> None:
         if self._fd < 0:

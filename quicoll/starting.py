@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -13,7 +15,7 @@ from quicoll.engine import Engine
 from quicoll.errors import LocalError
 from quicoll.observe import JsonLines, Observer, Observers
 from quicoll.runtime import Runtime, ThreadRuntime
-from quicoll_transport.addresses import parse_address
+from quicoll_transport.addresses import is_numeric, is_v6, parse_address
 from quicoll_transport.errors import TransportError
 from quicoll_transport.identity import WORKER, Credentials
 from quicoll_transport.names import Resolver
@@ -36,7 +38,7 @@ async def start(
         host, port = parse_address(config.listen)
     except TransportError as error:
         raise LocalError(str(error)) from error
-    await _check_name(config.coordinator, config.join_timeout)
+    await _check_way(config.listen, config.coordinator, config.join_timeout)
     if credentials.identity.job != config.job:
         raise LocalError(f"the certificate is for job {credentials.identity.job!r}, not {config.job!r}")
     return await start_with(
@@ -98,13 +100,37 @@ async def start_with(
         raise
 
 
-async def _check_name(address: str, timeout: float) -> None:
-    """Whether there is such a host is said at once; it is looked up again whenever its link is dialled."""
-    host, port = parse_address(address)
+async def _check_way(listen: str, coordinator: str, timeout: float) -> None:
+    """Say at once, not after `join_timeout`, that there is no such host, or that nothing sent from `listen` gets there.
+
+    The name is looked up again whenever its link is dialled, and what a network is not up for yet may come up later: an
+    error here is only what stays as it is.
+    """
+    host, port = parse_address(coordinator)
     try:
         async with asyncio.timeout(timeout):
-            await Resolver().resolve(host, port)
+            targets = await Resolver().resolve(host, port)
     except TimeoutError:
         raise LocalError(f"no answer to the look-up of the coordinator {host!r} within {timeout:g} s") from None
     except TransportError as error:
-        raise LocalError(f"the coordinator's address {address!r}: {error}") from error
+        raise LocalError(f"the coordinator's address {coordinator!r}: {error}") from error
+    here, _ = parse_address(listen)
+    if is_numeric(here) and targets and not any(_can_send(here, target) for target in targets):
+        raise LocalError(f"listen = {listen!r}: nothing sent from there reaches the coordinator at {coordinator!r}")
+
+
+def _can_send(host: str, target: Address) -> bool:
+    """Whether a socket at `host` may send to `target`, as far as families and kinds of address decide: not from IPv4 to
+    IPv6, nor from a loopback address to another host. Connecting a UDP socket sends nothing."""
+    if is_v6((host,)) is not is_v6(target):
+        return False
+    with socket.socket(socket.AF_INET6 if is_v6(target) else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return True  # making the real socket says what is wrong with the address
+        try:
+            probe.connect(target)
+        except OSError as error:
+            return error.errno != errno.EINVAL
+    return True

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import signal
 from importlib.metadata import version as installed_version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from quicoll.cli import audit, certs, coordinator, demo, env, explain, run, sim
 
 __all__ = ["app"]
 
+
+class _Commands(TyperGroup):
+    """Ctrl-C ends a command with one line and the status that a shell gives a process which SIGINT has ended.
+
+    Here, because versions of typer differ in both. Commands with children or a loop of their own catch it themselves.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("quicoll: ended by SIGINT", err=True)
+            raise typer.Exit(128 + signal.SIGINT) from None
+
+
 app = typer.Typer(
     name="quicoll",
+    cls=_Commands,
     help="Deterministic collectives and atomic training steps over QUIC.",
     no_args_is_help=True,
     add_completion=False,

@@ -37,7 +37,10 @@ def coordinator(
         Path | None, typer.Option(envvar="QUICOLL_EVENTS", help="Directory for coordinator.jsonl, the events file.")
     ] = None,
 ) -> None:
-    """Run the coordinator of a job in the foreground. Started again with the same journal, it goes on from there."""
+    """Run the coordinator of a job in the foreground. Started again with the same journal, it goes on from there.
+
+    Exit status 0 when SIGTERM ended it, 130 when Ctrl-C did, 2 for an error.
+    """
     writer = JsonLines(events / f"{COORDINATOR}.jsonl") if events is not None else None
 
     def observe(event: Event) -> None:
@@ -47,10 +50,12 @@ def coordinator(
             typer.echo(f"coordinator of job {job} listening on {event.fields['address']}")
 
     try:
-        asyncio.run(_serve(listen, job, certs, journal, world_size, lost_after, observe))
+        told = asyncio.run(_serve(listen, job, certs, journal, world_size, lost_after, observe))
     finally:
         if writer is not None:
             writer.close()
+    if told is signal.SIGINT:
+        raise KeyboardInterrupt  # everything is closed by now; SIGTERM, of a service manager, is no failure
 
 
 async def _serve(
@@ -61,7 +66,8 @@ async def _serve(
     world_size: int,
     lost_after: float,
     observe: Callable[[Event], None],
-) -> None:
+) -> signal.Signals | None:
+    """The signal that ended it."""
     from quicoll.coordinator import serve
 
     serving = asyncio.create_task(
@@ -76,7 +82,14 @@ async def _serve(
         )
     )
     loop = asyncio.get_running_loop()
+    told: list[signal.Signals] = []
+
+    def tell(number: signal.Signals) -> None:
+        told.append(number)
+        serving.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, serving.cancel)
+        loop.add_signal_handler(number, tell, number)
     with contextlib.suppress(asyncio.CancelledError):
         await serving
+    return told[0] if told else None

@@ -20,16 +20,19 @@ import time
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from quicoll.cli.report import console_beside, open_report, write_report
 from quicoll.cli.timeline import Fault, Feed, Moment, Recovery, recover
 from quicoll.errors import LocalError
 from quicoll.launch import Outcome, Supervisor
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["register"]
 
@@ -53,7 +56,9 @@ def demo(
     workers: Annotated[int, typer.Option(min=1, help="Worker processes; 3 or more, unless --no-faults.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 160,
     seed: Annotated[int, typer.Option(min=0, help="Of the initial parameters and of the samples drawn.")] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the measurements to this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the measurements to this file; - for stdout.")
+    ] = None,
     no_faults: Annotated[bool, typer.Option("--no-faults", help="Disturb nothing.")] = False,
 ) -> None:
     """Train a small net with several workers over QUIC, kill one, cut one off, and compare all bits in the end."""
@@ -62,7 +67,8 @@ def demo(
     if not no_faults and steps < FEWEST_STEPS:
         raise LocalError(f"take {FEWEST_STEPS} steps or more, or --no-faults")
     _require("torch", "sklearn")
-    console = Console(highlight=False)
+    open_report(json_file)
+    console = console_beside(json_file)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="quicoll-demo-") as temporary:
         results = Path(temporary, "results")
@@ -83,8 +89,7 @@ def demo(
     report["wall_s"] = round(time.monotonic() - began, 3)
     failures = _failures(report, outcome, ended, faults=not no_faults)
     report["failures"] = failures
-    if json_file is not None:
-        _write(json_file, report)
+    write_report(json_file, report)
     _show(console, report, failures)
     raise typer.Exit(1 if failures else 0)
 
@@ -316,13 +321,6 @@ def _show(console: Console, report: dict[str, Any], failures: list[str]) -> None
         )
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
-
-
-def _write(path: Path, report: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(report, indent=2) + "\n")
-    except OSError as error:
-        raise LocalError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _rounded(recovery: Recovery) -> dict[str, Any]:

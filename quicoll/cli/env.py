@@ -26,5 +26,6 @@ def env(
     if as_json:
         typer.echo(json.dumps({name: {"value": value, "source": source} for name, (value, source) in values.items()}))
         return
+    width = max(map(len, values))
     for name, (value, source) in values.items():
-        typer.echo(f"{name:<14} {'-' if value is None else value!s:<28} {source}")
+        typer.echo(f"{name:<{width}} {'-' if value is None else value!s:<28} {source}")

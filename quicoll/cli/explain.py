@@ -206,7 +206,11 @@ def explain(
             f"predicted {_ms(forecast.seconds)}, limit {_ms(lowest)}; {len(forecast.flights)} messages",
             plans[0].signature,
         ]
-        svg.write_text(draw(forecast, network, title=_title(question, plans[0]), notes=notes), encoding="utf-8")
+        picture = draw(forecast, network, title=_title(question, plans[0]), notes=notes)
+        try:
+            svg.write_text(picture, encoding="utf-8")
+        except OSError as error:
+            raise LocalError(f"cannot write {svg}: {error.strerror or error}") from error
         typer.echo(f"\ndrawn to {svg}")
 
 

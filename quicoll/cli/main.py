@@ -1,10 +1,16 @@
-"""Entry point of the `quicoll` command: exit status 0, or 2 with one line on stderr that says what to do.
+"""Entry point of the `quicoll` command.
+
+    exit status   0 done; 1 what a command found (`quicoll COMMAND --help`); 2 an error, with one line on stderr that
+                  says what to do; 128 + number of the signal that ended it, with one line too
 
 It imports nothing that an extra brings until it runs, so that a plain install answers with a hint, not a traceback.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -15,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["main"]
+
+_NOWHERE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""What a write to standard output may meet. A pipe whose reader is gone is typer's to handle."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -30,19 +39,26 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if error.name not in ("rich", "typer"):
             raise
         _fail(f"the command needs {error.name}: pip install 'quicoll[cli]'")
-    from quicoll.cli.app import app
-
     try:
+        from quicoll.cli.app import app
+
         app(args=None if argv is None else list(argv), prog_name="quicoll")
     except (QuicollError, TransportError) as error:
         _fail(str(error))
+    except KeyboardInterrupt:  # while it was still importing: `app` knows what to do with later ones
+        _fail("ended by SIGINT", status=128 + signal.SIGINT)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NOWHERE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would fail once more with what it has buffered
+        _fail(f"cannot write the output: {error.strerror}")
     sys.exit(0)
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, *, status: int = 2) -> NoReturn:
     # One line, whatever a path or a peer put into the message: logs are read by line.
     sys.stderr.write(f"quicoll: {' '.join(message.split())}\n")
-    sys.exit(2)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ status 0 if all invariants held, 1 if one was broken, 2 for a command that makes
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -16,13 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from quicoll.cli.report import console_beside, open_report, write_report
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from quicoll.sim.outcome import Outcome
     from quicoll.sim.runner import Result, Sweep
     from quicoll.sim.swarm import Scenario
@@ -49,7 +50,9 @@ def sim(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="With --seeds: processes; as many as there are cores by default.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the summary to this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the summary to this file; - for stdout.")
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="With --seed: write the timeline, a Chrome trace (opens in Perfetto).")
     ] = None,
@@ -64,7 +67,7 @@ def sim(
     events: Annotated[str | None, typer.Option(help="With --seed: what happens, sim.at(1.2).crash(3); ...")] = None,
 ) -> None:
     """Run whole clusters on a virtual clock, break their network, machines and clocks, and check every promise."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = console_beside(json_file, soft_wrap=True)
     if (seeds is None) is (seed is None):
         raise LocalError("take --seeds A:B for a sweep, or --seed S for one run")
     if seeds is not None and (events is not None or trace is not None or explain):
@@ -76,6 +79,7 @@ def sim(
     if seed is not None and jobs is not None:
         raise LocalError("--jobs are of a sweep: take --seeds A:B")
     kinds = "all" if faults is None else faults
+    open_report(json_file)
     with _quiet():
         if seeds is not None:
             processes = jobs or os.cpu_count() or 1
@@ -155,8 +159,7 @@ def _one(
     if outcome.error is not None:
         console.print(f"FAILED {outcome.error}", markup=False)
         command = _shrunk(console, scenario, outcome.error.kind, shrink_runs)
-    if json_file is not None:
-        _write(json_file, _described(outcome, command or scenario.command))
+    write_report(json_file, _described(outcome, command or scenario.command))
     console.print(
         f"{outcome.committed} steps committed, {outcome.aborted} aborted, {outcome.views} views, "
         f"{outcome.virtual_s:.3f} s of simulated time in {outcome.wall_s:.3f} s; trace {outcome.digest}",
@@ -198,8 +201,6 @@ def _sweep(
     from quicoll.sim.runner import run_seeds
     from quicoll.sim.swarm import generate, parse_kinds
 
-    if json_file is not None:
-        _write(json_file, {})  # better now than after an hour that it cannot be written
     kinds = parse_kinds(faults)
     columns = (
         TextColumn("{task.description}"),
@@ -210,16 +211,21 @@ def _sweep(
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("no failure", total=len(seeds))
-        failures = 0
+        done = failures = 0
 
         def progress(result: Result) -> None:
-            nonlocal failures
+            nonlocal done, failures
+            done += 1
             if not result.ok:
                 failures += 1
                 bar.console.print(f"seed {result.seed} FAILED {result.message}", markup=False)
             bar.update(task, advance=1, description=f"{failures} failed" if failures else "no failure")
 
-        sweep = run_seeds(seeds, ranks=ranks, steps=steps, kinds=kinds, jobs=jobs, progress=progress)
+        try:
+            sweep = run_seeds(seeds, ranks=ranks, steps=steps, kinds=kinds, jobs=jobs, progress=progress)
+        except KeyboardInterrupt:
+            bar.console.print(f"{done} of {len(seeds)} seeds were run, {failures} of them failed", markup=False)
+            raise
     commands: dict[int, str] = {}
     for result in sweep.failures[:MOST_SHRUNK]:
         if result.kind is not None and not result.kind.startswith("worker-"):
@@ -228,8 +234,7 @@ def _sweep(
             if command is not None:
                 commands[result.seed] = command
     summary = sweep.summary(commands)
-    if json_file is not None:
-        _write(json_file, summary)
+    write_report(json_file, summary)
     _show(console, sweep, summary)
     return bool(sweep.failures)
 
@@ -286,10 +291,3 @@ def _show(console: Console, sweep: Sweep, summary: dict[str, Any]) -> None:
         console.print(f"FAILED seed {failure['seed']}: {failure['kind']}\n  {failure['command']}", markup=False)
     if not sweep.failures:
         console.print("every invariant held.", markup=False)
-
-
-def _write(path: Path, report: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(report, indent=2) + "\n")
-    except OSError as error:
-        raise LocalError(f"cannot write {path}: {error.strerror or error}") from error

@@ -24,6 +24,7 @@ Everything here is pure.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -95,10 +96,10 @@ class Network:
         for name, table in (("latency", self.latency), ("rate", self.rate)):
             if len(table) != world or any(len(row) != world for row in table):
                 raise LocalError(f"{name} must be {world} rows of {world}")
-        if any(value < 0 for row in self.latency for value in row):
-            raise LocalError("a latency is not negative")
-        if any(value <= 0 for row in self.rate for value in row):
-            raise LocalError("a rate is above 0")
+        if not all(0 <= value < math.inf for row in self.latency for value in row):
+            raise LocalError("a latency is not negative, and finite")
+        if not all(0 < value < math.inf for row in self.rate for value in row):
+            raise LocalError("a rate is above 0 and finite")
 
     @property
     def world(self) -> int:

@@ -345,67 +345,90 @@ class Schedule:
         self._add = add
 
     def fault(self, fault: Fault) -> Schedule:
+        """Any fault, as the object that it is."""
         for at_ns in self._times:
             self._add(Event(at_ns, fault))
         return self
 
     def partition(self, one: Node | Iterable[Node], other: Node | Iterable[Node], *, one_way: bool = False) -> Schedule:
-        first, second = _names(one), _names(other)
-        both = [name for name in first if name in second]
-        if both:
-            raise LocalError(f"{both[0]} is on both sides of a partition")
-        return self.fault(Partition(first, second, one_way))
+        """Lose what is sent between `one` and `other` (`one_way`: from `one` to `other`) until `repair` or `heal`. What
+        is under way arrives."""
+        return self.fault(Partition(*_sides(one, other, "a partition"), one_way))
 
     def hold(self, one: Node | Iterable[Node], other: Node | Iterable[Node]) -> Schedule:
-        return self.fault(Hold(_names(one), _names(other)))
+        """Keep what is sent from `one` to `other` until `repair` or `heal`, and deliver it then, in order."""
+        return self.fault(Hold(*_sides(one, other, "a hold")))
 
     def repair(self, one: Node | Iterable[Node] = (), other: Node | Iterable[Node] = ()) -> Schedule:
+        """End partitions and holds between `one` and `other`; all of them where neither is given."""
         return self.fault(Repair(_names(one), _names(other)))
 
     def crash(self, node: Node, *, power: bool = False) -> Schedule:
+        """Kill the process; `power`: its machine too, whose disk forgets what was not synced."""
         return self.fault(Crash(node_name(node), power))
 
     def restart(self, node: Node) -> Schedule:
+        """Start the process, and its machine, again; nothing where it runs."""
         return self.fault(Restart(node_name(node)))
 
     def pause(self, node: Node, seconds: float = 0.0) -> Schedule:
+        """SIGSTOP for so many simulated seconds; 0: until `resume`."""
         return self.fault(Pause(node_name(node), _ns(seconds, "a pause")))
 
     def resume(self, node: Node) -> Schedule:
+        """SIGCONT."""
         return self.fault(Resume(node_name(node)))
 
     def slow(self, node: Node, seconds: float) -> Schedule:
+        """From now on each callback of the process takes so many seconds; 0: none, as at the beginning."""
         return self.fault(Slow(node_name(node), _ns(seconds, "the time of a callback")))
 
     def drift(self, node: Node, *, ppm: int) -> Schedule:
+        """The monotonic clock goes too fast by so many parts per million, or too slow if they are negative."""
         if not -_MOST_DRIFT <= ppm <= _MOST_DRIFT:
             raise LocalError(f"a clock is off by {_MOST_DRIFT} parts per million at most, not by {ppm}")
         return self.fault(Drift(node_name(node), ppm))
 
     def leap(self, node: Node, seconds: float) -> Schedule:
+        """The monotonic clock leaps forward by so many seconds, as after the suspension of a virtual machine."""
         return self.fault(Leap(node_name(node), _ns(seconds, "a leap")))
 
     def step_wall(self, node: Node, seconds: float) -> Schedule:
+        """The wall clock is set forward by so many seconds, or back if they are negative."""
         ns = -_ns(-seconds, "a step back") if seconds < 0 else _ns(seconds, "a step")
         return self.fault(StepWall(node_name(node), ns))
 
     def conditions(
         self, conditions: Conditions, one: Node | Iterable[Node] = (), other: Node | Iterable[Node] = ()
     ) -> Schedule:
+        """Paths from `one` to `other`, in this direction, are like this; all paths where neither is given."""
         return self.fault(SetConditions(conditions, _names(one), _names(other)))
 
     def corrupt(self, node: Node, *, times: int = 1) -> Schedule:
+        """Flip a bit in each of the next `times` payloads that the node receives, behind QUIC's own checks."""
         if times < 1:
             raise LocalError(f"so many times makes no sense: {times}")
         return self.fault(Corrupt(node_name(node), times))
 
     def disk(self, node: Node, what: str) -> Schedule:
+        """Fail at the next "write" or "fsync" (EIO), be "full" from now on, or meet "power" or "kill" in one."""
         if what not in DISK_FAULTS:
             raise LocalError(f"a disk fails in one of the ways {', '.join(DISK_FAULTS)}, not {what!r}")
         return self.fault(Disk(node_name(node), what))
 
     def heal(self) -> Schedule:
+        """All paths, machines, processes, disks and the rates of clocks as at the beginning."""
         return self.fault(Heal())
+
+
+def _sides(
+    one: Node | Iterable[Node], other: Node | Iterable[Node], what: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    first, second = _names(one), _names(other)
+    both = [name for name in first if name in second]
+    if both:
+        raise LocalError(f"{both[0]} is on both sides of {what}")
+    return first, second
 
 
 def conditions_source(conditions: Conditions) -> str:

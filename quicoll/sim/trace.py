@@ -64,7 +64,7 @@ class Recording:
         try:
             Path(path).write_text(json.dumps(trace, default=str) + "\n")
         except OSError as error:
-            raise LocalError(f"cannot write the trace to {path}: {error}") from error
+            raise LocalError(f"cannot write the trace to {path}: {error.strerror or error}") from error
 
 
 def _chrome_events(entries: list[Entry], outcome: Outcome) -> list[dict[str, Any]]:

@@ -85,6 +85,13 @@ def test_certificates_made_by_hand_let_their_nodes_in(tmp_path: Path) -> None:
     assert done.stdout.count("[3. 3. 3.]") == 2
 
 
+@pytest.mark.parametrize("listen", ["[::1]:0", "0.0.0.0:0", "[::]:0"])
+def test_workers_find_a_coordinator_on_ipv6_and_one_on_every_address(listen: str) -> None:
+    done = quicoll("run", "-n", "2", "--restarts", "0", "--listen", listen, EXAMPLES / "allreduce.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("[3. 3. 3.]") == 2
+
+
 def test_a_port_that_is_taken_is_one_clear_line() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))

@@ -166,6 +166,16 @@ async def test_an_unreachable_coordinator_is_a_clear_error_at_the_deadline(certs
         await joined(f"127.0.0.1:{port}", certs, join_timeout=0.5)
 
 
+async def test_of_two_processes_under_one_name_the_earlier_one_is_told_so(certs: Path, tmp_path: Path) -> None:
+    async with coordinator(certs, tmp_path, world_size=2) as address:
+        settings = {"coordinator": address, "certs": str(certs), "node": "a", "job": "alpha", "listen": "127.0.0.1:0"}
+        said = await asyncio.gather(
+            *(quicoll.join(join_timeout=limit, **settings).__aenter__() for limit in (3.0, 3.0)), return_exceptions=True
+        )
+    assert all(isinstance(each, PeerError) for each in said)
+    assert sum("a later process of this node is here" in str(each) for each in said) == 1, said
+
+
 @pytest.mark.parametrize("listen", [None, "127.0.0.1:0"])
 async def test_a_coordinator_whose_name_has_no_address_is_a_clear_error_at_once(
     certs: Path, listen: str | None
@@ -214,6 +224,30 @@ async def test_a_coordinator_that_comes_back_at_another_address_of_its_name_is_f
         async with coordinator(certs, tmp_path, listen=f"{host}:{port}"):
             await commit(job)
             await stack.aclose()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])  # noqa: S104 - what becomes of it is the subject
+async def test_ranks_that_listen_on_every_address_tell_each_other_one_that_can_be_reached(
+    certs: Path, tmp_path: Path, host: str
+) -> None:
+    async def addresses(address: str, node: str) -> list[str]:
+        async with quicoll.join(
+            coordinator=address, certs=str(certs), node=node, job="alpha", listen=f"{host}:0", join_timeout=20.0
+        ) as job:
+            assert (await job.group.all_reduce(np.ones(1))).tolist() == [2.0]
+            return [shown for member in job.view.members for shown, _ in member.addresses]
+
+    async with coordinator(certs, tmp_path, world_size=2, listen=f"{host}:0") as listening:
+        address = f"127.0.0.1:{listening.rpartition(':')[2]}"
+        assert await asyncio.gather(addresses(address, "a"), addresses(address, "b")) == [["127.0.0.1"] * 2] * 2
+
+
+@pytest.mark.parametrize(("listen", "target"), [("127.0.0.1:0", "[::1]:9"), ("127.0.0.1:0", "192.0.2.1:9")])
+async def test_an_address_from_which_nothing_reaches_the_coordinator_is_refused_at_once(
+    certs: Path, listen: str, target: str
+) -> None:
+    with pytest.raises(LocalError, match=r"listen = '127\.0\.0\.1:0': nothing sent from there reaches the coordinator"):
+        await joined(target, certs, listen=listen, join_timeout=600.0)
 
 
 async def test_an_occupied_port_is_a_clear_error(certs: Path, tmp_path: Path) -> None:

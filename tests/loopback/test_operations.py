@@ -605,3 +605,10 @@ async def test_what_cannot_work_is_refused_by_the_call_itself(call: Any, said: s
         with pytest.raises(LocalError, match=said):
             call(jobs[0].group)
         assert [int(y[0]) for y in await everyone(jobs, lambda job: job.group.all_reduce(np.ones(1)))] == [2, 2]
+
+
+@pytest.mark.parametrize("operation", ["broadcast", "scatter"])
+async def test_none_where_the_root_alone_has_a_tensor_is_refused_with_what_to_pass(operation: str) -> None:
+    async with cluster(1) as jobs:
+        with pytest.raises(LocalError, match=rf"{operation} takes a tensor on every rank: .* of the same .*, not None"):
+            getattr(jobs[0].group, operation)(None)

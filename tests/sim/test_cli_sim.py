@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -154,3 +157,18 @@ def test_a_failure_that_does_not_come_again_is_said_to_be_one(
 )
 def test_a_command_that_makes_no_sense_is_exit_status_two(arguments: list[str]) -> None:
     assert run(*arguments) == 2
+
+
+def test_an_interrupted_sweep_tells_how_far_it_came(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(seeds: Iterable[int], *, progress: Callable[[runner.Result], None], **_: Any) -> runner.Sweep:
+        progress(runner.Result(seed=0))
+        progress(runner.Result(seed=1, kind="deadline", message="late"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run_seeds", interrupted)
+    assert run("--seeds", "0:9") == 128 + signal.SIGINT
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1] == "2 of 9 seeds were run, 1 of them failed"
+    assert said.err == "quicoll: ended by SIGINT\n"

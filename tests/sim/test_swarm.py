@@ -81,6 +81,8 @@ def test_statements_are_chained_repeated_and_parted_by_lines_or_semicolons() -> 
 @pytest.mark.parametrize(
     "text",
     [
+        "sim.at(1.0).hold({0, 1}, {1, 2})",
+        "sim.at(1.0).partition(0, 0)",
         "__import__('os').system('true')",
         "sim.at(1.0).crash(__import__('os'))",
         "sim.at(1.0).__class__()",

@@ -23,9 +23,12 @@ from quicoll_transport.errors import (
 from quicoll_transport.faults import Delay, Faults
 from quicoll_transport.identity import WORKER, Identity
 from quicoll_transport.link import LinkState
+from quicoll_transport.quic import SessionConfig
 from quicoll_transport.udp import UdpSocket
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quicoll_transport.addresses import Address
 
 pytestmark = pytest.mark.loopback
@@ -328,3 +331,28 @@ async def test_an_idle_link_wakes_only_for_its_heartbeats(world: World, monkeypa
     await done
     assert a.state is b.state is LinkState.UP
     assert wakes < 100, "five heartbeats of each side, their acknowledgements and probes; not a busy loop"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: EndpointConfig(lost_after_ns=0), "lost_after_ns must be positive, is 0"),
+        (lambda: EndpointConfig(connect_ns=-1), "connect_ns must be positive"),
+        (lambda: EndpointConfig(handshake_ns=0), "handshake_ns must be positive"),
+        (lambda: EndpointConfig(credit_bytes=-1), "credit_bytes must be at least 0"),
+        (lambda: EndpointConfig(max_resends=-1), "max_resends must be at least 0"),
+        (lambda: EndpointConfig(max_handshakes=0), "max_handshakes must be positive"),
+        (lambda: EndpointConfig(max_links=0), "max_links must be positive"),
+        (lambda: EndpointConfig(qlog_files=0), "qlog_files must be positive"),
+        (lambda: SessionConfig(datagram_bytes=1199), "datagram_bytes must be 0 or 1200 to 65507, is 1199"),
+        (lambda: SessionConfig(datagram_bytes=65508), "datagram_bytes must be 0 or 1200 to 65507"),
+        (lambda: SessionConfig(window_bytes=0), "window_bytes must be positive"),
+        (lambda: SessionConfig(initial_rtt_ns=0), "initial_rtt_ns must be positive"),
+        (lambda: SessionConfig(idle_ns=0), "idle_ns must be positive"),
+        (lambda: SessionConfig(congestion="bbr9"), "congestion 'bbr9' is not known; take cubic, reno or"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_where_they_are_made(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        make()
+    assert EndpointConfig(lost_after_ns=None, credit_bytes=0, max_resends=0)

@@ -80,7 +80,7 @@ async def test_a_stale_incarnation_is_refused_while_the_newer_one_goes_on(world:
     newer, theirs = await world.link(world.open("a", incarnation=50), b)
     stale = world.open("a", incarnation=49)
     lost = stale.link(b.identity, addresses=[b.address], dial=True)
-    with pytest.raises(LinkLost, match="stale incarnation"):
+    with pytest.raises(LinkLost, match="a later process of this node is here"):
         await lost.wait_up()
     await exchange(newer, theirs, 1, 1000)
     assert theirs.stats.connections == 1

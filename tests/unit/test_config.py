@@ -33,6 +33,10 @@ def test_an_argument_beats_the_environment_which_beats_torchrun_which_beats_the_
         ("QUICOLL_LOST_AFTER", "-1", "above 0"),
         ("QUICOLL_TIMEOUT", "nan", "above 0"),
         ("RANK", "x", "rank_hint = 'x' \\(from RANK\\)"),
+        ("RANK", "-1", "rank_hint = '-1' \\(from RANK\\): must be at least 0"),
+        ("QUICOLL_WORLD_SIZE", "1025", "at most 1024"),
+        ("QUICOLL_CHUNK_BYTES", "0", "at least 1"),
+        ("QUICOLL_SITE", "x" * 129, "at most 128 characters"),
     ],
 )
 def test_a_malformed_value_is_named_with_its_source(variable: str, value: str, said: str) -> None:
@@ -53,3 +57,38 @@ def test_an_ipv6_master_address_is_bracketed() -> None:
 def test_without_a_listen_address_the_one_towards_the_coordinator_is_taken() -> None:
     config = Config.resolve(environ={}, coordinator="127.0.0.1:9")
     assert config.listen == "127.0.0.1:0"
+
+
+@pytest.mark.parametrize(("listen", "bound"), [("0.0.0.0:7", "127.0.0.1:7"), ("[::]:7", "127.0.0.1:7")])
+def test_every_address_becomes_the_one_that_leads_to_the_coordinator_since_others_are_told_it(
+    listen: str, bound: str
+) -> None:
+    config = Config.resolve(environ={"QUICOLL_LISTEN": listen}, coordinator="127.0.0.1:9")
+    assert config.listen == bound
+    assert config.sources["listen"] == "QUICOLL_LISTEN, route to the coordinator"
+
+
+def test_every_ipv4_address_cannot_lead_to_a_coordinator_on_ipv6() -> None:
+    with pytest.raises(LocalError, match=r"listen = '0\.0\.0\.0:7' \(from argument\) is IPv4.*IPv6; take \[::\]:7"):
+        Config.resolve(environ={}, coordinator="[::1]:9", listen="0.0.0.0:7")
+    assert Config.resolve(environ={}, coordinator="[::1]:9", listen="[::]:7").listen == "[::1]:7"
+
+
+def test_a_link_local_address_is_refused_because_others_cannot_dial_it() -> None:
+    with pytest.raises(LocalError, match=r"'fe80::1%eth0' \(from argument\): other ranks cannot reach a link-local"):
+        Config.resolve(environ={}, listen="[fe80::1%eth0]:7")
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "said"),
+    [("0.0.0.0:4433", "every address of a host"), ("[::]:4433", "every address"), ("127.0.0.1:0", "port 0")],
+)
+def test_a_coordinator_is_named_by_where_it_is_reached_not_by_where_it_listens(coordinator: str, said: str) -> None:
+    with pytest.raises(LocalError, match=rf"coordinator = .*\(from QUICOLL_COORDINATOR\): .*{said}"):
+        Config.resolve(environ={"QUICOLL_COORDINATOR": coordinator}, **LOCAL)
+
+
+@pytest.mark.parametrize(("name", "value"), [("world_size", 2.5), ("world_size", True), ("rank_hint", 1.0)])
+def test_a_number_that_is_no_integer_is_refused_not_cut_off(name: str, value: object) -> None:
+    with pytest.raises(LocalError, match=rf"{name} = {value!r} \(from argument\): it must be an integer"):
+        Config.resolve(environ={}, **{**LOCAL, name: value})

@@ -23,7 +23,17 @@ from typing import Any
 
 from .errors import AddressError
 
-__all__ = ["MAX_CANDIDATES", "Address", "DialPlan", "canonical", "is_numeric", "is_v6", "parse_address", "show"]
+__all__ = [
+    "MAX_CANDIDATES",
+    "Address",
+    "DialPlan",
+    "canonical",
+    "is_numeric",
+    "is_unspecified",
+    "is_v6",
+    "parse_address",
+    "show",
+]
 
 Address = tuple[Any, ...]
 
@@ -52,6 +62,14 @@ def is_numeric(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_unspecified(host: str) -> bool:
+    """Whether `host` stands for every address of its host, 0.0.0.0 or ::, which can be bound but not sent to."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def is_v6(address: Address) -> bool:

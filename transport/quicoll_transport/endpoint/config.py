@@ -6,12 +6,23 @@ import os
 from dataclasses import dataclass, field, replace
 
 from ..detector import DetectorConfig
+from ..errors import ConfigurationError
 from ..guard import GuardConfig, PaceConfig
 from ..link import LinkConfig
 from ..quic import Address, SessionConfig
 
 __all__ = ["EndpointConfig"]
 
+_LEAST = {
+    "lost_after_ns": 1,
+    "connect_ns": 1,
+    "handshake_ns": 1,
+    "credit_bytes": 0,
+    "max_resends": 0,
+    "max_handshakes": 1,
+    "max_links": 1,
+    "qlog_files": 1,
+}
 _INTERNET_DATAGRAM = 1452  # a path of 1500 bytes less IPv6 and UDP headers; smaller paths need the setting
 _LOOPBACK_DATAGRAM = 8900  # loopback carries 64 KiB; larger packets cost pure Python less per byte
 
@@ -27,8 +38,10 @@ class EndpointConfig:
     max_handshakes: unauthenticated sessions that strangers may keep open here at once; each takes up to 100 KiB.
     guard: how often strangers may try. pace: how fast a peer may make us work. See guard.
     max_links: peers; worst-case memory is max_links * credit_bytes.
+    retry: whether a source has to show its address before anything of it is kept.
     qlog_directory: where each connection leaves a qlog trace when it ends; None: no traces. qlog_files: how many of
         them stay. What that costs stands in qlog.
+    Raises ConfigurationError.
     """
 
     lost_after_ns: int | None = None
@@ -44,6 +57,14 @@ class EndpointConfig:
     session: SessionConfig = field(default_factory=SessionConfig)
     qlog_directory: str | os.PathLike[str] | None = None
     qlog_files: int = 64
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigurationError(
+                    f"{name} must be {f'at least {least}' if least != 1 else 'positive'}, is {value}"
+                )
 
     def link(self) -> LinkConfig:
         return LinkConfig(

@@ -204,7 +204,7 @@ class Reception:
                 return None
             link = endpoint.links.get(identity)
         if link is not None and link.core.remote is not None and theirs < link.core.remote:
-            endpoint._fail(connection, CLOSE_GONE, "stale incarnation")
+            endpoint._fail(connection, CLOSE_GONE, "a later process of this node is here")
             return None
         known = ours != LinkId(0, 0)
         if known and (link is None or ours != link.core.local):

@@ -7,8 +7,11 @@ here too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aioquic.quic import connection as _registers  # noqa: F401 - cubic and reno
+from aioquic.quic.congestion.base import create_congestion_control
 from aioquic.quic.packet import QuicErrorCode
 
 from ..errors import ConfigurationError
@@ -52,6 +55,8 @@ CLOSE_REPLACED = 0x7104  # the link goes on over another connection
 
 CID_LENGTH = 8
 DATAGRAM_BYTES = 1452  # a path of 1500 bytes less IPv6 and UDP headers
+_LEAST_DATAGRAM = 1200  # of UDP payload, which every path of QUIC carries (RFC 9000 section 14)
+_MOST_DATAGRAM = 65507  # an IPv4 packet of 65535 bytes less its headers
 _MOST_KEY_PACKETS = 1 << 22  # half of what AES-GCM may protect with one key (RFC 9001 section 6.6)
 _HEADER_NS = 30_000_000_000
 _MOST_FORGED = 1 << 52  # packets that may fail their authentication, for AES-GCM (the same section)
@@ -85,12 +90,30 @@ class SessionConfig:
     header_ns: int = _HEADER_NS
 
     def __post_init__(self) -> None:
+        if self.datagram_bytes != 0 and not _LEAST_DATAGRAM <= self.datagram_bytes <= _MOST_DATAGRAM:
+            raise ConfigurationError(
+                f"datagram_bytes must be 0 or {_LEAST_DATAGRAM} to {_MOST_DATAGRAM}, is {self.datagram_bytes}"
+            )
+        for name in ("idle_ns", "window_bytes", "initial_rtt_ns"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be positive, is {getattr(self, name)}")
+        _demand_congestion(self.congestion)
         if not 1 <= self.forged_packets <= _MOST_FORGED:
             raise ConfigurationError(f"forged_packets must be 1 to {_MOST_FORGED}, is {self.forged_packets}")
         if self.header_ns <= 0:
             raise ConfigurationError(f"header_ns must be positive, is {self.header_ns}")
         if not 1 <= self.key_packets <= _MOST_KEY_PACKETS:
             raise ConfigurationError(f"key_packets must be 1 to {_MOST_KEY_PACKETS}, is {self.key_packets}")
+
+
+@cache
+def _demand_congestion(name: str) -> None:
+    try:
+        create_congestion_control(name, max_datagram_size=DATAGRAM_BYTES)
+    except Exception as error:  # the library raises nothing narrower, and would at the first connection only
+        raise ConfigurationError(
+            f"congestion {name!r} is not known; take cubic, reno or one that is registered"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,46 @@
+"""What a command found, as JSON: into a file, or to standard output where the file is called `-`.
+
+Who asks for `-` pipes it into another program, so what is for people goes to stderr then.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from quicoll.errors import LocalError
+
+__all__ = ["console_beside", "open_report", "write_report"]
+
+
+def console_beside(report: Path | None, **options: Any) -> Console:
+    """The console for what people read."""
+    return Console(highlight=False, stderr=_is_stdout(report), **options)
+
+
+def open_report(path: Path | None) -> None:
+    """Find out now, not after an hour of work, that the report cannot be written. Raises LocalError."""
+    if path is not None and not _is_stdout(path):
+        write_report(path, {})
+
+
+def write_report(path: Path | None, report: dict[str, Any]) -> None:
+    """Write it; None: nowhere. Raises LocalError where the file cannot be written."""
+    if path is None:
+        return
+    text = json.dumps(report, indent=2)
+    if _is_stdout(path):
+        typer.echo(text)
+        return
+    try:
+        path.write_text(text + "\n")
+    except OSError as error:
+        raise LocalError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _is_stdout(path: Path | None) -> bool:
+    return path is not None and str(path) == "-"

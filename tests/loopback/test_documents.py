@@ -1,0 +1,296 @@
+"""What the documents print runs as they print it: each block of Python, each command, each name of a variable.
+
+A block that is a program of its own runs as one. The others are pieces of a program: what they leave out (a job, a
+tensor, a training loop) is made here and nothing in them is changed. A block that nobody runs fails the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quicoll
+import quicoll_transport
+from quicoll.cli.main import main
+from quicoll.testing import cluster
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "certs" / "README.md",
+    *sorted((ROOT / "examples").rglob("README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
+
+INHERITED = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+Run = Callable[[str, Path], Awaitable[None]]
+
+pytestmark = pytest.mark.loopback
+
+
+def blocks() -> dict[str, str]:
+    """By document and the first words that are no import."""
+    found = {}
+    for document in DOCUMENTS:
+        for block in re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.DOTALL | re.MULTILINE):
+            first = next(line for line in block.splitlines() if line and not line.startswith(("import ", "from ")))
+            found[f"{document.relative_to(ROOT)}: {first[:60]}"] = block
+    return found
+
+
+async def piece(block: str, **names: Any) -> dict[str, Any]:
+    """Run statements that may await, with these names; the names that they made."""
+    scope: dict[str, Any] = dict(names)
+    code = f"async def piece():\n{textwrap.indent(block, '    ')}\n    return locals()"
+    exec(compile(code, "<document>", "exec"), scope)  # noqa: S102 - that is the test
+    made: dict[str, Any] = await scope["piece"]()
+    return made
+
+
+def program(*command: object, cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        env={**INHERITED, "PYTHONPATH": os.pathsep.join(SOURCES), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def scenarios(head: str) -> Run:
+    """Tests for pytest, with one seed each: `head` has what they use."""
+
+    async def run(block: str, directory: Path) -> None:
+        (directory / "my_package.py").write_text(TRAIN)
+        (directory / "test_it.py").write_text(head + block)
+        (directory / "pytest.ini").write_text(
+            "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
+        )
+        search = os.pathsep.join([*SOURCES, str(directory), str(ROOT / "examples" / "partition_safety")])
+        options = ["-q", "-p", "quicoll_pytest", "-p", "no:cacheprovider", "--sim-seed", "1"]
+        said = program("-m", "pytest", *options, "test_it.py", cwd=directory, PYTHONPATH=search)
+        assert f"{block.count('@quicoll.sim.scenario')} passed" in said
+
+    return run
+
+
+TRAIN = """
+import numpy as np
+import quicoll
+
+async def train(job, done):
+    job.register_state(dict, lambda state: None)
+    while not done():
+        try:
+            async with job.step():
+                await job.group.all_reduce(np.ones(3))
+        except quicoll.StepAborted:
+            pass
+"""
+
+
+async def script(block: str, directory: Path) -> None:
+    (directory / "allreduce.py").write_text(block)
+    said = program("-m", "quicoll.cli.main", "run", "-n", "2", "allreduce.py", cwd=directory)
+    assert sorted(line for line in said.splitlines() if "rank " in line) == [
+        "[worker-0] rank 0 of 2: [3. 3. 3.]",
+        "[worker-1] rank 1 of 2: [3. 3. 3.]",
+    ]
+
+
+async def alone(block: str, directory: Path) -> None:
+    (directory / "block.py").write_text(block)
+    program("-W", "error", "block.py", cwd=directory)
+
+
+async def training(block: str, directory: Path) -> None:
+    """Three ranks, eight shards, five steps: equal weights, and those of plain numpy."""
+
+    def gradient(shard: int, step: int) -> np.ndarray:
+        return np.random.default_rng([shard, step]).standard_normal(4, np.float32)
+
+    async def rank(job: quicoll.Job) -> bytes:
+        weights = np.zeros(4, np.float32)
+        await piece(
+            block,
+            job=job,
+            quicoll=quicoll,
+            steps=5,
+            gradient=gradient,
+            save=lambda: {"weights": weights},
+            load=lambda state: np.copyto(weights, state["weights"]),
+            apply=lambda mean: np.add(weights, mean, out=weights),
+        )
+        np.testing.assert_allclose(weights, sum(gradient(s, n) for s in range(8) for n in range(1, 6)) / 8, rtol=1e-5)
+        return weights.tobytes()
+
+    async with cluster(3) as jobs:
+        assert len(set(await asyncio.gather(*map(rank, jobs)))) == 1
+
+
+async def in_a_test(block: str, directory: Path) -> None:
+    made = await piece(block, quicoll=quicoll)
+    assert len(made["jobs"]) == 3
+
+
+async def calls(block: str, directory: Path) -> None:
+    async with cluster(3) as jobs:
+        gradients = [np.ones(2), np.ones((2, 2), np.float32)]
+        for made in await asyncio.gather(*(piece(block, job=job, x=np.ones(2), gradients=gradients) for job in jobs)):
+            assert made["total"].tolist() == [3.0, 3.0]
+            assert [total.tolist() for total in made["totals"]] == [[3.0, 3.0], [[3.0, 3.0], [3.0, 3.0]]]
+
+
+async def sub_groups(block: str, directory: Path) -> None:
+    async with cluster(8, timeout=60.0) as jobs:
+        made = await asyncio.gather(*(piece(block, job=job, x=np.ones(2)) for job in jobs))
+    assert [each["row"].ranks for each in made] == [(0, 1, 2, 3)] * 4 + [(4, 5, 6, 7)] * 4
+    assert [each["column"].ranks for each in made] == [(4, 0), (5, 1), (6, 2), (7, 3)] * 2  # ordered by -rank
+    assert [each["total"].tolist() for each in made] == [[4.0, 4.0]] * 8
+    assert [None if each["first"] is None else each["first"].ranks for each in made] == (
+        [(0, 1)] * 2 + [None] * 2 + [(4, 5)] * 2 + [None] * 2
+    )
+
+
+async def stragglers(block: str, directory: Path) -> None:
+    async with cluster(3, straggler_after=0.05) as jobs:
+        early = [job.group.barrier() for job in jobs[:2]]
+        await asyncio.wait(map(asyncio.ensure_future, early), timeout=0.3)
+        await asyncio.gather(*early, jobs[2].group.barrier())
+        assert (await piece(block, job=jobs[0]))["row"].node == "worker-2"
+
+
+async def a_bad_line(block: str, directory: Path) -> None:
+    scope: dict[str, Any] = {}
+    exec(block, scope)  # noqa: S102 - that is the test
+    await scope["test_my_training_survives_a_bad_line"]()
+
+
+async def bad_memory(block: str, directory: Path) -> None:
+    from quicoll.testing import corrupt_payloads
+    from quicoll_transport.faults import PayloadCorrupt
+
+    async def work(jobs: list[quicoll.Job]) -> None:
+        for _ in range(40):
+            await asyncio.gather(*(job.group.all_reduce(np.ones(1000)) for job in jobs))
+
+    async with cluster(2) as jobs:
+        names = {"jobs": jobs, "corrupt_payloads": corrupt_payloads, "PayloadCorrupt": PayloadCorrupt, "work": work}
+        await piece(block.replace("    ...\n", "    await work(jobs)\n"), **names)
+
+
+async def own_rule(block: str, directory: Path) -> None:
+    made = await piece(block)
+    async with cluster(2) as jobs, quicoll.testing.disturb_network(jobs[0], made["DropLarge"]()) as installed:
+        await asyncio.gather(*(job.group.all_reduce(np.ones(10)) for job in jobs))
+    assert installed.stats.seen > 0
+
+
+async def certificate(block: str, directory: Path) -> None:
+    """After the commands above it on that page."""
+    for line in commands(ROOT / "certs" / "README.md"):
+        program("-m", "quicoll.cli.main", *shlex.split(line)[1:], cwd=directory)
+    await alone(block, directory)
+
+
+RUNS: dict[str, Run] = {
+    "README.md: async def main():": script,
+    "README.md: job.register_state(save, load)  # how a rank that was away g": training,
+    "README.md: async with quicoll.testing.cluster(3, lost_after=0.6) as job": in_a_test,
+    "README.md: @quicoll.sim.scenario(seeds=200, ranks=4)": scenarios("import quicoll\nfrom my_package import train\n"),
+    'certs/README.md: credentials = Credentials.from_directory("certs/train", role': certificate,
+    "examples/partition_safety/README.md: def split(sim):": scenarios("import line_fit\nimport quicoll\n"),
+    "docs/collectives.md: total = await job.group.all_reduce(x)  # one after the other": calls,
+    "docs/collectives.md: row = await job.group.split(job.rank // 4)  # ranks of one c": sub_groups,
+    "docs/collectives.md: for row in job.stragglers():": stragglers,
+    "docs/faults.md: MS = 1_000_000  # rules count in nanoseconds": a_bad_line,
+    "docs/faults.md: async with corrupt_payloads(jobs[1], PayloadCorrupt(min_byte": bad_memory,
+    "docs/faults.md: class DropLarge:": own_rule,
+    "docs/simulation.md: def split(sim):": scenarios("import my_package\n"),
+    "docs/simulation.md: disk = SimDisk(random.Random(7), now_ns=lambda: 0)  # has th": alone,
+}
+
+
+def test_every_block_is_run() -> None:
+    assert list(blocks()) == list(RUNS)
+
+
+@pytest.mark.parametrize("name", RUNS)
+async def test_a_block_runs_as_it_is_printed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    await RUNS[name](blocks()[name], tmp_path)
+
+
+# -- commands, variables, links --------------------------------------------------------------------------------------
+
+
+def commands(document: Path) -> list[str]:
+    """Lines of `quicoll ...` in indented blocks, without what is set before them and said behind them."""
+    found = []
+    for line in document.read_text().splitlines():
+        words = re.fullmatch(r"    (?:[A-Z_]+=\S+ )*(quicoll .*?)(?: {2,}#.*)?", line)
+        if words:
+            found.append(words[1])
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_has_these_options(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in commands(document):
+        words = shlex.split(line)[1:]
+        at = 2 if words[0] in ("audit", "certs") else 1
+        with pytest.raises(SystemExit) as ended:  # all is parsed before help is printed
+            main([*words[:at], "--help", *words[at:]])
+        assert ended.value.code == 0, (line, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_that_the_text_names_is_there(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in sorted(set(re.findall(r"`quicoll ([a-z]+)\b", document.read_text()))):
+        with pytest.raises(SystemExit) as ended:
+            main([name, "--help"])
+        assert ended.value.code == 0, name
+
+
+def test_every_variable_that_the_documents_name_is_read_by_something() -> None:
+    read = "\n".join(
+        path.read_text()
+        for folder in ("quicoll", "transport", "tests", "benchmarks")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path != Path(__file__)
+    )
+    settings = {f"QUICOLL_{name.upper()}" for name in quicoll.Config.resolve(environ={}).sources}
+    for document in DOCUMENTS:
+        for name in sorted(set(re.findall(r"\bQUICOLL_[A-Z_]*[A-Z]\b", document.read_text()))):
+            assert name in settings or f'"{name}"' in read, f"{document.name}: {name}"
+
+
+def test_every_file_that_a_document_links_to_is_there() -> None:
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_every_path_and_module_that_a_document_names_is_there() -> None:
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for path in sorted(
+            set(re.findall(r"\b((?:quicoll|tests|benchmarks|examples|docs)/[a-z_/]+\.(?:py|md|svg))\b", text))
+        ):
+            assert (ROOT / path).exists() or (ROOT / "transport" / path).exists(), f"{document.name}: {path}"

@@ -1,0 +1,121 @@
+"""The tables of the documents against the code: settings, defaults, events, errors."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import quicoll
+from quicoll import Config, errors
+from quicoll_transport import errors as transport_errors
+from quicoll_transport.endpoint import EndpointConfig
+
+ROOT = Path(__file__).parents[2]
+
+
+def table(document: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below this heading, without its head."""
+    _, found, below = (ROOT / document).read_text().partition(f"\n## {heading}\n")
+    assert found, f"{document} has no {heading!r}"
+    rows: list[list[str]] = []
+    for line in below.splitlines():
+        if line.startswith("|"):
+            rows.append([cell.strip() for cell in line.strip("|").split("|")])
+        elif rows:
+            break
+    return rows[2:]
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_table_of_settings_has_all_of_them_with_their_defaults() -> None:
+    units = {"": 1, "MiB": 1 << 20, "s": 1}
+    config = Config.resolve(environ={}, listen="127.0.0.1:0")
+    rows = {quoted(name)[0]: default for name, default, _, _ in table("docs/settings.md", "Settings of a rank")}
+    assert list(rows) == list(config.sources)
+    for name, default in rows.items():
+        value = getattr(config, name)
+        if name in ("node", "listen"):
+            continue
+        if default in ("none", "left to the coordinator"):
+            assert value in (None, ""), name
+        elif default.startswith("`"):
+            assert quoted(default) == [value], name
+        else:
+            number, _, unit = default.partition(" ")
+            assert value == float(number) * units[unit], name
+
+
+def test_the_table_of_settings_has_what_torchrun_gives() -> None:
+    given = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "TORCHELASTIC_RUN_ID": "x",
+    }
+    sources = Config.resolve(environ=given, listen="127.0.0.1:0").sources
+    for name, _, torchrun, _ in table("docs/settings.md", "Settings of a rank"):
+        told = ", ".join(re.findall(r"[A-Z_]{4,}", torchrun))
+        assert (sources[quoted(name)[0]] if told else "") == told, name
+
+
+@pytest.mark.parametrize("setting", [name for row in table("docs/transport.md", "Tuning") for name in quoted(row[0])])
+def test_every_setting_of_the_transport_that_is_explained_is_there(setting: str) -> None:
+    found: object = EndpointConfig()
+    for part in setting.split("."):
+        found = getattr(found, part)
+
+
+def test_the_defaults_of_the_transport_are_those_that_are_told() -> None:
+    scales = {"s": 10**9, "ms": 10**6, "MiB": 1 << 20}
+    checked = 0
+    for names, defaults, _ in table("docs/transport.md", "Tuning"):
+        for setting, default in zip(quoted(names), re.split(r", (?=\d+ ?(?:s|ms|MiB)?$|\d+$)", defaults), strict=False):
+            value: object = EndpointConfig()
+            for part in setting.split("."):
+                value = getattr(value, part)
+            number = re.fullmatch(r"(\d+)(?: (s|ms|MiB))?", default)
+            if number is not None:
+                assert value == int(number[1]) * scales.get(number[2] or "", 1), setting
+                checked += 1
+            elif default in ("none", "cubic"):
+                assert value in (None, default), setting
+                checked += 1
+    assert checked >= 8
+
+
+def _emitted() -> dict[str, set[str]]:
+    """Kinds of events with the fields that some call gives them, of both ends together."""
+    found: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "quicoll").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "emit":
+                kind = node.args[0]
+                if isinstance(kind, ast.Constant):
+                    found.setdefault(str(kind.value), set()).update(each.arg or "" for each in node.keywords)
+    return found
+
+
+def test_the_table_of_events_has_all_kinds_with_their_fields() -> None:
+    told = {quoted(kind)[0]: quoted(fields) for kind, _, fields in table("docs/settings.md", "Events")}
+    told["fault"].remove("quicoll.testing")
+    assert {kind: set(fields) for kind, fields in told.items()} == _emitted()
+    assert all(f"{kind}(" in (quicoll.Event.__doc__ or "") for kind in told)
+
+
+def test_the_tables_of_errors_name_errors_that_are_there_and_say_right_what_goes_on() -> None:
+    for name, _, group in table("README.md", "What the errors mean"):
+        found = getattr(errors, quoted(name)[0])
+        assert found.usable is (group == "as usable as before"), name
+    told = {quoted(row[0])[0]: row[2] for row in table("docs/transport.md", "Errors")}
+    ours = {name for name in transport_errors.__all__ if name != "TransportError"}
+    assert set(told) == ours
+    for name, link in told.items():
+        if link in ("goes on", "over"):
+            assert getattr(transport_errors, name).usable is (link == "goes on"), name
