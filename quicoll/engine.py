@@ -96,7 +96,6 @@ class Engine:
         self.observers = observers
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
         self.stragglers = Stragglers(after_ns=round(config.straggler_after * 1e9))
-        self.doubtful = (0, 0)  # (view_id, index) of the last vote whose decision was not heard in time
         self._loop = loop
         self._coordinator = Identity(config.job, COORDINATOR, COORDINATOR_NODE)
         self._coordinator_address = coordinator_address
@@ -112,6 +111,7 @@ class Engine:
         self._decisions: dict[tuple[int, int], Decision] = {}  # by view and index: an index may be tried in many views
         self.open_step: tuple[int, int] | None = None  # (index, number) between begin and the decision
         self._voted = False
+        self._vote_cast: tuple[int, int] | None = None  # (view_id, index) of the vote for the last step that was begun
         self._held = ""
         self._refused = ""
         self._leaving = False
@@ -189,6 +189,7 @@ class Engine:
             raise self._past(view_id)
         self.open_step = (index, number)
         self._voted = False
+        self._vote_cast = None
         self._member.begin(index, now_ns=self._now_ns())
         self._work()
 
@@ -200,8 +201,9 @@ class Engine:
         digest: of the results that all ranks have. groups: (id, digest) of those that a sub-group has.
         unfinished: the step's operations that had not ended when the digest was made.
 
-        Raises Partitioned when it is not known within `timeout` seconds: the step is in doubt, and `was_committed`
-        tells later. Raises the mesh's error when the view broke before the vote: then nothing was voted for.
+        Raises Partitioned when it is not known within `timeout` seconds: the step is in doubt, and `decision` tells
+        later what `unanswered` names. So it is when this is cancelled. Raises the mesh's error when the view broke
+        before the vote: then nothing was voted for.
         """
         mesh = self._mesh
         if self.open_step is None or mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
@@ -213,16 +215,28 @@ class Engine:
             raise error
         index, _ = self.open_step
         self._voted = True
+        self._vote_cast = (view_id, index)
         self._member.vote(index, ok=True, digest=digest, groups=groups, now_ns=self._now_ns())
         self._work()
+        return await self.decision(view_id, index, timeout)
+
+    async def decision(self, view_id: int, index: int, timeout: float) -> Decision:
+        """What became of the vote for `index` in `view_id`, waited for at most `timeout` seconds.
+
+        The view may be at work all that time, when another rank has not voted yet, or be long over. Raises Partitioned.
+        """
         try:
             async with asyncio.timeout(timeout):
                 while (view_id, index) not in self._decisions:
                     if self._closing:
                         raise LocalError("the job is closed")
+                    if self._refused:
+                        why = f"the coordinator refuses this rank: {self._refused}"
+                        raise Partitioned(
+                            f"{why}; whether the step is committed is not known", node=self.config.node, view=view_id
+                        )
                     await asyncio.shield(self._changed)
         except TimeoutError:
-            self.doubtful = (view_id, index)
             raise Partitioned(
                 f"no decision within {timeout:g} s; whether the step is committed is not known yet",
                 node=self.config.node,
@@ -230,10 +244,13 @@ class Engine:
             ) from None
         return self._decisions[view_id, index]
 
-    async def was_committed(self, view_id: int, index: int) -> bool:
-        """Whether the vote for `index` in `view_id`, once in doubt, led to a commit. Known when a view is at work."""
-        decision = self._decisions.get((view_id, index))
-        return decision is not None and decision.commit
+    async def unanswered(self, view_id: int, reason: str) -> tuple[int, int] | None:
+        """Whoever voted in `view_id` has ceased to wait: (view, index) of the vote, for `decision`; None where nothing
+        was voted for. Then the view is given up, because nothing will be."""
+        if self._vote_cast is not None and self._vote_cast[0] == view_id:
+            return self._vote_cast
+        await self.give_up(view_id, reason)
+        return None
 
     async def _over(self, view_id: int) -> QuicollError:
         """Why the view a caller speaks of is not at work any more, as all ranks are told."""

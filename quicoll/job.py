@@ -10,6 +10,8 @@ A step's life, as the caller sees it:
     committed       a normal exit               have run, in order
     aborted         StepAborted                 never run
     in doubt        Partitioned                 run at the next step's entry, if it turns out to be committed
+    in doubt        CancelledError, of the      the same
+                    wait for the decision
     own error       that error; others abort    never run
 
 State and steps. The number of a step counts what the state has been through, `committed_step + 1`. It travels with the
@@ -24,8 +26,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -35,7 +37,7 @@ from quicoll.audit import AuditLog, audit_file
 from quicoll.auditing import Auditor
 from quicoll.buffers import digest, memory, source, wrap
 from quicoll.caller import Caller
-from quicoll.checks import seconds
+from quicoll.checks import done, plain, seconds, whole
 from quicoll.config import Config
 from quicoll.division import STATE
 from quicoll.dtypes import DType
@@ -89,21 +91,25 @@ _manifest_decoder = msgspec.msgpack.Decoder(tuple[_Tensor, ...])
 
 
 class Step:
-    """One attempt at a step. `number`: of the step, from 1. `view`: in which it runs."""
+    """One attempt at a step, entered once. `number`: of the step, from 1. `view`: in which it runs."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self.number = 0
         self.view: View | None = None
         self._callbacks: list[Callable[[], None]] = []
+        self._over = False
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """Run `callback()` exactly if the step is committed, before the context is left. Never otherwise.
 
         One that raises leaves this rank's state half changed: the error reaches the caller, and the rank counts as
-        behind until it has been given the state by another one.
+        behind until it has been given the state by another one. Raises LocalError once the step has been left, and for
+        what is not a plain function: a coroutine would be awaited by nobody.
         """
-        self._callbacks.append(callback)
+        if self._over:
+            raise LocalError(f"step {self.number} has been left: nothing can be done at its commit any more")
+        self._callbacks.append(plain(callback, "a callback of on_commit"))
 
     async def __aenter__(self) -> Step:
         await self._job._enter(self)
@@ -117,7 +123,7 @@ class Step:
     def _run_callbacks(self) -> None:
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback()
+            done(callback(), "a callback of on_commit")
 
 
 class Job:
@@ -137,7 +143,8 @@ class Job:
         self._load: Load | None = None
         self._committed_step = 0
         self._decision = 0  # the coordinator's number of the decision that our state is of; 0: none
-        self._doubtful: tuple[Step, tuple[int, int]] | None = None
+        self._doubtful: tuple[Step, tuple[int, int]] | None = None  # and (view, index) of its vote
+        self._engaged = False  # a task is in `ready`, or at the entry or the end of a step
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -207,10 +214,11 @@ class Job:
         """Say how this rank's state is read and written, so that ranks that are behind can be brought up to date.
 
         save() gives the state: names and tensors, equal on all ranks that are at the same step. load(state) puts
-        one in place; the tensors are of the kinds (numpy, torch) that save() gave. Both run on the caller's loop.
+        one in place; the tensors are of the kinds (numpy, torch) that save() gave. Both run on the caller's loop, and
+        are plain functions: LocalError for coroutine functions.
         """
-        self._save = save
-        self._load = load
+        self._save = plain(save, "save")
+        self._load = plain(load, "load")
 
     def resume_from(self, step: int) -> None:
         """Say that the state of this rank is the one after `step`, for instance because a checkpoint was loaded.
@@ -219,8 +227,9 @@ class Job:
         """
         if self._decision or self._caller.step is not None:
             raise LocalError("resume_from comes before the first step")
-        if step < 0:
-            raise LocalError(f"a step number is not negative: {step}")
+        step = whole(step, "a step number")
+        if not 0 <= step < 1 << 63:
+            raise LocalError(f"a step number is not negative, and below 2**63: {step}")
         self._committed_step = step
 
     async def ready(self, *, timeout: float | None = None) -> None:
@@ -228,11 +237,33 @@ class Job:
 
         Raises Partitioned when there is no such view within `timeout` seconds (None: the job's hold_timeout), and
         StepAborted when a rank was lost meanwhile: call it again. What save() or load() raise, and LocalError where the
-        state cannot be taken here, end the view for the others too.
+        state cannot be taken here, end the view for the others too. LocalError inside a step, and while another task is
+        in here or in the entry or the end of a step.
         """
+        with self._alone():
+            await self._ready(timeout)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two tasks in here would both bring the state up to date, or begin the step, and the other ranks once."""
+        if self._caller.step is not None:
+            raise LocalError("a step is already open; steps do not nest, and ready() comes between them")
+        if self._engaged:
+            raise LocalError("another task is in ready(), or at the entry or the end of a step, of this job")
+        self._engaged = True
+        try:
+            yield
+        finally:
+            self._engaged = False
+
+    async def _ready(self, timeout: float | None = None) -> None:
         timeout = self.config.hold_timeout if timeout is None else seconds(timeout)
+        if self._doubtful is not None:
+            clock = asyncio.get_running_loop().time
+            deadline = clock() + timeout
+            await self._settle_doubt(timeout)
+            timeout = max(deadline - clock(), 0.0)
         view = await self._caller.on_engine(self._engine.wait_view(timeout))
-        await self._settle_doubt()
         if view.view_id == self._synchronised:
             return
         self._caller.enter(view)
@@ -292,7 +323,7 @@ class Job:
         if self.rank not in current:
             if self._load is None:
                 raise LocalError("no state registered")
-            self._load(received)
+            done(self._load(received), "load")
             self._decision, self._committed_step = newest
             self._runtime.loop.call_soon_threadsafe(self._engine.state_received, giver, newest[1], newest[0])
 
@@ -303,22 +334,33 @@ class Job:
         return Step(self)
 
     async def _enter(self, step: Step) -> None:
-        if self._caller.step is not None:
-            raise LocalError("a step is already open; steps do not nest")
-        await self.ready()
-        step.number = self._committed_step + 1
-        step.view = self._caller.view
-        if self._caller.auditor is not None:
-            self._caller.auditor.begin(step=step.number, view=self.view.view_id, rank=self.rank, world=self.world_size)
-        try:
-            await self._caller.on_engine(self._engine.begin(self.view.view_id, step.number))
-        except (PeerError, Corrupted, Partitioned) as error:
-            raise self._aborted(error, step.number) from error
-        self._caller.open(step.number)
+        if step.number:
+            raise LocalError("a Step is one attempt: call job.step() for the next one")
+        with self._alone():
+            await self._ready()
+            step.number = self._committed_step + 1
+            step.view = self._caller.view
+            if self._caller.auditor is not None:
+                rank, world = self.rank, self.world_size
+                self._caller.auditor.begin(step=step.number, view=self.view.view_id, rank=rank, world=world)
+            try:
+                await self._caller.on_engine(self._engine.begin(self.view.view_id, step.number))
+            except (PeerError, Corrupted, Partitioned) as error:
+                raise self._aborted(error, step.number) from error
+            except BaseException as error:
+                # Cancelled, perhaps when the step had begun there: nobody would ever vote for it.
+                await self._give_up_for(self.view.view_id, error)
+                raise
+            self._caller.open(step.number)
 
     async def _leave(self, step: Step, error: BaseException | None) -> None:
+        step._over = True
         unfinished = self._caller.settle()
         self._caller.close()
+        with self._alone():
+            await self._end(step, error, unfinished)
+
+    async def _end(self, step: Step, error: BaseException | None, unfinished: int) -> None:
         view_id = self.view.view_id
         if error is None and self._caller.auditor is not None:
             try:
@@ -354,12 +396,23 @@ class Job:
                     unfinished=unfinished,
                 )
             )
-        except Partitioned:
-            self._doubtful = (step, self._engine.doubtful)
-            raise
         except (PeerError, Corrupted) as error:
             raise self._aborted(error, step.number) from error
+        except (Partitioned, asyncio.CancelledError) as error:
+            # Cast or not? Only the engine knows which came first, the vote or the end of the view, or of the wait.
+            ask = self._caller.on_engine(self._engine.unanswered(view_id, type(error).__name__))
+            asked = asyncio.ensure_future(ask)
+            asked.add_done_callback(lambda asked: self._note_doubt(step, asked))
+            vote = await asyncio.shield(asked)
+            if isinstance(error, Partitioned) and vote is None:
+                raise self._aborted(error, step.number) from error
+            raise
         await self._decided(step, decision)
+
+    def _note_doubt(self, step: Step, asked: asyncio.Future[tuple[int, int] | None]) -> None:
+        """A callback, so that it is noted also where the caller is cancelled once more."""
+        if not asked.cancelled() and asked.exception() is None and (vote := asked.result()) is not None:
+            self._doubtful = (step, vote)
 
     async def _decided(self, step: Step, decision: Decision) -> None:
         if not decision.commit:
@@ -384,12 +437,17 @@ class Job:
         self._decision = index
         self._committed_step = step.number
 
-    async def _settle_doubt(self) -> None:
-        """A vote of ours was left without an answer; by now the membership knows it."""
+    async def _settle_doubt(self, timeout: float) -> None:
+        """A vote of ours was left without an answer: wait for it, for at most `timeout` seconds.
+
+        Without it no other step may begin here: the next number depends on it, and the state too.
+        """
         if self._doubtful is None:
-            return
-        (step, (view_id, index)), self._doubtful = self._doubtful, None
-        if await self._caller.on_engine(self._engine.was_committed(view_id, index)):
+            raise AssertionError("no vote is in doubt")
+        step, (view_id, index) = self._doubtful
+        decision = await self._caller.on_engine(self._engine.decision(view_id, index, timeout))
+        self._doubtful = None
+        if decision.commit:
             await self._apply(step, index)
 
     def _aborted(self, error: QuicollError, number: int) -> StepAborted:
