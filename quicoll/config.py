@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quicoll.checks import MAX_SECONDS
 from quicoll.errors import LocalError
 from quicoll_transport.addresses import is_v6, parse_address
-from quicoll_transport.errors import TransportError
-from quicoll_transport.names import Resolver
+from quicoll_transport.errors import AddressError, TransportError
+from quicoll_transport.names import Resolver, resolve_all
+
+if TYPE_CHECKING:
+    from quicoll_transport.quic import Address
 
 __all__ = ["Config", "Setting"]
 
@@ -135,6 +138,31 @@ class Config:
         May look up the coordinator's name, for `join_timeout` seconds at most. Raises LocalError naming the setting and
         its source when a value is malformed.
         """
+        settings = cls._settings(environ, arguments)
+        if settings["listen"].value is None:
+            address, timeout = settings["coordinator"].value, settings["join_timeout"].value
+            try:
+                found = Resolver().resolve_blocking(*parse_address(address), timeout=timeout)
+            except TransportError as error:
+                raise _no_route(address, error) from error
+            settings["listen"] = _route_to(address, found)
+        return cls._of(settings)
+
+    @classmethod
+    async def resolve_in_loop(cls, *, environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
+        """`resolve`, for code in an event loop: it goes on while the name is looked up. No thread of the loop's
+        executor is taken, which the program may have filled with work of its own."""
+        settings = cls._settings(environ, arguments)
+        if settings["listen"].value is None:
+            address, timeout = settings["coordinator"].value, settings["join_timeout"].value
+            found, failed = await resolve_all([parse_address(address)], Resolver().resolve, timeout=timeout)
+            if failed:
+                raise _no_route(address, AddressError(failed[0]))
+            settings["listen"] = _route_to(address, found)
+        return cls._of(settings)
+
+    @classmethod
+    def _settings(cls, environ: Mapping[str, str] | None, arguments: Mapping[str, Any]) -> dict[str, Setting]:
         environ = os.environ if environ is None else environ
         unknown = sorted(set(arguments) - set(_FIELDS))
         if unknown:
@@ -142,9 +170,10 @@ class Config:
         settings = {name: _find(name, field, arguments.get(name), environ) for name, field in _FIELDS.items()}
         if settings["node"].value is None:
             settings["node"] = Setting(socket.gethostname().split(".")[0] or "node", "host name")
-        if settings["listen"].value is None:
-            host = _route_to(settings["coordinator"].value, settings["join_timeout"].value)
-            settings["listen"] = Setting(f"[{host}]:0" if ":" in host else f"{host}:0", "route to the coordinator")
+        return settings
+
+    @classmethod
+    def _of(cls, settings: Mapping[str, Setting]) -> Config:
         values = {name: setting.value for name, setting in settings.items()}
         return cls(**values, sources={name: setting.source for name, setting in settings.items()})
 
@@ -165,17 +194,20 @@ def _find(name: str, field: _Field, argument: Any, environ: Mapping[str, str]) -
         raise LocalError(f"{name} = {value!r} (from {source}): {error}") from error
 
 
-def _route_to(address: str, timeout: float) -> str:
+def _route_to(address: str, targets: Sequence[Address]) -> Setting:
     """Our address on the way to `address`; connecting a UDP socket asks the routing table and sends nothing."""
     failed: Exception | None = None
-    try:
-        for target in Resolver().resolve_blocking(*parse_address(address), timeout=timeout):
-            try:
-                with socket.socket(socket.AF_INET6 if is_v6(target) else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                    probe.connect(target)
-                    return str(probe.getsockname()[0])
-            except OSError as error:  # a name may stand for addresses of a family that this host has not
-                failed = failed or error
-    except TransportError as error:
-        failed = error
-    raise LocalError(f"no route to the coordinator at {address}: {failed}") from failed
+    for target in targets:
+        try:
+            with socket.socket(socket.AF_INET6 if is_v6(target) else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect(target)
+                host = str(probe.getsockname()[0])
+        except OSError as error:  # a name may stand for addresses of a family that this host has not
+            failed = failed or error
+        else:
+            return Setting(f"[{host}]:0" if ":" in host else f"{host}:0", "route to the coordinator")
+    raise _no_route(address, failed) from failed
+
+
+def _no_route(address: str, error: Exception | None) -> LocalError:
+    return LocalError(f"no route to the coordinator at {address}: {error}")

@@ -285,8 +285,13 @@ class Engine:
         if self._leaving:
             return
         self._leaving = True
-        if self._mesh is not None and patience > 0 and not self._mesh.running:
-            await self._mesh.part(patience)
+        try:
+            if self._mesh is not None and patience > 0 and not self._mesh.running:
+                await self._mesh.part(patience)
+        finally:  # whoever is cancelled in there has no patience any more, and leaves all the same
+            await self._end(reason)
+
+    async def _end(self, reason: str) -> None:
         self._member.leave(clip(reason), now_ns=self._now_ns())
         self._work()
         self._closing = True

@@ -144,6 +144,7 @@ class Job:
         self._committed_step = 0
         self._decision = 0  # the coordinator's number of the decision that our state is of; 0: none
         self._doubtful: tuple[Step, tuple[int, int]] | None = None  # and (view, index) of its vote
+        self._left = False
         self._engaged = False  # a task is in `ready`, or at the entry or the end of a step
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -467,11 +468,14 @@ class Job:
         """Leave the job: the others go on without this rank. Called by `join`'s context.
 
         Bounded: the others may first end the operations that this rank has been part of, which are over at the latest
-        by the job's `timeout`.
+        by the job's `timeout`. Another time it does nothing.
         """
         await self._leave_job(reason, self.config.timeout)
 
     async def _leave_job(self, reason: str, patience: float) -> None:
+        if self._left:
+            return
+        self._left = True
         try:
             await self._caller.on_engine(self._engine.aclose(reason, patience=patience))
         finally:
@@ -505,7 +509,7 @@ async def join(*, observer: Observer | None = None, **settings: Any) -> AsyncIte
     Raises LocalError for settings, certificates or an address that cannot work; PeerError when the coordinator
     cannot be reached or refuses us, or when the view is not complete within `join_timeout`.
     """
-    config = await asyncio.to_thread(Config.resolve, **settings)  # it may look up the coordinator's name
+    config = await Config.resolve_in_loop(**settings)
     engine, runtime = await start(config, observer=observer)
     try:
         view = await runtime.call(engine.wait_view(config.join_timeout, joining=True))
