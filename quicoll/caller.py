@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quicoll.checks import seconds
 from quicoll.division import is_derived
-from quicoll.errors import LocalError
+from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.handle import Handle
 from quicoll.membership.messages import MAX_GROUPS
 
@@ -129,7 +129,13 @@ class Caller:
             if ended is not None:
                 ended(seq)
 
-        handle = Handle(future, hand_over, record)
+        view, rank = self.view.view_id, self.rank
+
+        def cancelled() -> QuicollError:
+            why = "cancelled by another await of its handle"
+            return PeerError(why, rank=rank, node=self.config.node, view=view, step=step, op=call.name)
+
+        handle = Handle(future, hand_over, record, cancelled)
         if entry is not None:
             future.add_done_callback(lambda _: self._audit_over(handle, entry))
         if step is not None:

@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 from quicoll.errors import LocalError
 
-__all__ = ["MAX_SECONDS", "done", "plain", "seconds", "whole"]
+__all__ = ["MAX_MEMBERS", "MAX_NAME", "MAX_SECONDS", "done", "plain", "seconds", "whole"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_SECONDS = 1e6
+MAX_MEMBERS = 1024
+MAX_NAME = 128  # characters of a site, as of a node
 
 
 def seconds(value: Any, name: str = "timeout") -> float:

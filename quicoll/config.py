@@ -6,13 +6,14 @@ that is set but malformed is an error that names it; a default never hides it.
 
 from __future__ import annotations
 
+import operator
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quicoll.checks import MAX_SECONDS
+from quicoll.checks import MAX_MEMBERS, MAX_NAME, MAX_SECONDS
 from quicoll.errors import LocalError
 from quicoll_transport.addresses import is_v6, parse_address
 from quicoll_transport.errors import AddressError, TransportError
@@ -36,8 +37,35 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+def _site(value: Any) -> str:
+    site = str(value)
+    site.encode()  # UnicodeEncodeError, which is a ValueError
+    if len(site) > MAX_NAME:
+        raise ValueError(f"must be at most {MAX_NAME} characters, not {len(site)}")
+    return site
+
+
 def _integer(value: Any) -> int:
-    return int(value)
+    """Of text too; but neither 2.5 nor True, which `int` would take."""
+    if isinstance(value, str):
+        return int(value)
+    if isinstance(value, bool):
+        raise TypeError("must be an integer")
+    return operator.index(value)
+
+
+def _rank_hint(value: Any) -> int:
+    rank = _integer(value)
+    if not 0 <= rank < MAX_MEMBERS:
+        raise ValueError(f"must be from 0 to {MAX_MEMBERS - 1}")
+    return rank
+
+
+def _world_size(value: Any) -> int:
+    size = _count(value)
+    if size > MAX_MEMBERS:
+        raise ValueError(f"must be at most {MAX_MEMBERS}")
+    return size
 
 
 def _seconds(value: Any) -> float:
@@ -48,7 +76,7 @@ def _seconds(value: Any) -> float:
 
 
 def _count(value: Any) -> int:
-    count = int(value)
+    count = _integer(value)
     if count < 1:
         raise ValueError("must be at least 1")
     return count
@@ -84,10 +112,10 @@ _FIELDS: dict[str, _Field] = {
     "job": _Field(_text, "job", "TORCHELASTIC_RUN_ID", lambda env: env.get("TORCHELASTIC_RUN_ID")),
     "node": _Field(_text, None, "RANK", _rank_node),
     "certs": _Field(_text, "certs"),
-    "world_size": _Field(_count, None, "WORLD_SIZE", lambda env: env.get("WORLD_SIZE")),
-    "rank_hint": _Field(_integer, None, "RANK", lambda env: env.get("RANK")),
+    "world_size": _Field(_world_size, None, "WORLD_SIZE", lambda env: env.get("WORLD_SIZE")),
+    "rank_hint": _Field(_rank_hint, None, "RANK", lambda env: env.get("RANK")),
     "listen": _Field(_address, None),
-    "site": _Field(_text, ""),
+    "site": _Field(_site, ""),
     "lost_after": _Field(_seconds, 2.0),
     "timeout": _Field(_seconds, 300.0),
     "join_timeout": _Field(_seconds, 60.0),

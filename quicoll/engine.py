@@ -154,7 +154,7 @@ class Engine:
             async with asyncio.timeout(timeout):
                 while self._mesh is None or self._mesh.error is not None:
                     if self._closing:
-                        raise LocalError("the job is closed")
+                        raise _closed()
                     if self._refused:
                         raise PeerError(f"the coordinator refuses this rank: {self._refused}")
                     await asyncio.shield(self._changed)
@@ -175,6 +175,8 @@ class Engine:
     async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
         """Run a collective in view `view_id`; raises what `Mesh.run` raises."""
         mesh = self._mesh
+        if self._closing:
+            raise _closed()
         if mesh is None or mesh.view.view_id != view_id:
             raise self._past(view_id, op=call.name, step=step)
         return await mesh.run(call, group=group, timeout=timeout, step=step)
@@ -229,7 +231,7 @@ class Engine:
             async with asyncio.timeout(timeout):
                 while (view_id, index) not in self._decisions:
                     if self._closing:
-                        raise LocalError("the job is closed")
+                        raise _closed()
                     if self._refused:
                         why = f"the coordinator refuses this rank: {self._refused}"
                         raise Partitioned(
@@ -292,6 +294,8 @@ class Engine:
             await self._end(reason)
 
     async def _end(self, reason: str) -> None:
+        if self._mesh is not None:
+            self._mesh.end(_closed())  # before the membership says that this node left, as of another's fault
         self._member.leave(clip(reason), now_ns=self._now_ns())
         self._work()
         self._closing = True
@@ -300,8 +304,6 @@ class Engine:
                 handle.cancel()
         if self._forming is not None:
             self._forming.cancel()
-        if self._mesh is not None:
-            self._mesh.end(LocalError("the job is closed"))
         self._notify()
         await self.endpoint.aclose()
         self.observers.close()
@@ -561,3 +563,7 @@ class Engine:
         """Wake everybody who waits for something to change."""
         changed, self._changed = self._changed, self._loop.create_future()
         changed.set_result(None)
+
+
+def _closed() -> LocalError:
+    return LocalError("the job is closed", usable=False)

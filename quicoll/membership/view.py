@@ -18,6 +18,8 @@ from typing import Annotated
 
 import msgspec
 
+from quicoll.checks import MAX_MEMBERS, MAX_NAME
+
 __all__ = [
     "MAX_ADDRESSES",
     "MAX_INT",
@@ -39,9 +41,7 @@ __all__ = [
     "rank_key",
 ]
 
-MAX_MEMBERS = 1024
 MAX_ADDRESSES = 4
-MAX_NAME = 128
 MAX_TIERS = 64
 MAX_INT = 2**63 - 1  # SQLite's INTEGER and every struct format "q"
 

@@ -40,6 +40,25 @@ def test_a_malformed_value_is_named_with_its_source(variable: str, value: str, s
         Config.resolve(environ={variable: value}, **LOCAL)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("world_size", 2.5, "'float' object cannot be interpreted as an integer"),
+        ("world_size", True, "must be an integer"),
+        ("world_size", 1025, "at most 1024"),
+        ("rank_hint", -1, "from 0 to 1023"),
+        ("rank_hint", 1 << 70, "from 0 to 1023"),
+        ("site", "x" * 129, "at most 128 characters, not 129"),
+        ("site", "\ud800", "surrogates not allowed"),
+    ],
+)
+def test_what_no_coordinator_could_be_told_is_refused_here_and_not_waited_for(
+    name: str, value: object, said: str
+) -> None:
+    with pytest.raises(LocalError, match=f"{name} = .*from argument.*{said}"):
+        Config.resolve(environ={}, **LOCAL, **{name: value})
+
+
 def test_an_unknown_setting_is_refused_and_the_known_ones_are_listed() -> None:
     with pytest.raises(LocalError, match=r"unknown setting 'lostafter'.*lost_after"):
         Config.resolve(environ={}, lostafter=1)
