@@ -104,7 +104,7 @@ async def corrupt_payloads(job: Job, rule: PayloadRule) -> AsyncIterator[Install
 
 
 class _Shared:
-    """The part of one job in a runtime that serves them all, and the coordinator: a job that leaves leaves it running."""
+    """The part of one job in a runtime that serves them all, and the coordinator: it goes on when the job leaves."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.loop = runtime.loop
