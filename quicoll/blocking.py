@@ -352,6 +352,17 @@ def join(*, observer: Observer | None = None, **settings: Any) -> Iterator[Job]:
         home.close()
 
 
+async def _cancelled(begun: list[asyncio.Task[Any] | None]) -> None:
+    """Cancel the call that was begun, if there is one, and wait for its end."""
+    await asyncio.sleep(0)  # one that had not begun sees here that it is dropped
+    for task in begun:
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()
+
+
 class _Home:
     """The private loop of the thread that joined; calling it runs a coroutine there."""
 
@@ -372,7 +383,25 @@ class _Home:
         if refused:
             work.close()
             raise LocalError(refused)
-        return self._runner.run(work)
+        begun: list[asyncio.Task[Any] | None] = []
+        dropped = False
+
+        async def run() -> T:
+            if dropped:
+                work.close()
+                raise asyncio.CancelledError
+            begun.append(asyncio.current_task())
+            return await work
+
+        try:
+            return self._runner.run(run())
+        except BaseException:
+            # A signal handler that raises ends the loop's turn and not the call, which would go on behind the back of
+            # whoever was told that it is over: at the next call, in the same step or after it.
+            dropped = True
+            if not begun or (begun[0] is not None and not begun[0].done()):
+                self._runner.run(_cancelled(begun))
+            raise
 
     def _refusal(self) -> str:
         if self.forked:

@@ -28,7 +28,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -81,7 +81,7 @@ class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
     torch: bool
     digest: bytes
 
@@ -301,7 +301,7 @@ class Job:
         await self._hand_over(group, givers[0], current, newest)
 
     async def _hand_over(self, group: Group, giver: int, current: list[int], newest: tuple[int, int]) -> None:
-        state = dict(self._save()) if self.rank == giver and self._save is not None else {}
+        state = _checked(self._save()) if self.rank == giver and self._save is not None else {}
         manifest = b""
         if self.rank == giver:
             manifest = _manifest_encoder.encode(tuple(_describe(name, state[name]) for name in sorted(state)))
@@ -485,6 +485,20 @@ class Job:
     def _end_audit(self) -> None:
         if self._caller.auditor is not None:
             self._caller.auditor.close()
+
+
+def _checked(state: object) -> dict[str, Any]:
+    """What save() gave. Raises LocalError for what is no state."""
+    if not isinstance(state, Mapping):
+        raise LocalError(f"save() gives a mapping of names to tensors, not {type(state).__name__}")
+    if len(state) > _MAX_STATE_TENSORS:
+        raise LocalError(f"a state has at most {_MAX_STATE_TENSORS} tensors, not {len(state)}")
+    for name in state:
+        try:
+            name.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise LocalError(f"a name in the state that save() gave is no text: {name!r}") from None
+    return dict(state)
 
 
 def _describe(name: str, value: Any) -> _Tensor:

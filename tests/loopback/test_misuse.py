@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
@@ -132,13 +133,15 @@ async def test_a_handle_belongs_to_its_loop() -> None:
 
 
 class Alone:
-    """A job of one rank for synchronous code; its coordinator has a thread of its own."""
+    """A job for synchronous code, of one rank or more; its coordinator has a thread of its own."""
 
-    def __init__(self, certs: Path) -> None:
+    def __init__(self, certs: Path, nodes: str = "a") -> None:
         create_authority(certs, job="alpha")
         issue(certs, role="coordinator", node="coordinator")
-        issue(certs, role="worker", node="a")
+        for node in nodes:
+            issue(certs, role="worker", node=node)
         self._certs = certs
+        self._world = len(nodes)
         self._listening = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),))
         self._thread.start()
@@ -152,12 +155,13 @@ class Alone:
                 self._address = event.fields["address"]
                 self._listening.set()
 
-        settings: dict[str, Any] = {"listen": "127.0.0.1:0", "job": "alpha", "world_size": 1, "observer": observe}
+        settings: dict[str, Any] = {"listen": "127.0.0.1:0", "job": "alpha", "observer": observe}
+        settings["world_size"] = self._world
         self._task = asyncio.create_task(serve(certs=self._certs, journal=self._certs / "journal.db", **settings))
         await asyncio.wait({self._task})
 
-    def join(self) -> AbstractContextManager[blocking.Job]:
-        return blocking.join(coordinator=self._address, certs=str(self._certs), node="a", job="alpha")
+    def join(self, node: str = "a") -> AbstractContextManager[blocking.Job]:
+        return blocking.join(coordinator=self._address, certs=str(self._certs), node=node, job="alpha")
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._task.cancel)
@@ -231,3 +235,49 @@ def test_a_blocking_call_that_is_interrupted_ends_the_block_in_time(alone: Alone
         step.on_commit(interrupt)
     with alone.join() as job:
         job.group.barrier()
+
+
+class Alarm(Exception):
+    pass
+
+
+def test_a_signal_handler_that_raises_ends_the_call_and_leaves_nothing_of_it_running(tmp_path: Path) -> None:
+    """Here while rank a waits for the decision: the step stays in doubt, and is applied once when b has voted."""
+    two = Alone(tmp_path, "ab")
+    may_vote, applied = threading.Event(), []
+
+    def alarm(*_: object) -> None:
+        raise Alarm
+
+    def other() -> None:
+        with two.join("b") as job:
+            with job.step():
+                may_vote.wait()
+            with job.step():
+                job.group.barrier()
+
+    def interrupt(job: blocking.Job) -> None:
+        while job._job._engine._vote_cast is None:
+            pass
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, alarm)
+    peer = threading.Thread(target=other)
+    peer.start()
+    try:
+        with two.join("a") as job:
+            with pytest.raises(Alarm), job.step() as step:  # noqa: PT012
+                step.on_commit(lambda: applied.append(1))
+                threading.Thread(target=interrupt, args=(job,)).start()
+            assert (applied, job.committed_step) == ([], 0)
+            may_vote.set()
+            with job.step() as step:
+                assert applied == [1]
+                job.group.barrier()
+                step.on_commit(lambda: applied.append(2))
+            assert applied == [1, 2]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        may_vote.set()
+        peer.join()
+        two.close()
