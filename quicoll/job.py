@@ -143,7 +143,7 @@ class Job:
         self._load: Load | None = None
         self._committed_step = 0
         self._decision = 0  # the coordinator's number of the decision that our state is of; 0: none
-        self._doubtful: tuple[Step, tuple[int, int]] | None = None  # and (view, index) of its vote
+        self._doubtful: tuple[Step, int] | None = None  # and its view, from its vote to the decision
         self._left = False
         self._engaged = False  # a task is in `ready`, or at the entry or the end of a step
 
@@ -388,6 +388,7 @@ class Job:
         await self._caller.on_engine(self._engine.give_up(view_id, reason))
 
     async def _commit(self, step: Step, view_id: int, unfinished: int) -> None:
+        self._doubtful = (step, view_id)  # before the vote: whatever ends the wait, it has been cast or it has not
         try:
             decision = await self._caller.on_engine(
                 self._engine.vote(
@@ -398,25 +399,25 @@ class Job:
                 )
             )
         except (PeerError, Corrupted) as error:
+            self._doubtful = None
             raise self._aborted(error, step.number) from error
-        except (Partitioned, asyncio.CancelledError) as error:
-            # Cast or not? Only the engine knows which came first, the vote or the end of the view, or of the wait.
-            ask = self._caller.on_engine(self._engine.unanswered(view_id, type(error).__name__))
-            asked = asyncio.ensure_future(ask)
-            asked.add_done_callback(lambda asked: self._note_doubt(step, asked))
-            vote = await asyncio.shield(asked)
-            if isinstance(error, Partitioned) and vote is None:
-                raise self._aborted(error, step.number) from error
+        except LocalError:  # the job is closed: there is nobody left to ask
+            raise
+        except BaseException as error:  # Partitioned, cancelled, or of a signal handler
+            vote = await asyncio.shield(asyncio.ensure_future(self._unanswered(view_id, type(error).__name__)))
+            if vote is None:
+                self._doubtful = None
+                if isinstance(error, Partitioned):
+                    raise self._aborted(error, step.number) from error
             raise
         await self._decided(step, decision)
 
-    def _note_doubt(self, step: Step, asked: asyncio.Future[tuple[int, int] | None]) -> None:
-        """A callback, so that it is noted also where the caller is cancelled once more."""
-        if not asked.cancelled() and asked.exception() is None and (vote := asked.result()) is not None:
-            self._doubtful = (step, vote)
+    async def _unanswered(self, view_id: int, reason: str) -> tuple[int, int] | None:
+        return await self._caller.on_engine(self._engine.unanswered(view_id, reason))
 
     async def _decided(self, step: Step, decision: Decision) -> None:
         if not decision.commit:
+            self._doubtful = None
             if decision.kind == "mismatch":
                 raise Mismatch(decision.cause, node=decision.culprit, view=self.view.view_id, step=step.number)
             raise StepAborted(
@@ -430,6 +431,7 @@ class Job:
 
     async def _apply(self, step: Step, index: int) -> None:
         """The step is committed: change the state, and say that it is changed, in this order."""
+        self._doubtful = None  # whatever becomes of the callbacks, they are not run another time
         try:
             step._run_callbacks()
         except BaseException as error:
@@ -445,11 +447,13 @@ class Job:
         """
         if self._doubtful is None:
             raise AssertionError("no vote is in doubt")
-        step, (view_id, index) = self._doubtful
-        decision = await self._caller.on_engine(self._engine.decision(view_id, index, timeout))
+        step, view_id = self._doubtful
+        vote = await self._unanswered(view_id, "left its step before its vote")
+        if vote is not None:
+            decision = await self._caller.on_engine(self._engine.decision(*vote, timeout))
+            if decision.commit:
+                await self._apply(step, decision.index)
         self._doubtful = None
-        if decision.commit:
-            await self._apply(step, index)
 
     def _aborted(self, error: QuicollError, number: int) -> StepAborted:
         return StepAborted(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
@@ -257,9 +258,11 @@ def test_a_signal_handler_that_raises_ends_the_call_and_leaves_nothing_of_it_run
                 job.group.barrier()
 
     def interrupt(job: blocking.Job) -> None:
-        while job._job._engine._vote_cast is None:
+        main = threading.main_thread().ident or 0
+        # Not before its loop waits: what is raised inside a callback of asyncio's goes no further than its log.
+        while job._job._engine._vote_cast is None or sys._current_frames()[main].f_code.co_name != "select":
             pass
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        signal.pthread_kill(main, signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, alarm)
     peer = threading.Thread(target=other)
@@ -281,3 +284,48 @@ def test_a_signal_handler_that_raises_ends_the_call_and_leaves_nothing_of_it_run
         may_vote.set()
         peer.join()
         two.close()
+
+
+async def test_an_out_that_is_changed_under_way_is_its_owners_error() -> None:
+    def read_only(out: np.ndarray) -> None:
+        out.flags.writeable = False
+
+    def shorter(out: np.ndarray) -> None:
+        out.resize(2, refcheck=False)
+
+    async with cluster(2) as jobs:
+        for change in (read_only, shorter):
+            outs = [np.full(3, -1.0), np.full(3, -1.0)]
+            handles = [job.group.all_reduce(np.ones(3), out=out) for job, out in zip(jobs, outs, strict=True)]
+            change(outs[0])
+            with pytest.raises(LocalError, match="out was changed while the operation was under way"):
+                await handles[0]
+            assert (await handles[1]).tolist() == [2.0] * 3
+            assert set(outs[0].tolist()) == {-1.0}
+
+
+async def test_sizes_that_no_memory_holds_are_refused_by_name() -> None:
+    huge = np.broadcast_to(np.uint8(1), (1 << 50,))
+    async with cluster(2) as jobs:
+        for call in (jobs[0].group.broadcast, jobs[0].group.all_gather, jobs[0].group.all_reduce):
+            with pytest.raises(LocalError, match=r"there is no memory for .*1125899906842624"):
+                call(huge)
+        with pytest.raises(LocalError, match="more than can be announced"):
+            jobs[0].group.all_gather(np.empty((1 << 62, 0), np.uint8))
+        rows = np.empty((1 << 60, 0), np.uint16)
+        both = np.concatenate([rows, rows])
+
+        async def gathered(job: Job) -> Any:
+            return await job.group.all_gather(both)
+
+        got = await asyncio.gather(*(gathered(job) for job in jobs), return_exceptions=True)
+        assert [type(error) for error in got] == [LocalError, LocalError]
+        assert "there is no memory for a result (4611686018427387904, 0)" in str(got[0])
+
+
+async def test_shards_are_bounded_and_named_by_their_ends() -> None:
+    async with cluster(1) as jobs:
+        with pytest.raises(LocalError, match=r"at most 2\*\*31"):
+            jobs[0].group.shards(1 << 70)
+        with pytest.raises(LocalError, match="0 leaves for the 2147483648 shards of this rank, 0 to 2147483647 of"):
+            jobs[0].group.shards(1 << 31).leaves([])
