@@ -74,9 +74,11 @@ class Caller:
 
     def next_split(self, group: int) -> int:
         """The number of a split that is about to be issued, counted in its group and the present view."""
-        number = self._splits.get(group, 0)
-        self._splits[group] = number + 1
-        return number
+        return self._splits.get(group, 0)
+
+    def split_issued(self, group: int) -> None:
+        """A split is under way. One that was refused has no number: the other ranks have not heard of it."""
+        self._splits[group] = self.next_split(group) + 1
 
     async def on_engine(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the engine's loop."""
@@ -105,9 +107,9 @@ class Caller:
             raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
         within = self.config.timeout if timeout is None else seconds(timeout)
         if digest is not None and self.step is not None and is_derived(group):
-            self._voted_groups[group] = None
-            if len(self._voted_groups) > MAX_GROUPS:
+            if group not in self._voted_groups and len(self._voted_groups) == MAX_GROUPS:
                 raise LocalError(f"a step may use at most {MAX_GROUPS} sub-groups of a rank")
+            self._voted_groups[group] = None
         entry, ended = None, None
         if deed is not None and self.auditor is not None:
             self.auditor.check()

@@ -129,7 +129,9 @@ class Group(Reducing, Moving):
         row = (0 if color is None else color + 1, key + MAX_KEY)
         terms = f"color={'none' if color is None else color} key={key}"
         call = Call("split", f"split number={number}", make, counts=row, gathers=True)
-        return self._start(call, deliver, timeout, op="split", terms=terms, equal=lambda: table[0])
+        handle = self._start(call, deliver, timeout, op="split", terms=terms, equal=lambda: table[0])
+        self._caller.split_issued(self._scope.group_id)
+        return handle
 
     def _divided(self, scope: Scope) -> Group:
         """The sub-group that a split gives: of the kind that was split."""

@@ -351,8 +351,8 @@ class Supervisor:
         self._say(child.node, line)
 
     def _say(self, node: str, line: str) -> None:
-        """Pass a line on. Where that fails (`quicoll run ... | head`), the run is over for a reason of its own: were the
-        pipe left unread, the worker would wait for it for ever; were it closed, the worker would take the blame."""
+        """Pass a line on. Where that fails (`quicoll run ... | head`), the run is over for a reason of its own: if the
+        pipe were left unread, the worker would wait for it for ever; if it were closed, the worker would be blamed."""
         try:
             self._output(node, line)
         except Exception as error:

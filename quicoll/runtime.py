@@ -2,8 +2,8 @@
 taken for dead; or the caller's own loop, for simulated time and for tests.
 
 Calls cross here and nowhere else: a coroutine goes in, an awaitable on the caller's loop comes out. Cancelling the
-awaitable cancels the coroutine. Every deadline of a call passes on the engine's loop, so what keeps that loop from
-running would hold its callers for ever. Each way has an end of its own:
+awaitable cancels the coroutine, though never before its first step (`_Begun`). Every deadline of a call passes on the
+engine's loop, so what keeps that loop from running would hold its callers for ever. Each way has an end of its own:
 
     closed     calls under way when the thread ends, however it ends, and calls that come later: LocalError
     forked     the child of a fork has the objects and not the thread: LocalError, and `aclose` does nothing. It may not
@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import inspect
 import logging
 import os
 import sys
@@ -210,6 +211,22 @@ class ThreadRuntime:
         self._thread.join()
 
 
+class _Begun(asyncio.Task[T]):
+    """A task that has taken its first step before it can be cancelled, as those of another thread have.
+
+    What a call does in its first step makes its place among the others: the number of an operation, for one. A call
+    that was cancelled before would leave no trace, and this rank's next operation would meet the one that the others
+    have called before.
+    """
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        work = self.get_coro()
+        if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            self.get_loop().call_soon(super().cancel, msg)
+            return True
+        return super().cancel(msg)
+
+
 class InlineRuntime:
     """The caller's own loop: no thread, no copy of time. For virtual clocks and tests."""
 
@@ -217,7 +234,7 @@ class InlineRuntime:
         self.loop = asyncio.get_running_loop()
 
     def call(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
-        return self.loop.create_task(work)
+        return _Begun(work, loop=self.loop)
 
     async def aclose(self) -> None:
         return None

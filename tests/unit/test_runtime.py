@@ -175,6 +175,30 @@ async def test_a_call_in_a_forked_child_is_refused_and_the_parent_goes_on() -> N
     await runtime.aclose()
 
 
+@pytest.mark.parametrize("inline", [True, False])
+async def test_a_call_that_is_cancelled_at_once_has_begun_all_the_same(inline: bool) -> None:
+    """An operation takes its number in its first step: without one it would take the place of the next."""
+    runtime = InlineRuntime() if inline else ThreadRuntime("test")
+    seen: list[str] = []
+
+    async def numbered() -> None:
+        seen.append("begun")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    for _ in range(20):
+        seen.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await runtime.call(numbered())
+        await runtime.call(asyncio.sleep(0))
+        assert seen == ["begun", "cancelled"]
+    await runtime.aclose()
+
+
 async def test_the_inline_runtime_uses_the_callers_loop() -> None:
     runtime = InlineRuntime()
     assert runtime.loop is asyncio.get_running_loop()
