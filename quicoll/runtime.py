@@ -234,7 +234,12 @@ class InlineRuntime:
         self.loop = asyncio.get_running_loop()
 
     def call(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
-        return _Begun(work, loop=self.loop)
+        factory = self.loop.get_task_factory()
+        self.loop.set_task_factory(lambda loop, work, **settings: _Begun(work, loop=loop, **settings))
+        try:
+            return self.loop.create_task(work)  # by the loop, which may keep a list of its tasks
+        finally:
+            self.loop.set_task_factory(factory)
 
     async def aclose(self) -> None:
         return None
