@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import quicoll
 from quicoll import Event, Job, LocalError, PeerError, StepAborted, blocking
 from quicoll.coordinator import serve
 from quicoll.testing import cluster, cut_network
@@ -162,7 +164,10 @@ class Alone:
         await asyncio.wait({self._task})
 
     def join(self, node: str = "a") -> AbstractContextManager[blocking.Job]:
-        return blocking.join(coordinator=self._address, certs=str(self._certs), node=node, job="alpha")
+        return blocking.join(**self.settings(node))
+
+    def settings(self, node: str = "a") -> dict[str, Any]:
+        return {"coordinator": self._address, "certs": str(self._certs), "node": node, "job": "alpha"}
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._task.cancel)
@@ -329,3 +334,15 @@ async def test_shards_are_bounded_and_named_by_their_ends() -> None:
             jobs[0].group.shards(1 << 70)
         with pytest.raises(LocalError, match="0 leaves for the 2147483648 shards of this rank, 0 to 2147483647 of"):
             jobs[0].group.shards(1 << 31).leaves([])
+
+
+async def test_a_program_whose_executor_is_full_joins_and_leaves(alone: Alone) -> None:
+    go_on = threading.Event()
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1) as full:
+        loop.set_default_executor(full)
+        busy = loop.run_in_executor(None, go_on.wait)
+        async with quicoll.join(**alone.settings()) as job:
+            assert (await job.group.all_reduce(np.ones(1))).tolist() == [1.0]
+        go_on.set()
+        await busy
