@@ -2,12 +2,15 @@
 
 Nothing is implemented twice: every call runs the asynchronous method on a private event loop of the calling thread,
 while the engine lives on its own thread as always. A call blocks for as long as the asynchronous one would be awaited,
-and raises what that raises. Use a job on the thread that made it. Inside a running event loop use `quicoll.join`.
+and raises what that raises. Use a job on the thread that made it, and in its process: calls from others, or after the
+job's end, are a LocalError. Inside a running event loop use `quicoll.join`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -333,13 +336,87 @@ def join(*, observer: Observer | None = None, **settings: Any) -> Iterator[Job]:
         pass
     else:
         raise LocalError("an event loop is running on this thread: use `async with quicoll.join(...)`")
-    with asyncio.Runner() as runner:
+    home = _Home()
+    try:
         context = _asynchronous.join(observer=observer, **settings)
-        job = runner.run(context.__aenter__())
+        job = home(context.__aenter__())
         try:
-            yield Job(job, runner.run)
+            yield Job(job, home)
         except BaseException as error:
-            if not runner.run(context.__aexit__(type(error), error, error.__traceback__)):
+            if home.forked or not home(context.__aexit__(type(error), error, error.__traceback__)):
                 raise
         else:
-            runner.run(context.__aexit__(None, None, None))
+            if not home.forked:
+                home(context.__aexit__(None, None, None))
+    finally:
+        home.close()
+
+
+async def _cancelled(begun: list[asyncio.Task[Any] | None]) -> None:
+    """Cancel the call that was begun, if there is one, and wait for its end."""
+    await asyncio.sleep(0)  # one that had not begun sees here that it is dropped
+    for task in begun:
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()
+
+
+class _Home:
+    """The private loop of the thread that joined; calling it runs a coroutine there."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._thread = threading.get_ident()
+        self._pid = os.getpid()
+        self._closed = False
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is the child of a fork. The loop is its parent's: epoll, for one, is shared, and what the child
+        took out of it the parent would wait for in vain. So a child leaves it alone, at the end too."""
+        return os.getpid() != self._pid
+
+    def __call__(self, work: Coroutine[Any, Any, T]) -> T:
+        refused = self._refusal()
+        if refused:
+            work.close()
+            raise LocalError(refused)
+        begun: list[asyncio.Task[Any] | None] = []
+        dropped = False
+
+        async def run() -> T:
+            if dropped:
+                work.close()
+                raise asyncio.CancelledError
+            begun.append(asyncio.current_task())
+            return await work
+
+        try:
+            return self._runner.run(run())
+        except BaseException:
+            # A signal handler that raises ends the loop's turn and not the call, which would go on behind the back of
+            # whoever was told that it is over: at the next call, in the same step or after it.
+            dropped = True
+            if not begun or (begun[0] is not None and not begun[0].done()):
+                self._runner.run(_cancelled(begun))
+            raise
+
+    def _refusal(self) -> str:
+        if self.forked:
+            return "this process is a fork of the one that joined, whose engine it does not have; join in the child"
+        if self._closed:
+            return "the job is closed"
+        if threading.get_ident() != self._thread:
+            return "called from another thread than the one that joined: a job belongs to its thread"
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return ""
+        return "called from within another call, or where an event loop is running: there nothing may block"
+
+    def close(self) -> None:
+        self._closed = True
+        if not self.forked:
+            self._runner.close()

@@ -28,7 +28,7 @@ import xxhash
 from quicoll.dtypes import Array, DType
 from quicoll.errors import LocalError
 
-__all__ = ["Destination", "Kind", "Source", "allocate", "destination", "digest", "memory", "source", "wrap"]
+__all__ = ["Destination", "Kind", "Source", "allocate", "destination", "digest", "empty", "memory", "source", "wrap"]
 
 Kind: TypeAlias = Literal["numpy", "torch"]
 
@@ -76,7 +76,8 @@ class Destination:
         """Write the finished result into `value` and return it.
 
         flat: the result where it is not in `self.flat`: 1-D, of dtype.storage. Nothing is copied if the value is
-        fresh and the result is in place. Autograd sees the write as any other in-place change of a tensor.
+        fresh and the result is in place. Autograd sees the write as any other in-place change of a tensor. Raises
+        LocalError when `value` cannot be written any more, because its owner has resized it or made it read-only since.
         """
         result = self.flat if flat is None else flat
         if result.shape != self.flat.shape or result.dtype != self.dtype.storage:
@@ -86,10 +87,14 @@ class Destination:
         if self.fresh:
             if result is not self.flat:
                 np.copyto(self.flat, result)
-        elif self.kind == "numpy":
-            np.copyto(self.place, result.view(self.place.dtype).reshape(self.shape))
-        else:
-            _write_tensor(self.place, result.reshape(self.shape))
+            return self.value
+        try:
+            if self.kind == "numpy":
+                np.copyto(self.place, result.view(self.place.dtype).reshape(self.shape))
+            else:
+                _write_tensor(self.place, result.reshape(self.shape))
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise LocalError(f"out was changed while the operation was under way: {error}") from error
         return self.value
 
 
@@ -113,8 +118,26 @@ def source(value: Any) -> Source:
 
 
 def allocate(like: Source, shape: tuple[int, ...] | None = None) -> Destination:
-    """A new array or tensor of the kind and dtype of `like`, uninitialised, of `shape` (by default that of `like`)."""
+    """A new array or tensor of the kind and dtype of `like`, uninitialised, of `shape` (by default that of `like`).
+
+    Raises LocalError where there is no memory for it.
+    """
     shape = like.shape if shape is None else shape
+    try:
+        return _allocate(like, shape)
+    except (MemoryError, ValueError, RuntimeError) as error:  # the last is torch's
+        raise LocalError(f"there is no memory for a result {shape} of {like.dtype}: {error}") from error
+
+
+def empty(size: int, dtype: DType) -> Array:
+    """Flat memory for `size` elements of `dtype`, uninitialised. Raises LocalError where there is none."""
+    try:
+        return np.empty(size, dtype.storage)
+    except (MemoryError, ValueError) as error:
+        raise LocalError(f"there is no memory for {size} elements of {dtype}: {error}") from error
+
+
+def _allocate(like: Source, shape: tuple[int, ...]) -> Destination:
     if like.kind == "numpy":
         value: Any = np.empty(shape, like.native)
         flat = value.reshape(-1).view(like.dtype.storage)
@@ -157,7 +180,7 @@ def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) ->
         raise LocalError("out is read-only")
     if _overlaps_itself(shape, strides, dtype.itemsize):
         raise LocalError(f"out has several elements in one place (strides {strides} bytes); pass a contiguous copy")
-    return Destination(out, place, np.empty(math.prod(shape), dtype.storage), dtype, shape, kind, fresh=False)
+    return Destination(out, place, empty(math.prod(shape), dtype), dtype, shape, kind, fresh=False)
 
 
 def wrap(flat: Array, dtype: DType, shape: tuple[int, ...], kind: Kind) -> Any:
@@ -206,7 +229,10 @@ def digest(value: Source | Any) -> bytes:
 def _from_numpy(value: np.ndarray[Any, Any]) -> Source:
     dtype = _numpy_dtype(value)
     copied = not value.flags.c_contiguous
-    flat = np.ascontiguousarray(value).reshape(-1).view(dtype.storage)
+    try:
+        flat = np.ascontiguousarray(value).reshape(-1).view(dtype.storage)
+    except MemoryError as error:
+        raise LocalError(f"there is no memory for a contiguous copy of {value.shape} of {dtype}: {error}") from error
     flat.flags.writeable = False
     return Source(flat, dtype, value.shape, "numpy", value.dtype, copied)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from quicoll.buffers import Source, allocate, destination, source
+from quicoll.buffers import Source, allocate, destination, empty, source
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
@@ -163,4 +163,4 @@ def results(out: Any, like: Bundle, shape: tuple[int, ...] | None = None) -> Res
     if not isinstance(out, list | tuple) or len(out) != len(like.sources):
         raise LocalError(f"out must be a list of {len(like.sources)} tensors, as the input is")
     places = tuple(destination(place, each) for place, each in zip(out, like.sources, strict=True))
-    return Results(np.empty(like.elements, like.dtype.storage), places, None, ())
+    return Results(empty(like.elements, like.dtype), places, None, ())

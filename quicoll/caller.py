@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quicoll.checks import seconds
 from quicoll.division import is_derived
-from quicoll.errors import LocalError
+from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.handle import Handle
 from quicoll.membership.messages import MAX_GROUPS
 
@@ -74,9 +74,11 @@ class Caller:
 
     def next_split(self, group: int) -> int:
         """The number of a split that is about to be issued, counted in its group and the present view."""
-        number = self._splits.get(group, 0)
-        self._splits[group] = number + 1
-        return number
+        return self._splits.get(group, 0)
+
+    def split_issued(self, group: int) -> None:
+        """A split is under way. One that was refused has no number: the other ranks have not heard of it."""
+        self._splits[group] = self.next_split(group) + 1
 
     async def on_engine(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on the engine's loop."""
@@ -105,9 +107,9 @@ class Caller:
             raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
         within = self.config.timeout if timeout is None else seconds(timeout)
         if digest is not None and self.step is not None and is_derived(group):
-            self._voted_groups[group] = None
-            if len(self._voted_groups) > MAX_GROUPS:
+            if group not in self._voted_groups and len(self._voted_groups) == MAX_GROUPS:
                 raise LocalError(f"a step may use at most {MAX_GROUPS} sub-groups of a rank")
+            self._voted_groups[group] = None
         entry, ended = None, None
         if deed is not None and self.auditor is not None:
             self.auditor.check()
@@ -129,7 +131,13 @@ class Caller:
             if ended is not None:
                 ended(seq)
 
-        handle = Handle(future, hand_over, record)
+        view, rank = self.view.view_id, self.rank
+
+        def cancelled() -> QuicollError:
+            why = "cancelled by another await of its handle"
+            return PeerError(why, rank=rank, node=self.config.node, view=view, step=step, op=call.name)
+
+        handle = Handle(future, hand_over, record, cancelled)
         if entry is not None:
             future.add_done_callback(lambda _: self._audit_over(handle, entry))
         if step is not None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from quicoll.errors import LocalError
 
-__all__ = ["MAX_MEMBERS", "MAX_NAME", "MAX_SECONDS", "MAX_WHOLE", "seconds", "whole"]
+__all__ = ["MAX_MEMBERS", "MAX_NAME", "MAX_SECONDS", "MAX_WHOLE", "done", "plain", "seconds", "whole"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_SECONDS = 1e6
 MAX_MEMBERS = 1024
@@ -36,3 +40,20 @@ def whole(value: Any, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise LocalError(f"{name} must be an integer, not {value!r}") from None
+
+
+def plain(function: F, name: str) -> F:
+    """A function that is to be called here, and has done its work when it returns."""
+    if not callable(function):
+        raise LocalError(f"{name} is a function, not {function!r}")
+    if inspect.iscoroutinefunction(function):
+        raise LocalError(f"{name} is a plain function: {function!r} gives a coroutine, and nobody would await it")
+    return function
+
+
+def done(result: Any, name: str) -> None:
+    """What a function returned that is to have done its work: nothing that has yet to be awaited."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise LocalError(f"{name} gave something to await, which nobody does: its work is not done")

@@ -84,7 +84,7 @@ class Codec:
         """The codec called `name`. Raises LocalError that lists the names there are."""
         try:
             return CODECS[name]
-        except KeyError:
+        except (KeyError, TypeError):
             raise LocalError(f"wire format {name!r} is not known; use one of {', '.join(CODECS)}") from None
 
     def check(self, dtype: DType) -> DType:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quicoll.checks import MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_WHOLE, whole
 from quicoll.errors import LocalError
 from quicoll_transport.addresses import is_unspecified, is_v6, parse_address
-from quicoll_transport.errors import TransportError
-from quicoll_transport.names import Resolver
+from quicoll_transport.errors import AddressError, TransportError
+from quicoll_transport.names import Resolver, resolve_all
+
+if TYPE_CHECKING:
+    from quicoll_transport.quic import Address
 
 __all__ = ["Config", "Setting"]
 
@@ -36,9 +39,11 @@ def _text(value: Any) -> str:
 
 
 def _site(value: Any) -> str:
-    if len(str(value)) > MAX_NAME:
-        raise ValueError(f"must be at most {MAX_NAME} characters")
-    return str(value)
+    site = str(value)
+    site.encode()  # UnicodeEncodeError, which is a ValueError
+    if len(site) > MAX_NAME:
+        raise ValueError(f"must be at most {MAX_NAME} characters, not {len(site)}")
+    return site
 
 
 def _integer(value: Any, *, least: int, most: int) -> int:
@@ -152,6 +157,31 @@ class Config:
         May look up the coordinator's name, for `join_timeout` seconds at most. Raises LocalError naming the setting and
         its source when a value is malformed.
         """
+        settings = cls._settings(environ, arguments)
+        if _follows_route(settings["listen"]):
+            address, timeout = settings["coordinator"].value, settings["join_timeout"].value
+            try:
+                found = Resolver().resolve_blocking(*parse_address(address), timeout=timeout)
+            except TransportError as error:
+                raise _no_route(address, error) from error
+            settings["listen"] = _reachable(settings["listen"], address, found)
+        return cls._of(settings)
+
+    @classmethod
+    async def resolve_in_loop(cls, *, environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
+        """`resolve`, for code in an event loop: it goes on while the name is looked up. No thread of the loop's
+        executor is taken, which the program may have filled with work of its own."""
+        settings = cls._settings(environ, arguments)
+        if _follows_route(settings["listen"]):
+            address, timeout = settings["coordinator"].value, settings["join_timeout"].value
+            found, failed = await resolve_all([parse_address(address)], Resolver().resolve, timeout=timeout)
+            if failed:
+                raise _no_route(address, AddressError(failed[0]))
+            settings["listen"] = _reachable(settings["listen"], address, found)
+        return cls._of(settings)
+
+    @classmethod
+    def _settings(cls, environ: Mapping[str, str] | None, arguments: Mapping[str, Any]) -> dict[str, Setting]:
         environ = os.environ if environ is None else environ
         unknown = sorted(set(arguments) - set(_FIELDS))
         if unknown:
@@ -159,7 +189,12 @@ class Config:
         settings = {name: _find(name, field, arguments.get(name), environ) for name, field in _FIELDS.items()}
         if settings["node"].value is None:
             settings["node"] = Setting(socket.gethostname().split(".")[0] or "node", "host name")
-        settings["listen"] = _reachable(settings["listen"], settings["coordinator"], settings["join_timeout"].value)
+        if not _follows_route(settings["listen"]):
+            _demand_global(parse_address(settings["listen"].value)[0], settings["listen"].source)
+        return settings
+
+    @classmethod
+    def _of(cls, settings: Mapping[str, Setting]) -> Config:
         values = {name: setting.value for name, setting in settings.items()}
         return cls(**values, sources={name: setting.source for name, setting in settings.items()})
 
@@ -180,22 +215,9 @@ def _find(name: str, field: _Field, argument: Any, environ: Mapping[str, str]) -
         raise LocalError(f"{name} = {value!r} (from {source}): {error}") from error
 
 
-def _reachable(listen: Setting, coordinator: Setting, timeout: float) -> Setting:
-    """An address that others can send to: where none is named, or all of this host, the one that leads to the
-    coordinator. It is the address that is bound, so what is announced and what is served cannot differ."""
-    wanted, port = parse_address(listen.value) if listen.value is not None else ("", 0)
-    if wanted and not is_unspecified(wanted):
-        _demand_global(wanted, listen.source)
-        return listen
-    host = _route_to(coordinator.value, timeout)
-    _demand_global(host, "route to the coordinator")
-    if wanted and ":" not in wanted and ":" in host:
-        raise LocalError(
-            f"listen = {listen.value!r} (from {listen.source}) is IPv4, and the way to the coordinator at "
-            f"{coordinator.value} is IPv6; take [::]:{port}"
-        )
-    source = f"{listen.source}, route to the coordinator" if wanted else "route to the coordinator"
-    return Setting(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", source)
+def _follows_route(listen: Setting) -> bool:
+    """Whether the address that leads to the coordinator is to be taken: none is named, or all of this host."""
+    return listen.value is None or is_unspecified(parse_address(listen.value)[0])
 
 
 def _demand_global(host: str, source: str) -> None:
@@ -207,17 +229,33 @@ def _demand_global(host: str, source: str) -> None:
         )
 
 
-def _route_to(address: str, timeout: float) -> str:
+def _reachable(listen: Setting, coordinator: str, targets: Sequence[Address]) -> Setting:
+    """An address that others can send to, that which leads to the coordinator. It is the one that is bound, so what is
+    announced and what is served cannot differ. targets: the coordinator's addresses."""
+    wanted, port = ("", 0) if listen.value is None else parse_address(listen.value)
+    host = _route_to(coordinator, targets)
+    _demand_global(host, "route to the coordinator")
+    if wanted and ":" not in wanted and ":" in host:
+        raise LocalError(
+            f"listen = {listen.value!r} (from {listen.source}) is IPv4, and the way to the coordinator at "
+            f"{coordinator} is IPv6; take [::]:{port}"
+        )
+    source = f"{listen.source}, route to the coordinator" if wanted else "route to the coordinator"
+    return Setting(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", source)
+
+
+def _route_to(address: str, targets: Sequence[Address]) -> str:
     """Our address on the way to `address`; connecting a UDP socket asks the routing table and sends nothing."""
     failed: Exception | None = None
-    try:
-        for target in Resolver().resolve_blocking(*parse_address(address), timeout=timeout):
-            try:
-                with socket.socket(socket.AF_INET6 if is_v6(target) else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                    probe.connect(target)
-                    return str(probe.getsockname()[0])
-            except OSError as error:  # a name may stand for addresses of a family that this host has not
-                failed = failed or error
-    except TransportError as error:
-        failed = error
-    raise LocalError(f"no route to the coordinator at {address}: {failed}") from failed
+    for target in targets:
+        try:
+            with socket.socket(socket.AF_INET6 if is_v6(target) else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect(target)
+                return str(probe.getsockname()[0])
+        except OSError as error:  # a name may stand for addresses of a family that this host has not
+            failed = failed or error
+    raise _no_route(address, failed) from failed
+
+
+def _no_route(address: str, error: Exception | None) -> LocalError:
+    return LocalError(f"no route to the coordinator at {address}: {error}")

@@ -13,11 +13,12 @@ import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quicoll.checks import seconds
+from quicoll.checks import seconds, whole
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.actions import (
     Drop,
@@ -228,7 +229,8 @@ async def serve(
     lost_after: seconds of silence after which a member is lost.
     Raises LocalError for settings, certificates or an address that cannot work, JournalError for the journal.
     """
-    lost_after = seconds(lost_after, "lost_after")
+    seed = None if seed is None else whole(seed, "seed")
+    config = coordinator_config(whole(world_size, "world_size"), seconds(lost_after, "lost_after"), seed)
     loop = asyncio.get_running_loop()
     observers = Observers(node, lambda: round(loop.time() * 1e9), observer)
     try:
@@ -246,12 +248,12 @@ async def serve(
         raise
     try:
         if seed is None and store.load().seed is None:
-            seed = int.from_bytes(os.urandom(8), "big") >> 1
+            config = replace(config, seed=int.from_bytes(os.urandom(8), "big") >> 1)
         service = CoordinatorService(
             credentials=credentials,
             io=io,
             journal=store,
-            config=coordinator_config(world_size, lost_after, seed),
+            config=config,
             transport=EndpointConfig(lost_after_ns=round(lost_after * 1e9)),
             loop=loop,
             incarnation=time.time_ns(),

@@ -140,7 +140,7 @@ class Engine:
             async with asyncio.timeout(timeout):
                 while self._mesh is None or self._mesh.error is not None:
                     if self._closing:
-                        raise LocalError("the job is closed")
+                        raise _closed()
                     if self._refused:
                         raise PeerError(f"the coordinator refuses this rank: {self._refused}")
                     await asyncio.shield(self._changed)
@@ -161,6 +161,8 @@ class Engine:
     async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
         """Run a collective in view `view_id`; raises what `Mesh.run` raises."""
         mesh = self._mesh
+        if self._closing:
+            raise _closed()
         if mesh is None or mesh.view.view_id != view_id:
             raise self._verdicts.past(view_id, op=call.name, step=step)
         return await mesh.run(call, group=group, timeout=timeout, step=step)
@@ -185,8 +187,9 @@ class Engine:
         digest: of the results that all ranks have. groups: (id, digest) of those that a sub-group has.
         unfinished: the step's operations that had not ended when the digest was made.
 
-        Raises Partitioned when it is not known within `timeout` seconds: the step is in doubt, and `was_committed`
-        tells later. Raises the mesh's error when the view broke before the vote: then nothing was voted for.
+        Raises Partitioned when it is not known within `timeout` seconds: the step is in doubt, and `decision` tells
+        later what `unanswered` names. So it is when this is cancelled. Raises the mesh's error when the view broke
+        before the vote: then nothing was voted for.
         """
         mesh = self._mesh
         if self.steps.open is None or mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
@@ -197,17 +200,28 @@ class Engine:
             mesh.fail(error)
             raise error
         index, _ = self.steps.open
-        self.steps.voted()
+        self.steps.voted(view_id)
         self._member.vote(index, ok=True, digest=digest, groups=groups, now_ns=self._now_ns())
         self._work()
+        return await self.decision(view_id, index, timeout)
+
+    async def decision(self, view_id: int, index: int, timeout: float) -> Decision:
+        """What became of the vote for `index` in `view_id`, waited for at most `timeout` seconds.
+
+        The view may be at work all that time, when another rank has not voted yet, or be long over. Raises Partitioned.
+        """
         try:
             async with asyncio.timeout(timeout):
                 while (decision := self.steps.decision(view_id, index)) is None:
                     if self._closing:
-                        raise LocalError("the job is closed")
+                        raise _closed()
+                    if self._refused:
+                        why = f"the coordinator refuses this rank: {self._refused}"
+                        raise Partitioned(
+                            f"{why}; whether the step is committed is not known", node=self.config.node, view=view_id
+                        )
                     await asyncio.shield(self._changed)
         except TimeoutError:
-            self.steps.doubtful = (view_id, index)
             raise Partitioned(
                 f"no decision within {timeout:g} s; whether the step is committed is not known yet",
                 node=self.config.node,
@@ -215,10 +229,13 @@ class Engine:
             ) from None
         return decision
 
-    async def was_committed(self, view_id: int, index: int) -> bool:
-        """Whether the vote for `index` in `view_id`, once in doubt, led to a commit. Known when a view is at work."""
-        decision = self.steps.decision(view_id, index)
-        return decision is not None and decision.commit
+    async def unanswered(self, view_id: int, reason: str) -> tuple[int, int] | None:
+        """Whoever voted in `view_id` has ceased to wait: (view, index) of the vote, for `decision`; None where nothing
+        was voted for. Then the view is given up, because nothing will be."""
+        if self.steps.cast is not None and self.steps.cast[0] == view_id:
+            return self.steps.cast
+        await self.give_up(view_id, reason)
+        return None
 
     async def _over(self, view_id: int) -> QuicollError:
         """Why the view a caller speaks of is not at work any more, as all ranks are told."""
@@ -246,8 +263,15 @@ class Engine:
         if self._leaving:
             return
         self._leaving = True
-        if self._mesh is not None and patience > 0 and not self._mesh.running:
-            await self._mesh.part(patience)
+        try:
+            if self._mesh is not None and patience > 0 and not self._mesh.running:
+                await self._mesh.part(patience)
+        finally:  # whoever is cancelled in there has no patience any more, and leaves all the same
+            await self._end(reason)
+
+    async def _end(self, reason: str) -> None:
+        if self._mesh is not None:
+            self._mesh.end(_closed())  # before the membership says that this node left, as of another's fault
         self._member.leave(clip(reason), now_ns=self._now_ns())
         self._work()
         self._closing = True
@@ -256,8 +280,6 @@ class Engine:
                 handle.cancel()
         if self._forming is not None:
             self._forming.cancel()
-        if self._mesh is not None:
-            self._mesh.end(LocalError("the job is closed"))
         self._notify()
         await self.endpoint.aclose()
         self.observers.close()
@@ -494,3 +516,7 @@ class Engine:
         """Wake everybody who waits for something to change."""
         changed, self._changed = self._changed, self._loop.create_future()
         changed.set_result(None)
+
+
+def _closed() -> LocalError:
+    return LocalError("the job is closed", usable=False)

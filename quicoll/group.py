@@ -65,10 +65,11 @@ class Group(Reducing, Moving):
         return self._scope.view_id not in (None, self._caller.view.view_id)
 
     def shards(self, total: int) -> Shards:
-        """Which of `total` logical shards this rank holds in the present view: contiguous, by rank, balanced."""
+        """Which of `total` logical shards, 2**31 at most, this rank holds in the present view: contiguous, by rank,
+        balanced."""
         total = whole(total, "the number of shards")
-        if total < 1:
-            raise LocalError(f"there must be at least one shard, not {total}")
+        if not 1 <= total <= 1 << 31:
+            raise LocalError(f"there must be at least one shard and at most 2**31, not {total}")
         mine = held(self.rank, self.world_size, total)
         return Shards(total, mine.start, len(mine), self._view.view_id)
 
@@ -128,7 +129,9 @@ class Group(Reducing, Moving):
         row = (0 if color is None else color + 1, key + MAX_KEY)
         terms = f"color={'none' if color is None else color} key={key}"
         call = Call("split", f"split number={number}", make, counts=row, gathers=True)
-        return self._start(call, deliver, timeout, op="split", terms=terms, equal=lambda: table[0])
+        handle = self._start(call, deliver, timeout, op="split", terms=terms, equal=lambda: table[0])
+        self._caller.split_issued(self._scope.group_id)
+        return handle
 
     def _divided(self, scope: Scope) -> Group:
         """The sub-group that a split gives: of the kind that was split."""

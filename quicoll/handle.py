@@ -7,7 +7,8 @@ Every operation of a group starts when it is called and gives a handle. Awaiting
     totals = [await handle for handle in handles]  # in any order
 
 The order of the calls is what tells operations apart on all ranks, not the order in which they are awaited or end. As
-with an asyncio task, an await that is cancelled cancels the operation, hence the view.
+with an asyncio task, an await that is cancelled cancels the operation, hence the view; whoever awaits the same handle
+at that time or later gets a PeerError that says so, because nobody has cancelled him.
 
 A handle that nobody awaits neither leaks nor hangs: its operation runs to its end or its deadline on the engine, its
 failure breaks the view as any does, and its `out` is left as it was, because results are handed over by the await. A
@@ -20,22 +21,33 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
+from quicoll.errors import LocalError, QuicollError
+
 __all__ = ["Handle"]
 
 T = TypeVar("T")
 
 
 class Handle(Generic[T]):
-    """Await it for the result; more than once gives the same. Belongs to the loop on which it was made.
+    """Await it for the result; more than once gives the same. Belongs to the loop on which it was made; LocalError when
+    it is awaited on another one.
 
     It is an awaitable and not a coroutine: `asyncio.gather`, `wait_for`, `shield` and `ensure_future` take it as it is;
     for `asyncio.wait` and `TaskGroup` make a task of it, `asyncio.ensure_future(handle)`.
     """
 
-    __slots__ = ("_deliver", "_future", "_record", "_recorded", "_result")
+    __slots__ = ("_cancelled", "_deliver", "_future", "_record", "_recorded", "_result")
 
-    def __init__(self, future: asyncio.Future[int], deliver: Callable[[], T], record: Callable[[int], None]) -> None:
-        """future: gives the operation's number. deliver: hands the result over. record: notes its digest."""
+    def __init__(
+        self,
+        future: asyncio.Future[int],
+        deliver: Callable[[], T],
+        record: Callable[[int], None],
+        cancelled: Callable[[], QuicollError],
+    ) -> None:
+        """future: gives the operation's number. deliver: hands the result over. record: notes its digest. cancelled:
+        the error for those who await what another one has cancelled."""
+        self._cancelled = cancelled
         self._future = future
         self._deliver = deliver
         self._record = record
@@ -55,7 +67,15 @@ class Handle(Generic[T]):
         self._future.add_done_callback(callback)
 
     async def _wait(self) -> T:
-        await self._future
+        if self._future.get_loop() is not asyncio.get_running_loop():
+            raise LocalError("this operation was issued on another event loop: await it there")
+        try:
+            await self._future
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise self._cancelled() from None
         if not self._result:
             self.settle()
             self._result.append(self._deliver())

@@ -14,6 +14,7 @@ from quicoll.checks import whole
 from quicoll.division import STATE
 from quicoll.errors import LocalError
 from quicoll.mesh import site_numbers
+from quicoll.words import MAX_NUMBER
 
 if TYPE_CHECKING:
     from quicoll.bundle import Joined
@@ -95,6 +96,8 @@ class Issuer:
         group: another id to count it under. Raises LocalError when the group belongs to another view.
         """
         view_id, scope = self._view.view_id, self._scope
+        if call.counts and max(call.counts) > MAX_NUMBER:
+            raise LocalError(f"{max(call.counts)} is more than can be announced; {MAX_NUMBER} is the most")
         if scope.name:
             ranks = scope.ranks if call.ranks is None else call.ranks
             signature = f"{call.signature} group={scope.name}"

@@ -10,6 +10,8 @@ A step's life, as the caller sees it:
     committed       a normal exit               have run, in order
     aborted         StepAborted                 never run
     in doubt        Partitioned                 run at the next step's entry, if it turns out to be committed
+    in doubt        CancelledError, of the      the same
+                    wait for the decision
     own error       that error; others abort    never run
 
 State and steps. The number of a step counts what the state has been through, `committed_step + 1`. It travels with the
@@ -24,9 +26,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -35,7 +37,7 @@ from quicoll.audit import AuditLog, audit_file
 from quicoll.auditing import Auditor
 from quicoll.buffers import digest, memory, source, wrap
 from quicoll.caller import Caller
-from quicoll.checks import seconds
+from quicoll.checks import done, plain, seconds, whole
 from quicoll.config import Config
 from quicoll.division import STATE
 from quicoll.dtypes import DType
@@ -80,7 +82,7 @@ class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
     torch: bool
     digest: bytes
 
@@ -90,21 +92,25 @@ _manifest_decoder = msgspec.msgpack.Decoder(tuple[_Tensor, ...])
 
 
 class Step:
-    """One attempt at a step. `number`: of the step, from 1. `view`: in which it runs."""
+    """One attempt at a step, entered once. `number`: of the step, from 1. `view`: in which it runs."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self.number = 0
         self.view: View | None = None
         self._callbacks: list[Callable[[], None]] = []
+        self._over = False
 
     def on_commit(self, callback: Callable[[], None]) -> None:
         """Run `callback()` exactly if the step is committed, before the context is left. Never otherwise.
 
         One that raises leaves this rank's state half changed: the error reaches the caller, and the rank counts as
-        behind until it has been given the state by another one.
+        behind until it has been given the state by another one. Raises LocalError once the step has been left, and for
+        what is not a plain function: a coroutine would be awaited by nobody.
         """
-        self._callbacks.append(callback)
+        if self._over:
+            raise LocalError(f"step {self.number} has been left: nothing can be done at its commit any more")
+        self._callbacks.append(plain(callback, "a callback of on_commit"))
 
     async def __aenter__(self) -> Step:
         await self._job._enter(self)
@@ -118,7 +124,7 @@ class Step:
     def _run_callbacks(self) -> None:
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            callback()
+            done(callback(), "a callback of on_commit")
 
 
 class Job:
@@ -138,7 +144,9 @@ class Job:
         self._load: Load | None = None
         self._committed_step = 0
         self._decision = 0  # the coordinator's number of the decision that our state is of; 0: none
-        self._doubtful: tuple[Step, tuple[int, int]] | None = None
+        self._doubtful: tuple[Step, int] | None = None  # and its view, from its vote to the decision
+        self._left = False
+        self._engaged = False  # a task is in `ready`, or at the entry or the end of a step
 
     # -- what there is -------------------------------------------------------------------------------------------
 
@@ -211,10 +219,11 @@ class Job:
         """Say how this rank's state is read and written, so that ranks that are behind can be brought up to date.
 
         save() gives the state: names and tensors, equal on all ranks that are at the same step. load(state) puts
-        one in place; the tensors are of the kinds (numpy, torch) that save() gave. Both run on the caller's loop.
+        one in place; the tensors are of the kinds (numpy, torch) that save() gave. Both run on the caller's loop, and
+        are plain functions: LocalError for coroutine functions.
         """
-        self._save = save
-        self._load = load
+        self._save = plain(save, "save")
+        self._load = plain(load, "load")
 
     def resume_from(self, step: int) -> None:
         """Say that the state of this rank is the one after `step`, for instance because a checkpoint was loaded.
@@ -223,8 +232,9 @@ class Job:
         """
         if self._decision or self._caller.step is not None:
             raise LocalError("resume_from comes before the first step")
-        if step < 0:
-            raise LocalError(f"a step number is not negative: {step}")
+        step = whole(step, "a step number")
+        if not 0 <= step < 1 << 63:
+            raise LocalError(f"a step number is not negative, and below 2**63: {step}")
         self._committed_step = step
 
     async def ready(self, *, timeout: float | None = None) -> None:
@@ -232,11 +242,33 @@ class Job:
 
         Raises Partitioned when there is no such view within `timeout` seconds (None: the job's hold_timeout), and
         StepAborted when a rank was lost meanwhile: call it again. What save() or load() raise, and LocalError where the
-        state cannot be taken here, end the view for the others too.
+        state cannot be taken here, end the view for the others too. LocalError inside a step, and while another task is
+        in here or in the entry or the end of a step.
         """
+        with self._alone():
+            await self._ready(timeout)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two tasks in here would both bring the state up to date, or begin the step, and the other ranks once."""
+        if self._caller.step is not None:
+            raise LocalError("a step is already open; steps do not nest, and ready() comes between them")
+        if self._engaged:
+            raise LocalError("another task is in ready(), or at the entry or the end of a step, of this job")
+        self._engaged = True
+        try:
+            yield
+        finally:
+            self._engaged = False
+
+    async def _ready(self, timeout: float | None = None) -> None:
         timeout = self.config.hold_timeout if timeout is None else seconds(timeout)
+        if self._doubtful is not None:
+            clock = asyncio.get_running_loop().time
+            deadline = clock() + timeout
+            await self._settle_doubt(timeout)
+            timeout = max(deadline - clock(), 0.0)
         view = await self._caller.on_engine(self._engine.wait_view(timeout))
-        await self._settle_doubt()
         if view.view_id == self._synchronised:
             return
         self._caller.enter(view)
@@ -273,7 +305,7 @@ class Job:
         await self._hand_over(group, givers[0], current, newest)
 
     async def _hand_over(self, group: Group, giver: int, current: list[int], newest: tuple[int, int]) -> None:
-        state = dict(self._save()) if self.rank == giver and self._save is not None else {}
+        state = _checked(self._save()) if self.rank == giver and self._save is not None else {}
         manifest = b""
         if self.rank == giver:
             manifest = _manifest_encoder.encode(tuple(_describe(name, state[name]) for name in sorted(state)))
@@ -296,7 +328,7 @@ class Job:
         if self.rank not in current:
             if self._load is None:
                 raise LocalError("no state registered")
-            self._load(received)
+            done(self._load(received), "load")
             self._decision, self._committed_step = newest
             self._runtime.loop.call_soon_threadsafe(self._engine.state_received, giver, newest[1], newest[0])
 
@@ -307,22 +339,33 @@ class Job:
         return Step(self)
 
     async def _enter(self, step: Step) -> None:
-        if self._caller.step is not None:
-            raise LocalError("a step is already open; steps do not nest")
-        await self.ready()
-        step.number = self._committed_step + 1
-        step.view = self._caller.view
-        if self._caller.auditor is not None:
-            self._caller.auditor.begin(step=step.number, view=self.view.view_id, rank=self.rank, world=self.world_size)
-        try:
-            await self._caller.on_engine(self._engine.begin(self.view.view_id, step.number))
-        except (PeerError, Corrupted, Partitioned) as error:
-            raise self._aborted(error, step.number) from error
-        self._caller.open(step.number)
+        if step.number:
+            raise LocalError("a Step is one attempt: call job.step() for the next one")
+        with self._alone():
+            await self._ready()
+            step.number = self._committed_step + 1
+            step.view = self._caller.view
+            if self._caller.auditor is not None:
+                rank, world = self.rank, self.world_size
+                self._caller.auditor.begin(step=step.number, view=self.view.view_id, rank=rank, world=world)
+            try:
+                await self._caller.on_engine(self._engine.begin(self.view.view_id, step.number))
+            except (PeerError, Corrupted, Partitioned) as error:
+                raise self._aborted(error, step.number) from error
+            except BaseException as error:
+                # Cancelled, perhaps when the step had begun there: nobody would ever vote for it.
+                await self._give_up_for(self.view.view_id, error)
+                raise
+            self._caller.open(step.number)
 
     async def _leave(self, step: Step, error: BaseException | None) -> None:
+        step._over = True
         unfinished = self._caller.settle()
         self._caller.close()
+        with self._alone():
+            await self._end(step, error, unfinished)
+
+    async def _end(self, step: Step, error: BaseException | None, unfinished: int) -> None:
         view_id = self.view.view_id
         if error is None and self._caller.auditor is not None:
             try:
@@ -349,6 +392,7 @@ class Job:
         await self._caller.on_engine(self._engine.give_up(view_id, reason))
 
     async def _commit(self, step: Step, view_id: int, unfinished: int) -> None:
+        self._doubtful = (step, view_id)  # before the vote: whatever ends the wait, it has been cast or it has not
         try:
             decision = await self._caller.on_engine(
                 self._engine.vote(
@@ -358,15 +402,26 @@ class Job:
                     unfinished=unfinished,
                 )
             )
-        except Partitioned:
-            self._doubtful = (step, self._engine.steps.doubtful)
-            raise
         except (PeerError, Corrupted) as error:
+            self._doubtful = None
             raise self._aborted(error, step.number) from error
+        except LocalError:  # the job is closed: there is nobody left to ask
+            raise
+        except BaseException as error:  # Partitioned, cancelled, or of a signal handler
+            vote = await asyncio.shield(asyncio.ensure_future(self._unanswered(view_id, type(error).__name__)))
+            if vote is None:
+                self._doubtful = None
+                if isinstance(error, Partitioned):
+                    raise self._aborted(error, step.number) from error
+            raise
         await self._decided(step, decision)
+
+    async def _unanswered(self, view_id: int, reason: str) -> tuple[int, int] | None:
+        return await self._caller.on_engine(self._engine.unanswered(view_id, reason))
 
     async def _decided(self, step: Step, decision: Decision) -> None:
         if not decision.commit:
+            self._doubtful = None
             if decision.kind == "mismatch":
                 raise Mismatch(decision.cause, node=decision.culprit, view=self.view.view_id, step=step.number)
             raise StepAborted(
@@ -380,6 +435,7 @@ class Job:
 
     async def _apply(self, step: Step, index: int) -> None:
         """The step is committed: change the state, and say that it is changed, in this order."""
+        self._doubtful = None  # whatever becomes of the callbacks, they are not run another time
         try:
             step._run_callbacks()
         except BaseException as error:
@@ -388,13 +444,20 @@ class Job:
         self._decision = index
         self._committed_step = step.number
 
-    async def _settle_doubt(self) -> None:
-        """A vote of ours was left without an answer; by now the membership knows it."""
+    async def _settle_doubt(self, timeout: float) -> None:
+        """A vote of ours was left without an answer: wait for it, for at most `timeout` seconds.
+
+        Without it no other step may begin here: the next number depends on it, and the state too.
+        """
         if self._doubtful is None:
-            return
-        (step, (view_id, index)), self._doubtful = self._doubtful, None
-        if await self._caller.on_engine(self._engine.was_committed(view_id, index)):
-            await self._apply(step, index)
+            raise AssertionError("no vote is in doubt")
+        step, view_id = self._doubtful
+        vote = await self._unanswered(view_id, "left its step before its vote")
+        if vote is not None:
+            decision = await self._caller.on_engine(self._engine.decision(*vote, timeout))
+            if decision.commit:
+                await self._apply(step, decision.index)
+        self._doubtful = None
 
     def _aborted(self, error: QuicollError, number: int) -> StepAborted:
         return StepAborted(
@@ -413,11 +476,14 @@ class Job:
         """Leave the job: the others go on without this rank. Called by `join`'s context.
 
         Bounded: the others may first end the operations that this rank has been part of, which are over at the latest
-        by the job's `timeout`.
+        by the job's `timeout`. Another time it does nothing.
         """
         await self._leave_job(reason, self.config.timeout)
 
     async def _leave_job(self, reason: str, patience: float) -> None:
+        if self._left:
+            return
+        self._left = True
         try:
             await self._caller.on_engine(self._engine.aclose(reason, patience=patience))
         finally:
@@ -427,6 +493,20 @@ class Job:
     def _end_audit(self) -> None:
         if self._caller.auditor is not None:
             self._caller.auditor.close()
+
+
+def _checked(state: object) -> dict[str, Any]:
+    """What save() gave. Raises LocalError for what is no state."""
+    if not isinstance(state, Mapping):
+        raise LocalError(f"save() gives a mapping of names to tensors, not {type(state).__name__}")
+    if len(state) > _MAX_STATE_TENSORS:
+        raise LocalError(f"a state has at most {_MAX_STATE_TENSORS} tensors, not {len(state)}")
+    for name in state:
+        try:
+            name.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise LocalError(f"a name in the state that save() gave is no text: {name!r}") from None
+    return dict(state)
 
 
 def _describe(name: str, value: Any) -> _Tensor:
@@ -451,7 +531,7 @@ async def join(*, observer: Observer | None = None, **settings: Any) -> AsyncIte
     Raises LocalError for settings, certificates or an address that cannot work; PeerError when the coordinator
     cannot be reached or refuses us, or when the view is not complete within `join_timeout`.
     """
-    config = await asyncio.to_thread(Config.resolve, **settings)  # it may look up the coordinator's name
+    config = await Config.resolve_in_loop(**settings)
     engine, runtime = await start(config, observer=observer)
     try:
         view = await runtime.call(engine.wait_view(config.join_timeout, joining=True))

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quicoll import lifeline
-from quicoll.checks import seconds
+from quicoll.checks import MAX_SECONDS, seconds
 from quicoll.errors import LocalError
 from quicoll_transport.addresses import parse_address, show
 from quicoll_transport.authority import create_authority, issue
@@ -91,7 +91,7 @@ class Supervisor:
     seconds before the first restart, doubled for each further one up to 10. grace: seconds between the polite signal
     and SIGKILL. lost_after: seconds of silence after which the members take a peer for lost; None leaves the default.
     environment: for the workers, on top of this process's. output: called with (node, line) for every line that a child
-    writes. coordinator: command to run instead of our coordinator.
+    writes; one that raises ends the run. coordinator: command to run instead of our coordinator.
     """
 
     def __init__(
@@ -116,6 +116,9 @@ class Supervisor:
             raise LocalError(f"a run has 1 worker or more, not {workers}")
         if max_restarts < 0:
             raise LocalError(f"max_restarts is 0 or more, not {max_restarts}")
+        for name, given in (("backoff", backoff), ("grace", grace)):
+            if not 0 <= given < MAX_SECONDS:
+                raise LocalError(f"{name} is from 0 to a million seconds, not {given}")
         if not command:
             raise LocalError("no command to run")
         if lost_after is not None:
@@ -281,7 +284,7 @@ class Supervisor:
             raise _GivenUp(f"{child.node} died {times}, the last time with {_describe(status)}; giving up{said}")
         wait = min(self._backoff * 2**child.restarts, _BACKOFF_MAX_S)
         child.restarts += 1
-        self._output(child.node, f"died with {_describe(status)}; start {child.restarts + 1} in {wait:g} s")
+        self._say(child.node, f"died with {_describe(status)}; start {child.restarts + 1} in {wait:g} s")
         await asyncio.sleep(wait)
 
     async def _once(self, child: _Child, argv: Sequence[str], extra: Mapping[str, str]) -> int:
@@ -352,7 +355,15 @@ class Supervisor:
         line = raw.decode(errors="replace").rstrip("\r")
         if line.strip():
             child.last_line = line.strip()
-        self._output(child.node, line)
+        self._say(child.node, line)
+
+    def _say(self, node: str, line: str) -> None:
+        """Pass a line on. Where that fails (`quicoll run ... | head`), the run is over for a reason of its own: if the
+        pipe were left unread, the worker would wait for it for ever; if it were closed, the worker would be blamed."""
+        try:
+            self._output(node, line)
+        except Exception as error:
+            self._decide(f"what {node} wrote cannot be passed on: {type(error).__name__}: {error}")
 
     async def _end(self, children: Sequence[_Child]) -> None:
         """Polite signal, grace, SIGKILL, to the whole process group of each."""

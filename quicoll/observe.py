@@ -1,6 +1,7 @@
 """What happened, for people and programs: events with a monotonic time, one observer interface, a JSON-lines writer.
 
-Observers are called on the engine's loop and must be quick. One that raises is logged and does no harm.
+Observers are called on the engine's loop and must be quick: no heartbeat is sent meanwhile, and one that waits for
+long takes the calls of its rank with it (quicoll.runtime). One that raises is logged and does no harm.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Observers:
         for observer in self._observers:
             try:
                 observer(event)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # sys.exit() too: it would end the engine and not the program
                 log.exception("an observer failed on %s", kind)
 
     def close(self) -> None:

@@ -10,8 +10,9 @@ A step is, on this rank,
     voted       only the coordinator knows; what breaks here decides nothing
     decided     by the coordinator, or by the journal after it was lost; kept by view and index, since an index may be
                 tried in many views
-    in doubt    voted, and its caller has waited long enough. It is asked for once more when a view is at work: then the
-                decision is known, since this rank is in no view before its doubt is settled (membership/knowledge.py)
+    in doubt    voted, and its caller waits no longer: its time was up, or it was cancelled. The caller waits for the
+                decision again before it does anything else, in whatever view; a rank that was lost meanwhile is in no
+                view before its doubt is settled (membership/knowledge.py)
 
 Of a view that is over the verdict is kept: what all its ranks are told. Invariant: nothing here grows with the number
 of steps or views.
@@ -50,27 +51,28 @@ class Decision:
 class Steps:
     """open: (index, number) of the step between its begin and its decision, the coordinator's number and the user's.
 
-    doubtful: (view_id, index) of the last vote whose decision was not heard in time.
+    cast: (view_id, index) of the vote for the step that was begun last, None before it.
     """
 
     def __init__(self, observers: Observers) -> None:
         self.open: tuple[int, int] | None = None
-        self.doubtful = (0, 0)
+        self.cast: tuple[int, int] | None = None
         self._observers = observers
-        self._voted = False
         self._decisions: dict[tuple[int, int], Decision] = {}  # by view and index
 
     def begin(self, index: int, number: int) -> None:
         self.open = (index, number)
-        self._voted = False
+        self.cast = None
 
-    def voted(self) -> None:
+    def voted(self, view_id: int) -> None:
         """A vote for the open step is on its way."""
-        self._voted = True
+        if self.open is None:
+            raise AssertionError("a vote without a step")
+        self.cast = (view_id, self.open[0])
 
     def broke(self, view_id: int, cause: str, lost: tuple[str, ...]) -> None:
         """The view broke here: a step that has not been voted for cannot be committed any more."""
-        if self.open is not None and not self._voted:
+        if self.open is not None and self.cast is None:
             number, self.open = self.open[1], None
             self._observers.emit("step_aborted", step=number, view=view_id, cause=cause, lost=list(lost))
 

@@ -204,7 +204,7 @@ class Reducing(Issuer):
         mine = held(self.rank, self.world_size, given.shards.total)
         if (given.shards.first, given.shards.count) != (mine.start, len(mine)):
             raise LocalError(
-                f"shards {list(given.shards)} of {given.shards.total} are not those of this rank in this group: "
+                f"shards {given.shards.text} are not those of this rank in this group: "
                 "ask the group that reduces them for its shards()"
             )
         if order == "ring":

@@ -2,12 +2,27 @@
 taken for dead; or the caller's own loop, for simulated time and for tests.
 
 Calls cross here and nowhere else: a coroutine goes in, an awaitable on the caller's loop comes out. Cancelling the
-awaitable cancels the coroutine.
+awaitable cancels the coroutine, though never before its first step (`_Begun`). Every deadline of a call passes on the
+engine's loop, so what keeps that loop from running would hold its callers for ever. Each way has an end of its own:
+
+    closed     calls under way when the thread ends, however it ends, and calls that come later: LocalError
+    forked     the child of a fork has the objects and not the thread: LocalError, and `aclose` does nothing. It may not
+               even stop the loop: pipe and epoll are shared with the parent.
+    blocked    an observer that waits for something, a disk that does not answer. While calls are under way the caller's
+               loop asks the engine's for a sign of life once a second; after `_BLOCKED` questions in a row without one,
+               all calls under way end by LocalError, which says where the thread is. Questions that come late do not
+               count: then it was the process that stood still, and the engine's thread has had no turn either.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
+import inspect
+import logging
+import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
@@ -16,7 +31,13 @@ from quicoll.errors import LocalError
 
 __all__ = ["InlineRuntime", "Runtime", "ThreadRuntime"]
 
+log = logging.getLogger("quicoll")
+
 T = TypeVar("T")
+
+_ASK_S = 1.0
+_BLOCKED = 30
+_END_S = 10.0  # for the thread to end, and for what still runs in it to be cancelled
 
 
 class Runtime(Protocol):
@@ -27,14 +48,25 @@ class Runtime(Protocol):
 
 
 class ThreadRuntime:
-    """An event loop in a daemon thread. Starts at once; `aclose` stops it and joins the thread."""
+    """An event loop in a daemon thread. Starts at once; `aclose` stops it and waits for its end."""
 
     def __init__(
         self,
         name: str,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+        *,
+        ask_s: float = _ASK_S,
     ) -> None:
+        """ask_s: between two questions for a sign of life; see the module's head."""
         self.loop = loop_factory()
+        self._pid = os.getpid()
+        self._ask_s = ask_s
+        self._lock = threading.Lock()  # of the three below, so that no call comes between the last look and the end
+        self._closed = self._stopping = False
+        self._calls: dict[concurrent.futures.Future[Any], None] = {}
+        self._watching: asyncio.AbstractEventLoop | None = None  # the caller's loop on which the questions are asked
+        self._asked = self._answered = self._missed = 0
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name=f"quicoll-{name}", daemon=True)
         self._thread.start()
 
@@ -43,25 +75,156 @@ class ThreadRuntime:
         try:
             self.loop.run_forever()
         finally:
-            leftover = asyncio.all_tasks(self.loop)
-            for task in leftover:
-                task.cancel()
-            if leftover:
-                self.loop.run_until_complete(asyncio.gather(*leftover, return_exceptions=True))
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            asyncio.set_event_loop(None)
-            self.loop.close()
+            try:
+                self._wind_up()
+            finally:
+                asyncio.set_event_loop(None)
+                self.loop.close()
+                self._fail_calls(LocalError("the engine is closed", usable=False))
+                self._ended.set_result(None)
+
+    def _wind_up(self) -> None:
+        with self._lock:
+            self._closed = True
+        self.loop.run_until_complete(asyncio.sleep(0))  # what was called before is a task from here on
+        leftover = asyncio.all_tasks(self.loop)
+        for task in leftover:
+            task.cancel()
+        if leftover:
+            _, stuck = self.loop.run_until_complete(asyncio.wait(leftover, timeout=_END_S))
+            for task in stuck:
+                log.error("%s does not end", task)
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
 
     def call(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
-        if self.loop.is_closed() or threading.current_thread() is self._thread:
+        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+        refused = self._refusal()
+        if not refused:
+            with self._lock:
+                if self._closed:
+                    refused = "the engine is closed"
+                else:
+                    self._calls[answer] = None
+                    self.loop.call_soon_threadsafe(self._begin, work, answer)
+        if refused:
             work.close()
-            raise LocalError("the engine is closed" if self.loop.is_closed() else "called from the engine's own thread")
-        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+            raise LocalError(refused)
+        self._watch()
+        return asyncio.wrap_future(answer)
+
+    def _refusal(self) -> str:
+        if os.getpid() != self._pid:
+            return "this process is a fork of the one that joined, whose engine it does not have; join in the child"
+        if threading.current_thread() is self._thread:
+            return "called from the engine's own thread"
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return "no event loop is running here; use quicoll.blocking in synchronous code"
+        return ""
+
+    def _begin(self, work: Coroutine[Any, Any, T], answer: concurrent.futures.Future[T]) -> None:
+        task = self.loop.create_task(work)
+
+        def withdrawn(answer: concurrent.futures.Future[T]) -> None:
+            if answer.cancelled():
+                with contextlib.suppress(RuntimeError):  # the loop has been closed: nothing of it runs any more
+                    self.loop.call_soon_threadsafe(task.cancel)
+
+        def over(task: asyncio.Task[T]) -> None:
+            error = None if task.cancelled() else task.exception()
+            with self._lock:
+                if answer not in self._calls:  # it has got its error while the thread was blocked
+                    return
+                del self._calls[answer]
+            if not answer.set_running_or_notify_cancel():
+                return
+            if task.cancelled():  # not by the caller: by the end of the thread
+                answer.set_exception(LocalError("the engine is closed", usable=False))
+            elif error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(task.result())
+
+        task.add_done_callback(over)
+        answer.add_done_callback(withdrawn)
+
+    def _fail_calls(self, error: LocalError) -> None:
+        with self._lock:
+            calls, self._calls = list(self._calls), {}
+        for answer in calls:
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(error)
+
+    # -- is the thread blocked? ----------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._watching is not loop:
+            self._watching = loop
+            self._missed = 0
+            loop.call_later(self._ask_s, self._ask, loop, loop.time() + self._ask_s)
+
+    def _ask(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        if self._watching is not loop:
+            return
+        if not self._calls or self._closed:
+            self._watching = None
+            return
+        if self._answered == self._asked:
+            self._missed = 0
+            self._asked += 1
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self._answer)
+        elif loop.time() - due < self._ask_s / 2:
+            self._missed += 1
+        if self._missed >= _BLOCKED:
+            self._missed = 0
+            blocked = f"the engine's thread has been blocked for {_BLOCKED * self._ask_s:g} s{self._whereabouts()}"
+            self._fail_calls(LocalError(f"{blocked}; observers must be quick", usable=False))
+        loop.call_later(self._ask_s, self._ask, loop, loop.time() + self._ask_s)
+
+    def _answer(self) -> None:
+        self._answered += 1
+
+    def _whereabouts(self) -> str:
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if frame is None:
+            return ""
+        code = frame.f_code
+        return f", in {code.co_name} ({code.co_filename}:{frame.f_lineno})"
+
+    # -- the end -------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        """Raises LocalError when the thread does not end, because it is blocked."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            stopping, self._stopping = self._stopping, True
+            if not stopping and not self._closed:
+                self.loop.call_soon_threadsafe(self.loop.stop)
+        ended = asyncio.wrap_future(self._ended)
+        await asyncio.wait({ended}, timeout=2 * _END_S)
+        if not ended.done():
+            raise LocalError(f"the engine's thread does not end: it is blocked{self._whereabouts()}", usable=False)
+        self._thread.join()
+
+
+class _Begun(asyncio.Task[T]):
+    """A task that has taken its first step before it can be cancelled, as those of another thread have.
+
+    What a call does in its first step makes its place among the others: the number of an operation, for one. A call
+    that was cancelled before would leave no trace, and this rank's next operation would meet the one that the others
+    have called before.
+    """
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        work = self.get_coro()
+        if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+            self.get_loop().call_soon(super().cancel, msg)
+            return True
+        return super().cancel(msg)
 
 
 class InlineRuntime:
@@ -71,7 +234,12 @@ class InlineRuntime:
         self.loop = asyncio.get_running_loop()
 
     def call(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
-        return self.loop.create_task(work)
+        factory = self.loop.get_task_factory()
+        self.loop.set_task_factory(lambda loop, work, **settings: _Begun(work, loop=loop, **settings))
+        try:
+            return self.loop.create_task(work)  # by the loop, which may keep a list of its tasks
+        finally:
+            self.loop.set_task_factory(factory)
 
     async def aclose(self) -> None:
         return None

@@ -52,6 +52,13 @@ class Shards:
     def __contains__(self, shard: object) -> bool:
         return shard in range(self.first, self.first + self.count)
 
+    @property
+    def text(self) -> str:
+        """Which they are, for people."""
+        return (
+            f"{self.first} to {self.first + self.count - 1} of {self.total}" if self.count else f"none of {self.total}"
+        )
+
     def leaves(self, values: Sequence[Any], *, like: Any = None) -> Leaves:
         """The tensors of these shards, ready for `all_reduce`. `like` is needed only where there are no shards.
 
@@ -59,7 +66,7 @@ class Shards:
         """
         values = tuple(values)
         if len(values) != self.count:
-            raise LocalError(f"{len(values)} leaves for the {self.count} shards {list(self)} of this rank")
+            raise LocalError(f"{len(values)} leaves for the {self.count} shards of this rank, {self.text}")
         if not values and like is None:
             raise LocalError("this rank holds no shard: pass like=, a tensor of the leaves' shape and dtype")
         return Leaves(self, values, like)

@@ -32,7 +32,6 @@ async def start(
     config: Config, *, observer: Observer | None = None, runtime: Runtime | None = None
 ) -> tuple[Engine, Runtime]:
     """An engine on its own thread (or on `runtime`). Raises LocalError when it cannot start."""
-    events = JsonLines(Path(config.events) / f"{config.node}.jsonl") if config.events is not None else None
     try:
         credentials = Credentials.from_directory(config.certs, role=WORKER, node=config.node)
         host, port = parse_address(config.listen)
@@ -41,6 +40,7 @@ async def start(
     await _check_way(config.listen, config.coordinator, config.join_timeout)
     if credentials.identity.job != config.job:
         raise LocalError(f"the certificate is for job {credentials.identity.job!r}, not {config.job!r}")
+    events = JsonLines(Path(config.events) / f"{config.node}.jsonl") if config.events is not None else None
     return await start_with(
         config,
         credentials=credentials,
@@ -72,29 +72,41 @@ async def start_with(
     owned = runtime is None
     runtime = ThreadRuntime(config.node) if runtime is None else runtime
     loop = runtime.loop
+    told = Observers(config.node, lambda: round(loop.time() * 1e9), *observers)
+    made: list[Engine] = []
 
     async def make() -> Engine:
         io = make_io(loop)
         try:
-            return Engine(
+            engine = Engine(
                 config,
                 credentials=credentials,
                 io=io,
                 loop=loop,
                 incarnation=incarnation,
-                observers=Observers(config.node, lambda: round(loop.time() * 1e9), *observers),
+                observers=told,
                 coordinator_address=coordinator_address,
                 wall_clock=wall_clock,
             )
         except BaseException:
             io.close()
             raise
+        made.append(engine)
+        return engine
+
+    async def unmake() -> None:
+        for engine in made:  # its maker was cancelled, and it is there all the same
+            await engine.aclose("not joined")
+        told.close()
 
     try:
         return await runtime.call(make()), runtime
     except BaseException as error:
-        if owned:
-            await runtime.aclose()
+        try:
+            await runtime.call(unmake())
+        finally:
+            if owned:
+                await runtime.aclose()
         if isinstance(error, TransportError):
             raise LocalError(str(error)) from error
         raise

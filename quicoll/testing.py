@@ -15,13 +15,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
+from quicoll.checks import seconds as duration
+from quicoll.checks import whole
 from quicoll.config import Config
 from quicoll.coordinator import NODE, CoordinatorService, coordinator_config
 from quicoll.errors import LocalError
 from quicoll.job import Job
 from quicoll.membership.journal import MemoryJournal
+from quicoll.membership.view import MAX_INT
 from quicoll.observe import Event, Observer, Observers
-from quicoll.runtime import ThreadRuntime
+from quicoll.runtime import Runtime, ThreadRuntime
 from quicoll.starting import start_with
 from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import EndpointConfig
@@ -39,8 +42,7 @@ _JOB = "test"
 
 def cut_network(job: Job, seconds: float) -> None:
     """Drop every datagram of this rank, both ways, for `seconds` seconds from now."""
-    if seconds <= 0:
-        raise LocalError(f"a cut takes some time, not {seconds} s")
+    seconds = duration(seconds, "how long the network is cut")
     engine, loop = job._engine, job._runtime.loop
 
     def cut() -> None:
@@ -48,7 +50,10 @@ def cut_network(job: Job, seconds: float) -> None:
         loop.call_later(seconds, rule.remove)
         engine.observers.emit("fault", what=f"network cut for {seconds:g} s")
 
-    loop.call_soon_threadsafe(cut)
+    try:
+        loop.call_soon_threadsafe(cut)
+    except RuntimeError:
+        raise LocalError("the job is closed, and its network with it") from None
 
 
 def network_clock_ns(job: Job) -> int:
@@ -98,6 +103,17 @@ async def corrupt_payloads(job: Job, rule: PayloadRule) -> AsyncIterator[Install
             await job._runtime.call(remove())
 
 
+class _Shared:
+    """The part of one job in a runtime that serves them all, and the coordinator: it goes on when the job leaves."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.loop = runtime.loop
+        self.call = runtime.call
+
+    async def aclose(self) -> None:
+        return None
+
+
 class Cluster(list[Job]):
     """The jobs of a cluster, by rank at the time of joining. `coordinator`: the service they belong to."""
 
@@ -126,30 +142,38 @@ async def cluster(
     """
     if network != "loopback":
         raise LocalError(f"network {network!r} is not known; use 'loopback'")
+    n = whole(n, "the number of ranks")
     if n < 1:
         raise LocalError(f"a cluster has at least one rank, not {n}")
-    born = time.time_ns() if incarnation is None else incarnation
+    born = time.time_ns() if incarnation is None else whole(incarnation, "incarnation")
+    if not 1 <= born <= MAX_INT:
+        raise LocalError(f"an incarnation is from 1 to {MAX_INT}, not {born}")
     nodes = [f"worker-{i}" for i in range(n)]
     if sites is not None and len(sites) != n:
         raise LocalError(f"{len(sites)} sites for {n} ranks")
+    lost_after = settings["lost_after"] = duration(settings.get("lost_after", 2.0), "lost_after")
+    settled = coordinator_config(n, lost_after, seed)
     credentials = ephemeral(_JOB, [(COORDINATOR, NODE), *((WORKER, node) for node in nodes)])
     runtime = ThreadRuntime("cluster")
     loop = runtime.loop
-    lost_after = float(settings.setdefault("lost_after", 2.0))
 
     async def start_coordinator() -> CoordinatorService:
         return CoordinatorService(
             credentials=credentials[Identity(_JOB, COORDINATOR, NODE)],
             io=UdpSocket("127.0.0.1", 0, loop=loop),
             journal=MemoryJournal(),
-            config=coordinator_config(n, lost_after, seed),
+            config=settled,
             transport=EndpointConfig(lost_after_ns=round(lost_after * 1e9)),
             loop=loop,
             incarnation=born,
             observers=Observers(NODE, lambda: round(loop.time() * 1e9), observer),
         )
 
-    service = await runtime.call(start_coordinator())
+    try:
+        service = await runtime.call(start_coordinator())
+    except BaseException:
+        await runtime.aclose()
+        raise
     engines: list[tuple[Config, Engine]] = []
     jobs: list[Job] = []
     try:
@@ -179,7 +203,9 @@ async def cluster(
         views = await asyncio.gather(
             *(runtime.call(engine.wait_view(config.join_timeout, joining=True)) for config, engine in engines)
         )
-        jobs = [Job(config, engine, runtime, view) for (config, engine), view in zip(engines, views, strict=True)]
+        jobs = [
+            Job(config, engine, _Shared(runtime), view) for (config, engine), view in zip(engines, views, strict=True)
+        ]
         yield Cluster(sorted(jobs, key=lambda job: job.rank), service)
     finally:
         try:

@@ -8,9 +8,10 @@ import msgspec
 
 from quicoll.errors import PeerError
 
-__all__ = ["Announce", "Farewell", "Word", "decode_word", "encode_word"]
+__all__ = ["MAX_NUMBER", "Announce", "Farewell", "Word", "decode_word", "encode_word"]
 
 _MAX_SIGNATURE = 4096
+MAX_NUMBER = (1 << 62) - 1  # of what is announced
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=1):
@@ -56,6 +57,6 @@ def decode_word(data: bytes, *, node: str) -> Word:
         numbers = (word.view_id, word.group, word.seq, *word.counts, *word.measured)
         if len(word.signature) > _MAX_SIGNATURE:
             raise PeerError("announcement out of bounds", node=node)
-    if not all(0 <= number < 1 << 62 for number in numbers):
+    if not all(0 <= number <= MAX_NUMBER for number in numbers):
         raise PeerError("announcement out of bounds", node=node)
     return word

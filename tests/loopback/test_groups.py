@@ -424,7 +424,18 @@ async def test_a_step_uses_no_more_sub_groups_than_a_vote_tells_of(monkeypatch: 
                 await group.all_reduce(np.ones(1))
             with pytest.raises(LocalError, match="at most 2 sub-groups"):
                 groups[2].all_reduce(np.ones(1))
+            for group in groups[:2]:  # which does no harm to those that are used already
+                assert group is not None
+                await group.all_reduce(np.ones(1))
         assert jobs[0].committed_step == 1
+
+
+async def test_a_split_that_is_refused_does_not_count() -> None:
+    async with cluster(2) as jobs:
+        with pytest.raises(LocalError, match="timeout"):
+            jobs[0].group.split(0, timeout=-1.0)
+        groups = await outcomes(jobs, lambda job: job.group.split(0))
+        assert [group.name for group in groups] == ["0:0", "0:0"]
 
 
 async def test_splits_nest_to_a_bounded_depth() -> None:

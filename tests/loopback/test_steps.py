@@ -366,6 +366,27 @@ async def test_states_of_every_type_are_handed_over_as_the_kind_they_were(torch_
         assert digest(got[name]) == digest(value), name
 
 
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (None, "a mapping of names to tensors, not NoneType"),
+        ({1: np.ones(1)}, "no text: 1"),
+        ({"\ud800": np.ones(1)}, "no text"),
+        ({"a": 3.0}, "neither array nor tensor"),
+    ],
+)
+async def test_what_is_no_state_is_the_error_of_the_rank_that_gave_it(state: Any, said: str) -> None:
+    async with cluster(2) as jobs:
+        for job in jobs:
+            job.register_state(lambda: state, lambda new: pytest.fail("nothing came"))
+        jobs[0].resume_from(5)
+        own, other = await outcomes(jobs, one_step)
+        assert isinstance(own, LocalError)
+        assert said in str(own)
+        assert isinstance(other, StepAborted)
+        assert (other.rank, said in str(other)) == (0, True)
+
+
 async def test_a_rank_behind_without_registered_state_is_told_what_to_do() -> None:
     async with cluster(2) as jobs:
         jobs[0].resume_from(10)

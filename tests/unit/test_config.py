@@ -44,6 +44,26 @@ def test_a_malformed_value_is_named_with_its_source(variable: str, value: str, s
         Config.resolve(environ={variable: value}, **LOCAL)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("world_size", 2.5, "must be an integer, not 2.5"),
+        ("world_size", True, "must be an integer"),
+        ("world_size", 1025, "at most 1024"),
+        ("rank_hint", 1.0, "must be an integer, not 1.0"),
+        ("rank_hint", -1, "at least 0"),
+        ("rank_hint", 1 << 70, "at most 9223372036854775807"),
+        ("site", "x" * 129, "at most 128 characters, not 129"),
+        ("site", "\ud800", "surrogates not allowed"),
+    ],
+)
+def test_what_no_coordinator_could_be_told_is_refused_here_and_not_waited_for(
+    name: str, value: object, said: str
+) -> None:
+    with pytest.raises(LocalError, match=f"{name} = .*from argument.*{said}"):
+        Config.resolve(environ={}, **LOCAL, **{name: value})
+
+
 def test_an_unknown_setting_is_refused_and_the_known_ones_are_listed() -> None:
     with pytest.raises(LocalError, match=r"unknown setting 'lostafter'.*lost_after"):
         Config.resolve(environ={}, lostafter=1)
@@ -86,9 +106,3 @@ def test_a_link_local_address_is_refused_because_others_cannot_dial_it() -> None
 def test_a_coordinator_is_named_by_where_it_is_reached_not_by_where_it_listens(coordinator: str, said: str) -> None:
     with pytest.raises(LocalError, match=rf"coordinator = .*\(from QUICOLL_COORDINATOR\): .*{said}"):
         Config.resolve(environ={"QUICOLL_COORDINATOR": coordinator}, **LOCAL)
-
-
-@pytest.mark.parametrize(("name", "value"), [("world_size", 2.5), ("world_size", True), ("rank_hint", 1.0)])
-def test_a_number_that_is_no_integer_is_refused_not_cut_off(name: str, value: object) -> None:
-    with pytest.raises(LocalError, match=rf"{name} = {value!r} \(from argument\): it must be an integer"):
-        Config.resolve(environ={}, **{**LOCAL, name: value})

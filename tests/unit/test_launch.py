@@ -221,6 +221,18 @@ async def test_a_coordinator_that_cannot_start_is_an_error_in_its_own_words(run:
     assert run.said("worker-0") == []
 
 
+async def test_output_that_cannot_be_passed_on_ends_the_run_and_blames_no_worker(run: Run) -> None:
+    def closed(node: str, line: str) -> None:
+        raise BrokenPipeError("nobody reads any more")
+
+    run.hear = closed  # type: ignore[method-assign]
+    supervisor = run.supervisor("for _ in range(100_000): print('x' * 80)", workers=1)
+    outcome = await supervisor.run()
+    assert outcome.exit_status == 1
+    assert "what worker-0 wrote cannot be passed on: BrokenPipeError: nobody reads any more" in outcome.reason
+    assert not outcome.restarts["worker-0"]
+
+
 async def test_a_program_that_is_not_there_is_an_error(run: Run) -> None:
     supervisor = Supervisor(
         [str(run.directory / "absent")], workers=1, coordinator=run.script("coordinator.py", COORDINATOR)
@@ -234,6 +246,8 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         Supervisor(["true"], workers=0)
     with pytest.raises(LocalError, match="max_restarts"):
         Supervisor(["true"], workers=1, max_restarts=-1)
+    with pytest.raises(LocalError, match="grace is from 0"):
+        Supervisor(["true"], workers=1, grace=float("nan"))
     with pytest.raises(LocalError, match="no command"):
         Supervisor([], workers=1)
     with pytest.raises(LocalError, match="no directory of certificates"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -27,11 +28,14 @@ def test_events_are_one_json_object_a_line(tmp_path: Path) -> None:
     ]
 
 
-def test_an_observer_that_raises_is_logged_and_the_others_still_hear(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [ValueError("broken observer"), SystemExit(3), asyncio.CancelledError()])
+def test_an_observer_that_raises_is_logged_and_the_others_still_hear(
+    caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
     heard: list[Event] = []
 
     def bad(event: Event) -> None:
-        raise ValueError("broken observer")
+        raise error
 
     observers = Observers("n", lambda: 7, bad, None, heard.append)
     with caplog.at_level(logging.ERROR, logger="quicoll"):

@@ -24,7 +24,7 @@ def test_a_step_that_was_not_voted_on_is_aborted_where_the_view_breaks() -> None
 def test_a_step_that_was_voted_on_is_decided_by_the_coordinator_alone() -> None:
     steps, events = observed()
     steps.begin(7, 70)
-    steps.voted()
+    steps.voted(3)
     steps.broke(3, "lost: silence", ("b",))
     assert steps.open == (7, 70)
     assert events == []
@@ -36,7 +36,7 @@ def test_a_step_that_was_voted_on_is_decided_by_the_coordinator_alone() -> None:
 def test_a_vote_in_one_step_says_nothing_of_the_next() -> None:
     steps, _ = observed()
     steps.begin(7, 70)
-    steps.voted()
+    steps.voted(3)
     steps.decided(Decided(3, 7, True, ""))
     steps.begin(8, 71)
     steps.broke(3, "why", ())
