@@ -23,9 +23,16 @@ def console_beside(report: Path | None, **options: Any) -> Console:
 
 
 def open_report(path: Path | None) -> None:
-    """Find out now, not after an hour of work, that the report cannot be written. Raises LocalError."""
-    if path is not None and not _is_stdout(path):
-        write_report(path, {})
+    """Find out now, not after an hour of work, that the report cannot be written. One that is there stays until then.
+
+    Raises LocalError.
+    """
+    if path is None or _is_stdout(path):
+        return
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def write_report(path: Path | None, report: dict[str, Any]) -> None:
@@ -39,7 +46,11 @@ def write_report(path: Path | None, report: dict[str, Any]) -> None:
     try:
         path.write_text(text + "\n")
     except OSError as error:
-        raise LocalError(f"cannot write {path}: {error.strerror or error}") from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> LocalError:
+    return LocalError(f"cannot write {path}: {error.strerror or error}")
 
 
 def _is_stdout(path: Path | None) -> bool:
