@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import socket
 import time
 from collections.abc import Callable
@@ -144,5 +145,7 @@ def _can_send(host: str, target: Address) -> bool:
         try:
             probe.connect(target)
         except OSError as error:
-            return error.errno != errno.EINVAL
+            # A host always has routes to its own addresses, and from a loopback address to no other: whether the system
+            # says so by EINVAL or, while no network is up, by ENETUNREACH, no network that comes up changes it.
+            return error.errno != errno.EINVAL and not ipaddress.ip_address(host).is_loopback
     return True

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from networks import needs_v6
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 
@@ -85,7 +86,9 @@ def test_certificates_made_by_hand_let_their_nodes_in(tmp_path: Path) -> None:
     assert done.stdout.count("[3. 3. 3.]") == 2
 
 
-@pytest.mark.parametrize("listen", ["[::1]:0", "0.0.0.0:0", "[::]:0"])
+@pytest.mark.parametrize(
+    "listen", [pytest.param("[::1]:0", marks=needs_v6), "0.0.0.0:0", pytest.param("[::]:0", marks=needs_v6)]
+)
 def test_workers_find_a_coordinator_on_ipv6_and_one_on_every_address(listen: str) -> None:
     done = quicoll("run", "-n", "2", "--restarts", "0", "--listen", listen, EXAMPLES / "allreduce.py")
     assert done.returncode == 0, done.stdout + done.stderr

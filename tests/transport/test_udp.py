@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
 
 import pytest
+from networks import has_v6, needs_v6
 
 from quicoll_transport.addresses import MAX_CANDIDATES, Address, DialPlan, alternate, canonical, parse_address, show
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
@@ -29,16 +30,6 @@ MS = 1_000_000
 CredentialsOf = Callable[..., Credentials]
 
 
-def has_v6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
-
-needs_v6 = pytest.mark.skipif(not has_v6(), reason="this host has no ::1")
 needs_recverr = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells an unconnected socket of ICMP")
 FAMILIES = [pytest.param("127.0.0.1", id="v4"), pytest.param("::1", id="v6", marks=needs_v6)]
 

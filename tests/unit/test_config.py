@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from networks import needs_v6
 
 from quicoll import Config, LocalError
 
@@ -88,6 +89,7 @@ def test_every_address_becomes_the_one_that_leads_to_the_coordinator_since_other
     assert config.sources["listen"] == "QUICOLL_LISTEN, route to the coordinator"
 
 
+@needs_v6
 def test_every_ipv4_address_cannot_lead_to_a_coordinator_on_ipv6() -> None:
     with pytest.raises(LocalError, match=r"listen = '0\.0\.0\.0:7' \(from argument\) is IPv4.*IPv6; take \[::\]:7"):
         Config.resolve(environ={}, coordinator="[::1]:9", listen="0.0.0.0:7")
