@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quicoll_transport.errors import AddressError
-from quicoll_transport.names import Resolver, resolve_all
+from quicoll_transport.names import MOST, Resolver, resolve_all
 
 if TYPE_CHECKING:
     from quicoll_transport.addresses import Address
@@ -73,6 +73,23 @@ async def test_who_asks_what_is_being_asked_joins_the_wait_and_another_question_
     server.answer.set()
     assert await asyncio.gather(*same, other) == [forms(5)] * 50 + [forms(6)]
     assert sorted(server.asked) == [("peer", 5, 0), ("peer", 6, 0)]
+
+
+async def test_the_threads_are_bounded_and_there_is_room_again_when_an_answer_has_come(server: SlowServer) -> None:
+    resolver = Resolver()
+    waiting = [asyncio.ensure_future(resolver.resolve(f"peer-{number}", 5)) for number in range(MOST)]
+    await asyncio.sleep(0)
+    assert len(server.threads()) == MOST
+    with pytest.raises(AddressError, match=f"'one more': {MOST} look-ups are under way already"):
+        await resolver.resolve("one more", 5)
+    joined = asyncio.ensure_future(resolver.resolve("peer-0", 5))
+    await asyncio.sleep(0)
+    assert len(server.threads()) == MOST
+    server.answer.set()
+    assert await asyncio.gather(*waiting, joined) == [forms(5)] * (MOST + 1)
+    for thread in server.threads():
+        thread.join(BOUND_S)
+    assert await resolver.resolve("one more", 5) == forms(5)
 
 
 async def test_an_answer_is_not_remembered_for_the_next_question(server: SlowServer) -> None:

@@ -8,6 +8,9 @@ want to.
 One question (host, port, family) is asked once at a time: who asks the same again joins the wait, so a link that dials
 on while no name server answers holds one thread, not one more for each round.
 
+`MOST` questions are under way at a time, as members may name hosts of their choice as their addresses. One more is
+refused at once, and asked again when its link is dialled anew.
+
 Failure cases: the answer comes when nobody waits any more, or when the loop is closed: it is dropped. No thread can be
 started: that is the answer. What was asked is not remembered once it is answered; caching is the system's business.
 """
@@ -23,7 +26,9 @@ from concurrent.futures import Future
 from .addresses import Address, canonical
 from .errors import AddressError
 
-__all__ = ["Resolver", "numeric", "resolve_all", "scope_of"]
+__all__ = ["MOST", "Resolver", "numeric", "resolve_all", "scope_of"]
+
+MOST = 64
 
 _Question = tuple[str, int, int]
 
@@ -49,7 +54,10 @@ class Resolver:
 
     def _ask(self, question: _Question) -> Future[list[Address]]:
         answer = self._under_way.get(question)
-        if answer is None:
+        if answer is None and len(self._under_way) >= MOST:
+            answer = Future()
+            answer.set_exception(AddressError(f"cannot resolve {question[0]!r}: {MOST} look-ups are under way already"))
+        elif answer is None:
             answer = self._under_way[question] = Future()
             answer.set_running_or_notify_cancel()  # so that one who waits no longer cannot cancel it for the others
             answer.add_done_callback(lambda _: self._under_way.pop(question))
