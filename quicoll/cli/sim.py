@@ -78,6 +78,9 @@ def sim(
         raise LocalError("--faults and --events: either the faults are drawn, or they are written out")
     if seed is not None and jobs is not None:
         raise LocalError("--jobs are of a sweep: take --seeds A:B")
+    from quicoll.sim.vfs import demand_sqlite
+
+    demand_sqlite()  # every cluster has a journal: that it cannot be had is no failure of the promises
     kinds = "all" if faults is None else faults
     open_report(json_file)
     with _quiet():

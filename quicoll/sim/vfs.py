@@ -33,11 +33,17 @@ else:
     except ImportError:
         apsw, _VfsBase = None, object
 
-__all__ = ["SimConnection"]
+__all__ = ["SimConnection", "demand_sqlite"]
 
 _VFS_NAME = "quicoll-sim"
 _UNIX_EPOCH_MS = 210_866_760_000_000
 """1970-01-01 as a Julian day, in milliseconds: the unit of SQLite's clock."""
+
+
+def demand_sqlite() -> None:
+    """Raise LocalError where there is no SQLite that can have its files on a simulated disk."""
+    if apsw is None:
+        raise LocalError("databases on a simulated disk need the package apsw: pip install 'quicoll[sim]'")
 
 
 class SimConnection:
@@ -47,8 +53,7 @@ class SimConnection:
     """
 
     def __init__(self, disk: SimDisk, path: Path) -> None:
-        if apsw is None:
-            raise LocalError("databases on a simulated disk need the package apsw: pip install 'quicoll[sim]'")
+        demand_sqlite()
         self._disk = disk
         self._boot = disk._boot
         self._running = False

@@ -159,6 +159,18 @@ def test_a_command_that_makes_no_sense_is_exit_status_two(arguments: list[str]) 
     assert run(*arguments) == 2
 
 
+@pytest.mark.parametrize("arguments", [("--seed", "7"), ("--seeds", "0:9")])
+def test_a_missing_package_is_one_line_and_not_a_broken_promise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, str]
+) -> None:
+    monkeypatch.setattr("quicoll.sim.vfs.apsw", None)
+    assert run(*arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.endswith("need the package apsw: pip install 'quicoll[sim]'")
+
+
 def test_an_interrupted_sweep_tells_how_far_it_came(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
