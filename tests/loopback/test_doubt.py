@@ -47,7 +47,7 @@ class Run:
 
 
 async def test_a_vote_given_up_at_its_deadline_in_a_view_that_goes_on_is_applied_when_it_is_committed() -> None:
-    async with cluster(2, hold_timeout=0.2) as jobs:
+    async with cluster(2, hold_timeout=1.0) as jobs:
         run = Run(jobs)
         with pytest.raises(Partitioned, match="not known yet"):
             await run.first[0]
