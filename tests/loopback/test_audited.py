@@ -197,9 +197,13 @@ async def test_every_operation_is_told_with_what_this_rank_gave_and_got(tmp_path
                 group.all_reduce(x, reduce_order="ring"),
                 group.barrier(),
             ]
-            # The last two are left to the step.
+            # The last two are left to the step: they are over when it ends, and nobody has asked for their results.
+            over = [asyncio.get_running_loop().create_future() for _ in handles[-2:]]
+            for handle, future in zip(handles[-2:], over, strict=True):
+                handle.add_done_callback(lambda _, future=future: future.set_result(None))
             for handle in reversed(handles[:-2]):
                 await handle
+            await asyncio.gather(*over)
 
     async with cluster(2) as jobs:
         await asyncio.gather(*map(one, jobs))
