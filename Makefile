@@ -68,11 +68,12 @@ wheel: $(VENV)/.dev $(WHEEL_VENV)/.deps
 	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -c "$$IMPORT_ALL" '$(HERE)'
 	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -m pytest $(PARALLEL) -p no:cacheprovider \
 		--config-file='$(HERE)/pyproject.toml' --rootdir='$(HERE)' \
-		$(NOT_OF_THE_WHEEL:%=--ignore='$(HERE)/tests/unit/test_%.py') \
-		'$(HERE)/tests/unit' $(OF_THE_TRANSPORT:%='$(HERE)/tests/transport/test_%.py') '$(HERE)/tests/sim/test_runner.py'
+		$(NOT_OF_THE_WHEEL:%=--ignore='$(HERE)/tests/unit/%.py') \
+		'$(HERE)/tests/unit' $(OF_THE_TRANSPORT:%='$(HERE)/tests/transport/%.py') '$(HERE)/tests/sim/test_runner.py'
 
-OF_THE_TRANSPORT = dialling endpoint reception weather
-NOT_OF_THE_WHEEL = digits_task exact membership_cluster plan plan_definitions reduce schedule sim_disk
+OF_THE_TRANSPORT = endpoint/test_dialling endpoint/test_endpoint endpoint/test_admission faults/test_weather
+NOT_OF_THE_WHEEL = demo/test_digits numerics/test_exact membership/test_cluster plan/test_plan plan/test_definitions \
+	numerics/test_reduce plan/test_schedule sim/test_disk
 
 bench: $(VENV)/.dev
 	set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done

@@ -18,12 +18,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from quicoll_transport.authority import ephemeral
-from quicoll_transport.detector import DetectorConfig
-from quicoll_transport.frames import TAG_SIZE, Header, checksum
-from quicoll_transport.identity import WORKER, Identity
-from quicoll_transport.link import LinkConfig, LinkCore, LinkId
+from quicoll_transport.link.core import LinkConfig, LinkCore, LinkId
+from quicoll_transport.link.detector import DetectorConfig
+from quicoll_transport.link.frames import TAG_SIZE, Header, checksum
 from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_memory
+from quicoll_transport.security.authority import ephemeral
+from quicoll_transport.security.identity import WORKER, Identity
 
 _SIZE = 64 << 20
 _ADDRESS = ("127.0.0.1", 2)

@@ -32,14 +32,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from quicoll_transport.authority import ephemeral
-from quicoll_transport.detector import Detector, DetectorConfig, Verdict
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
-from quicoll_transport.frames import TAG_SIZE
-from quicoll_transport.identity import COORDINATOR, WORKER, Credentials, Identity
-from quicoll_transport.link import LinkState
-from quicoll_transport.observe import LinkChanged, Observer, Stalled, SuspicionChanged, TransportEvent
-from quicoll_transport.udp import UdpSocket
+from quicoll_transport.events import LinkChanged, Observer, Stalled, SuspicionChanged, TransportEvent
+from quicoll_transport.link.core import LinkState
+from quicoll_transport.link.detector import Detector, DetectorConfig, Verdict
+from quicoll_transport.link.frames import TAG_SIZE
+from quicoll_transport.net.udp import UdpSocket
+from quicoll_transport.security.authority import ephemeral
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
 
 S, MS, US = 1_000_000_000, 1_000_000, 1_000
 HOUR = 3600 * S

@@ -33,8 +33,8 @@ from typing import Any
 
 import numpy as np
 
-from quicoll.dtypes import DTYPES, FLOAT64, Array, DType, Kind, narrow
-from quicoll.reduce import BLOCK, ReduceOp, accumulator, combine, finish, reduce_tree, split, widen
+from quicoll.numerics.dtypes import DTYPES, FLOAT64, Array, DType, Kind, narrow
+from quicoll.numerics.reduce import BLOCK, ReduceOp, accumulator, combine, finish, reduce_tree, split, widen
 
 POOL_BYTES = 64 << 20  # larger than the caches of one core
 

@@ -18,13 +18,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from quicoll.launch import Supervisor
+from quicoll.launch.supervisor import Supervisor
 
 
 def train(workers: int, steps: int, batch: int) -> dict[str, object]:
     """One run; the slowest worker's result."""
     with tempfile.TemporaryDirectory(prefix="quicoll-bench-") as directory:
-        command = [sys.executable, "-m", "quicoll.train.digits_worker", "--steps", str(steps)]
+        command = [sys.executable, "-m", "quicoll.demo.worker", "--steps", str(steps)]
         command += ["--batch", str(batch), "--result", directory]
         outcome = asyncio.run(Supervisor(command, workers=workers, job="speedup", output=lambda node, line: None).run())
         if outcome.exit_status:

@@ -31,12 +31,12 @@ from aioquic import tls
 from aioquic.asyncio import QuicConnectionProtocol, connect, serve
 from aioquic.quic.configuration import QuicConfiguration
 
-from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
-from quicoll_transport.frames import TAG_SIZE
-from quicoll_transport.identity import WORKER, Credentials, Identity
+from quicoll_transport.link.frames import TAG_SIZE
+from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.quic import SessionConfig
-from quicoll_transport.udp import UdpSocket
+from quicoll_transport.security.authority import ephemeral
+from quicoll_transport.security.identity import WORKER, Credentials, Identity
 
 SIZES = [64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
 WINDOW = 16 << 20

@@ -13,9 +13,11 @@ from importlib import import_module
 from types import ModuleType
 
 from quicoll import blocking
+from quicoll.audit.environment import DeterminismReport, determinism_report
+from quicoll.collectives.group import Group
+from quicoll.collectives.handle import Handle
+from quicoll.collectives.shards import Leaves, Shards
 from quicoll.config import Config
-from quicoll.determinism import DeterminismReport, determinism_report
-from quicoll.draws import Generator
 from quicoll.errors import (
     AuditError,
     CheckpointError,
@@ -27,15 +29,13 @@ from quicoll.errors import (
     QuicollError,
     StepAborted,
 )
-from quicoll.group import Group
-from quicoll.handle import Handle
 from quicoll.job import Job, Step, join
 from quicoll.membership.view import Member, View
-from quicoll.observe import Event, JsonLines, Observer
-from quicoll.reduce import ReduceOp
-from quicoll.seed import Seed
-from quicoll.shards import Leaves, Shards
-from quicoll.stragglers import Straggler
+from quicoll.numerics.generator import Generator
+from quicoll.numerics.reduce import ReduceOp
+from quicoll.numerics.seed import Seed
+from quicoll.observability.events import Event, JsonLines, Observer
+from quicoll.observability.stragglers import Straggler
 
 __version__ = "0.1.0"
 

@@ -16,24 +16,24 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import quicoll.group as _groups
+import quicoll.collectives.group as _groups
 import quicoll.job as _asynchronous
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quicoll.compress import WireFormat
+    from quicoll.collectives.group import AlgorithmName, ReduceOrder
+    from quicoll.collectives.handle import Handle
+    from quicoll.collectives.shards import Shards
     from quicoll.config import Config
-    from quicoll.group import AlgorithmName, ReduceOrder
-    from quicoll.handle import Handle
     from quicoll.job import Load, Save
     from quicoll.membership.view import View
-    from quicoll.observe import Observer
-    from quicoll.reduce import Precision, ReduceOp
-    from quicoll.seed import Seed
-    from quicoll.shards import Shards
-    from quicoll.stragglers import Straggler
+    from quicoll.numerics.codecs import WireFormat
+    from quicoll.numerics.reduce import Precision, ReduceOp
+    from quicoll.numerics.seed import Seed
+    from quicoll.observability.events import Observer
+    from quicoll.observability.stragglers import Straggler
 
 __all__ = ["Group", "Job", "Step", "join"]
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from quicoll.checks import MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_WHOLE, whole
 from quicoll.errors import LocalError
-from quicoll_transport.addresses import is_unspecified, is_v6, parse_address
 from quicoll_transport.errors import AddressError, TransportError
-from quicoll_transport.names import Resolver, resolve_all
+from quicoll_transport.net.addresses import is_unspecified, is_v6, parse_address
+from quicoll_transport.net.resolver import Resolver, resolve_all
 
 if TYPE_CHECKING:
     from quicoll_transport.quic import Address

@@ -33,14 +33,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 
-from quicoll.audit import AuditLog, audit_file
-from quicoll.auditing import Auditor
-from quicoll.buffers import digest, memory, source, wrap
-from quicoll.caller import Caller
+from quicoll.audit.log import AuditLog, audit_file
+from quicoll.audit.recorder import Auditor
 from quicoll.checks import done, plain, seconds, whole
+from quicoll.collectives.context import Caller
+from quicoll.collectives.group import Group
+from quicoll.collectives.subgroups import STATE
 from quicoll.config import Config
-from quicoll.division import STATE
-from quicoll.dtypes import DType
+from quicoll.engine.start import start
 from quicoll.errors import (
     AuditError,
     Corrupted,
@@ -51,20 +51,20 @@ from quicoll.errors import (
     QuicollError,
     StepAborted,
 )
-from quicoll.group import Group
-from quicoll.seed import Seed
-from quicoll.starting import start
+from quicoll.numerics.buffers import digest, memory, source, wrap
+from quicoll.numerics.dtypes import DType
+from quicoll.numerics.seed import Seed
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from quicoll.engine import Engine
+    from quicoll.engine.decisions import Decision
+    from quicoll.engine.engine import Engine
+    from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
-    from quicoll.observe import Observer
-    from quicoll.outcomes import Decision
-    from quicoll.runtime import Runtime
-    from quicoll.stragglers import Straggler
+    from quicoll.observability.events import Observer
+    from quicoll.observability.stragglers import Straggler
 
 __all__ = ["Job", "Step", "attended", "join"]
 
@@ -184,7 +184,7 @@ class Job:
         """Who came late to collectives as this rank saw it since it joined, whoever cost the most time first.
 
         Counted are operations that all ranks called, some of them later than most by more than `straggler_after` (and
-        than two round trips). Each such time is an event "straggler" too. See `quicoll.stragglers`.
+        than two round trips). Each such time is an event "straggler" too. See `quicoll.observability.stragglers`.
         """
         return self._engine.stragglers.table
 

@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from quicoll.checks import seconds as duration
 from quicoll.checks import whole
 from quicoll.config import Config
-from quicoll.coordinator import NODE, CoordinatorService, coordinator_config
+from quicoll.engine.runtime import Runtime, ThreadRuntime
+from quicoll.engine.start import start_with
 from quicoll.errors import LocalError
 from quicoll.job import Job
-from quicoll.membership.journal import MemoryJournal
+from quicoll.membership.coordinator.journal import MemoryJournal
+from quicoll.membership.coordinator.service import NODE, CoordinatorService, coordinator_config
 from quicoll.membership.view import MAX_INT
-from quicoll.observe import Event, Observer, Observers
-from quicoll.runtime import Runtime, ThreadRuntime
-from quicoll.starting import start_with
-from quicoll_transport.authority import ephemeral
+from quicoll.observability.events import Event, Observer, Observers
 from quicoll_transport.endpoint import EndpointConfig
-from quicoll_transport.faults import Cut, Installed, InstalledPayload, PayloadRule, Rule
-from quicoll_transport.identity import COORDINATOR, WORKER, Identity
-from quicoll_transport.udp import UdpSocket
+from quicoll_transport.faults.compose import Cut, Installed, InstalledPayload, PayloadRule, Rule
+from quicoll_transport.net.udp import UdpSocket
+from quicoll_transport.security.authority import ephemeral
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 
 if TYPE_CHECKING:
-    from quicoll.engine import Engine
+    from quicoll.engine.engine import Engine
 
 __all__ = ["Cluster", "Event", "cluster", "corrupt_payloads", "cut_network", "disturb_network", "network_clock_ns"]
 

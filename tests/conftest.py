@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quicoll_transport.addresses import is_numeric
+from quicoll_transport.net.addresses import is_numeric
 
 
 @pytest.fixture(autouse=True)

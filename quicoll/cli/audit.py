@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from quicoll.audit import Run, load_run
-from quicoll.audit_diff import Comparison, diff
+from quicoll.audit.diff import Comparison, diff
+from quicoll.audit.log import Run, load_run
 
 __all__ = ["app"]
 

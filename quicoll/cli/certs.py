@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from cryptography.hazmat.primitives import hashes
 
-from quicoll_transport.authority import Algorithm, create_authority, issue, job_of
 from quicoll_transport.errors import ConfigurationError
-from quicoll_transport.identity import (
+from quicoll_transport.security.authority import Algorithm, create_authority, issue, job_of
+from quicoll_transport.security.identity import (
     AUTHORITY_FILE,
     AUTHORITY_KEY_FILE,
     identity_of,

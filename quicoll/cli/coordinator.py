@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quicoll.observe import Event, JsonLines
-from quicoll_transport.identity import COORDINATOR
+from quicoll.observability.events import Event, JsonLines
+from quicoll_transport.security.identity import COORDINATOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ async def _serve(
     observe: Callable[[Event], None],
 ) -> signal.Signals | None:
     """The signal that ended it."""
-    from quicoll.coordinator import serve
+    from quicoll.membership.coordinator.service import serve
 
     serving = asyncio.create_task(
         serve(

@@ -27,9 +27,9 @@ from rich.live import Live
 from rich.table import Table
 
 from quicoll.cli.report import console_beside, open_report, write_report
-from quicoll.cli.timeline import Fault, Feed, Moment, Recovery, recover
+from quicoll.demo.timeline import Fault, Feed, Moment, Recovery, recover
 from quicoll.errors import LocalError
-from quicoll.launch import Outcome, Supervisor
+from quicoll.launch.supervisor import Outcome, Supervisor
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,7 +101,7 @@ class _Cluster:
         self._story = story
         self._feed = Feed(events)
         nodes = [f"worker-{number}" for number in range(story.workers)]
-        command = [sys.executable, "-m", "quicoll.train.digits_worker", "--steps", str(steps), "--seed", str(seed)]
+        command = [sys.executable, "-m", "quicoll.demo.worker", "--steps", str(steps), "--seed", str(seed)]
         command += ["--result", str(results)]
         if faults:
             command += ["--cut-node", nodes[1], "--cut-at", str(steps // 2), "--cut-for", str(CUT_FOR_S)]
@@ -236,7 +236,7 @@ class _Story:
 
 def _baseline(results: Path, *, steps: int, seed: int) -> dict[str, Any] | None:
     """Train in a process of its own, with the environment that the workers had."""
-    command = [sys.executable, "-m", "quicoll.train.digits_worker", "--baseline"]
+    command = [sys.executable, "-m", "quicoll.demo.worker", "--baseline"]
     command += ["--steps", str(steps), "--seed", str(seed), "--result", str(results)]
     subprocess.run(command, check=False, env={"OMP_NUM_THREADS": "1", **os.environ})  # noqa: S603  our own module
     path = results / "baseline.json"

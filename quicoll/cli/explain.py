@@ -4,7 +4,7 @@
     quicoll explain all_reduce --world 8 --bytes 16MiB --leaves 32 --exact
     quicoll explain all_reduce --world 4 --bytes 64MiB --wire int8
 
-The plans are those that a group would run: both come of `quicoll.schedule`. Nothing is sent.
+The plans are those that a group would run: both come of `quicoll.plan.schedule`. Nothing is sent.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Annotated, Any
 import typer
 
 from quicoll import plan
-from quicoll.dtypes import DTYPES
+from quicoll.collectives.base import even_rows
 from quicoll.errors import LocalError
-from quicoll.issuer import even_rows
+from quicoll.numerics.dtypes import DTYPES
+from quicoll.numerics.reduce import Precision, ReduceOp
 from quicoll.plan.cost import FAR, NEAR, Forecast, Network, limit, predict
 from quicoll.plan.picture import draw
-from quicoll.reduce import Precision, ReduceOp
-from quicoll.schedule import Carriage, Schedule, carriage, demand_orderless, move, reduction
+from quicoll.plan.schedule import Carriage, Schedule, carriage, demand_orderless, move, reduction
 
 __all__ = ["Question", "register", "size_of"]
 

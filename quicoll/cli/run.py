@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from quicoll.errors import LocalError
-from quicoll.launch import Supervisor
-from quicoll_transport.authority import job_of
-from quicoll_transport.identity import AUTHORITY_FILE, read_certificates
+from quicoll.launch.supervisor import Supervisor
+from quicoll_transport.security.authority import job_of
+from quicoll_transport.security.identity import AUTHORITY_FILE, read_certificates
 
 __all__ = ["register"]
 

@@ -1,8 +1,8 @@
 """`quicoll sim`: clusters in simulated worlds that break, by the thousand or one by its seed.
 
-With --seeds, every seed is a random scenario (quicoll.sim.swarm), run in worker processes; a failure is shrunk, and
-printed as the command that shows it again. With --seed, one of them, or, with --events, one that is written out. Exit
-status 0 if all invariants held, 1 if one was broken, 2 for a command that makes no sense.
+With --seeds, every seed is a random scenario (quicoll.sim.scenario.swarm), run in worker processes; a failure is
+shrunk, and printed as the command that shows it again. With --seed, one of them, or, with --events, one that is written
+out. Exit status 0 if all invariants held, 1 if one was broken, 2 for a command that makes no sense.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from quicoll.sim.outcome import Outcome
     from quicoll.sim.runner import Result, Sweep
-    from quicoll.sim.swarm import Scenario
+    from quicoll.sim.scenario.swarm import Scenario
 
 __all__ = ["register"]
 
@@ -78,7 +78,7 @@ def sim(
         raise LocalError("--faults and --events: either the faults are drawn, or they are written out")
     if seed is not None and jobs is not None:
         raise LocalError("--jobs are of a sweep: take --seeds A:B")
-    from quicoll.sim.vfs import demand_sqlite
+    from quicoll.sim.disk.sqlite import demand_sqlite
 
     demand_sqlite()  # every cluster has a journal: that it cannot be had is no failure of the promises
     kinds = "all" if faults is None else faults
@@ -126,9 +126,9 @@ def _scenario(
     settings: str | None,
     events: str | None,
 ) -> Scenario:
-    from quicoll.sim.language import parse_events, parse_settings
     from quicoll.sim.outcome import Settings
-    from quicoll.sim.swarm import Scenario, generate, parse_kinds
+    from quicoll.sim.scenario.language import parse_events, parse_settings
+    from quicoll.sim.scenario.swarm import Scenario, generate, parse_kinds
     from quicoll.sim.workload import COMPUTE_S
 
     if events is None:
@@ -147,7 +147,7 @@ def _one(
     explain: bool,
 ) -> bool:
     from quicoll.sim.runner import run_scenario
-    from quicoll.sim.trace import Recording
+    from quicoll.sim.trace.recording import Recording
 
     console.print(f"seed {scenario.seed}, {scenario.ranks} ranks, {scenario.steps} steps", markup=False)
     for line in str(scenario).splitlines():
@@ -202,7 +202,7 @@ def _sweep(
     shrink_runs: int,
 ) -> bool:
     from quicoll.sim.runner import run_seeds
-    from quicoll.sim.swarm import generate, parse_kinds
+    from quicoll.sim.scenario.swarm import generate, parse_kinds
 
     kinds = parse_kinds(faults)
     columns = (
@@ -249,7 +249,7 @@ def _shrunk(console: Console, scenario: Scenario, kind: str, runs: int) -> str |
     would explain nothing, and that is said.
     """
     from quicoll.sim.runner import run_scenario
-    from quicoll.sim.shrink import shrink
+    from quicoll.sim.scenario.shrink import shrink
 
     def verdict(candidate: Scenario) -> str | None:
         error = run_scenario(candidate).error

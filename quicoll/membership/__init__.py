@@ -6,11 +6,11 @@ touches a disk. docs/membership.md tells the protocol as a whole.
 
 from __future__ import annotations
 
-from quicoll.membership.config import CoordinatorConfig
-from quicoll.membership.coordinator import CoordinatorCore
-from quicoll.membership.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
-from quicoll.membership.journal import Journal, MemoryJournal, RecordStore
-from quicoll.membership.member import MemberCore
+from quicoll.membership.coordinator.config import CoordinatorConfig
+from quicoll.membership.coordinator.core import CoordinatorCore
+from quicoll.membership.coordinator.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
+from quicoll.membership.coordinator.journal import Journal, MemoryJournal, RecordStore
+from quicoll.membership.member.core import MemberCore
 from quicoll.membership.messages import MAX_MESSAGE, CoordinatorMessage, MemberMessage, decode, encode
 from quicoll.membership.view import MAX_MEMBERS, Member, View
 

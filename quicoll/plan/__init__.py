@@ -5,8 +5,10 @@
 and which is the cheapest. A plan depends on its arguments alone, is immutable and may be kept and used again.
 """
 
+from quicoll.plan.broadcasts import all_gather, barrier, broadcast
 from quicoll.plan.check import validate
-from quicoll.plan.cut import MIB
+from quicoll.plan.chunks import MIB
+from quicoll.plan.hierarchical import MOVES
 from quicoll.plan.model import (
     Buf,
     Copy,
@@ -24,9 +26,7 @@ from quicoll.plan.model import (
     writes,
 )
 from quicoll.plan.moves import all_to_all, gather, scatter, send
-from quicoll.plan.others import all_gather, barrier, broadcast
 from quicoll.plan.reductions import CANONICAL, REDUCTIONS, Algorithm, all_reduce, reduce, reduce_scatter
-from quicoll.plan.sited import MOVES
 
 # By collective, what can be asked for by name; those that are not here have one way.
 ALGORITHMS: dict[str, tuple[str, ...]] = {**REDUCTIONS, **MOVES}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from quicoll.numerics.reduce import held, split, subtrees
 from quicoll.plan.model import Buf, Span, Tree
-from quicoll.reduce import held, split, subtrees
 
 if TYPE_CHECKING:
-    from quicoll.plan.cut import Piece
+    from quicoll.plan.chunks import Piece
 
 __all__ = ["Ground"]
 

@@ -31,13 +31,13 @@ from functools import lru_cache
 from typing import Any
 
 from quicoll.errors import LocalError
-from quicoll.plan.cut import MIB
+from quicoll.plan.broadcasts import all_gather, broadcast
+from quicoll.plan.chunks import MIB
+from quicoll.plan.hierarchical import MOVES
 from quicoll.plan.model import Copy, Plan, Recv, Reduce, Send, operands
 from quicoll.plan.moves import gather, scatter
-from quicoll.plan.others import all_gather, broadcast
 from quicoll.plan.reductions import CANONICAL, MIN_SHARE_BYTES, all_reduce, reduce, reduce_scatter
 from quicoll.plan.routes import normal_sites
-from quicoll.plan.sited import MOVES
 
 __all__ = [
     "FAR",

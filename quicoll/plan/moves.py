@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from quicoll.errors import LocalError
-from quicoll.plan.cut import MIB, Piece, chunks, demand, demand_rank
+from quicoll.plan.chunks import MIB, Piece, chunks, demand, demand_rank
+from quicoll.plan.hierarchical import by_site, gather_lanes, scatter_lanes
+from quicoll.plan.lanes import moving, parts, shifted
 from quicoll.plan.model import Buf, Copy, Lane, Plan, Recv, Send, Span, Step
-from quicoll.plan.moved import moving, parts, shifted
-from quicoll.plan.sited import by_site, gather_lanes, scatter_lanes
 
 __all__ = ["all_to_all", "gather", "scatter", "send"]
 

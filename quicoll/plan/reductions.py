@@ -35,7 +35,7 @@ from typing import Literal, TypeAlias
 
 from quicoll.errors import LocalError
 from quicoll.plan.canonical import Ground
-from quicoll.plan.cut import MIB, Piece, chunks, demand, demand_rank, interleaved, shares
+from quicoll.plan.chunks import MIB, Piece, chunks, demand, demand_rank, interleaved, shares
 from quicoll.plan.model import Buf, Lane, Parameter, Plan, Recv, Reduce, Scratch, Send, Span, Step
 from quicoll.plan.ring import ring_lanes
 from quicoll.plan.routes import Place, halving, normal_sites, site_members, star, through_sites

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quicoll.plan.cut import Piece, interleaved, shares
+from quicoll.plan.chunks import Piece, interleaved, shares
 from quicoll.plan.model import Buf, Lane, Recv, Reduce, Scratch, Send, Span, Step, Tree
 
 if TYPE_CHECKING:

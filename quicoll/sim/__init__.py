@@ -14,9 +14,9 @@ trace       a run recorded: the timeline, and with spans and story what happened
 from quicoll.sim.cluster import Simulation
 from quicoll.sim.decorator import scenario
 from quicoll.sim.errors import InvariantBroken, RunFailed
-from quicoll.sim.events import Event, Schedule
 from quicoll.sim.outcome import Outcome, Settings
-from quicoll.sim.trace import Recording
+from quicoll.sim.scenario.events import Event, Schedule
+from quicoll.sim.trace.recording import Recording
 from quicoll_transport.sim import Conditions
 
 __all__ = [

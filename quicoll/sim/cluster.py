@@ -24,19 +24,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
-from quicoll.sim import events as scenario
-from quicoll.sim.disk import DiskFault, SimDisk
+from quicoll.sim.disk.disk import DiskFault, SimDisk
 from quicoll.sim.errors import InvariantBroken, RunFailed
 from quicoll.sim.fleet import Fleet, node_names
 from quicoll.sim.invariants import Checker, Reference
 from quicoll.sim.outcome import Outcome, Settings
-from quicoll_transport.faults import PayloadCorrupt
+from quicoll.sim.scenario import events as scenario
+from quicoll_transport.faults.compose import PayloadCorrupt
 from quicoll_transport.sim import SimulationError, World
 
 if TYPE_CHECKING:
     from quicoll.job import Job
-    from quicoll.sim.events import Event, Fault, Schedule
     from quicoll.sim.machine import Machine
+    from quicoll.sim.scenario.events import Event, Fault, Schedule
     from quicoll_transport.sim import Recorder
 
 __all__ = ["Simulation", "Worker"]
@@ -54,7 +54,7 @@ class Simulation:
     the simulation as well if it takes two arguments. What it raises fails the run, but for those of quicoll's errors by
     which a process is started again (see fleet.py).
     reference: the digest of the registered state after a step, where it is known beforehand. recorder: is told of
-    everything that happens (quicoll.sim.trace has one).
+    everything that happens (quicoll.sim.trace.recording has one).
     """
 
     def __init__(

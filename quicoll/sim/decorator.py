@@ -9,10 +9,10 @@ for a second argument, the simulation. For pytest it is a plain function with on
 `quicoll.sim.Simulation` under the faults that its seed generates, or under those of `script`. Keyword-only parameters
 are fixtures (or parametrized) as usual.
 
-The first generated scenario that fails a test is made small, as `quicoll.sim.shrink` does; what fails is run once more,
-recorded. The error then carries, as a note, the faults, the story and the command that runs this seed again. Should the
-second run go otherwise than the first, the test depends on something beyond its seed (the real clock, a module's state,
-the order of a set), and the note says so.
+The first generated scenario that fails a test is made small, as `quicoll.sim.scenario.shrink` does; what fails is run
+once more, recorded. The error then carries, as a note, the faults, the story and the command that runs this seed again.
+Should the second run go otherwise than the first, the test depends on something beyond its seed (the real clock, a
+module's state, the order of a set), and the note says so.
 
 What the function says to pytest by `pytest.skip`, `pytest.xfail`, `pytest.fail` or `pytest.exit`, or to unittest by
 SkipTest, reaches it as what it is, by whichever rank it is said first; that rank's node, the seed and the time are a
@@ -35,16 +35,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quicoll.errors import LocalError
 from quicoll.sim.cluster import Simulation
 from quicoll.sim.outcome import Outcome, Settings
-from quicoll.sim.shrink import shrink
-from quicoll.sim.swarm import KINDS, generate, parse_kinds
-from quicoll.sim.trace import Recording
+from quicoll.sim.scenario.shrink import shrink
+from quicoll.sim.scenario.swarm import KINDS, generate, parse_kinds
+from quicoll.sim.trace.recording import Recording
 
 if TYPE_CHECKING:
     from quicoll.sim.cluster import Worker
     from quicoll.sim.errors import RunFailed
-    from quicoll.sim.events import Event
     from quicoll.sim.invariants import Reference
-    from quicoll.sim.swarm import Scenario
+    from quicoll.sim.scenario.events import Event
+    from quicoll.sim.scenario.swarm import Scenario
     from quicoll_transport.sim import Recorder
 
 __all__ = ["SimulatedTest", "Trial", "scenario"]
@@ -130,7 +130,7 @@ def scenario(
 
     seeds: how many, from 0 on, or which; pytest's `--sim-seed N` and `--sim-seeds A:B` choose others. ranks: workers;
     None takes those of `settings`. steps: about so many steps the test does, so that faults fall into them. faults:
-    kinds of faults to generate, None for all (see quicoll.sim.swarm). script: writes the faults instead, `def
+    kinds of faults to generate, None for all (see quicoll.sim.scenario.swarm). script: writes the faults instead, `def
     script(sim): sim.at(1.2).partition({0, 1}, {2, 3}); sim.at(3.0).heal()`; chance (of losses, of delays) still is the
     seed's. settings: of the cluster; None has generated scenarios draw them too. reference: digest of the registered
     state after a step, if it is known. shrink_runs: at most so many runs to find fewer faults that fail alike, for the

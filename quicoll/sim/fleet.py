@@ -32,7 +32,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quicoll.config import Config
-from quicoll.coordinator import NODE, CoordinatorService, coordinator_config
+from quicoll.engine.runtime import InlineRuntime
+from quicoll.engine.start import start_with
 from quicoll.errors import (
     AuditError,
     CheckpointError,
@@ -43,17 +44,16 @@ from quicoll.errors import (
     StepAborted,
 )
 from quicoll.job import attended
-from quicoll.membership.journal import Journal
-from quicoll.observe import Event as Observed
-from quicoll.observe import Observers
-from quicoll.runtime import InlineRuntime
-from quicoll.sim.events import COORDINATOR_HOST, node_name
+from quicoll.membership.coordinator.journal import Journal
+from quicoll.membership.coordinator.service import NODE, CoordinatorService, coordinator_config
+from quicoll.observability.events import Event as Observed
+from quicoll.observability.events import Observers
 from quicoll.sim.invariants import CheckedJob, CheckedStore
 from quicoll.sim.machine import Machine
-from quicoll.starting import start_with
-from quicoll_transport.authority import ephemeral
+from quicoll.sim.scenario.events import COORDINATOR_HOST, node_name
 from quicoll_transport.endpoint import EndpointConfig
-from quicoll_transport.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.security.authority import ephemeral
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
 from quicoll_transport.sim import WALL_EPOCH_NS, SimulatedSocket
 
 if TYPE_CHECKING:

@@ -35,24 +35,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quicoll.division import WORLD, Scope
+from quicoll.collectives.group import Group
+from quicoll.collectives.shards import Leaves
+from quicoll.collectives.subgroups import WORLD, Scope
 from quicoll.errors import Corrupted, Mismatch, PeerError, QuicollError
-from quicoll.group import Group
 from quicoll.job import Job, Step
-from quicoll.membership.history import Committed, InstalledView, Left
-from quicoll.shards import Leaves
+from quicoll.membership.coordinator.history import Committed, InstalledView, Left
 from quicoll.sim.errors import InvariantBroken
 
 if TYPE_CHECKING:
-    from quicoll.caller import Caller
+    from quicoll.collectives.context import Caller
+    from quicoll.collectives.handle import Handle
     from quicoll.config import Config
-    from quicoll.engine import Engine
-    from quicoll.handle import Handle
-    from quicoll.membership.history import History, Record
-    from quicoll.membership.journal import RecordStore
+    from quicoll.engine.decisions import Decision
+    from quicoll.engine.engine import Engine
+    from quicoll.engine.runtime import Runtime
+    from quicoll.membership.coordinator.history import History, Record
+    from quicoll.membership.coordinator.journal import RecordStore
     from quicoll.membership.view import View
-    from quicoll.outcomes import Decision
-    from quicoll.runtime import Runtime
     from quicoll.sim.machine import Machine
     from quicoll_transport.sim import HostLoop
 

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from quicoll.sim.disk import DiskFault, SimDisk
+from quicoll.sim.disk.disk import DiskFault, SimDisk
 from quicoll_transport.sim import HostState
 
 if TYPE_CHECKING:
     from quicoll_transport.endpoint import Endpoint
-    from quicoll_transport.faults import Faults
+    from quicoll_transport.faults.compose import Faults
     from quicoll_transport.sim import Host, HostLoop
 
 __all__ = ["Machine"]

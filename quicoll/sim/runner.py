@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
 from quicoll.sim.cluster import Simulation
+from quicoll.sim.scenario.swarm import KINDS, Scenario, generate
 from quicoll.sim.subgroups import grouping
-from quicoll.sim.swarm import KINDS, Scenario, generate
 from quicoll.sim.workload import Reference, worker
 
 if TYPE_CHECKING:
+    from quicoll.collectives.reductions import AlgorithmName
     from quicoll.job import Job
-    from quicoll.reducing import AlgorithmName
     from quicoll.sim.outcome import Outcome
     from quicoll_transport.sim.world import Recorder
 

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from quicoll.group import Group
+    from quicoll.collectives.group import Group
+    from quicoll.collectives.reductions import AlgorithmName
     from quicoll.job import Job
-    from quicoll.reducing import AlgorithmName
 
 __all__ = ["Grouping", "Subgroups", "after", "beginning", "grouping"]
 

@@ -24,9 +24,9 @@ from quicoll.sim.invariants import state_digest
 from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning
 
 if TYPE_CHECKING:
-    from quicoll.disk import Disk
+    from quicoll.checkpoint.disk import Disk
+    from quicoll.collectives.reductions import AlgorithmName
     from quicoll.job import Job
-    from quicoll.reducing import AlgorithmName
 
 __all__ = ["COMPUTE_S", "ELEMENTS", "SHARDS", "Reference", "worker"]
 

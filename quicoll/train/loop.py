@@ -37,8 +37,8 @@ from quicoll.errors import CheckpointError, LocalError, Partitioned, StepAborted
 if TYPE_CHECKING:
     import os
 
-    from quicoll.checkpoint import Array
-    from quicoll.group import AlgorithmName
+    from quicoll.checkpoint.store import Array
+    from quicoll.collectives.group import AlgorithmName
     from quicoll.job import Job
 
 __all__ = ["Bucket", "Result", "Task", "run"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quicoll.membership import actions as a
 from quicoll.membership import messages as m
-from quicoll.membership.config import CoordinatorConfig
-from quicoll.membership.coordinator import CoordinatorCore
-from quicoll.membership.history import History, Record
+from quicoll.membership.coordinator import actions as a
+from quicoll.membership.coordinator.config import CoordinatorConfig
+from quicoll.membership.coordinator.core import CoordinatorCore
+from quicoll.membership.coordinator.history import History, Record
 
 if TYPE_CHECKING:
     from quicoll.membership.view import View

@@ -10,10 +10,10 @@ import numpy as np
 
 from quicoll import checkpoint
 from quicoll.errors import CheckpointError, JournalError
-from quicoll.membership.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
-from quicoll.membership.journal import Journal
+from quicoll.membership.coordinator.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
+from quicoll.membership.coordinator.journal import Journal
 from quicoll.membership.view import Member, View
-from quicoll.sim.disk import DiskFault, Halted, SimDisk
+from quicoll.sim.disk.disk import DiskFault, Halted, SimDisk
 
 JOURNAL = Path("/data/journal.db")
 FOLDER = Path("/data/job/checkpoints")

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from link_pair import payload, tag
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
-from quicoll_transport.identity import Credentials, Identity
-from quicoll_transport.link import LinkState
-from quicoll_transport.udp import UdpSocket
+from quicoll_transport.link.core import LinkState
+from quicoll_transport.net.udp import UdpSocket
+from quicoll_transport.security.identity import Credentials, Identity
 
 if TYPE_CHECKING:
     from quicoll_transport.errors import LinkLost
-    from quicoll_transport.faults import Faults
+    from quicoll_transport.faults.compose import Faults
 
 MS = 1_000_000
 CredentialsOf = Callable[..., Credentials]

@@ -7,15 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from quicoll_transport.detector import DetectorConfig
-from quicoll_transport.frames import (
-    TAG_SIZE,
-    Control,
-    ControlReader,
-    Header,
-    Hello,
-)
-from quicoll_transport.link import (
+from quicoll_transport.link.core import (
     Inflow,
     LinkConfig,
     LinkCore,
@@ -26,6 +18,14 @@ from quicoll_transport.link import (
     ResetMessage,
     SendControl,
     StartMessage,
+)
+from quicoll_transport.link.detector import DetectorConfig
+from quicoll_transport.link.frames import (
+    TAG_SIZE,
+    Control,
+    ControlReader,
+    Header,
+    Hello,
 )
 
 MS = 1_000_000

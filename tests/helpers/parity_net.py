@@ -20,13 +20,13 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
-from quicoll_transport.faults import Cut, Faults, Installed
-from quicoll_transport.frames import TAG_SIZE
-from quicoll_transport.identity import WORKER, Credentials, Identity
+from quicoll_transport.faults.compose import Cut, Faults, Installed
+from quicoll_transport.link.frames import TAG_SIZE
+from quicoll_transport.net.udp import DatagramIO, UdpSocket
+from quicoll_transport.security.authority import ephemeral
+from quicoll_transport.security.identity import WORKER, Credentials, Identity
 from quicoll_transport.sim import WALL_EPOCH_NS, SimulatedSocket, World
-from quicoll_transport.udp import DatagramIO, UdpSocket
 
 T = TypeVar("T")
 Address = Any

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from quicoll.dtypes import DType, narrow, widen
+from quicoll.numerics.dtypes import DType, narrow, widen
+from quicoll.numerics.reduce import ReduceOp, accumulator
 from quicoll.plan import Buf, Copy, Lane, Plan, Recv, Reduce, Send, Span
-from quicoll.reduce import ReduceOp, accumulator
 
 __all__ = ["Arithmetic", "Message", "Numbers", "Rank", "Words", "in_memory", "joined", "sealed"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quicoll.audit import AuditLog, Record, audit_file
+from quicoll.audit.log import AuditLog, Record, audit_file
 
 SUM, GATHER = "all_reduce float32 (3) sum default", "scatter float32 (3)"
 

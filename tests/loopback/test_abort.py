@@ -17,7 +17,7 @@ import torch
 
 from quicoll import Corrupted, Group, Job, PeerError, QuicollError, StepAborted
 from quicoll.testing import cluster, corrupt_payloads, disturb_network
-from quicoll_transport.faults import Datagram, Delivery, PayloadCorrupt, Rng
+from quicoll_transport.faults.compose import Datagram, Delivery, PayloadCorrupt, Rng
 
 Array = np.ndarray[Any, Any]
 

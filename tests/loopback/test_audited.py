@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from quicoll.audit import load_run, read_log
-from quicoll.audit_diff import Difference, diff
+from quicoll.audit.diff import Difference, diff
+from quicoll.audit.log import load_run, read_log
 from quicoll.cli.main import main
 from quicoll.errors import AuditError, LocalError, StepAborted
 from quicoll.testing import cluster

@@ -17,7 +17,7 @@ SHAPES = [(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (1000,)]
 
 
 def tree(leaves: list[Any]) -> Any:
-    """The canonical order, as its definition says it: independent of quicoll.reduce."""
+    """The canonical order, as its definition says it: independent of quicoll.numerics.reduce."""
     if len(leaves) == 1:
         return leaves[0]
     half = 1

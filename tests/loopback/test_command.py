@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quicoll_transport.authority import create_authority, issue
+from quicoll_transport.security.authority import create_authority, issue
 
 COMMAND = [sys.executable, "-m", "quicoll.cli.main"]
 

@@ -27,7 +27,7 @@ import pytest
 import torch
 
 from quicoll.testing import cluster
-from quicoll_transport.endpoint.links import Link
+from quicoll_transport.endpoint.link import Link
 
 if TYPE_CHECKING:
     from quicoll import Job

@@ -9,7 +9,7 @@ import pytest
 
 from quicoll import LocalError
 from quicoll.testing import cluster, corrupt_payloads, cut_network, disturb_network, network_clock_ns
-from quicoll_transport.faults import (
+from quicoll_transport.faults.compose import (
     Between,
     BurstLoss,
     Chain,

@@ -185,7 +185,7 @@ async def a_bad_line(block: str, directory: Path) -> None:
 
 async def bad_memory(block: str, directory: Path) -> None:
     from quicoll.testing import corrupt_payloads
-    from quicoll_transport.faults import PayloadCorrupt
+    from quicoll_transport.faults.compose import PayloadCorrupt
 
     async def work(jobs: list[quicoll.Job]) -> None:
         for _ in range(40):

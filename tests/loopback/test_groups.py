@@ -407,7 +407,7 @@ async def test_a_call_from_outside_of_a_sub_group_breaks_the_view_and_names_who_
 
 
 async def test_two_groups_with_one_id_are_refused_and_not_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quicoll.division.derived_id", lambda parent, *what: 1 << 61)
+    monkeypatch.setattr("quicoll.collectives.subgroups.derived_id", lambda parent, *what: 1 << 61)
     async with cluster(2) as jobs:
         await split(jobs, [0, 0])
         got = await outcomes(jobs, lambda job: job.group.split(0))
@@ -415,7 +415,7 @@ async def test_two_groups_with_one_id_are_refused_and_not_mixed_up(monkeypatch: 
 
 
 async def test_a_step_uses_no_more_sub_groups_than_a_vote_tells_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quicoll.caller.MAX_GROUPS", 2)
+    monkeypatch.setattr("quicoll.collectives.context.MAX_GROUPS", 2)
     async with cluster(1) as jobs:
         groups = [await jobs[0].group.split(0) for _ in range(3)]
         async with jobs[0].step():

@@ -17,9 +17,9 @@ import pytest
 
 import quicoll
 from quicoll import Event, LocalError, PeerError
-from quicoll.coordinator import serve
 from quicoll.errors import JournalError
-from quicoll_transport.authority import create_authority, issue
+from quicoll.membership.coordinator.service import serve
+from quicoll_transport.security.authority import create_authority, issue
 
 
 @pytest.fixture(scope="module")

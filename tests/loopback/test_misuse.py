@@ -18,9 +18,9 @@ import pytest
 
 import quicoll
 from quicoll import Event, Job, LocalError, PeerError, StepAborted, blocking
-from quicoll.coordinator import serve
+from quicoll.membership.coordinator.service import serve
 from quicoll.testing import cluster, cut_network
-from quicoll_transport.authority import create_authority, issue
+from quicoll_transport.security.authority import create_authority, issue
 
 
 @pytest.mark.parametrize(

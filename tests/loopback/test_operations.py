@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-import quicoll.schedule
+import quicoll.plan.schedule
 from quicoll import Job, LocalError, Mismatch, PeerError, QuicollError
-from quicoll.bundle import Joined
-from quicoll.mesh import Mesh, site_numbers
-from quicoll.moving import MAX_OBJECT_BYTES
+from quicoll.collectives.movements import MAX_OBJECT_BYTES
+from quicoll.engine.communicator import Mesh, site_numbers
+from quicoll.numerics.bundle import Joined
 from quicoll.testing import cluster
 
 ALGORITHMS = ["auto", "direct", "tree", "hierarchical", "exchange"]
@@ -92,7 +92,7 @@ async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_i
     measured: list[int] = []
     chosen: dict[int, list[str]] = {}
     networks: list[Any] = []
-    real = quicoll.schedule.choose
+    real = quicoll.plan.schedule.choose
 
     def measure(mesh: Mesh, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """Rank 1 is the only one that sees how far away it is."""
@@ -107,7 +107,7 @@ async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_i
         return taken
 
     monkeypatch.setattr(Mesh, "_measured", measure)
-    monkeypatch.setattr("quicoll.schedule.choose", watch)
+    monkeypatch.setattr("quicoll.plan.schedule.choose", watch)
     async with cluster(3) as jobs:
 
         async def many(job: Job) -> None:
@@ -137,7 +137,7 @@ async def test_a_gather_goes_by_what_is_measured_and_the_group_agrees_on_it_by_t
     """Two sites that are far apart, or side by side after all."""
     measured: list[int] = []
     chosen: list[tuple[str, Any]] = []
-    real = quicoll.schedule.choose
+    real = quicoll.plan.schedule.choose
 
     def measure(mesh: Mesh, ranks: tuple[int, ...]) -> tuple[int, ...]:
         measured.append(mesh.rank)
@@ -160,7 +160,7 @@ async def test_a_gather_goes_by_what_is_measured_and_the_group_agrees_on_it_by_t
 
     async with cluster(4, sites=["north", "north", "south", "south"]) as jobs:
         monkeypatch.setattr(Mesh, "_measured", measure)
-        monkeypatch.setattr("quicoll.schedule.choose", watch)
+        monkeypatch.setattr("quicoll.plan.schedule.choose", watch)
         await everyone(jobs, call)
         assert ([algorithm for algorithm, _ in chosen], sorted(measured)) == ([taken] * 4, [0, 1, 2, 3])
         await everyone(jobs, call)
@@ -352,7 +352,7 @@ async def test_sizes_that_a_peer_names_are_bounded_before_memory_is_taken(
     call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cluster(2) as jobs:
-        monkeypatch.setattr("quicoll.moving.MAX_BYTES", 39)
+        monkeypatch.setattr("quicoll.collectives.movements.MAX_BYTES", 39)
         got = await outcomes(jobs, lambda job: call(job.group))
         assert all(isinstance(error, PeerError) for error in got), got
         assert any("announces 40 bytes; 39 is the most" in str(error) and error.node == "worker-0" for error in got)

@@ -1,4 +1,4 @@
-"""Element types and precisions over real sockets: what `quicoll.reduce` promises is what a group gives."""
+"""Element types and precisions over real sockets: what `quicoll.numerics.reduce` promises is what a group gives."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from quicoll.dtypes import DTYPES, FLOAT32, FLOAT64, Array, DType, narrow
+from quicoll.collectives.shards import Leaves, Shards
 from quicoll.errors import LocalError
-from quicoll.shards import Leaves, Shards
+from quicoll.numerics.dtypes import DTYPES, FLOAT32, FLOAT64, Array, DType, narrow
 from quicoll.testing import cluster
 
 pytestmark = pytest.mark.loopback

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quicoll.cli.timeline import Feed
-from quicoll.launch import Outcome, Supervisor
+from quicoll.demo.timeline import Feed
+from quicoll.launch.supervisor import Outcome, Supervisor
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from quicoll import checkpoint
+from quicoll.demo.digits import Digits, baseline, pin_torch
 from quicoll.errors import LocalError
 from quicoll.testing import cluster
-from quicoll.train.digits import Digits, baseline, pin_torch
 from quicoll.train.loop import run
 
 STEPS, BATCH, SEED = 20, 4, 7

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from quicoll import Event, Job, LocalError, Mismatch, Partitioned, PeerError, QuicollError, StepAborted
-from quicoll.buffers import digest
-from quicoll.dtypes import DTYPES
+from quicoll.numerics.buffers import digest
+from quicoll.numerics.dtypes import DTYPES
 from quicoll.testing import cluster, disturb_network
-from quicoll_transport.faults import Cut, Hold, Installed
+from quicoll_transport.faults.compose import Cut, Hold, Installed
 
 
 async def outcomes(jobs: list[Job], work: Callable[[Job], Any]) -> list[Any]:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from quicoll import Event, Job, LocalError, Mismatch, PeerError, StepAborted, plan
-from quicoll.dtypes import DType
-from quicoll.executor import Work
-from quicoll.mesh import Call
-from quicoll.reduce import ReduceOp
+from quicoll.engine.communicator import Call
+from quicoll.engine.executor import Work
+from quicoll.numerics.dtypes import DType
+from quicoll.numerics.reduce import ReduceOp
 from quicoll.testing import cluster, disturb_network
-from quicoll_transport.faults import Drop
+from quicoll_transport.faults.compose import Drop
 
 WORLD = 3
 FLOAT64 = DType.parse("float64")

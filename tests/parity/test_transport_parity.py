@@ -31,7 +31,7 @@ from quicoll_transport.errors import (
     MessageCorrupted,
     MessageRefused,
 )
-from quicoll_transport.link import LinkState
+from quicoll_transport.link.core import LinkState
 
 
 def on_both(test: Test) -> Any:

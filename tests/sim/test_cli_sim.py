@@ -14,7 +14,7 @@ import pytest
 from quicoll.cli.main import main
 from quicoll.sim import cluster, runner
 from quicoll.sim.invariants import Checker
-from quicoll.sim.swarm import generate
+from quicoll.sim.scenario.swarm import generate
 
 
 def run(*arguments: str) -> int:
@@ -163,7 +163,7 @@ def test_a_command_that_makes_no_sense_is_exit_status_two(arguments: list[str]) 
 def test_a_missing_package_is_one_line_and_not_a_broken_promise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr("quicoll.sim.vfs.apsw", None)
+    monkeypatch.setattr("quicoll.sim.disk.sqlite.apsw", None)
     assert run(*arguments) == 2
     said = capsys.readouterr()
     assert said.out == ""

@@ -24,7 +24,7 @@ from quicoll.errors import (
 from quicoll.sim import Outcome, RunFailed, Settings, Simulation
 from quicoll.sim.invariants import CheckedGroup
 from quicoll.sim.runner import run_scenario
-from quicoll.sim.swarm import Scenario
+from quicoll.sim.scenario.swarm import Scenario
 
 if TYPE_CHECKING:
     from quicoll.job import Job

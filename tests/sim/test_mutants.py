@@ -18,33 +18,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import quicoll.bundle
-import quicoll.caller
-import quicoll.division
-import quicoll.engine
-import quicoll.group
+import quicoll.collectives.context
+import quicoll.collectives.group
+import quicoll.collectives.subgroups
+import quicoll.engine.engine
 import quicoll.job
-import quicoll.membership.coordinator
-import quicoll.membership.rules
+import quicoll.membership.coordinator.admission
+import quicoll.membership.coordinator.core
+import quicoll.numerics.bundle
 import quicoll.plan
-import quicoll.schedule
-import quicoll_transport.inbox
+import quicoll.plan.schedule
+import quicoll_transport.link.inbox
+from quicoll.engine.communicator import Mesh
 from quicoll.errors import QuicollError
 from quicoll.job import Job
-from quicoll.membership.ballot import Ballot, Outcome
-from quicoll.membership.coordinator import CoordinatorCore
-from quicoll.membership.history import Committed
-from quicoll.membership.journal import Journal
-from quicoll.membership.muster import Muster
-from quicoll.mesh import Mesh
+from quicoll.membership.coordinator.ballot import Ballot, Outcome
+from quicoll.membership.coordinator.core import CoordinatorCore
+from quicoll.membership.coordinator.formation import Muster
+from quicoll.membership.coordinator.history import Committed
+from quicoll.membership.coordinator.journal import Journal
 from quicoll.sim import Conditions, Settings, Simulation, workload
 from quicoll.sim.invariants import CheckedGroup, state_digest
 from quicoll.sim.subgroups import Grouping
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
-from quicoll_transport.outbox import Outbox
+from quicoll_transport.link.outbox import Outbox
 
 if TYPE_CHECKING:
-    from quicoll.buffers import Destination
+    from quicoll.numerics.buffers import Destination
 
 Patch = pytest.MonkeyPatch
 STEPS = 6
@@ -212,25 +212,29 @@ def checksums_are_not_compared(patch: Patch) -> None:
         def __ne__(self, other: object) -> bool:
             return False
 
-    patch.setattr(quicoll_transport.inbox, "checksum", lambda data: Equal(0))
+    patch.setattr(quicoll_transport.link.inbox, "checksum", lambda data: Equal(0))
 
 
 def the_order_of_reduction_is_another(patch: Patch) -> None:
-    kept = quicoll.schedule._PLANNERS
-    patch.setattr(quicoll.schedule, "_PLANNERS", {**kept, "all_reduce": quicoll.plan.all_reduce})  # nothing kept of it
-    for name in ("quicoll.reduce", "quicoll.plan.canonical", "quicoll.plan.routes"):
+    kept = quicoll.plan.schedule._PLANNERS
+    patch.setattr(
+        quicoll.plan.schedule, "_PLANNERS", {**kept, "all_reduce": quicoll.plan.all_reduce}
+    )  # nothing kept of it
+    for name in ("quicoll.numerics.reduce", "quicoll.plan.canonical", "quicoll.plan.routes"):
         patch.setattr(sys.modules[name], "split", lambda start, stop: start + 1)
 
 
 def groups_are_told_apart_by_color_alone(patch: Patch) -> None:
-    honest = quicoll.division.derived_id
-    patch.setattr(quicoll.division, "derived_id", lambda parent, what, number, color: honest(parent, what, color))
-    patch.setattr(quicoll.caller.Caller, "claim", lambda self, derived, name: None)
+    honest = quicoll.collectives.subgroups.derived_id
+    patch.setattr(
+        quicoll.collectives.subgroups, "derived_id", lambda parent, what, number, color: honest(parent, what, color)
+    )
+    patch.setattr(quicoll.collectives.context.Caller, "claim", lambda self, derived, name: None)
 
 
 def keys_order_nothing(patch: Patch) -> None:
-    honest = quicoll.group.divide
-    patch.setattr(quicoll.group, "divide", lambda given: honest([(color, 0) for color, _ in given]))
+    honest = quicoll.collectives.group.divide
+    patch.setattr(quicoll.collectives.group, "divide", lambda given: honest([(color, 0) for color, _ in given]))
 
 
 def groups_of_two_round_otherwise(patch: Patch) -> None:
@@ -268,7 +272,7 @@ def commits_are_announced_but_not_recorded(patch: Patch) -> None:
 
 
 def anybody_is_a_quorum(patch: Patch) -> None:
-    patch.setattr(quicoll.membership.rules, "has_quorum", lambda nodes, base: True)
+    patch.setattr(quicoll.membership.coordinator.admission, "has_quorum", lambda nodes, base: True)
 
 
 def a_quorum_needs_no_state(patch: Patch) -> None:
@@ -300,13 +304,13 @@ def the_oldest_state_is_handed_over(patch: Patch) -> None:
 
 
 def the_coordinator_is_dialled_once(patch: Patch) -> None:
-    dial = quicoll.engine.Engine._dial_coordinator
+    dial = quicoll.engine.engine.Engine._dial_coordinator
 
     def once(self: Any) -> None:
         if self._coordinator_link is None:
             dial(self)
 
-    patch.setattr(quicoll.engine.Engine, "_dial_coordinator", once)
+    patch.setattr(quicoll.engine.engine.Engine, "_dial_coordinator", once)
 
 
 def a_collective_has_no_deadline(patch: Patch) -> None:
@@ -326,12 +330,12 @@ def callers_are_told_what_their_own_end_saw(patch: Patch) -> None:
 
 
 def results_are_written_as_they_arrive(patch: Patch) -> None:
-    honest = quicoll.bundle.destination
+    honest = quicoll.numerics.bundle.destination
 
     def direct(out: Any, like: Any, shape: Any = None) -> Destination:
         return dataclasses.replace(honest(out, like, shape), flat=out.reshape(-1), fresh=True)
 
-    patch.setattr(quicoll.bundle, "destination", direct)
+    patch.setattr(quicoll.numerics.bundle, "destination", direct)
 
 
 def the_credit_is_not_kept(patch: Patch) -> None:
@@ -347,8 +351,8 @@ def the_credit_is_not_kept(patch: Patch) -> None:
 
     original = Outbox.pump
     patch.setattr(Outbox, "pump", pump)
-    patch.setattr(quicoll_transport.inbox, "MESSAGE_COST", 64)
-    patch.setattr(quicoll_transport.inbox.Inbox, "_hold", hold)
+    patch.setattr(quicoll_transport.link.inbox, "MESSAGE_COST", 64)
+    patch.setattr(quicoll_transport.link.inbox.Inbox, "_hold", hold)
 
 
 def closing_leaves_a_timer(patch: Patch) -> None:
@@ -381,7 +385,7 @@ class Mutant:
 
 
 def small_credit(patch: Patch) -> None:
-    patch.setattr(quicoll.engine, "EndpointConfig", functools.partial(EndpointConfig, credit_bytes=32_000))
+    patch.setattr(quicoll.engine.engine, "EndpointConfig", functools.partial(EndpointConfig, credit_bytes=32_000))
 
 
 MUTANTS = (

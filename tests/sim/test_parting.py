@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from quicoll.engine.communicator import Mesh
+from quicoll.engine.messages import Announce, Farewell, decode_word, encode_word
 from quicoll.errors import PeerError
-from quicoll.mesh import Mesh
 from quicoll.sim import Conditions, Settings, Simulation
-from quicoll.words import Announce, Farewell, decode_word, encode_word
 
 if TYPE_CHECKING:
     from quicoll.job import Job

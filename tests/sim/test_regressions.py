@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quicoll.sim import Recording, Settings, Simulation, workload
-from quicoll.sim.language import parse_events
+from quicoll.sim.scenario.language import parse_events
 
 if TYPE_CHECKING:
     from quicoll.job import Job

@@ -11,10 +11,10 @@ import pytest
 
 from quicoll.errors import LocalError
 from quicoll.sim import runner
-from quicoll.sim.language import parse_events
 from quicoll.sim.outcome import Settings
 from quicoll.sim.runner import Result, Sweep, run_scenario, run_seed, run_seeds
-from quicoll.sim.swarm import Scenario
+from quicoll.sim.scenario.language import parse_events
+from quicoll.sim.scenario.swarm import Scenario
 
 SMALL = {"ranks": 2, "steps": 2}
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from quicoll.sim.events import Crash, Event, Heal, Partition, Pause, SetConditions
-from quicoll.sim.language import parse_events
 from quicoll.sim.outcome import Settings
-from quicoll.sim.shrink import shrink
-from quicoll.sim.swarm import Scenario, generate
+from quicoll.sim.scenario.events import Crash, Event, Heal, Partition, Pause, SetConditions
+from quicoll.sim.scenario.language import parse_events
+from quicoll.sim.scenario.shrink import shrink
+from quicoll.sim.scenario.swarm import Scenario, generate
 from quicoll_transport.sim import Conditions
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from quicoll.mesh import site_numbers
+from quicoll.engine.communicator import site_numbers
 from quicoll.sim import Settings, Simulation
 from quicoll.sim.runner import run_scenario
-from quicoll.sim.swarm import generate
+from quicoll.sim.scenario.swarm import generate
 
 if TYPE_CHECKING:
+    from quicoll.collectives.reductions import AlgorithmName
     from quicoll.job import Job
-    from quicoll.reducing import AlgorithmName
 
 RANKS = 4
 ELEMENTS = 100_000  # of 4 bytes, so that datagrams of payload are nearly all there are

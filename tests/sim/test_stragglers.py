@@ -12,7 +12,7 @@ from quicoll.sim import Recording, Settings, Simulation
 
 if TYPE_CHECKING:
     from quicoll import Job
-    from quicoll.stragglers import Straggler
+    from quicoll.observability.stragglers import Straggler
 
 LATE_S = 1.0
 

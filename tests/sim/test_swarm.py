@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from quicoll.errors import LocalError
-from quicoll.sim import swarm
-from quicoll.sim.events import Event, Fault, Heal, Schedule, SetConditions, kinds_of
-from quicoll.sim.language import events_source, parse_events, parse_settings, settings_source
 from quicoll.sim.outcome import Settings
-from quicoll.sim.swarm import KINDS, Scenario, generate, parse_kinds
+from quicoll.sim.scenario import swarm
+from quicoll.sim.scenario.events import Event, Fault, Heal, Schedule, SetConditions, kinds_of
+from quicoll.sim.scenario.language import events_source, parse_events, parse_settings, settings_source
+from quicoll.sim.scenario.swarm import KINDS, Scenario, generate, parse_kinds
 from quicoll_transport.sim import Conditions
 
 SEEDS = range(300)
@@ -122,7 +122,7 @@ def test_settings_are_settings_and_nothing_else(text: str) -> None:
 
 
 def test_a_seed_gives_one_scenario_in_every_process() -> None:
-    program = "from quicoll.sim.swarm import generate\nfor seed in range(40): print(generate(seed).command)"
+    program = "from quicoll.sim.scenario.swarm import generate\nfor seed in range(40): print(generate(seed).command)"
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.splitlines() == [generate(seed).command for seed in range(40)]

@@ -11,9 +11,9 @@ import pytest
 
 from quicoll.errors import LocalError
 from quicoll.sim import Conditions, Outcome, Recording, Simulation
-from quicoll.sim import events as faults
-from quicoll.sim.spans import Entry, Span, fault_spans, node_spans
-from quicoll.sim.story import names, tell
+from quicoll.sim.scenario import events as faults
+from quicoll.sim.trace.spans import Entry, Span, fault_spans, node_spans
+from quicoll.sim.trace.story import names, tell
 from quicoll.sim.workload import worker
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 from endpoint_world import World
 from quicoll_fuzz.virtual import today
 
-from quicoll_transport.authority import ephemeral
-from quicoll_transport.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.security.authority import ephemeral
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
 
 NODES = [(COORDINATOR, "c"), (WORKER, "a"), (WORKER, "b"), (WORKER, "d")]
 

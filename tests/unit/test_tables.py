@@ -93,7 +93,7 @@ def test_the_defaults_of_the_transport_are_those_that_are_told() -> None:
 def _emitted() -> dict[str, set[str]]:
     """Kinds of events with the fields that some call gives them, of both ends together."""
     found: dict[str, set[str]] = {}
-    for path in sorted((ROOT / "quicoll").glob("*.py")):
+    for path in sorted((ROOT / "quicoll").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "emit":
                 kind = node.args[0]

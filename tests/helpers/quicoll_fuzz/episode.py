@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from quicoll_transport.endpoint import Endpoint, Link, Transfer
 from quicoll_transport.errors import TransportError
-from quicoll_transport.frames import MAX_CONTROL, TAG_SIZE
+from quicoll_transport.link.frames import MAX_CONTROL, TAG_SIZE
 
 from .hostile import TAGS, Hostile, HostileServer, Tally
 from .mutate import disturb, mutate_datagram
@@ -33,8 +33,8 @@ from .virtual import MemoryIO, Net, Stuck, VirtualLoop, run_virtually, today
 from .world import CONFIG, CREDIT, Errors, Finding, credentials, seeds
 
 if TYPE_CHECKING:
-    from quicoll_transport.identity import Credentials
     from quicoll_transport.quic import Address
+    from quicoll_transport.security.identity import Credentials
 
 __all__ = ["BATCHES", "GROWTH", "Finding", "run_episode"]
 

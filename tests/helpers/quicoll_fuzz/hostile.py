@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from quicoll_transport import frames
-from quicoll_transport.frames import (
+from quicoll_transport.link import frames
+from quicoll_transport.link.frames import (
     MAX_CONTROL,
     TAG_SIZE,
     ControlReader,
@@ -40,7 +40,7 @@ from quicoll_transport.quic import (
 from .mutate import mutate_bytes, mutate_frames
 
 if TYPE_CHECKING:
-    from quicoll_transport.identity import Credentials
+    from quicoll_transport.security.identity import Credentials
 
     from .virtual import Net
 

@@ -14,9 +14,9 @@ import random
 import sys
 from typing import TYPE_CHECKING
 
-from quicoll_transport.authority import Algorithm, ephemeral
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
-from quicoll_transport.identity import WORKER
+from quicoll_transport.security.authority import Algorithm, ephemeral
+from quicoll_transport.security.identity import WORKER
 
 from .virtual import MemoryIO, Net, VirtualLoop, run_virtually, today
 

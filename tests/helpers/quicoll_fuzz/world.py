@@ -7,10 +7,10 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quicoll_transport.authority import ephemeral
 from quicoll_transport.endpoint import EndpointConfig
-from quicoll_transport.guard import GuardConfig
-from quicoll_transport.identity import WORKER, Credentials, Identity
+from quicoll_transport.security.authority import ephemeral
+from quicoll_transport.security.identity import WORKER, Credentials, Identity
+from quicoll_transport.security.limits import GuardConfig
 
 from .virtual import today
 

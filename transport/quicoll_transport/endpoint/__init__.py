@@ -12,9 +12,9 @@ config       EndpointConfig
 
 from __future__ import annotations
 
-from .config import EndpointConfig
-from .links import Link
-from .shell import Endpoint
-from .transfer import Transfer
+from quicoll_transport.endpoint.config import EndpointConfig
+from quicoll_transport.endpoint.link import Link
+from quicoll_transport.endpoint.shell import Endpoint
+from quicoll_transport.endpoint.transfer import Transfer
 
 __all__ = ["Endpoint", "EndpointConfig", "Link", "Transfer"]

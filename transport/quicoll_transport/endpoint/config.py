@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 
-from ..detector import DetectorConfig
-from ..errors import ConfigurationError
-from ..guard import GuardConfig, PaceConfig
-from ..link import LinkConfig
-from ..quic import Address, SessionConfig
+from quicoll_transport.errors import ConfigurationError
+from quicoll_transport.link.core import LinkConfig
+from quicoll_transport.link.detector import DetectorConfig
+from quicoll_transport.quic import Address, SessionConfig
+from quicoll_transport.security.limits import GuardConfig, PaceConfig
 
 __all__ = ["EndpointConfig"]
 

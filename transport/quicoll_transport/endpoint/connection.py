@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..frames import ControlReader
-from ..quic import CLOSE_PROTOCOL, CLOSE_REFUSED
+from quicoll_transport.link.frames import ControlReader
+from quicoll_transport.quic import CLOSE_PROTOCOL, CLOSE_REFUSED
 
 if TYPE_CHECKING:
-    from ..guard import Pace
-    from ..identity import Identity
-    from ..quic import Session
-    from .links import Link
+    from quicoll_transport.endpoint.link import Link
+    from quicoll_transport.quic import Session
+    from quicoll_transport.security.identity import Identity
+    from quicoll_transport.security.limits import Pace
 
 __all__ = ["Connection", "who"]
 

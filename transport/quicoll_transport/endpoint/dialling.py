@@ -14,16 +14,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..addresses import is_numeric
-from ..guard import Pace
-from ..names import numeric, resolve_all
-from ..observe import DialStarted
-from ..quic import Address, Session
-from .connection import Connection
+from quicoll_transport.endpoint.connection import Connection
+from quicoll_transport.events import DialStarted
+from quicoll_transport.net.addresses import is_numeric
+from quicoll_transport.net.resolver import numeric, resolve_all
+from quicoll_transport.quic import Address, Session
+from quicoll_transport.security.limits import Pace
 
 if TYPE_CHECKING:
-    from .links import Link
-    from .shell import Endpoint
+    from quicoll_transport.endpoint.link import Link
+    from quicoll_transport.endpoint.shell import Endpoint
 
 __all__ = ["Dialler"]
 

@@ -23,12 +23,17 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigurationError, EndpointClosed, ProtocolError
-from ..faulty import FaultyIO
-from ..link import LinkState, ResetMessage, SendControl, StartMessage
-from ..observe import ConnectionDown, CredentialsRotated, Observer, PeerRefused, TransportEvent
-from ..policy import Policy
-from ..quic import (
+from quicoll_transport.endpoint.admission import Reception
+from quicoll_transport.endpoint.agenda import Agenda
+from quicoll_transport.endpoint.connection import Connection, who
+from quicoll_transport.endpoint.dialling import Dialler
+from quicoll_transport.endpoint.link import Link
+from quicoll_transport.endpoint.table import Table
+from quicoll_transport.errors import ConfigurationError, EndpointClosed, ProtocolError
+from quicoll_transport.events import ConnectionDown, CredentialsRotated, Observer, PeerRefused, TransportEvent
+from quicoll_transport.faults.socket import FaultyIO
+from quicoll_transport.link.core import LinkState, ResetMessage, SendControl, StartMessage
+from quicoll_transport.quic import (
     CLOSE_GONE,
     CLOSE_NORMAL,
     CLOSE_PROTOCOL,
@@ -42,18 +47,13 @@ from ..quic import (
     check_foundation,
     error_name,
 )
-from .agenda import Agenda
-from .connection import Connection, who
-from .dialling import Dialler
-from .links import Link
-from .reception import Reception
-from .table import Table
+from quicoll_transport.security.policy import Policy
 
 if TYPE_CHECKING:
-    from ..faults import Faults
-    from ..identity import Credentials, Identity
-    from ..udp import DatagramIO, Trouble
-    from .config import EndpointConfig
+    from quicoll_transport.endpoint.config import EndpointConfig
+    from quicoll_transport.faults.compose import Faults
+    from quicoll_transport.net.udp import DatagramIO, Trouble
+    from quicoll_transport.security.identity import Credentials, Identity
 
 __all__ = ["Endpoint"]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from quicoll_transport.endpoint.connection import Connection
 
 __all__ = ["Table"]
 

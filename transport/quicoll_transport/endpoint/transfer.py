@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ..errors import DeadlineExceeded, TransportError
-from ..link import Outgoing, Posted
+from quicoll_transport.errors import DeadlineExceeded, TransportError
+from quicoll_transport.link.core import Outgoing, Posted
 
 if TYPE_CHECKING:
-    from .links import Link
+    from quicoll_transport.endpoint.link import Link
 
 __all__ = ["Transfer"]
 

@@ -9,18 +9,18 @@
     qlog         traces
 
 Supported: aioquic >=1.7.2, <1.8. Each module lists the private names that it uses; the canaries are in
-tests/transport/test_quic.py and test_chance.py. Connection ids and keys come from the operating system's randomness
-unless `entropy` says otherwise.
+tests/transport/quic/test_session.py and test_chance.py. Connection ids and keys come from the operating system's
+randomness unless `entropy` says otherwise.
 """
 
 from __future__ import annotations
 
-from .chance import entropy
-from .foundation import check_foundation, handshake_in_memory
-from .gate import Gate
-from .qlog import QlogDirectory
-from .session import Session
-from .terms import (
+from quicoll_transport.quic.gate import Gate
+from quicoll_transport.quic.qlog import QlogDirectory
+from quicoll_transport.quic.seeded import entropy
+from quicoll_transport.quic.selfcheck import check_foundation, handshake_in_memory
+from quicoll_transport.quic.session import Session
+from quicoll_transport.quic.terms import (
     ALPN,
     CLOSE_GONE,
     CLOSE_NORMAL,

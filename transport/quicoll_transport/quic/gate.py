@@ -14,14 +14,14 @@ from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from aioquic.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic_retry, pull_quic_header
 from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
 
-from .connection import Connection, configuration
-from .session import Session
-from .terms import CID_LENGTH, Address, SessionConfig
+from quicoll_transport.quic.patched import Connection, configuration
+from quicoll_transport.quic.session import Session
+from quicoll_transport.quic.terms import CID_LENGTH, Address, SessionConfig
 
 if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger
 
-    from ..identity import Credentials
+    from quicoll_transport.security.identity import Credentials
 
 __all__ = ["Gate"]
 

@@ -24,11 +24,11 @@ from aioquic.quic import events as quic_events
 from aioquic.quic.connection import QuicConnection, QuicConnectionState
 from aioquic.quic.packet import QuicErrorCode
 
-from ..errors import ProtocolError
-from ..frames import HEADER_SIZE, Header
-from .connection import Connection, configuration
-from .delivery import DeliveryRate
-from .terms import (
+from quicoll_transport.errors import ProtocolError
+from quicoll_transport.link.frames import HEADER_SIZE, Header
+from quicoll_transport.quic.delivery import DeliveryRate
+from quicoll_transport.quic.patched import Connection, configuration
+from quicoll_transport.quic.terms import (
     CLOSE_NORMAL,
     Address,
     Authenticated,
@@ -43,8 +43,8 @@ from .terms import (
 if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger
 
-    from ..identity import Credentials
-    from ..posted import Inflow
+    from quicoll_transport.link.posted import Inflow
+    from quicoll_transport.security.identity import Credentials
 
 __all__ = ["Session"]
 

@@ -14,13 +14,13 @@ from aioquic.quic import connection as _registers  # noqa: F401 - cubic and reno
 from aioquic.quic.congestion.base import create_congestion_control
 from aioquic.quic.packet import QuicErrorCode
 
-from ..errors import ConfigurationError
+from quicoll_transport.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-    from ..frames import Header
-    from ..posted import Inflow
+    from quicoll_transport.link.frames import Header
+    from quicoll_transport.link.posted import Inflow
 
 __all__ = [
     "ALPN",

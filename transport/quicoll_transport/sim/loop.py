@@ -22,7 +22,7 @@ import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from quicoll_transport.addresses import is_numeric, is_v6
+from quicoll_transport.net.addresses import is_numeric, is_v6
 from quicoll_transport.sim.errors import Forbidden
 
 if TYPE_CHECKING:

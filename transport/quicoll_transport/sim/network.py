@@ -4,8 +4,8 @@ Every ordered pair of hosts has a path of its own, with `Conditions` and a state
 
     size       more than the path's MTU: lost at once, and the sender is told how much passes (ICMP, RFC 1191)
     state      OPEN: on; CUT: lost; HELD: kept until the path is released or repaired, then sent on in order
-    rules      the same as on a real socket (quicoll_transport.faults): those of the path's conditions, then, if none of
-               them dropped it, those that were added
+    rules      the same as on a real socket (quicoll_transport.faults.compose): those of the path's conditions, then,
+               if none of them dropped it, those that were added
     arrival    the host is off: lost; nothing listens on the port: the sender is told (ICMP, RFC 792) one latency later;
                the socket's buffer is full: lost; else the process reads it when it runs
 
@@ -26,9 +26,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quicoll_transport.addresses import canonical, is_numeric
 from quicoll_transport.errors import AddressError, ConfigurationError
-from quicoll_transport.faults import (
+from quicoll_transport.faults.compose import (
     BurstLoss,
     Chain,
     Corrupt,
@@ -43,14 +42,15 @@ from quicoll_transport.faults import (
     Reorder,
     Rule,
 )
-from quicoll_transport.udp import Trouble
+from quicoll_transport.net.addresses import canonical, is_numeric
+from quicoll_transport.net.udp import Trouble
 
 if TYPE_CHECKING:
-    from quicoll_transport.addresses import Address
+    from quicoll_transport.net.addresses import Address
+    from quicoll_transport.net.udp import OnDatagrams, OnUnreachable
     from quicoll_transport.sim.host import Host
     from quicoll_transport.sim.loop import HostLoop
     from quicoll_transport.sim.world import World
-    from quicoll_transport.udp import OnDatagrams, OnUnreachable
 
 __all__ = ["Conditions", "Network", "PathState", "SimulatedSocket"]
 

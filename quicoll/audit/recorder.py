@@ -1,0 +1,137 @@
+"""What a job's collectives were given and gave, noted in the order of the calls; `quicoll.audit.log` writes and
+compares.
+
+Operations end in any order, and two equal runs must give equal files. So everything goes through one queue in the order
+in which it was issued, and what stands at its head is written once it has ended. An operation that failed leaves the
+queue without a trace. One that was issued outside of any step may end in the next step: the lines of that step wait for
+it, not longer than its deadline. What an attempt at a step had not finished is forgotten when the next attempt begins.
+
+Inputs are digested when the operation is issued, for that is what it was given; the result when it ends, before the
+caller has it. A file that cannot be written is an AuditError, kept here until it can be raised where the caller
+expects it: by the next operation, or where the step is left, so that no step is committed without its lines.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from quicoll.audit.log import AuditLog, Record
+from quicoll.errors import AuditError
+from quicoll.numerics.buffers import memory
+
+if TYPE_CHECKING:
+    from quicoll.numerics.bundle import Joined
+    from quicoll.numerics.dtypes import Array
+
+__all__ = ["Auditor", "Deed", "Entry"]
+
+_PIECE = 1 << 18  # elements that are read at a time of a list of tensors, where a copy may have to be made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deed:
+    """A collective as an audit tells of it.
+
+    group: its name. op, terms, members: what was called, on what terms and by how many ranks, as in
+    `quicoll.audit.log.Record`. inputs: number and elements of each leaf of this rank. result: gives the elements of the
+    result once there is one; None: this rank gets none. agreed: whether the result has to be equal on all ranks.
+    """
+
+    group: str
+    op: str
+    inputs: Sequence[tuple[int, Array | Joined]]
+    result: Callable[[], Array | Joined] | None
+    agreed: bool
+    terms: str = ""
+    members: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A place in the queue. write: what to do when its turn comes; None until it has ended."""
+
+    step: int | None
+    write: Callable[[], None] | None = None
+    gone: bool = False
+
+
+class Auditor:
+    """The queue of one rank, and the file that it is written to."""
+
+    def __init__(self, log: AuditLog) -> None:
+        self._log = log
+        self._queue: deque[Entry] = deque()
+        self._error: AuditError | None = None
+
+    def begin(self, *, step: int, view: int, rank: int, world: int) -> None:
+        """A step begins, or begins again."""
+        for entry in self._queue:
+            entry.gone = entry.gone or (entry.step is not None and entry.write is None)
+        self._queue.append(Entry(step, lambda: self._log.begin(step=step, view=view, rank=rank, world=world)))
+        self._write()
+        self.check()
+
+    def issued(
+        self, deed: Deed, *, view: int, step: int | None, rank: int, world: int
+    ) -> tuple[Entry, Callable[[int], None]]:
+        """A collective is issued; gives its place, and what is to be called with its number once it has succeeded."""
+        inputs = tuple((leaf, _digest(elements)) for leaf, elements in deed.inputs)
+        entry = Entry(step)
+        self._queue.append(entry)
+
+        def ended(seq: int) -> None:
+            result = "" if deed.result is None else _digest(deed.result())
+            record = Record(
+                view=view,
+                step=step,
+                rank=rank,
+                world=world,
+                group=deed.group,
+                seq=seq,
+                op=deed.op,
+                inputs=inputs,
+                result=result,
+                agreed=deed.agreed,
+                terms=deed.terms,
+                members=deed.members,
+            )
+            entry.write = lambda: self._log.record(record)
+            self._write()
+
+        return entry, ended
+
+    def over(self, entry: Entry) -> None:
+        """A collective is over; unless it has succeeded before, it failed."""
+        if entry.write is None:
+            entry.gone = True
+            self._write()
+
+    def check(self) -> None:
+        """Raise AuditError if something could not be written."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        self._log.close()
+
+    def _write(self) -> None:
+        while self._queue and (self._queue[0].gone or self._queue[0].write is not None):
+            entry = self._queue.popleft()
+            if entry.gone or entry.write is None or self._error is not None:
+                continue
+            try:
+                entry.write()
+            except AuditError as error:
+                self._error = error
+
+
+def _digest(elements: Array | Joined) -> str:
+    state = xxhash.xxh3_128()
+    for start in range(0, elements.size, _PIECE):
+        state.update(memory(elements[start : start + _PIECE]))
+    return state.hexdigest()

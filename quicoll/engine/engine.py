@@ -1,0 +1,523 @@
+"""The engine of one rank: endpoint, membership and the present mesh, on the engine's loop.
+
+It follows the membership core: forms the links of a proposed view, puts its mesh to work when the view is installed,
+ends it when the view is over. Callers ask for a view, a collective, a vote; each call ends by its deadline.
+
+    no mesh           waiting for the coordinator, or for a view
+    mesh at work      `wait_view` returns; collectives run
+    mesh broken       something failed here; the coordinator was told and will end the view
+    mesh judged       the coordinator ended the view; the next one follows
+
+What became of steps and views meanwhile, for callers who ask later, is kept in outcomes.py.
+
+A link that ends breaks the mesh if its node is in the view. The link to the coordinator is dialled again for as long
+as the engine lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING
+
+from quicoll.engine.communicator import Call, Mesh
+from quicoll.engine.decisions import Decision, Steps, Verdicts
+from quicoll.engine.messages import Announce, Farewell, decode_word, encode_word
+from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError
+from quicoll.membership.coordinator.service import NODE as COORDINATOR_NODE
+from quicoll.membership.coordinator.service import format_address
+from quicoll.membership.member.actions import (
+    Activate,
+    Deactivate,
+    Decided,
+    FormLinks,
+    Held,
+    Reconnect,
+    Refused,
+    Resumed,
+    Tell,
+)
+from quicoll.membership.member.core import MemberCore
+from quicoll.membership.messages import FailureKind, clip, decode, encode
+from quicoll.observability.stragglers import Stragglers
+from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
+from quicoll_transport.errors import LinkLost
+from quicoll_transport.faults.compose import Faults
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from quicoll.config import Config
+    from quicoll.membership.view import Member, View
+    from quicoll.observability.events import Observers
+    from quicoll_transport.net.udp import DatagramIO
+    from quicoll_transport.quic import Address
+
+__all__ = ["Engine"]
+
+log = logging.getLogger("quicoll")
+
+_REDIAL_S = 0.1
+_EARLY_ANNOUNCES = 65536  # for views that are not at work here yet
+_KINDS: dict[FailureKind, type[QuicollError]] = {"mismatch": Mismatch, "corrupted": Corrupted}
+
+
+class Engine:
+    """See the module's head. Every method but `start` runs on the engine's loop."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        credentials: Credentials,
+        io: DatagramIO,
+        loop: asyncio.AbstractEventLoop,
+        incarnation: int,
+        observers: Observers,
+        coordinator_address: Address,
+        wall_clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        self.config = config
+        self.observers = observers
+        self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
+        self.stragglers = Stragglers(after_ns=round(config.straggler_after * 1e9))
+        self.steps = Steps(observers)
+        self._loop = loop
+        self._coordinator = Identity(config.job, COORDINATOR, COORDINATOR_NODE)
+        self._coordinator_address = coordinator_address
+        self._coordinator_link: Link | None = None
+        self._redial: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._mesh: Mesh | None = None
+        self._verdicts = Verdicts()
+        self._lost: dict[str, str] = {}  # nodes of the present view that are lost, and why
+        self._forming: asyncio.Task[None] | None = None
+        self._early: list[tuple[str, Announce]] = []
+        self._changed: asyncio.Future[None] = loop.create_future()
+        self._held = ""
+        self._refused = ""
+        self._parted = ""  # why the last link to the coordinator ended
+        self._leaving = False
+        self._closing = False
+        connect_ns = round(max(2.0, 1.5 * config.lost_after) * 1e9)
+        self.endpoint = Endpoint(
+            credentials=credentials,
+            config=EndpointConfig(lost_after_ns=round(config.lost_after * 1e9), connect_ns=connect_ns),
+            io=io,
+            loop=loop,
+            incarnation=incarnation,
+            authorize=self._authorize,
+            on_link=self._on_link,
+            faults=self.faults,
+            wall_clock=wall_clock,
+        )
+        host, port = self.endpoint.address[:2]
+        self._member = MemberCore(
+            config.node,
+            incarnation=incarnation,
+            addresses=((str(host), int(port)),),
+            world_size=config.world_size,
+            rank_hint=config.rank_hint,
+            site=config.site,
+            # Links first, then the proposal's deadline at the coordinator, then ours for its answer.
+            form_timeout_ns=connect_ns + 500_000_000,
+            answer_timeout_ns=round((2 * config.lost_after + 30) * 1e9),
+        )
+        observers.emit("listening", address=format_address(self.endpoint.address))
+        self._dial_coordinator()
+
+    def _now_ns(self) -> int:
+        return round(self._loop.time() * 1e9)
+
+    # -- what callers ask for ------------------------------------------------------------------------------------
+
+    async def wait_view(self, timeout: float, *, joining: bool = False) -> View:
+        """The view at work, waited for at most `timeout` seconds; Partitioned (or PeerError when joining) if none."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self._mesh is None or self._mesh.error is not None:
+                    if self._closing:
+                        raise _closed()
+                    if self._refused:
+                        raise PeerError(f"the coordinator refuses this rank: {self._refused}")
+                    await asyncio.shield(self._changed)
+        except TimeoutError:
+            why = self._why_no_view()
+            if joining:
+                raise PeerError(f"not joined within {timeout:g} s: {why}") from None
+            raise Partitioned(f"no view within {timeout:g} s: {why}", node=self.config.node) from None
+        return self._mesh.view
+
+    def _why_no_view(self) -> str:
+        link = self._coordinator_link
+        if link is None or not link.core.stats.connections:
+            refusal = link.refusal if link is not None and link.refusal else self._parted
+            return f"cannot reach the coordinator at {self.config.coordinator}{f' ({refusal})' if refusal else ''}"
+        return self._held or "the view is not complete"
+
+    async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
+        """Run a collective in view `view_id`; raises what `Mesh.run` raises."""
+        mesh = self._mesh
+        if self._closing:
+            raise _closed()
+        if mesh is None or mesh.view.view_id != view_id:
+            raise self._verdicts.past(view_id, op=call.name, step=step)
+        return await mesh.run(call, group=group, timeout=timeout, step=step)
+
+    async def begin(self, view_id: int, number: int) -> None:
+        """A step begins in this view. Raises when the view is not at work any more."""
+        mesh = self._mesh
+        if mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
+            raise await self._over(view_id)
+        index = self._member.next_step
+        if index is None:
+            raise self._verdicts.past(view_id)
+        self.steps.begin(index, number)
+        self._member.begin(index, now_ns=self._now_ns())
+        self._work()
+
+    async def vote(
+        self, view_id: int, digest: bytes, groups: tuple[tuple[int, bytes], ...], *, timeout: float, unfinished: int
+    ) -> Decision:
+        """Vote for the open step and wait for the decision.
+
+        digest: of the results that all ranks have. groups: (id, digest) of those that a sub-group has.
+        unfinished: the step's operations that had not ended when the digest was made.
+
+        Raises Partitioned when it is not known within `timeout` seconds: the step is in doubt, and `decision` tells
+        later what `unanswered` names. So it is when this is cancelled. Raises the mesh's error when the view broke
+        before the vote: then nothing was voted for.
+        """
+        mesh = self._mesh
+        if self.steps.open is None or mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
+            raise await self._over(view_id)
+        if unfinished or mesh.running:
+            left = f"the step was left with {max(unfinished, mesh.running)} collectives still running"
+            error = PeerError(left, rank=mesh.rank, node=self.config.node, view=view_id)
+            mesh.fail(error)
+            raise error
+        index, _ = self.steps.open
+        self.steps.voted(view_id)
+        self._member.vote(index, ok=True, digest=digest, groups=groups, now_ns=self._now_ns())
+        self._work()
+        return await self.decision(view_id, index, timeout)
+
+    async def decision(self, view_id: int, index: int, timeout: float) -> Decision:
+        """What became of the vote for `index` in `view_id`, waited for at most `timeout` seconds.
+
+        The view may be at work all that time, when another rank has not voted yet, or be long over. Raises Partitioned.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while (decision := self.steps.decision(view_id, index)) is None:
+                    if self._closing:
+                        raise _closed()
+                    if self._refused:
+                        why = f"the coordinator refuses this rank: {self._refused}"
+                        raise Partitioned(
+                            f"{why}; whether the step is committed is not known", node=self.config.node, view=view_id
+                        )
+                    await asyncio.shield(self._changed)
+        except TimeoutError:
+            raise Partitioned(
+                f"no decision within {timeout:g} s; whether the step is committed is not known yet",
+                node=self.config.node,
+                view=view_id,
+            ) from None
+        return decision
+
+    async def unanswered(self, view_id: int, reason: str) -> tuple[int, int] | None:
+        """Whoever voted in `view_id` has ceased to wait: (view, index) of the vote, for `decision`; None where nothing
+        was voted for. Then the view is given up, because nothing will be."""
+        if self.steps.cast is not None and self.steps.cast[0] == view_id:
+            return self.steps.cast
+        await self.give_up(view_id, reason)
+        return None
+
+    async def _over(self, view_id: int) -> QuicollError:
+        """Why the view a caller speaks of is not at work any more, as all ranks are told."""
+        mesh = self._mesh
+        if mesh is not None and mesh.view.view_id == view_id and mesh.error is not None:
+            return await mesh.judgement() or mesh.error
+        return self._verdicts.past(view_id)
+
+    async def give_up(self, view_id: int, reason: str) -> None:
+        """The caller's own code failed inside a step: the view cannot go on."""
+        mesh = self._mesh
+        if mesh is not None and mesh.view.view_id == view_id and mesh.error is None:
+            mesh.fail(PeerError(f"left its step: {reason}", rank=mesh.rank, node=self.config.node, view=view_id))
+
+    def state_received(self, rank: int, step: int, index: int) -> None:
+        """This rank was brought to the state after `step`, which the coordinator numbers `index`."""
+        self._member.caught_up(index)
+        self.observers.emit("state_received", from_rank=rank, step=step)
+
+    async def aclose(self, reason: str, *, patience: float = 0.0) -> None:
+        """Leave and stop; what the coordinator has to know is delivered if it can be within a second.
+
+        patience: seconds in which the peers may end operations that this rank has been part of
+        (quicoll.engine.communicator).
+        """
+        if self._leaving:
+            return
+        self._leaving = True
+        try:
+            if self._mesh is not None and patience > 0 and not self._mesh.running:
+                await self._mesh.part(patience)
+        finally:  # whoever is cancelled in there has no patience any more, and leaves all the same
+            await self._end(reason)
+
+    async def _end(self, reason: str) -> None:
+        if self._mesh is not None:
+            self._mesh.end(_closed())  # before the membership says that this node left, as of another's fault
+        self._member.leave(clip(reason), now_ns=self._now_ns())
+        self._work()
+        self._closing = True
+        for handle in (self._redial, self._timer):
+            if handle is not None:
+                handle.cancel()
+        if self._forming is not None:
+            self._forming.cancel()
+        self._notify()
+        await self.endpoint.aclose()
+        self.observers.close()
+
+    # -- links ---------------------------------------------------------------------------------------------------
+
+    def _authorize(self, identity: Identity) -> str | None:
+        return None if identity.role == WORKER else f"{identity} is no worker"
+
+    def _dial_coordinator(self) -> None:
+        self._redial = None
+        link = self.endpoint.link(self._coordinator, addresses=[self._coordinator_address], dial=True)
+        self._coordinator_link = link
+        link.listen(self._on_coordinator_app, self._on_coordinator_state)
+
+    def _on_coordinator_state(self, link: Link) -> None:
+        if self._closing or link is not self._coordinator_link:
+            return
+        if link.ended:
+            if link.core.stats.connections:
+                self._emit_lost(link)
+            self._parted = link.core.cause
+            self._member.disconnected(clip(link.core.cause), now_ns=self._now_ns())
+            self._redial = self._loop.call_later(_REDIAL_S, self._dial_coordinator)
+        elif link.core.stats.connections == 1 and link.state.value == "up" and not link.core.suspect:
+            self._member.connected(now_ns=self._now_ns())
+        self._work()
+
+    def _on_coordinator_app(self, link: Link, data: bytes) -> None:
+        if self._closing:
+            return
+        try:
+            message = decode(data, sender="coordinator", node=link.node)
+        except PeerError as error:
+            log.error("%s", error)
+            link.close("malformed message")
+            return
+        self._member.receive(message, now_ns=self._now_ns())
+        self._work()
+
+    def _on_link(self, link: Link) -> None:
+        link.listen(self._on_peer_app, self._on_peer_state)
+
+    def _on_peer_state(self, link: Link) -> None:
+        if self._closing or not link.ended:
+            return
+        mesh = self._mesh
+        if mesh is None or mesh.view.rank_of(link.node) is None or mesh.verdict is not None:
+            return
+        rank = mesh.view.rank_of(link.node)
+        cause = link.core.cause
+        self._emit_lost(link)
+        self._lost[link.node] = cause
+        # Before the mesh breaks, which tells the same in other words; and also where it is broken: who is to blame
+        # depends on all the pairs that have lost each other.
+        self._member.peer_lost(link.node, clip(cause), now_ns=self._now_ns())
+        mesh.fail(PeerError(f"lost: {cause}", rank=rank, node=link.node, view=mesh.view.view_id, lost=(link.node,)))
+        self._work()
+
+    def _emit_lost(self, link: Link) -> None:
+        silent = link.core.error.silent_for if link.core.error is not None else 0.0
+        self.observers.emit("peer_lost", peer=link.node, cause=link.core.cause, silent_for=round(silent, 3))
+
+    def _on_peer_app(self, link: Link, data: bytes) -> None:
+        try:
+            word = decode_word(data, node=link.node)
+        except PeerError as error:
+            log.error("%s", error)
+            link.close("malformed announcement")
+            return
+        mesh = self._mesh
+        if mesh is not None and word.view_id == mesh.view.view_id:
+            rank = mesh.view.rank_of(link.node)
+            if rank is None:
+                return
+            if isinstance(word, Announce):
+                mesh.announced(rank, word)
+            else:
+                mesh.farewell(rank, word)
+        elif isinstance(word, Farewell):
+            if not word.done:  # of a view in which nothing runs here
+                link.send_app(encode_word(Farewell(word.view_id, done=True)))
+        elif (mesh is None or word.view_id > mesh.view.view_id) and len(self._early) < _EARLY_ANNOUNCES:
+            self._early.append((link.node, word))
+
+    async def _form_links(self, view: View) -> None:
+        """Have a link to every member of a proposed view, then say so; name those that cannot be reached."""
+        links = {member.node: self._peer_link(member) for member in view.members if member.node != self.config.node}
+        unreachable: list[str] = []
+        for node, link in links.items():
+            try:
+                await link.wait_up()
+            except LinkLost as error:
+                log.info("%s: cannot reach %s: %s", self.config.node, node, error)
+                unreachable.append(node)
+        self._forming = None
+        if unreachable:
+            self._member.links_failed(view.view_id, tuple(unreachable), "no link", now_ns=self._now_ns())
+        else:
+            self._member.links_ready(view.view_id, now_ns=self._now_ns())
+        self._work()
+
+    def _peer_link(self, member: Member) -> Link:
+        identity = Identity(self.config.job, WORKER, member.node)
+        existing = self.endpoint.links.get(identity)
+        if existing is not None and 0 < existing.remote_incarnation < member.incarnation:
+            existing.close("the node has started anew")
+        # Of two nodes the one with the smaller name dials, so that there is one connection and not two.
+        dial = self.config.node < member.node
+        link = self.endpoint.link(
+            identity, addresses=[(host, port) for host, port in member.addresses] if dial else (), dial=dial
+        )
+        link.listen(self._on_peer_app, self._on_peer_state)
+        return link
+
+    # -- membership ----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Carry out what the membership core wants, then sleep until it wants something again."""
+        while (action := self._member.next_action()) is not None:
+            match action:
+                case Tell():
+                    link = self._coordinator_link
+                    if link is not None and not link.ended:
+                        link.send_app(encode(action.message))
+                case FormLinks():
+                    if self._forming is not None:
+                        self._forming.cancel()
+                    self._forming = self._loop.create_task(self._form_links(action.view))
+                case Activate():
+                    self._activate(action.view)
+                case Deactivate():
+                    self._deactivate(action)
+                case Decided():
+                    self.steps.decided(action)
+                    self._notify()
+                case Refused():
+                    self._refused = action.reason
+                    self.observers.emit("refused", reason=action.reason)
+                    self._notify()
+                case Held():
+                    self._held = action.cause
+                    self.observers.emit("held", cause=action.cause)
+                case Resumed():
+                    self._held = ""
+                case Reconnect():
+                    if self._coordinator_link is not None:
+                        self._coordinator_link.close(action.cause)
+        at = self._member.next_timer()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at is not None and not self._closing:
+            self._timer = self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._member.handle_timer(now_ns=self._now_ns())
+        self._work()
+
+    def _activate(self, view: View) -> None:
+        links = {member.rank: self._peer_link(member) for member in view.members if member.node != self.config.node}
+        self._lost.clear()
+        self._held = ""
+        self._mesh = mesh = Mesh(
+            view,
+            node=self.config.node,
+            loop=self._loop,
+            links=links,
+            on_failure=lambda error, blamed: self._on_mesh_failure(view, error, blamed),
+            on_called=lambda op, arrived_ns: self._on_called(view, links, op, arrived_ns),
+        )
+        self.observers.emit(
+            "view_installed",
+            view=view.view_id,
+            world_size=view.world_size,
+            rank=mesh.rank,
+            nodes=list(view.nodes),
+        )
+        early, self._early = self._early, []
+        for node, announce in early:
+            rank = view.rank_of(node)
+            if announce.view_id == view.view_id and rank is not None:
+                mesh.announced(rank, announce)
+            elif announce.view_id > view.view_id:
+                self._early.append((node, announce))
+        for rank in sorted(links):
+            if links[rank].ended:
+                self._on_peer_state(links[rank])
+        self._notify()
+
+    def _deactivate(self, action: Deactivate) -> None:
+        mesh = self._mesh
+        if mesh is None or mesh.view.view_id != action.view_id:
+            return
+        for node in action.lost:
+            self._lost.setdefault(node, action.cause)
+        kind = Partitioned if action.partitioned else _KINDS.get(action.kind, PeerError)
+        culprit = action.culprit or (action.lost[0] if action.lost else "")
+        mesh.end(
+            kind(action.cause, rank=mesh.view.rank_of(culprit), node=culprit, view=action.view_id, lost=action.lost)
+        )
+        if mesh.verdict is not None:
+            self._verdicts.keep(action.view_id, mesh.verdict)
+        self.observers.emit("view_ended", view=action.view_id, cause=action.cause, lost=list(action.lost))
+        self._notify()
+
+    def _on_mesh_failure(self, view: View, error: QuicollError, blamed: tuple[int, ...]) -> None:
+        """The mesh broke from inside: the coordinator has to end the view for everybody."""
+        kind: FailureKind = next((name for name, known in _KINDS.items() if isinstance(error, known)), "failed")
+        culprit = error.node if error.rank is None else view.members[error.rank].node
+        if not culprit and isinstance(error, LocalError):
+            culprit = self.config.node
+        nodes = [view.members[rank].node for rank in blamed]
+        self._member.failed(clip(error.message), culprit=culprit, kind=kind, blamed=nodes, now_ns=self._now_ns())
+        view_id = self._mesh.view.view_id if self._mesh is not None else 0
+        self.steps.broke(view_id, error.message, tuple(sorted(self._lost)))
+        self._work()
+        self._notify()
+
+    def _on_called(self, view: View, links: dict[int, Link], op: str, arrived_ns: dict[int, int]) -> None:
+        """All ranks of an operation have called it: tell who was late."""
+
+        def rtt_ns(rank: int) -> int:
+            return (links[rank].snapshot().rtt_ns or 0) if rank in links else 0
+
+        nodes = view.nodes
+        for late in self.stragglers.called(op, arrived_ns, rtt_ns=rtt_ns, node=nodes.__getitem__):
+            self.observers.emit(
+                "straggler", rank=late.rank, peer=nodes[late.rank], op=op, seconds=late.seconds, view=view.view_id
+            )
+
+    def _notify(self) -> None:
+        """Wake everybody who waits for something to change."""
+        changed, self._changed = self._changed, self._loop.create_future()
+        changed.set_result(None)
+
+
+def _closed() -> LocalError:
+    return LocalError("the job is closed", usable=False)

@@ -1,0 +1,151 @@
+"""An engine on a loop of its own: credentials, socket and address of the coordinator from the settings."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import socket
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quicoll.engine.engine import Engine
+from quicoll.engine.runtime import Runtime, ThreadRuntime
+from quicoll.errors import LocalError
+from quicoll.observability.events import JsonLines, Observer, Observers
+from quicoll_transport.errors import TransportError
+from quicoll_transport.net.addresses import is_numeric, is_v6, parse_address
+from quicoll_transport.net.resolver import Resolver
+from quicoll_transport.net.udp import DatagramIO, UdpSocket
+from quicoll_transport.security.identity import WORKER, Credentials
+
+if TYPE_CHECKING:
+    from quicoll.config import Config
+    from quicoll_transport.quic import Address
+
+__all__ = ["start", "start_with"]
+
+
+async def start(
+    config: Config, *, observer: Observer | None = None, runtime: Runtime | None = None
+) -> tuple[Engine, Runtime]:
+    """An engine on its own thread (or on `runtime`). Raises LocalError when it cannot start."""
+    try:
+        credentials = Credentials.from_directory(config.certs, role=WORKER, node=config.node)
+        host, port = parse_address(config.listen)
+    except TransportError as error:
+        raise LocalError(str(error)) from error
+    await _check_way(config.listen, config.coordinator, config.join_timeout)
+    if credentials.identity.job != config.job:
+        raise LocalError(f"the certificate is for job {credentials.identity.job!r}, not {config.job!r}")
+    events = JsonLines(Path(config.events) / f"{config.node}.jsonl") if config.events is not None else None
+    return await start_with(
+        config,
+        credentials=credentials,
+        make_io=lambda loop: UdpSocket(host, port, loop=loop),
+        coordinator_address=parse_address(config.coordinator),
+        incarnation=time.time_ns(),
+        observers=(observer, events),
+        runtime=runtime,
+    )
+
+
+async def start_with(
+    config: Config,
+    *,
+    credentials: Credentials,
+    make_io: Callable[[asyncio.AbstractEventLoop], DatagramIO],
+    coordinator_address: Address,
+    incarnation: int,
+    observers: tuple[Observer | None, ...] = (),
+    runtime: Runtime | None = None,
+    wall_clock: Callable[[], datetime] | None = None,
+) -> tuple[Engine, Runtime]:
+    """An engine over the given credentials and network: what tests and simulations call.
+
+    coordinator_address: (host, port); a name is looked up whenever the coordinator is dialled, so it may move.
+    incarnation: positive, above every earlier one of this node; it also seeds the chance of `faults`. wall_clock:
+    the date that certificates are judged by, aware; None: the system's.
+    """
+    owned = runtime is None
+    runtime = ThreadRuntime(config.node) if runtime is None else runtime
+    loop = runtime.loop
+    told = Observers(config.node, lambda: round(loop.time() * 1e9), *observers)
+    made: list[Engine] = []
+
+    async def make() -> Engine:
+        io = make_io(loop)
+        try:
+            engine = Engine(
+                config,
+                credentials=credentials,
+                io=io,
+                loop=loop,
+                incarnation=incarnation,
+                observers=told,
+                coordinator_address=coordinator_address,
+                wall_clock=wall_clock,
+            )
+        except BaseException:
+            io.close()
+            raise
+        made.append(engine)
+        return engine
+
+    async def unmake() -> None:
+        for engine in made:  # its maker was cancelled, and it is there all the same
+            await engine.aclose("not joined")
+        told.close()
+
+    try:
+        return await runtime.call(make()), runtime
+    except BaseException as error:
+        try:
+            await runtime.call(unmake())
+        finally:
+            if owned:
+                await runtime.aclose()
+        if isinstance(error, TransportError):
+            raise LocalError(str(error)) from error
+        raise
+
+
+async def _check_way(listen: str, coordinator: str, timeout: float) -> None:
+    """Say at once, not after `join_timeout`, that there is no such host, or that nothing sent from `listen` gets there.
+
+    The name is looked up again whenever its link is dialled, and what a network is not up for yet may come up later: an
+    error here is only what stays as it is.
+    """
+    host, port = parse_address(coordinator)
+    try:
+        async with asyncio.timeout(timeout):
+            targets = await Resolver().resolve(host, port)
+    except TimeoutError:
+        raise LocalError(f"no answer to the look-up of the coordinator {host!r} within {timeout:g} s") from None
+    except TransportError as error:
+        raise LocalError(f"the coordinator's address {coordinator!r}: {error}") from error
+    here, _ = parse_address(listen)
+    if is_numeric(here) and targets and not any(_can_send(here, target) for target in targets):
+        raise LocalError(f"listen = {listen!r}: nothing sent from there reaches the coordinator at {coordinator!r}")
+
+
+def _can_send(host: str, target: Address) -> bool:
+    """Whether a socket at `host` may send to `target`, as far as families and kinds of address decide: not from IPv4 to
+    IPv6, nor from a loopback address to another host. Connecting a UDP socket sends nothing."""
+    if is_v6((host,)) is not is_v6(target):
+        return False
+    with socket.socket(socket.AF_INET6 if is_v6(target) else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return True  # making the real socket says what is wrong with the address
+        try:
+            probe.connect(target)
+        except OSError as error:
+            # A host always has routes to its own addresses, and from a loopback address to no other: whether the system
+            # says so by EINVAL or, while no network is up, by ENETUNREACH, no network that comes up changes it.
+            return error.errno != errno.EINVAL and not ipaddress.ip_address(host).is_loopback
+    return True

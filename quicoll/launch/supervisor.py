@@ -1,0 +1,473 @@
+"""The supervisor: one coordinator and N workers on this machine, started again when they die, and never left behind.
+
+States of one worker:
+
+    waiting --start--> running --exit 0--> done
+       ^                  |
+       +---- backoff -----+  died (signal, or other exit status), at most `max_restarts` times; then the run has failed
+
+The coordinator is started again in the same way, on the port that it reported first, because the members know it by
+that address; its journal is what it continues from.
+
+What a worker gets: QUICOLL_COORDINATOR, QUICOLL_JOB, QUICOLL_NODE (worker-0 ...), QUICOLL_CERTS, QUICOLL_WORLD_SIZE,
+QUICOLL_LISTEN, QUICOLL_EVENTS (always: the supervisor itself reads the coordinator's), QUICOLL_RESTARTS (how often this
+worker was started before), torchrun's RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, and OMP_NUM_THREADS=1 unless
+set, as torchrun does, because workers that each take all cores slow one another down. The RANK is only where a worker
+begins: views decide the rank.
+
+No child outlives this: each has a process group of its own, ended in `finally`; if this process is killed with SIGKILL,
+`quicoll.launch.reaper` ends the groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quicoll.checks import MAX_SECONDS, seconds
+from quicoll.errors import LocalError
+from quicoll.launch import reaper as lifeline
+from quicoll_transport.net.addresses import parse_address, show
+from quicoll_transport.security.authority import create_authority, issue
+from quicoll_transport.security.identity import AUTHORITY_KEY_FILE, COORDINATOR, WORKER, node_files
+
+__all__ = ["Outcome", "Supervisor"]
+
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - for a coordinator that listens on every address
+_CERTS_DAYS = 30
+"""Longer than any run with throw-away certificates should last."""
+
+_POLL_S = 0.02
+_START_S = 30.0
+"""Seconds that a coordinator may take from its start to its report of the address."""
+_BACKOFF_MAX_S = 10.0
+_READ_REST_S = 1.0
+"""Seconds to read what a process left in its pipe; more only helps if somebody outside its group holds the pipe."""
+_LINE_MAX = 64 * 1024
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended. exit_status: 0 when every worker was done, 1 when one kept dying, 128 + signal when told to end.
+
+    reason: one sentence, "" for success. restarts: how often each node was started again, by node.
+    """
+
+    exit_status: int
+    reason: str
+    restarts: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class _Child:
+    node: str
+    process: asyncio.subprocess.Process | None = None
+    reading: asyncio.Task[None] | None = field(default=None, repr=False)
+    restarts: int = 0
+    done: bool = False
+    last_line: str = field(default="", repr=False)
+
+
+class _GivenUp(Exception):
+    """A node died too often; ends the run from within the task that keeps it."""
+
+
+class Supervisor:
+    """Runs a command as N workers with a coordinator; used once.
+
+    command: what each worker runs, for instance [sys.executable, "train.py"]. certs: directory with the nodes'
+    certificates; None makes a throw-away authority in a temporary directory (mode 0700, gone afterwards). events:
+    directory for the events files; None takes the temporary one. journal: the coordinator's; None likewise, then the
+    job begins anew. listen: the coordinator's address; port 0 lets it pick one. max_restarts: per node. backoff:
+    seconds before the first restart, doubled for each further one up to 10. grace: seconds between the polite signal
+    and SIGKILL. lost_after: seconds of silence after which the members take a peer for lost; None leaves the default.
+    environment: for the workers, on top of this process's. output: called with (node, line) for every line that a child
+    writes; one that raises ends the run. coordinator: command to run instead of our coordinator.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        workers: int,
+        job: str = "local",
+        certs: Path | None = None,
+        events: Path | None = None,
+        journal: Path | None = None,
+        listen: str = "127.0.0.1:0",
+        max_restarts: int = 3,
+        backoff: float = 0.5,
+        grace: float = 5.0,
+        lost_after: float | None = None,
+        environment: Mapping[str, str] | None = None,
+        output: Callable[[str, str], None] | None = None,
+        coordinator: Sequence[str] | None = None,
+    ) -> None:
+        if workers < 1:
+            raise LocalError(f"a run has 1 worker or more, not {workers}")
+        if max_restarts < 0:
+            raise LocalError(f"max_restarts is 0 or more, not {max_restarts}")
+        for name, given in (("backoff", backoff), ("grace", grace)):
+            if not 0 <= given < MAX_SECONDS:
+                raise LocalError(f"{name} is from 0 to a million seconds, not {given}")
+        if not command:
+            raise LocalError("no command to run")
+        if lost_after is not None:
+            seconds(lost_after, "lost_after")
+        if certs is not None and not certs.is_dir():
+            raise LocalError(f"there is no directory of certificates at {certs}")
+        self._command = list(command)
+        self._job = job
+        self._certs = certs
+        self._events = events
+        self._journal = journal
+        self._listen = listen
+        self._max_restarts = max_restarts
+        self._backoff = backoff
+        self._grace = grace
+        self._lost_after = lost_after
+        self._environment = dict(environment or {})
+        self._output = output or _print_line
+        self._coordinator_command = list(coordinator) if coordinator is not None else None
+        self._coordinator = _Child(COORDINATOR)
+        self._workers = [_Child(f"worker-{number}") for number in range(workers)]
+        self._address: str | None = None
+        self._told: signal.Signals | None = None
+        self._verdict: asyncio.Future[str]
+        self._watcher: asyncio.subprocess.Process | None = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The workers' node names, in order of their first rank."""
+        return tuple(child.node for child in self._workers)
+
+    def pid(self, node: str) -> int | None:
+        """Process id of the node's present process; None while it has none."""
+        for child in (self._coordinator, *self._workers):
+            if child.node == node:
+                return child.process.pid if child.process is not None and child.process.returncode is None else None
+        raise LocalError(f"no node is called {node!r}")
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Pass the signal on to the workers and end the run; a second call kills them without grace."""
+        if self._told is not None:
+            for child in self._workers:
+                _signal_group(child, signal.SIGKILL)
+            return
+        self._told = number
+        self._decide("")
+
+    async def run(self) -> Outcome:
+        """Start everything, wait until all workers are done, end everything.
+
+        SIGINT and SIGTERM to this process are passed on to the workers. Raises LocalError when the run cannot begin:
+        no such program, the port is taken, the certificates do not fit.
+        """
+        self._verdict = asyncio.get_running_loop().create_future()
+        with tempfile.TemporaryDirectory(prefix="quicoll-") as temporary, self._signals():
+            certs, events, journal = self._prepare(Path(temporary))
+            async with self._lifeline():
+                return await self._run(certs, events, journal)
+
+    def _prepare(self, temporary: Path) -> tuple[Path, Path, Path]:
+        """Where certificates, events and journal are; what the caller did not name is made in `temporary`."""
+        certs = self._checked(self._certs) if self._certs is not None else self._make_certs(temporary / "certs")
+        events = self._events.resolve() if self._events is not None else temporary / "events"
+        journal = self._journal.resolve() if self._journal is not None else temporary / "journal.sqlite"
+        try:
+            events.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalError(f"cannot make the directory for events {events}: {error.strerror}") from error
+        return certs, events, journal
+
+    async def _run(self, certs: Path, events: Path, journal: Path) -> Outcome:
+        shared = {
+            "QUICOLL_JOB": self._job,
+            "QUICOLL_CERTS": str(certs),
+            "QUICOLL_WORLD_SIZE": str(len(self._workers)),
+            "QUICOLL_EVENTS": str(events),
+        }
+        if self._lost_after is not None:
+            shared["QUICOLL_LOST_AFTER"] = str(self._lost_after)
+        report = events / f"{COORDINATOR}.jsonl"
+        seen = report.stat().st_size if report.exists() else 0
+        tasks = [asyncio.create_task(self._guard(self._keep_coordinator(shared, journal)))]
+        try:
+            self._address = await self._first_address(report, seen)
+            # The workers are on this machine too: where the coordinator is reached, they can listen as well.
+            host, port = parse_address(self._address)
+            host = _LOOPBACK.get(host, host)
+            shared["QUICOLL_COORDINATOR"] = show((host, port))
+            shared["QUICOLL_LISTEN"] = show((host, 0))
+            for rank, child in enumerate(self._workers if self._told is None else ()):
+                tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared))))
+            reason = await self._verdict
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._end(self._workers)
+            await self._end([self._coordinator])
+        restarts = {child.node: child.restarts for child in (self._coordinator, *self._workers)}
+        if self._told is not None:
+            return Outcome(exit_status=128 + self._told, reason=f"ended by {self._told.name}", restarts=restarts)
+        return Outcome(exit_status=1 if reason else 0, reason=reason, restarts=restarts)
+
+    async def _guard(self, keeping: Coroutine[None, None, None]) -> None:
+        """Let the first failure decide the run."""
+        try:
+            await keeping
+        except _GivenUp as error:
+            self._decide(str(error))
+        except Exception as error:
+            if not self._verdict.done():
+                self._verdict.set_exception(error)
+
+    def _decide(self, reason: str) -> None:
+        if not self._verdict.done():
+            self._verdict.set_result(reason)
+
+    async def _first_address(self, report: Path, seen: int) -> str:
+        """Wait for the coordinator's report of where it listens, after the `seen` bytes of earlier runs."""
+        deadline = asyncio.get_running_loop().time() + _START_S
+        while (address := _listening(report, seen)) is None:
+            if self._verdict.done():
+                self._verdict.result()  # raises what the coordinator failed with
+                return ""
+            if asyncio.get_running_loop().time() > deadline:
+                raise LocalError(f"the coordinator reported no address within {_START_S:g} s")
+            await asyncio.sleep(_POLL_S)
+        return address
+
+    async def _keep_coordinator(self, shared: Mapping[str, str], journal: Path) -> None:
+        child = self._coordinator
+        while True:
+            argv = self._coordinator_argv(journal, self._address or self._listen)
+            status = await self._once(child, argv, shared)
+            if self._address is None:
+                detail = child.last_line or _describe(status)
+                raise LocalError(f"the coordinator could not start on {self._listen}: {detail}")
+            await self._before_restart(child, status)
+
+    async def _keep_worker(self, rank: int, child: _Child, shared: Mapping[str, str]) -> None:
+        world = str(len(self._workers))
+        fixed = {
+            **self._environment,
+            **shared,
+            "QUICOLL_NODE": child.node,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": world,
+            "LOCAL_WORLD_SIZE": world,
+        }
+        while (
+            status := await self._once(child, self._command, {**fixed, "QUICOLL_RESTARTS": str(child.restarts)})
+        ) != 0:
+            await self._before_restart(child, status)
+        child.done = True
+        if all(worker.done for worker in self._workers):
+            self._decide("")
+
+    async def _before_restart(self, child: _Child, status: int) -> None:
+        if child.restarts >= self._max_restarts:
+            times = "once" if child.restarts == 0 else f"{child.restarts + 1} times"
+            said = f"; its last line: {child.last_line}" if child.last_line else ""
+            raise _GivenUp(f"{child.node} died {times}, the last time with {_describe(status)}; giving up{said}")
+        wait = min(self._backoff * 2**child.restarts, _BACKOFF_MAX_S)
+        child.restarts += 1
+        self._say(child.node, f"died with {_describe(status)}; start {child.restarts + 1} in {wait:g} s")
+        await asyncio.sleep(wait)
+
+    async def _once(self, child: _Child, argv: Sequence[str], extra: Mapping[str, str]) -> int:
+        """Run one process of the node to its end and return its exit status, negative for a signal.
+
+        Cancelled, it leaves the process and its reader as they are: `_end` takes both to a good end.
+        """
+        environment = {**os.environ, **extra}
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        environment.setdefault("PYTHONUNBUFFERED", "1")
+        child.last_line = ""
+        # A pipe of our own: asyncio's Process.wait() waits for its pipes to close as well, and one that the process
+        # has passed on to a child of its own stays open.
+        readable, writable = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=writable,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(readable)
+            raise LocalError(f"cannot start {argv[0]}: {error.strerror or error}") from error
+        finally:
+            os.close(writable)
+        child.process = process
+        child.reading = asyncio.create_task(self._pass_on(child, readable))
+        self._watch(f"+{process.pid}")
+        status = await process.wait()
+        await self._bury(child)
+        return status
+
+    async def _bury(self, child: _Child) -> None:
+        """After the process ended: end what it started itself, which would keep its pipe open too; read the rest."""
+        if child.process is None or child.reading is None:
+            return
+        _signal_group(child, signal.SIGKILL)
+        await asyncio.wait([child.reading], timeout=_READ_REST_S)
+        child.reading.cancel()
+        self._watch(f"-{child.process.pid}")
+        child.process = child.reading = None
+
+    async def _pass_on(self, child: _Child, readable: int) -> None:
+        stream = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(readable, "rb", buffering=0)
+        )
+        try:
+            await self._read_lines(child, stream)
+        finally:
+            transport.close()
+
+    async def _read_lines(self, child: _Child, stream: asyncio.StreamReader) -> None:
+        rest = b""
+        while chunk := await stream.read(_LINE_MAX):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > _LINE_MAX:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._line(child, line)
+        if rest:
+            self._line(child, rest)
+
+    def _line(self, child: _Child, raw: bytes) -> None:
+        line = raw.decode(errors="replace").rstrip("\r")
+        if line.strip():
+            child.last_line = line.strip()
+        self._say(child.node, line)
+
+    def _say(self, node: str, line: str) -> None:
+        """Pass a line on. Where that fails (`quicoll run ... | head`), the run is over for a reason of its own: if the
+        pipe were left unread, the worker would wait for it for ever; if it were closed, the worker would be blamed."""
+        try:
+            self._output(node, line)
+        except Exception as error:
+            self._decide(f"what {node} wrote cannot be passed on: {type(error).__name__}: {error}")
+
+    async def _end(self, children: Sequence[_Child]) -> None:
+        """Polite signal, grace, SIGKILL, to the whole process group of each."""
+        alive = [child for child in children if child.process is not None]
+        for child in alive:
+            # SIGINT is for programs that people write; ours is told to end in its own way, whatever ended the run.
+            _signal_group(child, signal.SIGTERM if child is self._coordinator else self._told or signal.SIGTERM)
+        waits = [asyncio.create_task(child.process.wait()) for child in alive if child.process is not None]
+        if waits:
+            await asyncio.wait(waits, timeout=self._grace)
+        for child in alive:
+            _signal_group(child, signal.SIGKILL)
+        await asyncio.gather(*waits)
+        for child in alive:
+            await self._bury(child)
+
+    def _coordinator_argv(self, journal: Path, listen: str) -> list[str]:
+        if self._coordinator_command is not None:
+            return [*self._coordinator_command, "--listen", listen]
+        argv = [sys.executable, "-m", "quicoll.cli.main", "coordinator", "--listen", listen, "--job", self._job]
+        argv += ["--journal", str(journal), "--world-size", str(len(self._workers))]
+        return argv if self._lost_after is None else [*argv, "--lost-after", str(self._lost_after)]
+
+    def _checked(self, certs: Path) -> Path:
+        """Every node's files are there: a worker that lacks them would only die again and again."""
+        nodes = [(COORDINATOR, COORDINATOR), *((WORKER, child.node) for child in self._workers)]
+        for role, node in nodes:
+            for path in node_files(certs, role=role, node=node):
+                if not path.is_file():
+                    raise LocalError(f"{node} has no {path}: quicoll certs issue {certs} --role {role} --node {node}")
+        return certs.resolve()
+
+    def _make_certs(self, directory: Path) -> Path:
+        """A throw-away authority and the nodes' certificates; the authority's key is gone before anything starts."""
+        create_authority(directory, job=self._job, days=_CERTS_DAYS)
+        issue(directory, role=COORDINATOR, node=COORDINATOR, days=_CERTS_DAYS)
+        for child in self._workers:
+            issue(directory, role=WORKER, node=child.node, days=_CERTS_DAYS)
+        (directory / AUTHORITY_KEY_FILE).unlink()
+        return directory
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        try:
+            for number in _SIGNALS:
+                loop.add_signal_handler(number, self.stop, number)
+        except (RuntimeError, ValueError):
+            # Not the main thread: signals are somebody else's here, and `stop` is there to be called.
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    @contextlib.asynccontextmanager
+    async def _lifeline(self) -> AsyncIterator[None]:
+        self._watcher = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", lifeline.__file__, stdin=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        try:
+            yield
+        finally:
+            if self._watcher.stdin is not None:
+                self._watcher.stdin.close()
+            await self._watcher.wait()
+
+    def _watch(self, line: str) -> None:
+        if self._watcher is not None and self._watcher.stdin is not None and not self._watcher.stdin.is_closing():
+            self._watcher.stdin.write(f"{line}\n".encode())
+
+
+def _listening(report: Path, offset: int) -> str | None:
+    """The address in the newest "listening" event that was written after `offset` bytes."""
+    try:
+        with open(report, "rb") as file:
+            file.seek(offset)
+            lines = file.read().split(b"\n")[:-1]  # what follows the last newline is still being written
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        event = json.loads(line)
+        if event.get("kind") == "listening":
+            return str(event["address"])
+    return None
+
+
+def _signal_group(child: _Child, number: signal.Signals) -> None:
+    if child.process is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.process.pid, number)
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+def _print_line(node: str, line: str) -> None:
+    sys.stdout.write(f"[{node}] {line}\n")
+    sys.stdout.flush()

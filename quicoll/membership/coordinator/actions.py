@@ -1,0 +1,142 @@
+"""What the coordinator's core asks its shell to do, and what it tells observers.
+
+Actions are carried out one by one, in order, and a `Persist` is durable before the next is begun. That one rule makes
+every announcement true for ever: whatever was told was written first. A crash between two actions is like a crash
+before the first message: the journal knows, and nobody was told anything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from quicoll.membership.coordinator.history import Record
+    from quicoll.membership.messages import CoordinatorMessage
+    from quicoll.membership.view import View
+
+__all__ = [
+    "Action",
+    "Drop",
+    "Event",
+    "Held",
+    "NodeJoined",
+    "NodeLost",
+    "Note",
+    "Persist",
+    "StepAborted",
+    "StepCommitted",
+    "Tell",
+    "ViewAborted",
+    "ViewInstalled",
+    "ViewProposed",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """A node asks to take part."""
+
+    now_ns: int
+    node: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """A node is not connected any more: lost, replaced by a new incarnation, or gone of its own will (`left`)."""
+
+    now_ns: int
+    node: str
+    cause: str
+    left: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewProposed:
+    now_ns: int
+    view: View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewInstalled:
+    now_ns: int
+    view: View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewAborted:
+    """A view is over: an installed one, or a proposal (`installed` tells which)."""
+
+    now_ns: int
+    view_id: int
+    installed: bool
+    cause: str
+    lost: tuple[str, ...]
+    culprit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCommitted:
+    now_ns: int
+    view_id: int
+    step: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAborted:
+    now_ns: int
+    view_id: int
+    step: int
+    cause: str
+    lost: tuple[str, ...]
+    culprit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """There can be no view now, and why; told once per reason."""
+
+    now_ns: int
+    cause: str
+
+
+Event: TypeAlias = (
+    NodeJoined | NodeLost | ViewProposed | ViewInstalled | ViewAborted | StepCommitted | StepAborted | Held
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Append to the journal; durable before any later action. If that fails, the coordinator process has to end."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send to this incarnation of the node; nothing to do when its link is gone."""
+
+    node: str
+    incarnation: int
+    message: CoordinatorMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close the link of this incarnation of the node (0: whichever it has), after what it was told has been sent."""
+
+    node: str
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """For observers; nothing depends on it."""
+
+    event: Event
+
+
+Action: TypeAlias = Persist | Tell | Drop | Note

@@ -1,0 +1,56 @@
+"""When there can be a view, and who cannot take part at all: pure functions that always explain a "no"."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quicoll.membership.view import has_quorum
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from quicoll.membership.coordinator.config import CoordinatorConfig
+    from quicoll.membership.coordinator.history import History
+    from quicoll.membership.messages import Join
+
+__all__ = ["lack", "names", "refusal"]
+
+
+def lack(nodes: Sequence[str], *, history: History, config: CoordinatorConfig) -> str:
+    """Why these nodes cannot be a view, "" if they can.
+
+    The first view needs `world_size` nodes; so does one after all nodes have left. Every other needs a quorum of the
+    nodes of the last view that have not left.
+    """
+    base = history.base
+    if not base and len(nodes) < config.world_size:
+        return f"{len(nodes)} of {config.world_size} nodes are here: {names(nodes) or 'none'}"
+    if base and not has_quorum(nodes, base):
+        missing = [node for node in base if node not in nodes]
+        here = len(base) - len(missing)
+        return f"no quorum: {here} of the last view's {len(base)} nodes are here; without {names(missing)}"
+    if len(nodes) < config.min_world_size:
+        return f"{len(nodes)} nodes are here, a view needs {config.min_world_size}"
+    return ""
+
+
+def refusal(join: Join, *, history: History, config: CoordinatorConfig) -> str:
+    """Why a node cannot take part, whatever comes later; "" if it can.
+
+    A journal that knows less than a member was lost, restored from a copy, or is another job's. To go on with it would
+    commit steps a second time. Only a new journal takes a member's step, as the checkpoint to go on from.
+    """
+    if join.world_size is not None and join.world_size != config.world_size:
+        return f"the coordinator was started for world size {config.world_size}, not {join.world_size}"
+    if history.view is not None and join.committed_step > history.committed_step:
+        return f"the node holds step {join.committed_step}, the journal ends at {history.committed_step}"
+    if join.doubt is not None and join.doubt[0] > history.last_view_id:
+        view_id, step = join.doubt
+        return f"the node is in doubt of step {step} in view {view_id}, of which the journal knows nothing"
+    return ""
+
+
+def names(nodes: Iterable[str]) -> str:
+    """Names for a message to people, few enough to be read."""
+    listed = list(nodes)
+    return ", ".join(listed) if len(listed) <= 8 else f"{', '.join(listed[:8])} and {len(listed) - 8} more"

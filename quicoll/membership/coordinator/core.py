@@ -1,0 +1,499 @@
+"""The coordinator's core: it alone decides who is a member and which step is committed.
+
+It carries no tensors and knows no clock, socket or disk; messages, losses and time come in, actions go out
+(actions.py). It has one state:
+
+    FORMING     no view is at work. Candidates are counted; a view is proposed as soon as there can be one.
+    PROPOSED    a view was sent to its members; each forms its links and confirms or declines.
+    INSTALLED   all confirmed, the view is in the journal; its members take steps.
+
+`TRANSITIONS` is the whole of what can happen to it. What each state knows has an owner: muster.py says whether there
+can be a view, and of whom; proposal.py hears the answers to one; work.py keeps the steps and votes of the installed
+one; hearing.py finds out why it ended. They say what is so; what follows from it is done here, and only here.
+
+Rules, and why:
+
+- Any change of members and any failed step ends the view; the next has a larger id. So a message can be judged by
+  its view id alone, and nothing of an old view can be taken for something of a new one.
+- A new view needs a quorum, and a member that holds the last committed step (muster.py).
+- A step is committed when every member of the installed view has voted ok for `committed_step + 1` with the same
+  digest, and by nothing else; the record comes first, the announcement after it. Everything else aborts.
+- A member that is lost, joins anew or breaks a rule ends its view at once: its state may be in doubt. A node that only
+  wants to come in waits for a step boundary, and a little longer where no step is open (`quiet_ns`), because Begins
+  that are on their way would be aborted.
+- A view that cannot go on is closed with the first word of it; who is told what waits, for `gather_ns` at most, until
+  members that accuse each other have been heard (hearing.py), so that all are told the same. complaints.py says who is
+  left out.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from quicoll.errors import LocalError
+from quicoll.membership.coordinator.actions import Action, NodeJoined, NodeLost, StepCommitted
+from quicoll.membership.coordinator.admission import names, refusal
+from quicoll.membership.coordinator.diagnosis import Hearing, Judgement
+from quicoll.membership.coordinator.formation import Muster
+from quicoll.membership.coordinator.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
+from quicoll.membership.coordinator.installed import Work
+from quicoll.membership.coordinator.outbox import Outbox
+from quicoll.membership.coordinator.proposal import Proposal
+from quicoll.membership.coordinator.roster import Candidate, Roster
+from quicoll.membership.messages import (
+    Begin,
+    Decision,
+    Decline,
+    FailureKind,
+    Join,
+    Leave,
+    MemberMessage,
+    Report,
+    Vote,
+    Welcome,
+    clip,
+)
+from quicoll.membership.view import MAX_MEMBERS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quicoll.membership.coordinator.config import CoordinatorConfig
+    from quicoll.membership.view import View
+
+__all__ = ["TRANSITIONS", "Cause", "CoordinatorCore", "State", "transition"]
+
+
+class State(enum.Enum):
+    FORMING = "forming"
+    PROPOSED = "proposed"
+    INSTALLED = "installed"
+
+
+class Cause(enum.Enum):
+    ENOUGH = "there are members for a view"
+    CONFIRMED = "every member confirmed"
+    FAILED = "a member declined, was silent, or is gone"
+    BROKEN = "the view cannot go on"
+    CHANGED = "nodes come or go at a boundary"
+
+
+TRANSITIONS: dict[State, dict[Cause, State]] = {
+    State.FORMING: {Cause.ENOUGH: State.PROPOSED},
+    State.PROPOSED: {Cause.CONFIRMED: State.INSTALLED, Cause.FAILED: State.FORMING},
+    State.INSTALLED: {Cause.BROKEN: State.FORMING, Cause.CHANGED: State.PROPOSED},
+}
+
+
+def transition(state: State, cause: Cause) -> State:
+    """The next state. Raises LocalError where `TRANSITIONS` has none."""
+    try:
+        return TRANSITIONS[state][cause]
+    except KeyError:
+        raise LocalError(f"{cause.name} cannot happen to a coordinator that is {state.name}") from None
+
+
+class CoordinatorCore:
+    """Messages, losses and time in, actions out; see the module for the rules.
+
+    After every input the shell takes actions by `next_action` until there is none, carries them out in order, and arms
+    one timer for `next_timer`. Times are nanoseconds of one monotonic clock.
+
+    config: see there. history: what the journal holds. Raises LocalError when the two contradict each other.
+    """
+
+    def __init__(self, config: CoordinatorConfig, history: History, *, now_ns: int) -> None:
+        if config.seed is None and history.seed is None:
+            raise LocalError("a new journal needs a seed")
+        if config.seed is not None and history.seed is not None and config.seed != history.seed:
+            raise LocalError(f"seed {config.seed} is asked for, but the journal was begun with {history.seed}")
+        self._config = config
+        self._history = history
+        self._state = State.FORMING
+        self._roster = Roster(history.view, retry_min_ns=config.retry_min_ns, retry_max_ns=config.retry_max_ns)
+        self._muster = Muster(self._roster, config, history=history)
+        self._out = Outbox(self._roster)
+        self._proposal: Proposal | None = None
+        self._work: Work | None = None  # of the installed view
+        self._hearing: Hearing | None = None  # from the end of a view to the next proposal
+        self._wake_ns: int | None = None  # when to look again although nothing came in
+        if history.seed is None and config.seed is not None:
+            self._record(Seeded(config.seed))
+        self._reconsider(now_ns)
+
+    def __repr__(self) -> str:
+        view = self._work.view.view_id if self._work is not None else None
+        ballot = self._work.ballot if self._work is not None else None
+        return f"<CoordinatorCore {self._state.name} view={view} nodes={len(self._roster)} ballot={ballot}>"
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def view(self) -> View | None:
+        """The installed view, None while there is none."""
+        return self._work.view if self._work is not None else None
+
+    @property
+    def history(self) -> History:
+        """Everything handed out by `Persist` so far, taken as written."""
+        return self._history
+
+    # Inputs
+
+    def receive(self, node: str, message: MemberMessage, *, now_ns: int, incarnation: int | None = None) -> None:
+        """A message of `node` came. incarnation: of the link's other end; None where a node has one link at most."""
+        if isinstance(message, Join):
+            self._join(node, message, now_ns)
+        else:
+            candidate = self._roster.get(node)
+            if candidate is None or (incarnation is not None and incarnation != candidate.incarnation):
+                # After Leave a member says nothing more that matters; anyone else has to learn that it is not in.
+                if candidate is None and not isinstance(message, Leave):
+                    self._out.drop(node, incarnation or 0, f"{type(message).__name__} before Join")
+                return
+            self._dispatch(candidate, message, now_ns)
+        self._reconsider(now_ns)
+
+    def member_lost(self, node: str, cause: str, *, now_ns: int, incarnation: int | None = None) -> None:
+        """The link to `node` is gone for good; ignored when `incarnation` is given and another one is connected."""
+        candidate = self._roster.get(node)
+        if candidate is None or (incarnation is not None and incarnation != candidate.incarnation):
+            return
+        self._lose(candidate, clip(f"{node} was lost: {cause}"), now_ns)
+        self._reconsider(now_ns)
+
+    def handle_timer(self, now_ns: int) -> None:
+        """Time has come to `now_ns`; harmless when it is early."""
+        if self._proposal is not None:
+            self._weigh(self._proposal, now_ns)
+        elif self._work is not None and (late := self._work.late(now_ns)):
+            self._too_late(self._work, late, now_ns)
+        self._reconsider(now_ns)
+
+    # Outputs
+
+    def next_timer(self) -> int | None:
+        """When `handle_timer` has to be called at the latest; None when nothing is pending."""
+        judge_ns = self._proposal.judge_ns if self._proposal is not None else None
+        late_ns = self._work.late_ns if self._work is not None else None
+        return min((at for at in (judge_ns, late_ns, self._wake_ns) if at is not None), default=None)
+
+    def next_action(self) -> Action | None:
+        return self._out.pop()
+
+    # Messages
+
+    def _dispatch(self, candidate: Candidate, message: MemberMessage, now_ns: int) -> None:
+        node, proposal, work, hearing = candidate.node, self._proposal, self._work, self._hearing
+        if isinstance(message, Leave):
+            self._leave(candidate, message, now_ns)
+            return
+        if isinstance(message, Join):
+            raise LocalError("a Join makes a candidate, it does not come from one")
+        views = (
+            work.view if work is not None else None,
+            proposal.view if proposal is not None else None,
+            hearing.view if hearing is not None else None,
+        )
+        view = next((view for view in views if view is not None and view.view_id == message.view_id), None)
+        if message.view_id > self._history.last_view_id or (view is not None and view.rank_of(node) is None):
+            cause = f"{node} spoke of view {message.view_id}, of which it cannot be a member"
+            self._out.refuse(node, candidate.incarnation, cause)
+            self._lose(candidate, cause, now_ns)
+        elif view is None:
+            pass  # of a view that is over: it crossed the news on the way
+        elif proposal is not None and view is proposal.view:
+            proposal.hear(node, message, now_ns=now_ns)
+            self._weigh(proposal, now_ns)
+        elif isinstance(message, Report | Decline):
+            self._report(node, message, view, now_ns)
+        elif isinstance(message, Begin | Vote) and work is not None and view is work.view:
+            self._step(candidate, message, work, now_ns)
+
+    def _join(self, node: str, message: Join, now_ns: int) -> None:
+        if message.incarnation < self._roster.newest(node):
+            newest = self._roster.newest(node)
+            self._out.refuse(
+                node, message.incarnation, f"incarnation {newest} of {node} has replaced {message.incarnation}"
+            )
+            return
+        old = self._roster.get(node)
+        if old is not None:
+            how = "started anew" if message.incarnation > old.incarnation else "lost its link and joined again"
+            self._lose(old, f"{node} {how}", now_ns)
+        reason = refusal(message, history=self._history, config=self._config)
+        if not reason and len(self._roster) >= MAX_MEMBERS:
+            reason = f"{MAX_MEMBERS} nodes are connected already"
+        if reason:
+            self._out.refuse(node, message.incarnation, reason)
+            return
+        committed: bool | None = None
+        holds = message.committed_step
+        if message.doubt is not None:
+            # Final: losing the old link has just ended the view in doubt, if it was still there.
+            committed = self._history.committed(*message.doubt)
+            holds = max(holds, message.doubt[1]) if committed else holds
+        candidate = Candidate(node, message, holds)
+        self._roster.add(candidate)
+        self._out.note(NodeJoined(now_ns=now_ns, node=node, incarnation=message.incarnation))
+        candidate.told = self._waiting_for(now_ns)
+        welcome = Welcome(
+            seed=self._seed,
+            committed_step=self._history.committed_step,
+            doubt_committed=committed,
+            waiting_for=candidate.told,
+        )
+        self._out.tell(candidate, welcome)
+
+    def _report(self, node: str, message: Report | Decline, view: View, now_ns: int) -> None:
+        if self._work is not None and view is self._work.view:
+            self._close(self._work)
+        if self._hearing is not None:
+            self._hearing.hear(node, message, connected=self._present(view), now_ns=now_ns)
+
+    def _step(self, candidate: Candidate, message: Begin | Vote, work: Work, now_ns: int) -> None:
+        expected = self._history.committed_step + 1
+        outcome = work.hear(candidate.node, message, expected=expected, now_ns=now_ns)
+        if work.entered(candidate.node):
+            candidate.committed_step = max(candidate.committed_step, expected - 1)  # where a step begins from
+        if outcome is None:
+            return
+        if outcome.commit:
+            self._commit(work, expected, outcome.digest, now_ns)
+        else:
+            self._break(work, outcome.cause, (), outcome.culprit, now_ns, kind=outcome.kind)
+
+    def _leave(self, candidate: Candidate, message: Leave, now_ns: int) -> None:
+        if candidate.leaving:
+            return
+        self._pronounce(candidate.node, now_ns)  # it has to be told as well
+        candidate.leaving = True
+        node, work = candidate.node, self._work
+        if work is not None and work.entered(node):
+            return  # it votes first; the decision takes it out
+        why = f"{node} left" + (f": {message.reason}" if message.reason else "")
+        if work is not None and work.ballot is None and work.view.rank_of(node) is not None:
+            self._depart(candidate, why, now_ns)
+            self._change(work, clip(why), now_ns)
+        else:
+            # The others cannot finish a step that it did not begin; and a proposal cannot be confirmed without it.
+            self._lose(candidate, clip(why), now_ns)
+
+    # Views
+
+    def _reconsider(self, now_ns: int) -> None:
+        """Propose a view if there can and should be a new one. Called after every input; idempotent."""
+        self._wake_ns = None
+        if self._state is State.FORMING:
+            self._reconsider_forming(now_ns)
+        elif self._work is not None:
+            self._reconsider_installed(self._work, now_ns)
+
+    def _reconsider_forming(self, now_ns: int) -> None:
+        if self._hearing is not None:
+            if not self._hearing.over(self._present(self._hearing.view), now_ns=now_ns):
+                self._wake_ns = self._hearing.deadline_ns
+                return
+            self._pronounce("", now_ns)
+            self._evict(self._hearing.left_out(self._present(self._hearing.view)), now_ns)
+            self._hearing = None
+        call = self._muster.call(self._history, now_ns=now_ns)
+        if call.missing:
+            self._wake_ns = call.again_ns
+            self._out.hold(call.missing, now_ns=now_ns)
+            return
+        self._propose(call.chosen, Cause.ENOUGH, now_ns)
+
+    def _reconsider_installed(self, work: Work, now_ns: int) -> None:
+        if work.ballot is not None:
+            return  # its decision will look again; and votes of a large view must not each count all nodes
+        chosen = self._choose(now_ns)
+        if tuple(candidate.node for candidate in chosen) == work.view.nodes:
+            self._wake_ns = self._roster.next_retry(now_ns=now_ns)
+        elif now_ns < work.quiet_ns:
+            self._wake_ns = work.quiet_ns
+        else:
+            self._change(work, "", now_ns)
+
+    def _choose(self, now_ns: int) -> list[Candidate]:
+        return self._muster.choose(self._history, now_ns=now_ns)
+
+    def _propose(self, chosen: list[Candidate], cause: Cause, now_ns: int, boundary: Decision | None = None) -> None:
+        """Propose a view of `chosen`; at a step boundary, inside the decision of the step."""
+        previous = self.view
+        view = self._muster.form(chosen, self._history)
+        self._record(Proposed(view.view_id))
+        self._state = transition(self._state, cause)
+        self._work = None
+        self._hearing = None
+        self._proposal = Proposal(
+            view, now_ns=now_ns, timeout_ns=self._config.propose_timeout_ns, gather_ns=self._config.gather_ns
+        )
+        self._out.proposed(view, previous, boundary, now_ns=now_ns)
+
+    def _weigh(self, proposal: Proposal, now_ns: int) -> None:
+        """Install the proposal, reject it, or wait on."""
+        if proposal.confirmed:
+            self._install(proposal.view, now_ns)
+        elif proposal.due(now_ns):
+            self._reject(proposal, now_ns)
+
+    def _install(self, view: View, now_ns: int) -> None:
+        self._record(InstalledView(view))
+        self._state = transition(self._state, Cause.CONFIRMED)
+        self._proposal = None
+        self._work = Work(view, self._config, now_ns=now_ns)
+        self._out.installed(view, now_ns=now_ns)
+
+    def _reject(self, proposal: Proposal, now_ns: int) -> None:
+        out = proposal.verdict(now_ns=now_ns)
+        self._fail(proposal.view, clip("; ".join(out.values())), tuple(out), now_ns)
+        self._evict(out, now_ns)
+
+    def _fail(self, view: View, cause: str, lost: tuple[str, ...], now_ns: int) -> None:
+        """The proposed view comes to nothing."""
+        self._state = transition(self._state, Cause.FAILED)
+        self._proposal = None
+        self._out.failed(view, cause=cause, lost=lost, now_ns=now_ns)
+
+    def _change(self, work: Work, cause: str, now_ns: int, boundary: Decision | None = None) -> None:
+        """Go from the installed view to the next, at a boundary; what is left may be too little for one."""
+        chosen = self._choose(now_ns)
+        missing = self._muster.lack(chosen, self._history)
+        if not missing:
+            self._propose(chosen, Cause.CHANGED, now_ns, boundary)
+            return
+        if boundary is not None:
+            self._out.tell_all(work.view, boundary)
+        self._break(work, clip(f"{cause}; {missing}" if cause else missing), (), "", now_ns)
+
+    def _break(
+        self,
+        work: Work,
+        cause: str,
+        lost: tuple[str, ...],
+        culprit: str,
+        now_ns: int,
+        *,
+        kind: FailureKind = "failed",
+    ) -> None:
+        """The installed view is over, and the step that is open is committed nowhere; tell everybody."""
+        self._tell_end(self._close(work), Judgement(cause, kind, culprit, lost), now_ns)
+
+    def _close(self, work: Work) -> Hearing:
+        """The installed view is over. Nothing of it can be committed any more; nobody is told yet."""
+        self._hearing = Hearing(work.view, work.ballot, gather_ns=self._config.gather_ns)
+        self._state = transition(self._state, Cause.BROKEN)
+        self._work = None
+        return self._hearing
+
+    def _pronounce(self, node: str, now_ns: int) -> None:
+        """Judge a closed view that is not judged, by what has been heard; because of `node`, if it is one of its."""
+        hearing = self._hearing
+        if hearing is not None and not hearing.judged and (not node or hearing.view.rank_of(node) is not None):
+            self._tell_end(hearing, hearing.judgement(self._present(hearing.view)), now_ns)
+
+    def _tell_end(self, hearing: Hearing, judgement: Judgement, now_ns: int) -> None:
+        hearing.judged = True
+        self._out.broken(hearing.view, hearing.ballot, judgement, now_ns=now_ns)
+        self._depart_leavers(now_ns)
+
+    def _present(self, view: View) -> list[str]:
+        return [node for node in view.nodes if node in self._roster]
+
+    # Steps
+
+    def _commit(self, work: Work, step: int, digest: bytes, now_ns: int) -> None:
+        view = work.view
+        self._record(Committed(step, view.view_id, digest))
+        work.decided(now_ns=now_ns)
+        for candidate in self._roster:
+            if view.rank_of(candidate.node) is not None:
+                candidate.committed_step = step
+        self._out.note(StepCommitted(now_ns=now_ns, view_id=view.view_id, step=step, digest=digest))
+        decision = Decision(view_id=view.view_id, step=step, commit=True)
+        if tuple(candidate.node for candidate in self._choose(now_ns)) == view.nodes:
+            self._out.tell_all(view, decision)
+            return
+        leavers = [candidate for candidate in self._roster if candidate.leaving]
+        for candidate in leavers:
+            self._retire(candidate)
+        self._change(work, " and ".join(f"{candidate.node} left" for candidate in leavers), now_ns, decision)
+        self._depart_leavers(now_ns)
+
+    def _too_late(self, work: Work, late: tuple[str, ...], now_ns: int) -> None:
+        """The votes of some members did not come: they are named, and left out where the others can go on."""
+        seconds = self._config.vote_timeout_ns / 1e9
+        cause = clip(f"no vote on step {self._history.committed_step + 1} within {seconds:g} s from {names(late)}")
+        self._break(work, cause, late, late[0] if len(late) == 1 else "", now_ns)
+        rest = [candidate for candidate in self._choose(now_ns) if candidate.node not in late]
+        if not self._muster.lack(rest, self._history):
+            self._evict(dict.fromkeys(late, cause), now_ns)
+
+    # Nodes
+
+    def _lose(self, candidate: Candidate, cause: str, now_ns: int) -> None:
+        """The node is gone, and with it any view that it is in."""
+        node = candidate.node
+        self._depart(candidate, cause, now_ns)
+        proposal = self._proposal
+        if proposal is not None and proposal.view.rank_of(node) is not None:
+            if proposal.disputed:
+                # what the others have said by now must not be lost
+                proposal.decline(node, unreachable=(), reason=cause, now_ns=now_ns)
+                self._reject(proposal, now_ns)
+            else:
+                self._fail(proposal.view, cause, (node,), now_ns)
+        elif self._work is not None and self._work.view.rank_of(node) is not None:
+            self._break(self._work, cause, (node,), node, now_ns)
+        else:
+            self._pronounce(node, now_ns)
+
+    def _depart(self, candidate: Candidate, cause: str, now_ns: int) -> None:
+        if candidate.leaving:
+            self._retire(candidate)
+        self._roster.remove(candidate.node)
+        if self._hearing is not None:
+            self._hearing.gone(candidate.node, cause)
+        self._out.note(NodeLost(now_ns=now_ns, node=candidate.node, cause=cause, left=candidate.leaving))
+
+    def _retire(self, candidate: Candidate) -> None:
+        """The node no longer counts in the base of quorums; durable, or a restart would wait for it."""
+        if candidate.node in self._history.base:
+            self._record(Left(candidate.node))
+
+    def _depart_leavers(self, now_ns: int) -> None:
+        for candidate in self._roster:
+            if candidate.leaving:
+                self._depart(candidate, f"{candidate.node} left", now_ns)
+
+    def _evict(self, reasons: Mapping[str, str], now_ns: int) -> None:
+        """Leave connected nodes out of the next views, each for a while."""
+        for node, why in reasons.items():
+            candidate = self._roster.get(node)
+            if candidate is not None:
+                seconds = self._roster.evict(node, now_ns=now_ns) / 1e9
+                self._out.leave_waiting(candidate, f"left out for {seconds:g} s: {why}")
+
+    def _waiting_for(self, now_ns: int) -> str:
+        """What a node that has just joined waits for; "" when it need not."""
+        if self._work is not None:
+            return f"view {self._work.view.view_id} is at work; the next one comes at a step boundary"
+        if self._proposal is not None:
+            return f"view {self._proposal.view.view_id} is being formed"
+        return clip(self._muster.missing(self._choose(now_ns), self._history))
+
+    # Outputs
+
+    @property
+    def _seed(self) -> int:
+        if self._history.seed is None:
+            raise LocalError("the seed is recorded when the core is made")
+        return self._history.seed
+
+    def _record(self, record: Record) -> None:
+        self._history = self._history.apply(record)
+        self._out.persist(record)

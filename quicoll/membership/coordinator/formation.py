@@ -1,0 +1,130 @@
+"""Whether there can be a view now, of whom, and how long those who are missing are waited for.
+
+The muster looks at the connected nodes (roster.py) and at what is durable (history.py), and changes neither. What it
+finds is one of
+
+    lacking     no view can be made of these; to be looked at again when a node that was left out may be tried anew
+    settling    a view can be made, but nodes of the last one are missing; the rest wait for them, once, for a while
+    ready       a view can be made, and is to be proposed
+
+Rules, and why:
+
+- A new view needs more than half of the nodes of the last installed one, less those that left of their own will. The
+  first needs `world_size` nodes. The journal makes the coordinator the single decider; the quorum keeps a handful of
+  nodes at the coordinator's side of a partition from going on alone. (`rules.lack`)
+- A new view has a member that holds the last committed step, unless no node is left that could: a quorum of new
+  processes waits for the one whose state they would take back.
+- Where nodes of the last view are missing although there is a quorum, and nothing was installed a moment ago (after a
+  restart of the coordinator, or of everything), the rest get `settle_ns` to arrive: one view instead of several. Once
+  a view was formed nobody is waited for, until there is too little for one again: whoever is missing then is missing
+  because of what happened to that view.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quicoll.errors import LocalError
+from quicoll.membership.coordinator.admission import lack, names
+from quicoll.membership.view import View
+
+if TYPE_CHECKING:
+    from quicoll.membership.coordinator.config import CoordinatorConfig
+    from quicoll.membership.coordinator.history import History
+    from quicoll.membership.coordinator.roster import Candidate, Roster
+
+__all__ = ["Call", "Muster"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a look at the nodes found. chosen: by rank. missing: why they wait; "" when they are ready.
+
+    again_ns: when to look again although nothing came in; None where only an input can change it.
+    """
+
+    chosen: list[Candidate]
+    missing: str = ""
+    again_ns: int | None = None
+
+
+class Muster:
+    """Chooses from `roster`; remembers only whether the missing are still waited for.
+
+    The history is an argument everywhere, since it is replaced with every record: one owner, and no second copy.
+    """
+
+    def __init__(self, roster: Roster, config: CoordinatorConfig, *, history: History) -> None:
+        self._roster = roster
+        self._config = config
+        self._patient = history.view is not None
+        self._settle_ns: int | None = None  # the end of the grace, once it has begun
+
+    def choose(self, history: History, *, now_ns: int) -> list[Candidate]:
+        """Who would be in a view proposed now, by rank."""
+        last = history.view
+        preferred = last.nodes if last is not None else ()
+        return self._roster.choose(now_ns=now_ns, limit=self._config.max_world_size, preferred=preferred)
+
+    def lack(self, chosen: list[Candidate], history: History) -> str:
+        """Why these are too few for a view, "" if they are not. All that is asked of a view that follows another."""
+        return lack([candidate.node for candidate in chosen], history=history, config=self._config)
+
+    def missing(self, chosen: list[Candidate], history: History) -> str:
+        """Why these cannot be a view where none is at work, "" if they can: too few, or none with the state."""
+        return self.lack(chosen, history) or self._stateless(chosen, history)
+
+    def call(self, history: History, *, now_ns: int) -> Call:
+        """Look at who is here, while no view is proposed or at work; idempotent, but for the begin of the grace."""
+        chosen = self.choose(history, now_ns=now_ns)
+        missing = self.missing(chosen, history)
+        if missing:
+            self._patient = history.view is not None
+            self._settle_ns = None
+            return Call(chosen, missing, self._roster.next_retry(now_ns=now_ns))
+        absent = [node for node in history.base if node not in self._roster]
+        if absent and self._patient:
+            self._settle_ns = now_ns + self._config.settle_ns if self._settle_ns is None else self._settle_ns
+            if now_ns < self._settle_ns:
+                waiting = f"there is a quorum; {names(absent)} of the last view may still come"
+                return Call(chosen, waiting, self._settle_ns)
+        return Call(chosen)
+
+    def form(self, chosen: list[Candidate], history: History) -> View:
+        """The next view, of these by rank, for the caller to record and to propose; ends the patience with the missing.
+
+        Raises LocalError without a seed.
+        """
+        if history.seed is None:
+            raise LocalError("there is no view before the seed is recorded")
+        self._patient = False
+        committed_step = history.committed_step
+        if history.view is None:
+            # A new journal: go on from the newest state that a node has loaded.
+            committed_step = max(candidate.committed_step for candidate in chosen)
+        return View(
+            view_id=history.last_view_id + 1,
+            members=tuple(candidate.member(rank) for rank, candidate in enumerate(chosen)),
+            seed=history.seed,
+            committed_step=committed_step,
+            committed_view=history.committed_view,
+            tiers=dict(self._config.tiers),
+        )
+
+    def _stateless(self, chosen: list[Candidate], history: History) -> str:
+        """Why these must not go on: nobody of them holds the last committed step, and a node that may is elsewhere.
+
+        Nodes count for the quorum by name, so a majority of new processes is one. To begin from what they have would
+        take back a step that was committed. Where no node is left that could hold it, there is nothing to wait for.
+        """
+        step = history.committed_step
+        if any(candidate.committed_step >= step for candidate in chosen):
+            return ""
+        here = [candidate.node for candidate in chosen]
+        elsewhere: list[str] = []
+        for node in history.base:
+            known = self._roster.get(node)
+            if node not in here and (known is None or (known.committed_step >= step and not known.leaving)):
+                elsewhere.append(node)
+        return f"nobody here holds step {step}; {names(elsewhere)} may" if elsewhere else ""

@@ -1,0 +1,111 @@
+"""The nodes that are connected to the coordinator, and which of them may be in the next view."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quicoll.membership.coordinator.accusations import Backoff
+from quicoll.membership.view import Member, rank_key
+
+if TYPE_CHECKING:
+    from quicoll.membership.messages import Join
+    from quicoll.membership.view import View
+
+__all__ = ["Candidate", "Roster"]
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A connected node.
+
+    committed_step: the last step whose result it holds. leaving: it goes at the next boundary. told: what it was last
+    told to wait for, so that it hears each reason once.
+    """
+
+    node: str
+    join: Join
+    committed_step: int
+    leaving: bool = False
+    told: str = ""
+    rank_key: tuple[object, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rank_key = rank_key(self.node, self.join.rank_hint)
+
+    @property
+    def incarnation(self) -> int:
+        return self.join.incarnation
+
+    def member(self, rank: int) -> Member:
+        return Member(
+            rank=rank,
+            node=self.node,
+            incarnation=self.incarnation,
+            addresses=self.join.addresses,
+            site=self.join.site,
+            committed_step=self.committed_step,
+        )
+
+
+class Roster:
+    """Candidates by node, iterated by rank; remembers the newest incarnation and the back-off of each node.
+
+    What it remembers of nodes that are gone is bounded by the number of names that the job's authority has certified.
+    """
+
+    def __init__(self, last: View | None, *, retry_min_ns: int, retry_max_ns: int) -> None:
+        self._candidates: dict[str, Candidate] = {}
+        self._newest = {member.node: member.incarnation for member in last.members} if last is not None else {}
+        self._backoffs: dict[str, Backoff] = {}
+        self._retry_min_ns = retry_min_ns
+        self._retry_max_ns = retry_max_ns
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    def __contains__(self, node: str) -> bool:
+        return node in self._candidates
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(sorted(self._candidates.values(), key=lambda candidate: candidate.rank_key))
+
+    def get(self, node: str) -> Candidate | None:
+        return self._candidates.get(node)
+
+    def newest(self, node: str) -> int:
+        """The largest incarnation of the node ever seen, -1 if none."""
+        return self._newest.get(node, -1)
+
+    def add(self, candidate: Candidate) -> None:
+        if candidate.incarnation > self.newest(candidate.node):
+            # A new process: whatever was wrong with the old one need not be wrong with this.
+            self._backoffs.pop(candidate.node, None)
+            self._newest[candidate.node] = candidate.incarnation
+        self._candidates[candidate.node] = candidate
+
+    def remove(self, node: str) -> Candidate | None:
+        return self._candidates.pop(node, None)
+
+    def evict(self, node: str, *, now_ns: int) -> int:
+        """Leave the node out for a while; the nanoseconds until it may be tried again."""
+        backoff = self._backoffs.setdefault(node, Backoff())
+        return backoff.evict(now_ns, shortest_ns=self._retry_min_ns, longest_ns=self._retry_max_ns) - now_ns
+
+    def choose(self, *, now_ns: int, limit: int, preferred: Collection[str]) -> list[Candidate]:
+        """Who would be in a view proposed now, by rank; at most `limit`, `preferred` nodes first, others stand by."""
+        fit = [candidate for candidate in self if not candidate.leaving and self._retry_ns(candidate.node) <= now_ns]
+        if len(fit) > limit:
+            fit.sort(key=lambda candidate: candidate.node not in preferred)  # stable: by rank within each part
+            fit = sorted(fit[:limit], key=lambda candidate: candidate.rank_key)
+        return fit
+
+    def next_retry(self, *, now_ns: int) -> int | None:
+        """When the next connected node that is left out may be tried again."""
+        waits = [self._retry_ns(node) for node in self._candidates]
+        return min((wait for wait in waits if wait > now_ns), default=None)
+
+    def _retry_ns(self, node: str) -> int:
+        backoff = self._backoffs.get(node)
+        return 0 if backoff is None else backoff.retry_ns

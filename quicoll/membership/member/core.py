@@ -1,0 +1,497 @@
+"""A member's core: follows the coordinator's decisions, and never acts in two views.
+
+    DETACHED   no link to the coordinator
+    JOINING    connected; there is no view for this node yet
+    FORMING    a view was proposed; links to its members are being formed
+    ACTIVE     the view is installed; steps are taken in it
+    LEFT       the end: left of its own will, or refused
+
+`TRANSITIONS` is the whole of what can happen. Each `FormLinks(v)` is followed by exactly one `Deactivate(v)`, with
+`Activate(v)` between them if the view was installed, and before any other `FormLinks`. So the shell has at most one
+view at a time, and a Confirm, which says "I act in no other view", can only follow the Deactivate of the old one. What
+belongs to that one view, its answer, its step and its reports, is its seat (seat.py); what is known from view to view,
+the seed, the steps, the doubt, is its knowledge (knowledge.py). Here are the link to the coordinator, the one deadline,
+and what follows from each message and call.
+
+The vote is the point of no return. Before it, this member alone can make sure that the step is not committed: losing
+the coordinator aborts the step here. After a vote with ok, only the coordinator knows. So from an ok vote to the
+decision the step is in doubt: when the link is lost the view is deactivated, but nothing is said about the step until
+the answer to the next Join, from the journal, settles it. This is the blocking of two-phase commit (Bernstein,
+Hadzilacos and Goodman 1987, "Concurrency Control and Recovery in Database Systems", section 7.4); it cannot be avoided
+with a single decider, and costs time only, never state.
+
+The coordinator is trusted to decide, not to be free of faults: a message that its rules exclude (a view id that goes
+back, a decision on a step that was not voted) means that it runs on another journal (knowledge.py). The member then
+stops with `Refused` rather than guess.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quicoll.errors import LocalError
+from quicoll.membership.member.actions import (
+    Activate,
+    Decided,
+    FormLinks,
+    Held,
+    MemberAction,
+    Reconnect,
+    Refused,
+    Resumed,
+    Tell,
+)
+from quicoll.membership.member.knowledge import Knowledge
+from quicoll.membership.member.seat import Seat
+from quicoll.membership.messages import (
+    Aborted,
+    CoordinatorMessage,
+    Decision,
+    FailureKind,
+    Hold,
+    Install,
+    Join,
+    Leave,
+    MemberMessage,
+    Propose,
+    Refuse,
+    Welcome,
+    clip,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quicoll.membership.messages import Confirm, Decline
+    from quicoll.membership.view import View
+
+__all__ = ["TRANSITIONS", "Cause", "MemberCore", "State", "transition"]
+
+
+class State(enum.Enum):
+    DETACHED = "detached"
+    JOINING = "joining"
+    FORMING = "forming"
+    ACTIVE = "active"
+    LEFT = "left"
+
+
+class Cause(enum.Enum):
+    CONNECTED = "the link to the coordinator is up"
+    DISCONNECTED = "the link to the coordinator is lost"
+    PROPOSED = "a view is proposed"
+    INSTALLED = "the view is installed"
+    ENDED = "the view is over"
+    DONE = "left or refused"
+
+
+TRANSITIONS: dict[State, dict[Cause, State]] = {
+    State.DETACHED: {Cause.CONNECTED: State.JOINING, Cause.DONE: State.LEFT},
+    State.JOINING: {
+        Cause.PROPOSED: State.FORMING,
+        Cause.DISCONNECTED: State.DETACHED,
+        Cause.DONE: State.LEFT,
+    },
+    State.FORMING: {
+        Cause.INSTALLED: State.ACTIVE,
+        Cause.ENDED: State.JOINING,
+        Cause.DISCONNECTED: State.DETACHED,
+        Cause.DONE: State.LEFT,
+    },
+    State.ACTIVE: {
+        Cause.ENDED: State.JOINING,
+        Cause.DISCONNECTED: State.DETACHED,
+        Cause.DONE: State.LEFT,
+    },
+    State.LEFT: {},
+}
+
+
+def transition(state: State, cause: Cause) -> State:
+    """The next state. Raises LocalError where `TRANSITIONS` has none."""
+    try:
+        return TRANSITIONS[state][cause]
+    except KeyError:
+        raise LocalError(f"{cause.name} cannot happen to a member that is {state.name}") from None
+
+
+_SECOND = 1_000_000_000
+
+
+class MemberCore:
+    """Messages, link changes, the user's steps and time in, actions out; see the module.
+
+    After every input the shell takes actions by `next_action` until there is none, carries them out in order, and arms
+    one timer for `next_timer`. Times are nanoseconds of one monotonic clock.
+
+    node: the name in this node's certificate. incarnation: larger at every start of the process. addresses, world_size,
+    rank_hint, site: for `Join`. committed_step: the last step whose result this process holds (of a loaded checkpoint).
+    form_timeout_ns: for `links_ready` or `links_failed`, after which the view is declined. answer_timeout_ns: for the
+    coordinator's answer to a Join and to a Confirm. decision_timeout_ns: from an ok vote to the decision; has to be
+    longer than the coordinator's `vote_timeout_ns`.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        incarnation: int,
+        *,
+        addresses: Sequence[tuple[str, int]] = (),
+        world_size: int | None = None,
+        rank_hint: int | None = None,
+        site: str = "",
+        committed_step: int = 0,
+        form_timeout_ns: int = 15 * _SECOND,
+        answer_timeout_ns: int = 30 * _SECOND,
+        decision_timeout_ns: int = 330 * _SECOND,
+    ) -> None:
+        if min(form_timeout_ns, answer_timeout_ns, decision_timeout_ns) <= 0:
+            raise LocalError("form_timeout_ns, answer_timeout_ns and decision_timeout_ns have to be above 0")
+        self.node = node
+        self.incarnation = incarnation
+        self._join = Join(
+            incarnation=incarnation, addresses=tuple(addresses), world_size=world_size, rank_hint=rank_hint, site=site
+        )
+        self._form_timeout_ns = form_timeout_ns
+        self._answer_timeout_ns = answer_timeout_ns
+        self._decision_timeout_ns = decision_timeout_ns
+        self._state = State.DETACHED
+        self._out: deque[MemberAction] = deque()
+        self._known = Knowledge(committed_step)
+        self._welcomed = False
+        self._seat: Seat | None = None  # in the proposed or installed view
+        self._leaving = False
+        self._held = ""
+        self._deadline_ns: int | None = None
+
+    def __repr__(self) -> str:
+        view = self._seat.view.view_id if self._seat is not None else None
+        return f"<MemberCore {self.node}#{self.incarnation} {self._state.name} view={view} step={self.open_step}>"
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def view(self) -> View | None:
+        """The view that is being formed or active."""
+        return self._seat.view if self._seat is not None else None
+
+    @property
+    def committed_step(self) -> int:
+        """The last step whose result this node holds."""
+        return self._known.holds
+
+    @property
+    def next_step(self) -> int | None:
+        """The only step that can be begun now; None while none can."""
+        free = self._state is State.ACTIVE and self._seat is not None and self._seat.free
+        return self._known.committed + 1 if free and not self._leaving else None
+
+    @property
+    def open_step(self) -> int | None:
+        """The step that was begun and is not decided."""
+        return self._seat.step if self._seat is not None else None
+
+    @property
+    def doubt(self) -> tuple[int, int] | None:
+        """(view_id, step) of a vote whose decision is not known because the link was lost."""
+        return self._known.doubt
+
+    # Inputs: the link to the coordinator
+
+    def connected(self, *, now_ns: int) -> None:
+        """There is a link to the coordinator."""
+        if self._state is not State.DETACHED:
+            return
+        self._move(Cause.CONNECTED)
+        self._welcomed = False
+        self._deadline_ns = now_ns + self._answer_timeout_ns
+        known = self._known
+        self._tell(msgspec.structs.replace(self._join, committed_step=known.holds, doubt=known.doubt))
+
+    def disconnected(self, cause: str, *, now_ns: int) -> None:
+        """The link to the coordinator is gone; nothing of it will be delivered any more."""
+        if self._state in (State.DETACHED, State.LEFT):
+            return
+        cause = f"the coordinator was lost: {cause}"
+        self._doubt_vote()
+        self._end_view(cause, partitioned=True)
+        self._deadline_ns = None
+        if self._leaving and self._known.doubt is None:
+            self._move(Cause.DONE)
+            return
+        self._move(Cause.DISCONNECTED)
+        self._hold(cause)
+
+    def receive(self, message: CoordinatorMessage, *, now_ns: int) -> None:
+        """A message of the coordinator came."""
+        view_id = self._seat.view.view_id if self._seat is not None else None
+        if self._state in (State.DETACHED, State.LEFT):
+            return
+        if isinstance(message, Refuse):
+            self._refused(message.reason)
+        elif isinstance(message, Welcome) and self._state is State.JOINING and not self._welcomed:
+            self._welcome(message)
+        elif not self._welcomed:
+            # Meant for the link before this one: the coordinator told it before it read our Join, and then forgot it.
+            return
+        elif isinstance(message, Propose):
+            self._propose(message.view, now_ns)
+        elif isinstance(message, Hold) and self._state is State.JOINING:
+            self._hold(message.cause)
+        elif isinstance(message, Install) and message.view_id == view_id and self._state is State.FORMING:
+            self._install()
+        elif isinstance(message, Decision) and message.view_id == view_id and self._state is State.ACTIVE:
+            self._decide(message, now_ns)
+        elif isinstance(message, Aborted) and message.view_id == view_id:
+            self._over(message.cause, message.lost, message.culprit, message.kind)
+        else:
+            self._broken(f"{type(message).__name__} while {self._state.name}")
+
+    # Inputs: the links to other members
+
+    def links_ready(self, view_id: int, *, now_ns: int) -> None:
+        """There is a link to every other member of the proposed view."""
+        seat = self._forming(view_id)
+        if seat is not None and not seat.answered:
+            self._answer(seat.confirm(), now_ns)
+
+    def links_failed(self, view_id: int, unreachable: Sequence[str], reason: str, *, now_ns: int) -> None:
+        """There is no link to the members `unreachable`; or, where that is empty, this node cannot take part."""
+        seat = self._forming(view_id)
+        if seat is not None:
+            self._answer(seat.decline(tuple(unreachable), reason), now_ns)
+
+    def peer_lost(self, node: str, cause: str, *, now_ns: int) -> None:
+        """The link to a member of the view is lost."""
+        seat = self._seat
+        if seat is None or not seat.is_news(node):
+            return
+        if self._state is State.ACTIVE:
+            self._tell(seat.lost(node, cause))
+        elif seat.confirmed:
+            self._answer(seat.take_back(node, cause), now_ns)
+
+    # Inputs: the user's steps
+
+    def begin(self, step: int, *, now_ns: int) -> None:
+        """This node is inside `step`, which has to be `next_step`. Raises LocalError when it is not."""
+        if self._seat is None or step != self.next_step:
+            raise LocalError(f"step {step} cannot begin; next is {self.next_step}", step=step)
+        self._tell(self._seat.begin(step))
+
+    def vote(
+        self,
+        step: int,
+        *,
+        ok: bool,
+        digest: bytes = b"",
+        reason: str = "",
+        culprit: str = "",
+        groups: tuple[tuple[int, bytes], ...] = (),
+        now_ns: int,
+    ) -> None:
+        """Vote for the open step; with ok, it can be committed from now on. Raises LocalError when it is not open."""
+        if self._seat is None or step != self._seat.step or self._seat.vote is not None:
+            raise LocalError(f"there is nothing to vote on step {step}; open is {self.open_step}", step=step)
+        self._deadline_ns = now_ns + self._decision_timeout_ns
+        self._tell(self._seat.cast(step, ok=ok, digest=digest, reason=reason, culprit=culprit, groups=groups))
+
+    def failed(
+        self,
+        reason: str,
+        *,
+        culprit: str = "",
+        kind: FailureKind = "failed",
+        blamed: Sequence[str] = (),
+        now_ns: int,
+    ) -> None:
+        """A collective of the active view failed or was cancelled, so that the view cannot go on.
+
+        blamed: members whose bits came spoiled, or who called something else, as `kind` says.
+        """
+        if self._state is State.ACTIVE and self._seat is not None and not self._seat.failed:
+            self._tell(self._seat.fail(reason, culprit=culprit, kind=kind, blamed=tuple(blamed)))
+
+    def caught_up(self, step: int) -> None:
+        """This node got the state after `step` from another member. Raises LocalError where no member can hold it."""
+        self._known.caught_up(step)
+
+    def leave(self, reason: str = "", *, now_ns: int) -> None:
+        """Leave the job: at once, or after the decision of the step that is open or in doubt."""
+        if self._leaving or self._state is State.LEFT:
+            return
+        self._leaving = True
+        if self._welcomed and self._state is not State.DETACHED:
+            self._tell(Leave(reason=clip(reason)))
+        unanswered = self._state is State.JOINING and not self._welcomed
+        if self.open_step is None and self._known.doubt is None and not unanswered:
+            self._end_view("this node left")
+            self._done()
+
+    # Time and outputs
+
+    def handle_timer(self, now_ns: int) -> None:
+        """Time has come to `now_ns`; harmless when it is early."""
+        if self._deadline_ns is None or now_ns < self._deadline_ns:
+            return
+        self._deadline_ns = None
+        if self._state is State.FORMING and self._seat is not None and not self._seat.answered:
+            self._answer(self._seat.decline((), f"no links within {self._form_timeout_ns / 1e9:g} s"), now_ns)
+            return
+        awaited = "the answer to Join" if self._state is State.JOINING else "the installation of the view"
+        cause = f"{awaited if self._state is not State.ACTIVE else 'the decision of the step'} did not come in time"
+        self._out.append(Reconnect(cause))
+        self.disconnected(cause, now_ns=now_ns)
+
+    def next_timer(self) -> int | None:
+        """When `handle_timer` has to be called at the latest; None when nothing is pending."""
+        return self._deadline_ns
+
+    def next_action(self) -> MemberAction | None:
+        return self._out.popleft() if self._out else None
+
+    # The coordinator's messages
+
+    def _welcome(self, message: Welcome) -> None:
+        if contradiction := self._known.contradiction(message):
+            self._broken(contradiction)
+            return
+        self._welcomed = True
+        self._deadline_ns = None
+        doubt = self._known.welcome(message)
+        cause = "settled after the coordinator was lost"
+        if doubt is not None and message.doubt_committed:
+            self._settle(*doubt, cause)
+        elif doubt is not None:
+            self._out.append(Decided(*doubt, False, cause))
+        if self._leaving:
+            self._tell(Leave())
+            self._done()
+        elif message.waiting_for:
+            self._hold(message.waiting_for)
+
+    def _propose(self, view: View, now_ns: int) -> None:
+        if contradiction := self._known.contradiction_of_view(view, node=self.node, incarnation=self.incarnation):
+            self._broken(contradiction)
+            return
+        seat = self._seat
+        if seat is not None:
+            # The coordinator took no step to be open, or the decision would have come first, on the same link. The
+            # proposal tells all the same what became of one.
+            if seat.step is not None and seat.vote and view.committed_step >= seat.step:
+                if view.committed_view != seat.view.view_id:
+                    self._broken(f"step {seat.step} is committed, and this node was not told by which view")
+                    return
+                self._settle(seat.view.view_id, seat.step)
+            self._over(f"view {view.view_id} is proposed", (), "")
+            if self._leaving:
+                return
+        self._move(Cause.PROPOSED)
+        self._seat = Seat(view, self.node)
+        self._known.proposed(view)
+        self._deadline_ns = now_ns + self._form_timeout_ns
+        self._out.append(FormLinks(view))
+
+    def _install(self) -> None:
+        if self._seat is None or not self._seat.confirmed:
+            self._broken("Install of a view that was not confirmed")
+            return
+        self._move(Cause.INSTALLED)
+        self._deadline_ns = None
+        if self._held:
+            self._held = ""
+            self._out.append(Resumed())
+        self._out.append(Activate(self._seat.view))
+
+    def _decide(self, message: Decision, now_ns: int) -> None:
+        if message.commit:
+            step, vote = (self._seat.step, self._seat.vote) if self._seat is not None else (None, None)
+            if message.step != step or not vote:
+                self._broken(f"step {message.step} is committed, but open here is {step} with vote {vote}")
+                return
+            self._deadline_ns = None
+            self._settle(message.view_id, message.step)
+            if self._leaving:
+                self._over("this node left", (), "")
+            elif message.next_view is not None:
+                self._propose(message.next_view, now_ns)
+        else:
+            self._over(message.cause, message.lost, message.culprit, message.kind)
+
+    def _over(self, cause: str, lost: tuple[str, ...], culprit: str, kind: FailureKind = "failed") -> None:
+        """The view is over, and the link to the coordinator is not."""
+        self._end_view(cause, lost=lost, culprit=culprit, kind=kind)
+        self._deadline_ns = None
+        if self._leaving:
+            self._done()
+        else:
+            self._move(Cause.ENDED)
+
+    # Helpers
+
+    def _end_view(
+        self,
+        cause: str,
+        *,
+        lost: tuple[str, ...] = (),
+        culprit: str = "",
+        partitioned: bool = False,
+        kind: FailureKind = "failed",
+    ) -> None:
+        """Forget the view. A step that is open by now was committed nowhere."""
+        seat, self._seat = self._seat, None
+        if seat is not None:
+            self._out += seat.give_up(cause, lost=lost, culprit=culprit, partitioned=partitioned, kind=kind)
+
+    def _doubt_vote(self) -> None:
+        """A step that was voted for with ok may have been committed; keep it until the journal answers."""
+        doubt = self._seat.step_in_doubt() if self._seat is not None else None
+        if doubt is not None:
+            self._known.doubt = doubt
+
+    def _settle(self, view_id: int, step: int, cause: str = "") -> None:
+        """The step is committed."""
+        if self._seat is not None:
+            self._seat.decided()
+        self._known.commit(step)
+        self._out.append(Decided(view_id, step, True, cause))
+
+    def _forming(self, view_id: int) -> Seat | None:
+        """The seat, if `view_id` is being formed."""
+        seat = self._seat if self._state is State.FORMING else None
+        return seat if seat is not None and seat.view.view_id == view_id else None
+
+    def _answer(self, message: Confirm | Decline, now_ns: int) -> None:
+        """Answer the proposal; what follows from it is waited for."""
+        self._deadline_ns = now_ns + self._answer_timeout_ns
+        self._tell(message)
+
+    def _hold(self, cause: str) -> None:
+        if cause != self._held:
+            self._held = cause
+            self._out.append(Held(cause))
+
+    def _refused(self, reason: str) -> None:
+        self._doubt_vote()
+        self._end_view(f"refused: {reason}")
+        self._done()
+        self._out.append(Refused(reason))
+
+    def _broken(self, what: str) -> None:
+        self._refused(f"the coordinator broke the protocol: {what}")
+
+    def _done(self) -> None:
+        self._deadline_ns = None
+        self._move(Cause.DONE)
+
+    def _tell(self, message: MemberMessage) -> None:
+        self._out.append(Tell(message))
+
+    def _move(self, cause: Cause) -> None:
+        self._state = transition(self._state, cause)

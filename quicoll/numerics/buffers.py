@@ -1,0 +1,363 @@
+"""torch, numpy and whatever else has memory, to flat memory and back.
+
+Everything past this module sees one thing: a 1-D, C-contiguous numpy array of an element type's storage dtype. What is
+neither tensor nor array is looked at through DLPack (jax, cupy on the host, ...) or the buffer protocol (array.array,
+bytearray, memoryview, ctypes, ...); results for it are numpy arrays, unless it is the `out`. Copies, all of them:
+
+- `source`: none for contiguous memory in C order (transposed, sliced, conjugated or negated views are copied once;
+  tensors on a CUDA device are copied once, to the host);
+- `allocate`: none; the collective writes into the memory that the caller gets (but for a CUDA device one, as below);
+- `destination`: one, in `Destination.commit`. A collective works in a buffer of its own, so that one that is
+  aborted leaves the caller's `out` as it was.
+
+torch is imported for who asks for a tensor of it, and for nobody else: a caller who passes one has imported it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import xxhash
+
+from quicoll.errors import LocalError
+from quicoll.numerics.dtypes import Array, DType
+
+__all__ = ["Destination", "Kind", "Source", "allocate", "destination", "digest", "empty", "memory", "source", "wrap"]
+
+Kind: TypeAlias = Literal["numpy", "torch"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """What a caller passed in, to be read.
+
+    flat: 1-D, C order, of dtype.storage, not writable; the caller's own memory unless `copied`. shape: the
+    caller's. native, device: the caller's dtype object (numpy.dtype or torch.dtype) and torch.device, for allocating
+    its like; device is None for the host.
+    """
+
+    flat: Array
+    dtype: DType
+    shape: tuple[int, ...]
+    kind: Kind
+    native: Any
+    copied: bool
+    device: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.flat.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Destination:
+    """Where a result goes.
+
+    value: what the caller gets: an array or a tensor of `shape` and `dtype`, or the `out` that was passed. place: an
+    array or a tensor in the value's memory; mostly the value itself. flat: 1-D, writable, of dtype.storage: the value's
+    own memory if it is fresh, else a buffer beside it.
+    """
+
+    value: Any
+    place: Any
+    flat: Array
+    dtype: DType
+    shape: tuple[int, ...]
+    kind: Kind
+    fresh: bool
+
+    def commit(self, flat: Array | None = None) -> Any:
+        """Write the finished result into `value` and return it.
+
+        flat: the result where it is not in `self.flat`: 1-D, of dtype.storage. Nothing is copied if the value is
+        fresh and the result is in place. Autograd sees the write as any other in-place change of a tensor. Raises
+        LocalError when `value` cannot be written any more, because its owner has resized it or made it read-only since.
+        """
+        result = self.flat if flat is None else flat
+        if result.shape != self.flat.shape or result.dtype != self.dtype.storage:
+            raise LocalError(
+                f"a result of {result.size} {result.dtype} does not fit {self.flat.size} {self.dtype.storage}"
+            )
+        if self.fresh:
+            if result is not self.flat:
+                np.copyto(self.flat, result)
+            return self.value
+        try:
+            if self.kind == "numpy":
+                np.copyto(self.place, result.view(self.place.dtype).reshape(self.shape))
+            else:
+                _write_tensor(self.place, result.reshape(self.shape))
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise LocalError(f"out was changed while the operation was under way: {error}") from error
+        return self.value
+
+
+def source(value: Any) -> Source:
+    """Look at a numpy array, a torch tensor, or an object with DLPack or the buffer protocol as flat memory.
+
+    Any shape, 0-dimensional and empty included; read-only arrays too; a tensor that requires grad is read as it is,
+    outside of autograd. A tensor on a CUDA device is copied to the host, after what is queued for it there. The memory
+    must not change until the collective has ended. Raises LocalError that says what to pass instead: for what has no
+    memory of numbers, another device, layout, byte order or dtype.
+    """
+    torch = _torch()
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _from_torch(value)
+    array = _as_array(value)
+    if array is not None:
+        return _from_numpy(array)
+    raise LocalError(
+        f"a {type(value).__name__} is neither array nor tensor; pass numpy.asarray(x, dtype) or torch.as_tensor(x)"
+    )
+
+
+def allocate(like: Source, shape: tuple[int, ...] | None = None) -> Destination:
+    """A new array or tensor of the kind and dtype of `like`, uninitialised, of `shape` (by default that of `like`).
+
+    Raises LocalError where there is no memory for it.
+    """
+    shape = like.shape if shape is None else shape
+    try:
+        return _allocate(like, shape)
+    except (MemoryError, ValueError, RuntimeError) as error:  # the last is torch's
+        raise LocalError(f"there is no memory for a result {shape} of {like.dtype}: {error}") from error
+
+
+def empty(size: int, dtype: DType) -> Array:
+    """Flat memory for `size` elements of `dtype`, uninitialised. Raises LocalError where there is none."""
+    try:
+        return np.empty(size, dtype.storage)
+    except (MemoryError, ValueError) as error:
+        raise LocalError(f"there is no memory for {size} elements of {dtype}: {error}") from error
+
+
+def _allocate(like: Source, shape: tuple[int, ...]) -> Destination:
+    if like.kind == "numpy":
+        value: Any = np.empty(shape, like.native)
+        flat = value.reshape(-1).view(like.dtype.storage)
+    elif like.device is None:
+        value = _torch().empty(shape, dtype=like.native, device="cpu")
+        flat = _flat_tensor(value)
+    else:
+        value = _torch().empty(shape, dtype=like.native, device=like.device)
+        flat = np.empty(math.prod(shape), like.dtype.storage)
+        return Destination(value, value, flat, like.dtype, shape, like.kind, fresh=False)
+    return Destination(value, value, flat, like.dtype, shape, like.kind, fresh=True)
+
+
+def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) -> Destination:
+    """A caller's `out`, checked, with a buffer beside it; `commit` writes it.
+
+    `out` may be an array for a tensor and the other way round, any object with DLPack or the buffer protocol, be
+    strided, and be (or overlap) the input. Raises LocalError unless it has `shape` (by default that of `like`) and the
+    dtype of `like`, can be written, does not require grad, and has a place of its own for each element. While the
+    Destination lives, a bytearray or array.array that is `out` cannot change its length.
+    """
+    shape = like.shape if shape is None else shape
+    torch = _torch()
+    if torch is not None and isinstance(out, torch.Tensor):
+        kind: Kind = "torch"
+        dtype = _torch_dtype(out)
+        if out.requires_grad:
+            raise LocalError("out requires grad; pass out.detach(), or a tensor made under torch.no_grad()")
+        place, strides, writable = out, tuple(step * out.element_size() for step in out.stride()), True
+    else:
+        kind = "numpy"
+        place = _as_array(out)
+        if place is None:
+            raise LocalError(f"out is a {type(out).__name__}; pass a numpy array or a torch tensor")
+        dtype = _numpy_dtype(place)
+        strides, writable = place.strides, place.flags.writeable
+    if tuple(place.shape) != shape or dtype is not like.dtype:
+        raise LocalError(f"out is {tuple(place.shape)} of {dtype}, the result {shape} of {like.dtype}")
+    if not writable:
+        raise LocalError("out is read-only")
+    if _overlaps_itself(shape, strides, dtype.itemsize):
+        raise LocalError(f"out has several elements in one place (strides {strides} bytes); pass a contiguous copy")
+    return Destination(out, place, empty(math.prod(shape), dtype), dtype, shape, kind, fresh=False)
+
+
+def wrap(flat: Array, dtype: DType, shape: tuple[int, ...], kind: Kind) -> Any:
+    """An array or a tensor of `dtype` and `shape` in the memory of `flat` (1-D, of dtype.storage, writable).
+
+    Imports torch for "torch", and ml_dtypes for numpy arrays of types that numpy has not; LocalError without them.
+    """
+    if kind == "torch":
+        torch = _import("torch")
+        tensor = torch.from_numpy(flat).reshape(shape)
+        native = getattr(torch, dtype.name)
+        return tensor.view(native) if native in _without_numpy(torch) else tensor
+    own = dtype.storage if dtype.storage.name == dtype.name else np.dtype(getattr(_import("ml_dtypes"), dtype.name))
+    return flat.view(own).reshape(shape)
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise LocalError(f"{module} is not installed, and what is asked for needs it") from error
+
+
+def memory(flat: Array) -> memoryview:
+    """The bytes of a flat array, without a copy; writable if the array is."""
+    return flat.view(np.uint8).data
+
+
+def digest(value: Source | Any) -> bytes:
+    """16 bytes, xxh3-128, over dtype name, shape and elements in C order; the same for an array and a tensor that
+    are equal.
+
+    Equal bits give equal digests; -0.0 and +0.0, and NaN of different payloads, are different bits. Not a defence
+    against an adversary. value: a Source, an array or a tensor. Raises LocalError as `source` does.
+    """
+    read = value if isinstance(value, Source) else source(value)
+    state = xxhash.xxh3_128(f"{read.dtype}{list(read.shape)}".encode())
+    state.update(memory(read.flat))
+    return state.digest()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# numpy
+
+
+def _from_numpy(value: np.ndarray[Any, Any]) -> Source:
+    dtype = _numpy_dtype(value)
+    copied = not value.flags.c_contiguous
+    try:
+        flat = np.ascontiguousarray(value).reshape(-1).view(dtype.storage)
+    except MemoryError as error:
+        raise LocalError(f"there is no memory for a contiguous copy of {value.shape} of {dtype}: {error}") from error
+    flat.flags.writeable = False
+    return Source(flat, dtype, value.shape, "numpy", value.dtype, copied)
+
+
+def _as_array(value: Any) -> Array | None:
+    """An array in the memory of `value`; None if it has none that could be looked at."""
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, np.generic):  # it has the buffer protocol, but what it is for here is not clear
+        return None
+    if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
+        device = int(value.__dlpack_device__()[0])
+        if device not in _DLPACK_HOST:
+            raise LocalError(
+                f"a {type(value).__name__} on DLPack device type {device} is not supported; pass a copy on the host"
+            )
+        return _looked_at(value, np.from_dlpack)
+    try:
+        view = memoryview(value)
+    except TypeError:
+        return None
+    return _looked_at(view, np.asarray)
+
+
+_DLPACK_HOST = (1, 3)  # kDLCPU and kDLCUDAHost of dlpack.h
+
+
+def _looked_at(value: Any, look: Callable[[Any], Array]) -> Array:
+    try:
+        return look(value)
+    except (BufferError, RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+        # Each producer refuses in its own way: types that numpy has not, read-only memory, formats that are no numbers.
+        raise LocalError(
+            f"the memory of a {type(value).__name__} cannot be read as numbers; pass a numpy array: {error}"
+        ) from error
+
+
+def _numpy_dtype(value: np.ndarray[Any, Any]) -> DType:
+    if isinstance(value, np.ma.MaskedArray):
+        raise LocalError("a masked array would lose its mask; pass value.filled(...)")
+    if not value.dtype.isnative:
+        raise LocalError(
+            f"dtype {value.dtype.str} is not in this machine's byte order; pass value.astype({value.dtype.name!r})"
+        )
+    # ml_dtypes registers bfloat16 under this name; its module need not be known.
+    return DType.parse(value.dtype.name)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# torch
+
+
+def _torch() -> Any:
+    return sys.modules.get("torch")
+
+
+def _from_torch(value: Any) -> Source:
+    dtype = _torch_dtype(value)
+    shape = tuple(value.shape)
+    plain, device = value.detach(), None
+    if value.device.type == "cuda":
+        plain, device = plain.cpu(), value.device
+    copied = device is not None or plain.is_neg() or plain.is_conj() or not plain.is_contiguous()
+    try:
+        flat = _flat_tensor(plain.resolve_neg().resolve_conj().contiguous())
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        # Subclasses that only stand for data elsewhere (DTensor, FakeTensor, functorch's wrappers) fail here, each
+        # its own way.
+        raise LocalError(
+            f"a {type(value).__name__} has no memory that can be read; pass the local tensor: {error}"
+        ) from error
+    flat.flags.writeable = False
+    return Source(flat, dtype, shape, "torch", value.dtype, copied, device)
+
+
+def _torch_dtype(value: Any) -> DType:
+    if value.layout is not _torch().strided:
+        raise LocalError(f"a tensor of layout {value.layout} is not supported; pass value.to_dense()")
+    if value.is_quantized:
+        raise LocalError(
+            f"a quantised tensor ({value.dtype}) is not supported; pass value.int_repr() or value.dequantize()"
+        )
+    if value.device.type == "meta":
+        raise LocalError("a tensor on device meta has no elements; pass one that has been materialised")
+    if value.device.type not in ("cpu", "cuda"):
+        raise LocalError(f"a tensor on device {value.device} is not supported; pass value.cpu()")
+    return DType.parse(str(value.dtype).removeprefix("torch."))
+
+
+def _flat_tensor(value: Any) -> Array:
+    """A contiguous tensor's memory as a flat array."""
+    torch = _torch()
+    flat = value.reshape(-1)
+    unsigned = _without_numpy(torch).get(value.dtype)
+    return (flat if unsigned is None else flat.view(unsigned)).numpy()  # type: ignore[no-any-return]
+
+
+def _without_numpy(torch: Any) -> dict[Any, Any]:
+    """torch's types that numpy has not, and the type of equal size by which their memory is passed over."""
+    return {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+
+
+def _write_tensor(out: Any, result: Array) -> None:
+    torch = _torch()
+    if not result.flags.writeable:  # torch has no read-only tensors, and warns
+        result = result.copy()
+    tensor = torch.from_numpy(result)
+    if out.dtype in _without_numpy(torch):
+        tensor = tensor.view(out.dtype)
+    # A tensor made under inference mode may be written only there.
+    with torch.inference_mode() if out.is_inference() else torch.no_grad():
+        out.copy_(tensor)
+
+
+def _overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether two elements may share memory: unless each dimension steps over all that the ones below it span.
+
+    Views made by slicing and transposing pass; expanded, broadcast and sliding-window ones do not. A few strange
+    layouts that interleave without overlapping are refused too: to decide those exactly is NP-hard.
+    """
+    if 0 in shape:
+        return False
+    span = itemsize
+    for stride, size in sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size != 1):
+        if stride < span:
+            return True
+        span += stride * (size - 1)
+    return False

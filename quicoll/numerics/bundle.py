@@ -1,0 +1,166 @@
+"""What a caller passes to one operation: a tensor, or a list of tensors that are to travel as one.
+
+A bundle is read as one flat array, the tensors one after the other. Nothing is copied to make it one: a piece that lies
+inside one tensor is that tensor's own memory, and only a piece that spans several is put together when it is asked
+for. Results come as they were given: for a list, tensors that share one piece of memory.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from quicoll.errors import LocalError
+from quicoll.numerics.buffers import Source, allocate, destination, empty, source
+
+if TYPE_CHECKING:
+    from quicoll.numerics.buffers import Destination
+    from quicoll.numerics.dtypes import Array, DType
+
+__all__ = ["Bundle", "Joined", "Results", "bundle", "results", "shape_text"]
+
+_MAX_TEXT = 1000  # of all shapes in a signature
+
+
+class Joined:
+    """Flat arrays of one type, read as if they were one. `joined[a:b]` is a view where one array holds all of it."""
+
+    __slots__ = ("_ends", "_parts", "size")
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self._parts = [part for part in parts if part.size] or list(parts[:1])
+        self._ends = list(accumulate(part.size for part in self._parts))
+        self.size = self._ends[-1]
+
+    def __getitem__(self, where: slice) -> Array:
+        start, stop, _ = where.indices(self.size)
+        at = bisect_right(self._ends, start)
+        pieces: list[Array] = []
+        while start < stop:
+            part, end = self._parts[at], self._ends[at]
+            first = end - part.size
+            pieces.append(part[start - first : min(stop, end) - first])
+            start, at = min(stop, end), at + 1
+        if not pieces:
+            return self._parts[0][:0]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundle:
+    """sources: the tensors, in order, of one element type and kind. many: whether they came as a list."""
+
+    sources: tuple[Source, ...]
+    many: bool
+
+    @property
+    def dtype(self) -> DType:
+        return self.sources[0].dtype
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(each.shape for each in self.sources)
+
+    @property
+    def elements(self) -> int:
+        return sum(each.flat.size for each in self.sources)
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+    @property
+    def flat(self) -> Array | Joined:
+        return self.sources[0].flat if len(self.sources) == 1 else Joined([each.flat for each in self.sources])
+
+    @property
+    def text(self) -> str:
+        """Type and shapes, for a signature; of many shapes a digest stands for the rest."""
+        return f"dtype={self.dtype} shape={self._shapes_text}"
+
+    @property
+    def brief(self) -> str:
+        """The same for people, and for audits."""
+        return f"{self.dtype} {self._shapes_text}"
+
+    @property
+    def _shapes_text(self) -> str:
+        shapes = ";".join(map(shape_text, self.shapes))
+        if len(shapes) > _MAX_TEXT:
+            shapes = f"{shapes[:100]}... {len(self.sources)} tensors, {xxhash.xxh3_64_hexdigest(shapes.encode())}"
+        return f"{'list:' if self.many else ''}{shapes}"
+
+    def is_like(self, other: Bundle) -> bool:
+        return self.many == other.many and self.dtype is other.dtype and self.shapes == other.shapes
+
+
+def bundle(x: Any) -> Bundle:
+    """Look at a tensor, or at a list or tuple of them. Raises LocalError, also where types or kinds differ."""
+    if not isinstance(x, list | tuple):
+        return Bundle((source(x),), many=False)
+    if not x:
+        raise LocalError("a list of no tensors")
+    for index, value in enumerate(x):
+        if isinstance(value, int | float | complex | str | list | tuple):
+            raise LocalError(
+                f"item {index} of the list is a {type(value).__name__}; pass numpy.asarray(x, dtype), "
+                "torch.as_tensor(x), or a list of arrays or tensors"
+            )
+    sources = tuple(map(source, x))
+    for index, each in enumerate(sources):
+        if each.dtype is not sources[0].dtype or each.kind != sources[0].kind:
+            raise LocalError(
+                f"tensors of one list differ: {sources[0].kind} {sources[0].dtype} and, at {index}, {each.kind} "
+                f"{each.dtype}; make a call for each type"
+            )
+    return Bundle(sources, many=True)
+
+
+def shape_text(shape: tuple[int | str, ...]) -> str:
+    return f"({','.join(map(str, shape))})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """Where an operation writes: `flat`; `commit` makes of it what the caller gets."""
+
+    flat: Array
+    _places: tuple[Destination, ...]
+    _whole: Destination | None
+    _shapes: tuple[tuple[int, ...], ...]
+
+    def commit(self) -> Any:
+        """The result; with `out`, written there now."""
+        if self._whole is None:
+            ends = [0, *accumulate(place.flat.size for place in self._places)]
+            return [place.commit(self.flat[ends[i] : ends[i + 1]]) for i, place in enumerate(self._places)]
+        value = self._whole.commit()
+        if not self._shapes:
+            return value
+        ends = [0, *accumulate(math.prod(shape) for shape in self._shapes)]
+        return [value[ends[i] : ends[i + 1]].reshape(shape) for i, shape in enumerate(self._shapes)]
+
+
+def results(out: Any, like: Bundle, shape: tuple[int, ...] | None = None) -> Results:
+    """Memory for results like `like`; of another `shape` where it is given and `like` is no list.
+
+    out: None, or what the caller wants them in: a tensor, or a list of as many as there are. Raises LocalError.
+    """
+    first = like.sources[0]
+    if not like.many:
+        whole = allocate(first, shape) if out is None else destination(out, first, shape)
+        return Results(whole.flat, (), whole, ())
+    if out is None:
+        whole = allocate(first, (like.elements,))
+        return Results(whole.flat, (), whole, like.shapes)
+    if not isinstance(out, list | tuple) or len(out) != len(like.sources):
+        raise LocalError(f"out must be a list of {len(like.sources)} tensors, as the input is")
+    places = tuple(destination(place, each) for place, each in zip(out, like.sources, strict=True))
+    return Results(empty(like.elements, like.dtype), places, None, ())

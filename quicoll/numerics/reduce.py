@@ -1,0 +1,465 @@
+"""Reductions whose bits depend on the inputs in canonical order, and on nothing else.
+
+The order. Leaves are logical shards 0..L-1. They are reduced by one fixed binary tree: the node over [a, b)
+combines the nodes over [a, m) and [m, b), where m = a + the largest power of two below b - a. It depends on L
+alone. A rank holds contiguous leaves and may replace them by the nodes that lie wholly inside them (`subtrees`),
+because a node's value does not depend on who computes it; whoever finishes combines those nodes upwards as the tree
+says. So 1, 2, 3, 5 or 8 ranks give the same bits for L = 8, and so does any chunk size, because an element never
+meets another one.
+
+Why a tree. Addition of floats is commutative but not associative, so one order has to be chosen. This one costs no
+more than any other, its error grows with log2(L) and not with L (Higham 1993, "The accuracy of floating point
+summation", SIAM J. Sci. Comput. 14(4)), and it can be cut between ranks, which a running sum cannot. It fixes the
+order, which is the simpler half of the subject: a sum that is the same for every order needs binned accumulators
+(Demmel and Nguyen 2013, "Fast reproducible floating-point summation", ARITH-21; Ahrens, Demmel and Nguyen 2020, ACM
+TOMS 46(3)) or the whole sum. We do not need it as long as all ranks agree on the leaves; who wants it all the same,
+or the exact sum rounded once, asks for precision="exact" (`quicoll.numerics.exact`): another accumulator, and nothing
+else.
+
+The arithmetic. IEEE 754 defines sum, product and quotient of two numbers to the last bit, so each combination is
+the same on every processor that obeys it (`dtypes.require_ieee` asks). What it leaves open is closed here:
+
+- NaN: a result that is NaN carries the bits of `DType.nan`, whatever operands it came from. This is done once, in
+  `finish`.
+- Signed zeros: min and max take -0.0 for less than +0.0. numpy gives either, depending on the vector unit and on
+  the place in the array.
+- Contraction: one operation is one numpy call on stored operands, so that no multiply is fused with an add.
+- Precision: 8-bit and 16-bit floats accumulate in float32 (or float64 if asked), so that there is one rounding to
+  the narrow type, at the end. avg is the sum and then one division by L in the accumulator, whatever the number of
+  ranks. complex64 accumulates in two float32 as float32 does in one, complex128 in two float64.
+- Complex: a sum adds the parts. (a+bi)(c+di) is (ac - bd) + (ad + bc)i, four products, a difference and a sum, each
+  rounded; nothing is done to save infinities (C's Annex G would, libraries differ), so (inf+0i)(1+0i) is inf+nan i.
+  avg divides both parts. Each part that is NaN becomes the one NaN; the other part stays. There is no order, hence
+  no min and no max.
+- Integers: sum and product wrap modulo 2**n, hence are exact and free of order. avg sums in 64 bits, wrapping
+  there, then divides towards minus infinity. Overflow of floats gives infinity; nothing warns.
+
+Everything works in blocks of a size that stays in a core's second-level cache: a tree is evaluated block by block,
+so the memory it takes grows with the tree's depth and not with the number of leaves or their length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+from quicoll.errors import LocalError
+from quicoll.numerics.codecs import BLOCK as WIRE_BLOCK
+from quicoll.numerics.codecs import pack, unpack
+from quicoll.numerics.dtypes import (
+    BOOL,
+    COMPLEX64,
+    COMPLEX128,
+    DTYPES,
+    FLOAT32,
+    FLOAT64,
+    INT64,
+    UINT64,
+    Array,
+    DType,
+    Kind,
+    narrow_unguarded,
+    require_ieee,
+    stored_as,
+    widen,
+    widen_unguarded,
+)
+from quicoll.numerics.exact import exact_accumulator
+
+__all__ = [
+    "BLOCK",
+    "DTYPES",
+    "Array",
+    "DType",
+    "Precision",
+    "ReduceOp",
+    "accumulator",
+    "block_accumulator",
+    "combine",
+    "finish",
+    "held",
+    "reduce_tree",
+    "split",
+    "subtrees",
+    "widen",
+]
+
+Precision: TypeAlias = Literal["default", "float64", "exact"]
+
+# Elements of one block: 128 to 256 KiB of a floating-point accumulator. Bits do not depend on it
+# (tests/unit/numerics/test_reduce.py).
+BLOCK = 32768
+
+
+class ReduceOp(StrEnum):
+    """What a reduction computes of corresponding elements. band, bor and bxor are bitwise, on integers and bools."""
+
+    SUM = "sum"
+    AVG = "avg"
+    MIN = "min"
+    MAX = "max"
+    PRODUCT = "product"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+
+    @staticmethod
+    def parse(value: str) -> ReduceOp:
+        """The operation called `value`, in any case; a ReduceOp is itself. Raises LocalError."""
+        try:
+            return ReduceOp(value.lower())
+        except (ValueError, AttributeError):
+            raise LocalError(f"op {value!r} is not supported; use one of {', '.join(ReduceOp)}") from None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The tree
+
+
+def split(start: int, stop: int) -> int:
+    """Where the canonical tree divides the node [start, stop), which holds at least two leaves."""
+    if stop - start < 2:
+        raise LocalError(f"the node [{start}, {stop}) has no children")
+    return start + (1 << ((stop - start - 1).bit_length() - 1))
+
+
+def subtrees(start: int, stop: int, total: int) -> tuple[tuple[int, int], ...]:
+    """The fewest nodes of the tree over [0, total) that make up [start, stop), in order; at most 2 log2(total)."""
+    if not 0 <= start <= stop <= total:
+        raise LocalError(f"leaves [{start}, {stop}) are not among [0, {total})")
+    found: list[tuple[int, int]] = []
+    pending = [(0, total)] if start < stop else []
+    while pending:
+        a, b = pending.pop()
+        if start <= a and b <= stop:
+            found.append((a, b))
+        elif a < stop and start < b:
+            m = split(a, b)
+            pending += [(m, b), (a, m)]  # the left one is taken first
+    return tuple(found)
+
+
+def held(rank: int, world: int, total: int) -> range:
+    """The leaves that `rank` of `world` holds: contiguous, in rank order, their numbers differing by at most one."""
+    if not 0 <= rank < world:
+        raise LocalError(f"rank {rank} is not in a world of {world}")
+    return range(rank * total // world, (rank + 1) * total // world)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The operations
+
+
+def accumulator(dtype: DType, op: ReduceOp, precision: Precision = "default") -> DType:
+    """The type in which partial results are held and travel.
+
+    min, max and the bitwise ones need no other than `dtype`. sum, avg and product of float8, float16 and bfloat16
+    take float32, of float32 float32, of float64 float64; precision="float64" takes float64 for all of these. complex64
+    and complex128 keep their own type; "float64" takes complex128. Integers keep their own type, except that avg
+    takes int64 or uint64. precision="exact" takes an accumulator of `quicoll.numerics.exact` for sum and avg of floats
+    and complex numbers; all else but products of those is exact, or free of order, as it is. Raises LocalError for what
+    makes no sense: bitwise operations on floats, an order of complex numbers, arithmetic on bools, an exact product, an
+    unknown precision.
+    """
+    if precision not in ("default", "float64", "exact"):
+        raise LocalError(f"precision {precision!r} is not known; use 'default', 'float64' or 'exact'")
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        if dtype.kind is Kind.COMPLEX:
+            raise LocalError(
+                f"{op} of {dtype} is not defined: complex numbers have no order; reduce their absolute values"
+            )
+        return dtype
+    if op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR):
+        if dtype.kind in (Kind.FLOAT, Kind.COMPLEX):
+            raise LocalError(f"{op} is bitwise and {dtype} is not an integer; use an integer tensor or a view of one")
+        return dtype
+    if dtype is BOOL:
+        raise LocalError(f"{op} of bools is not defined; use band, bor, bxor, min, max, or an integer tensor")
+    if precision == "exact" and dtype.kind in (Kind.FLOAT, Kind.COMPLEX):
+        if op is ReduceOp.PRODUCT:
+            raise LocalError(f"product of {dtype} has no exact form; use precision 'default' or 'float64'")
+        return exact_accumulator(dtype).wide
+    if dtype.kind is Kind.FLOAT:
+        return FLOAT64 if precision == "float64" or dtype is FLOAT64 else FLOAT32
+    if dtype.kind is Kind.COMPLEX:
+        return COMPLEX128 if precision == "float64" or dtype is COMPLEX128 else COMPLEX64
+    if op is ReduceOp.AVG:
+        return INT64 if dtype.kind is Kind.INT else UINT64
+    return dtype
+
+
+@cache
+def block_accumulator(acc: DType) -> DType:
+    """The accumulator of int8 blocks (`quicoll.numerics.codecs`) whose numbers accumulate in `acc`: that of each
+    number."""
+    itemsize = WIRE_BLOCK * acc.itemsize
+    return DType(f"blocks_of_{acc}", itemsize, np.dtype(f"V{itemsize}"), Kind.BLOCKS, part=acc)
+
+
+def combine(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
+    """Write left op right into `out`. All 1-D, of one size, stored as `acc`; `out` may be `left` or `right` itself.
+
+    For exact accumulators see `quicoll.numerics.exact.Accumulator.combine`.
+    """
+    with np.errstate(all="ignore"):
+        _combine(op, acc, left, right, out)
+
+
+def finish(op: ReduceOp, total: Array, leaves: int, dtype: DType, out: Array) -> None:
+    """Turn the tree's root into the result: divide if `op` is avg, round once, make every NaN the one.
+
+    total: 1-D, in the accumulator of (`dtype`, `op`) or in `dtype` itself; unchanged, unless it is `out`.
+    leaves: how many were reduced. out: 1-D, of `dtype`, the same size.
+    """
+    with np.errstate(all="ignore"):
+        _finish(op, total, leaves, dtype, out)
+
+
+def _combine(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
+    if acc.kind is Kind.FLOAT and op in (ReduceOp.MIN, ReduceOp.MAX):
+        (_order_small if acc.itemsize <= 2 else _order_floats)(op, acc, left, right, out)
+    elif acc.part is not None:
+        parts = (values.view(acc.part.storage) for values in (left, right, out))
+        (_multiply_complex if op is ReduceOp.PRODUCT else np.add)(*parts)
+    else:
+        _PLAIN[op](left, right, out=out)
+
+
+# On bools numpy computes with truth and not with bits, so that a byte of 2, made through a view, is not lost in 2 &
+# 1.
+_PLAIN = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.AVG: np.add,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.BAND: np.bitwise_and,
+    ReduceOp.BOR: np.bitwise_or,
+    ReduceOp.BXOR: np.bitwise_xor,
+}
+
+
+def _order_floats(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
+    """min or max of float32 and float64. numpy propagates NaN; the sign of a zero is put right where there is one.
+
+    A minimum of zero means that neither operand is below it, so the sign is the "or" of both signs; a maximum of
+    zero likewise the "and".
+    """
+    extreme = (np.minimum if op is ReduceOp.MIN else np.maximum)(left, right)
+    zero = extreme == 0
+    if zero.any():
+        signs = np.bitwise_or if op is ReduceOp.MIN else np.bitwise_and
+        of_both = signs(left.view(acc.bits)[zero], right.view(acc.bits)[zero])
+        extreme.view(acc.bits)[zero] = of_both & acc.bits.type(1 << (8 * acc.itemsize - 1))
+    np.copyto(out, extreme)
+
+
+def _order_small(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
+    """min or max of 8-bit and 16-bit floats by integers.
+
+    Flipping the low bits of negative numbers makes the order of the bits as signed integers that of the values,
+    -0.0 below +0.0, with -NaN below and +NaN above everything. Shifted round the circle of 256 or 65536 patterns,
+    both kinds of NaN stand at the same end: the top for max, the bottom for min, and win there.
+    """
+    unsigned, signed = acc.bits.type, np.dtype(f"i{acc.itemsize}")
+    circle, low = (1 << 8 * acc.itemsize) - 1, unsigned((1 << (8 * acc.itemsize - 1)) - 1)
+    nan_patterns = acc.top + 1
+    turn = unsigned((nan_patterns if op is ReduceOp.MIN else -nan_patterns) & circle)
+    sign_place = signed.type(8 * acc.itemsize - 1)
+
+    def turned(values: Array) -> Array:
+        bits = values.view(signed)
+        keys: Array = np.right_shift(bits, sign_place).view(acc.bits)
+        keys &= low
+        keys ^= bits.view(acc.bits)
+        keys -= turn
+        return keys
+
+    a, b = turned(left), turned(right)
+    (np.minimum if op is ReduceOp.MIN else np.maximum)(a, b, out=a)
+    a += turn
+    np.right_shift(a.view(signed), sign_place, out=b.view(signed))
+    b &= low
+    np.bitwise_xor(a, b, out=out.view(acc.bits))
+
+
+def _multiply_complex(left: Array, right: Array, out: Array) -> None:
+    """(ac - bd) + (ad + bc)i of arrays in which real and imaginary parts alternate, by real operations.
+
+    numpy's own product of complex numbers leaves to the compiler, and to the processor's vector unit, whether it fuses
+    a multiply with the add that follows.
+    """
+    a, b, c, d = left[::2], left[1::2], right[::2], right[1::2]
+    real = np.multiply(a, c)
+    np.subtract(real, np.multiply(b, d), out=real)
+    imaginary = np.multiply(a, d)
+    np.add(imaginary, np.multiply(b, c), out=imaginary)
+    out[::2], out[1::2] = real, imaginary
+
+
+def _finish(op: ReduceOp, total: Array, leaves: int, dtype: DType, out: Array) -> None:
+    acc = stored_as(total, dtype)
+    if op is ReduceOp.AVG and leaves > 1:
+        divide = np.floor_divide if dtype.kind in (Kind.INT, Kind.UINT) else np.divide
+        target = out if acc is dtype else np.empty_like(total)
+        storage = acc.storage if acc.part is None else acc.part.storage
+        divide(total.view(storage), np.array(leaves, storage), out=target.view(storage))
+        total = target
+    narrow_unguarded(total, acc, dtype, out)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Evaluation of a whole tree
+
+
+class Operand(Protocol):
+    """A leaf of a tree that is to be evaluated; `wide` says that its values are in the accumulator's type."""
+
+    @property
+    def wide(self) -> bool: ...
+
+
+OperandT = TypeVar("OperandT", bound=Operand)
+
+
+def reduce_tree(
+    tree: OperandT | tuple[Any, Any],
+    view: Callable[[OperandT], Array],
+    *,
+    op: ReduceOp,
+    dtype: DType,
+    acc: DType,
+    out: Array,
+    final: bool,
+    leaves: int = 1,
+    block: int = BLOCK,
+) -> None:
+    """Combine the operands of `tree` and write the value into `out`.
+
+    tree: an operand, or a pair of trees; a pair is left op right. view: gives an operand's values, 1-D and as long
+    as `out`, of `acc` if the operand is wide and of `dtype` if not; called once for each operand. out: 1-D; apart
+    from every operand's memory. final: finish the reduction over `leaves` leaves and write `dtype`; otherwise write
+    `acc`. Takes (depth of the tree + 1) * block elements of memory. Raises LocalError on a thread that does not
+    compute by IEEE 754.
+
+    An exact accumulator takes the operands as they come, for its sum has no order, and memory of its own. Blocks are
+    reduced number by number: leaves are decoded, and a final value is encoded.
+    """
+    require_ieee()
+    if acc.kind is Kind.BLOCKS:
+        _reduce_blocks(_bind(tree, view, out.size), op=op, dtype=dtype, acc=acc, out=out, final=final, leaves=leaves)
+        return
+    if acc.kind is Kind.EXACT:
+        found = _operands(tree)
+        exact_accumulator(dtype).reduce(
+            [(_checked(view(operand), out.size), operand.wide) for operand in found],
+            out,
+            final=final,
+            leaves=leaves,
+            avg=op is ReduceOp.AVG,
+        )
+        return
+    bound = _bind(tree, view, out.size)
+    registers: list[Array] = []
+    width = min(block, out.size)
+
+    def register(depth: int) -> Array:
+        while len(registers) <= depth:
+            registers.append(np.empty(width, acc.storage))
+        return registers[depth]
+
+    def evaluate(node: Any, a: int, b: int, depth: int, target: Array | None) -> Array:
+        """The node's values over [a, b), in an operand's memory, in `target` or in register `depth`."""
+        if len(node) == 1:
+            operand, wide = node[0]
+            if wide or acc is dtype:
+                return operand[a:b]  # type: ignore[no-any-return]
+            values = register(depth)[: b - a] if target is None else target
+            widen_unguarded(operand[a:b], dtype, acc, values)
+            return values
+        left = evaluate(node[0], a, b, depth, target)
+        right = evaluate(node[1], a, b, depth + 1, None)
+        values = register(depth)[: b - a] if target is None else target
+        _combine(op, acc, left, right, values)
+        return values
+
+    with np.errstate(all="ignore"):
+        for a in range(0, out.size, block):
+            b = min(a + block, out.size)
+            piece = out[a:b]
+            value = evaluate(bound, a, b, 0, piece if acc is dtype or not final else None)
+            if final:
+                _finish(op, value, leaves, dtype, piece)
+            elif value is not piece:
+                np.copyto(piece, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """An operand of blocks over some of them, as numbers."""
+
+    values: Array
+    wide: bool
+
+
+def _reduce_blocks(
+    tree: tuple[Any, ...], *, op: ReduceOp, dtype: DType, acc: DType, out: Array, final: bool, leaves: int
+) -> None:
+    """`reduce_tree` of blocks. One stretch of them at a time, in which each leaf is decoded when it is needed."""
+    part, inner = dtype.part, acc.part
+    if part is None or inner is None:
+        raise AssertionError(f"{dtype} and {acc} are not blocks")
+    stretch = 32  # blocks: each leaf takes 32 KiB meanwhile
+
+    for a in range(0, out.size, stretch):
+        b = min(a + stretch, out.size)
+        size = (b - a) * WIRE_BLOCK
+
+        def numbers(operand: _Numbers, a: int = a, b: int = b, size: int = size, inner: DType = inner) -> Array:
+            if operand.wide:
+                return operand.values[a:b].view(inner.storage)
+            values = np.empty(size, part.storage)
+            unpack(operand.values[a:b], part, values)
+            return values
+
+        target = np.empty(size, part.storage) if final else out[a:b].view(inner.storage)
+        reduce_tree(_with_numbers(tree), numbers, op=op, dtype=part, acc=inner, out=target, final=final, leaves=leaves)
+        if final:
+            pack(target, part, out[a:b])
+
+
+def _with_numbers(tree: tuple[Any, ...]) -> Any:
+    if len(tree) == 1:
+        return _Numbers(*tree[0])
+    return _with_numbers(tree[0]), _with_numbers(tree[1])
+
+
+def _bind(tree: Any, view: Callable[[Any], Array], size: int) -> tuple[Any, ...]:
+    """The tree with arrays for operands, each in a tuple of one so that the length tells operands from pairs."""
+    if isinstance(tree, tuple):
+        left, right = tree
+        return _bind(left, view, size), _bind(right, view, size)
+    return ((_checked(view(tree), size), tree.wide),)
+
+
+def _operands(tree: Any) -> list[Any]:
+    """The operands of a tree, left to right."""
+    found, pending = [], [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, tuple):
+            pending += [node[1], node[0]]
+        else:
+            found.append(node)
+    return found
+
+
+def _checked(values: Array, size: int) -> Array:
+    if values.ndim != 1 or values.size != size:
+        raise LocalError(f"an operand of shape {values.shape} in a reduction of {size} elements")
+    return values

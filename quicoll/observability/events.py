@@ -1,0 +1,90 @@
+"""What happened, for people and programs: events with a monotonic time, one observer interface, a JSON-lines writer.
+
+Observers are called on the engine's loop and must be quick: no heartbeat is sent meanwhile, and one that waits for
+long takes the calls of its rank with it (quicoll.engine.runtime). One that raises is logged and does no harm.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from quicoll.errors import LocalError
+
+__all__ = ["Event", "JsonLines", "Observer", "Observers"]
+
+log = logging.getLogger("quicoll")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """t_ns: the loop's monotonic clock (on Linux the same for all processes of a host), or virtual time.
+
+    Kinds and fields, of ranks and the coordinator: listening(address); node_joined(peer, incarnation);
+    view_proposed(view, nodes); view_installed(view, world_size, nodes, rank); view_ended(view, cause, lost);
+    step_committed(step, view); step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left);
+    held(cause); state_received(from_rank, step); fault(what); refused(reason);
+    straggler(rank, peer, op, seconds, view). docs/settings.md says which come of whom.
+    """
+
+    t_ns: int
+    node: str
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+Observer: TypeAlias = Callable[[Event], None]
+
+
+class Observers:
+    """Gives each event to every observer, and to the log."""
+
+    def __init__(self, node: str, now_ns: Callable[[], int], *observers: Observer | None) -> None:
+        self._node = node
+        self._now_ns = now_ns
+        self._observers = [observer for observer in observers if observer is not None]
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        event = Event(self._now_ns(), self._node, kind, fields)
+        log.info("%s: %s %s", self._node, kind, fields)
+        for observer in self._observers:
+            try:
+                observer(event)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # sys.exit() too: it would end the engine and not the program
+                log.exception("an observer failed on %s", kind)
+
+    def close(self) -> None:
+        for observer in self._observers:
+            if isinstance(observer, JsonLines):
+                observer.close()
+
+
+class JsonLines:
+    """Appends one JSON object a line: {"t": seconds, "node": ..., "kind": ..., fields...}. Each line is one write,
+    so that a reader never sees half a line of a killed process but at its very end."""
+
+    def __init__(self, path: str | Path) -> None:
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise LocalError(f"cannot write events to {path}: {error.strerror or error}") from error
+
+    def __call__(self, event: Event) -> None:
+        if self._fd < 0:
+            return
+        line = {"t": event.t_ns / 1e9, "node": event.node, "kind": event.kind, **event.fields}
+        os.write(self._fd, (json.dumps(line, default=str) + "\n").encode())
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,164 @@
+"""Broadcast, all-gather and barrier: collectives that move elements and compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quicoll.plan.chunks import MIB, Piece, chunks, demand, demand_rank
+from quicoll.plan.hierarchical import all_gather_lanes, broadcast_lanes, by_site
+from quicoll.plan.lanes import moving, parts, shifted
+from quicoll.plan.model import Buf, Copy, Lane, Plan, Recv, Scratch, Send, Span, Step
+from quicoll.plan.routes import binomial
+
+__all__ = ["all_gather", "barrier", "broadcast"]
+
+
+def broadcast(
+    *,
+    rank: int,
+    world: int,
+    root: int,
+    elements: int,
+    itemsize: int,
+    chunk_bytes: int = MIB,
+    algorithm: str = "tree",
+    sites: Sequence[int] = (),
+) -> Plan:
+    """The plan of `rank` to bring the root's INPUT slot 0 into everyone's OUTPUT, the root's own included.
+
+    algorithm: "tree" is a binomial tree over the ranks counted from the root, each chunk by itself:
+    ceil(log2(world)) latencies; the root sends as often. "hierarchical" goes by `sites`, a number for each rank:
+    `plan.sited`. Raises LocalError.
+    """
+    demand_rank(world, rank=rank, root=root)
+    demand(0, elements=elements)
+    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
+    limit = max(1, chunk_bytes // itemsize)
+    normal = by_site("broadcast", algorithm, world, sites)
+    if normal is None:
+        lanes, width = _tree_lanes(rank, world, root, elements, limit)
+    else:
+        lanes, width = broadcast_lanes(rank, root, elements, limit, normal)
+    return moving(
+        "broadcast",
+        algorithm=algorithm,
+        rank=rank,
+        world=world,
+        lanes=lanes,
+        width=width,
+        given=elements if rank == root else None,
+        output=elements,
+        itemsize=itemsize,
+        chunk_bytes=chunk_bytes,
+        parameters=[("root", root), ("elements", elements)],
+        sites=normal,
+    )
+
+
+def all_gather(
+    *,
+    rank: int,
+    world: int,
+    counts: Sequence[int],
+    itemsize: int,
+    chunk_bytes: int = MIB,
+    algorithm: str = "direct",
+    sites: Sequence[int] = (),
+) -> Plan:
+    """The plan of `rank` to bring every rank's INPUT slot 0 into everyone's OUTPUT, one after the other in rank
+    order.
+
+    counts: elements of each rank, which may differ and be 0. algorithm: "direct", every rank sends to every other: one
+    latency, and the bytes are those of a ring, because each rank must receive all of them anyway. Lane k has the k-th
+    chunk of every rank; rank r starts with rank r + 1, so that nobody gets all at once. "hierarchical" goes by `sites`,
+    a number for each rank: `plan.sited`. Raises LocalError.
+    """
+    demand_rank(world, rank=rank)
+    offsets, cut = parts(world, counts, itemsize, chunk_bytes)
+    normal = by_site("all_gather", algorithm, world, sites)
+    if normal is None:
+        lanes, width = _direct_lanes(rank, world, offsets, cut), 1
+    else:
+        lanes, width = all_gather_lanes(rank, counts, max(1, chunk_bytes // itemsize), normal)
+    return moving(
+        "all_gather",
+        algorithm=algorithm,
+        rank=rank,
+        world=world,
+        lanes=lanes,
+        width=width,
+        given=counts[rank],
+        output=offsets[-1],
+        itemsize=itemsize,
+        chunk_bytes=chunk_bytes,
+        parameters=[("counts", tuple(counts))],
+        sites=normal,
+    )
+
+
+def barrier(*, rank: int, world: int) -> Plan:
+    """The plan of `rank` to end only after every rank has begun.
+
+    Hensgen, Finkel and Manber 1988, "Two algorithms for barrier synchronization", Int. J. Parallel Programming
+    17(1): in round k a rank tells the rank 2**k further on what it has heard in the rounds before. After
+    ceil(log2(world)) rounds everyone has heard, through others, of everyone. Messages are tokens, of no elements.
+    Raises LocalError.
+    """
+    demand_rank(world, rank=rank)
+    steps: list[Step] = []
+    rounds = (world - 1).bit_length()
+    for k in range(rounds):
+        # The token that round k - 1 fills: the Send waits for it, and through it for all before.
+        heard = Span(Buf.SCRATCH, k - 1, 0, 0) if k else Span(Buf.OUTPUT, 0, 0, 0)
+        steps.append(Send((rank + (1 << k)) % world, k, heard))
+        steps.append(Recv((rank - (1 << k)) % world, k, Span(Buf.SCRATCH, k, 0, 0)))
+    lane = Lane(tuple(steps), (Scratch(0, wide=False),) * rounds)
+    return Plan(
+        collective="barrier",
+        algorithm="dissemination",
+        rank=rank,
+        world=world,
+        lanes=(lane,) if rounds else (),
+        inputs=(),
+        output=0,
+        leaves=0,
+        itemsize=1,
+        wide_itemsize=1,
+        width=1,
+        parameters=(),
+    )
+
+
+def _tree_lanes(rank: int, world: int, root: int, elements: int, limit: int) -> tuple[list[Lane], int]:
+    number = (rank - root) % world
+    parent, below = binomial(number, world)
+    children = [(root + place) % world for place in below]
+    lanes: list[Lane] = []
+    for index, piece in enumerate(chunks((0, elements), limit)):
+        here = Span(Buf.OUTPUT, 0, *piece)
+        if number:
+            steps: list[Step] = [Recv((root + parent) % world, index, here)]
+            steps += [Send(child, index, here) for child in children]
+        else:
+            given = Span(Buf.INPUT, 0, *piece)
+            steps = [Send(child, index, given) for child in children]
+            steps.append(Copy(here, given))  # last, so that nobody waits for it
+        lanes.append(Lane(tuple(steps)))
+    return lanes, world.bit_length()  # a chunk is on each level of the tree, and one waits
+
+
+def _direct_lanes(rank: int, world: int, offsets: list[int], cut: list[list[Piece]]) -> list[Lane]:
+    others = [(rank + i) % world for i in range(1, world)]
+    lanes: list[Lane] = []
+    for index in range(max(map(len, cut))):
+        steps: list[Step] = []
+        if index < len(cut[rank]):
+            own = cut[rank][index]
+            given = Span(Buf.INPUT, 0, *own)
+            steps += [Send(peer, index, given) for peer in others]
+            steps.append(Copy(shifted(Buf.OUTPUT, own, offsets[rank]), given))
+        for peer in reversed(others):
+            if index < len(cut[peer]):
+                steps.append(Recv(peer, index, shifted(Buf.OUTPUT, cut[peer][index], offsets[peer])))
+        lanes.append(Lane(tuple(steps)))
+    return lanes

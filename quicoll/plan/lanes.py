@@ -1,0 +1,62 @@
+"""What the planners of moves have in common: where parts lie, and a plan of lanes that compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from quicoll.errors import LocalError
+from quicoll.plan.chunks import Piece, chunks, demand
+from quicoll.plan.model import Buf, Lane, Parameter, Plan, Span
+
+__all__ = ["moving", "parts", "shifted"]
+
+
+def parts(world: int, counts: Sequence[int], itemsize: int, chunk_bytes: int) -> tuple[list[int], list[list[Piece]]]:
+    """Where each rank's part begins, and at last ends; and its chunks. Raises LocalError."""
+    if len(counts) != world:
+        raise LocalError(f"counts for {len(counts)} ranks in a world of {world}")
+    demand(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
+    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
+    return [0, *accumulate(counts)], [chunks((0, count), max(1, chunk_bytes // itemsize)) for count in counts]
+
+
+def shifted(buf: Buf, piece: Piece, offset: int) -> Span:
+    """A piece of one rank's part, `offset` elements further on."""
+    return Span(buf, 0, piece[0] + offset, piece[1] + offset)
+
+
+def moving(
+    collective: str,
+    *,
+    algorithm: str,
+    rank: int,
+    world: int,
+    lanes: Sequence[Lane],
+    width: int,
+    given: int | None,
+    output: int,
+    itemsize: int,
+    chunk_bytes: int,
+    parameters: Sequence[Parameter],
+    sites: tuple[int, ...] | None = None,
+) -> Plan:
+    """A plan whose elements are moved as they are. given: elements of INPUT, None where there is none. sites: what an
+    algorithm that goes by them has to agree on as well."""
+    common: list[Parameter] = [("itemsize", itemsize), ("chunk_bytes", chunk_bytes)]
+    if sites is not None:
+        common.append(("sites", sites))
+    return Plan(
+        collective=collective,
+        algorithm=algorithm,
+        rank=rank,
+        world=world,
+        lanes=tuple(lanes),
+        inputs=() if given is None else (given,),
+        output=output,
+        leaves=0,
+        itemsize=itemsize,
+        wide_itemsize=itemsize,
+        width=width,
+        parameters=(*parameters, *common),
+    )

@@ -1,0 +1,265 @@
+"""A collective before its algorithm is chosen: all that its ranks know of it, and the plans that follow from that.
+
+The way from a call's arguments to the numbers of a planner is here and nowhere else. Groups run what comes out of it,
+and `quicoll explain` prints it: what is explained is what would be run.
+
+How a reduction's elements travel (`Carriage`). Leaves and results are of one type, partial results of another, the
+accumulator: wider where sums are rounded once (`quicoll.numerics.reduce`), 44 bytes for an exact sum of float32
+(`quicoll.numerics.exact`). A wire format puts a type of its own in the place of the tensor's
+(`quicoll.numerics.encoding`). Where an accumulator may be many times as large as a leaf, exact or encoded, nodes of so
+few leaves that these are fewer bytes travel as their leaves: the planner's `loose`.
+
+What combining costs. The model's rate is that of adding numbers (`quicoll.plan.cost`); exact sums and blocks of int8
+take longer, and encoding takes a pass of its own at both ends. The rates here are of one core of an AMD EPYC and stand
+for an order of magnitude: an algorithm that hangs on less is no better than another.
+
+Everything here is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+from quicoll import plan
+from quicoll.errors import LocalError
+from quicoll.numerics.dtypes import DType, Kind
+from quicoll.numerics.encoding import Wired, wired
+from quicoll.numerics.exact import MAX_LEAVES
+from quicoll.numerics.reduce import Precision, ReduceOp, accumulator
+from quicoll.plan.cost import Network, choose, has_choice
+
+__all__ = [
+    "AlgorithmName",
+    "Carriage",
+    "Schedule",
+    "carriage",
+    "demand_algorithm",
+    "demand_orderless",
+    "move",
+    "reduction",
+]
+
+AlgorithmName: TypeAlias = Literal["auto", "direct", "tree", "hierarchical", "exchange"]
+
+_EXACT_RATE = 5e8  # bytes/s read: 8 ns for a float32
+_BLOCKS_RATE = 8e7  # the same of int8: numbers are decoded, added up, and encoded once
+_CODING_RATE = 1e9  # bytes/s of the tensor, encoded or decoded
+
+# Plans are immutable and a training loop asks for the same few again and again; a large one takes milliseconds.
+_PLANNERS: dict[str, Callable[..., plan.Plan]] = {
+    name: lru_cache(maxsize=64)(getattr(plan, name))
+    for name in ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "gather", "scatter", "send")
+} | {"all_to_all": plan.all_to_all, "barrier": plan.barrier}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carriage:
+    """How the elements of a reduction travel.
+
+    given: the tensors' type. dtype: of leaves and result on the way. acc: of partial results. loose: a node of at most
+    so many leaves travels as these. exact: whether sums are. form: how `given` becomes `dtype`, if it is another.
+    """
+
+    given: DType
+    dtype: DType
+    acc: DType
+    loose: int
+    exact: bool
+    form: Wired | None
+
+    def elements(self, sizes: Iterable[int]) -> int:
+        """What travels for tensors of `sizes` elements of `given`, in elements of `dtype`."""
+        return sum(sizes) if self.form is None else self.form.elements(sizes)
+
+    @property
+    def combine_rate(self) -> float | None:
+        """Bytes read in a second while leaves are combined; None: as the model has it."""
+        if self.dtype.kind is Kind.BLOCKS:
+            return _BLOCKS_RATE
+        return _EXACT_RATE if self.exact else None
+
+    def coding_seconds(self, elements: int, leaves: int) -> float:
+        """What encoding `leaves` leaves of `elements` elements of `given` and decoding a result takes a rank."""
+        return 0.0 if self.form is None else (leaves + 1) * elements * self.given.itemsize / _CODING_RATE
+
+
+def carriage(
+    dtype: DType, op: ReduceOp, *, leaves: int, precision: Precision = "default", wire: str | None = None
+) -> Carriage:
+    """How tensors of `dtype` travel in a reduction of `leaves` leaves. Raises LocalError for what cannot be reduced
+    so."""
+    acc = accumulator(dtype, op, precision)
+    exact = acc.kind is Kind.EXACT
+    if exact and leaves > MAX_LEAVES:
+        raise LocalError(f"an exact sum has at most {MAX_LEAVES} leaves, not {leaves}")
+    if wire is not None:
+        form = wired(wire, dtype, op, precision)
+        return Carriage(dtype, form.dtype, form.acc, form.acc.itemsize // form.dtype.itemsize, exact, form)
+    return Carriage(dtype, dtype, acc, acc.itemsize // dtype.itemsize if exact else 1, exact, None)
+
+
+def demand_algorithm(collective: str, algorithm: str) -> None:
+    """Raise LocalError for an algorithm that cannot be asked for by this name; an order of its own cannot."""
+    known = ("auto", *(name for name in plan.ALGORITHMS[collective] if name != "ring"))
+    if algorithm not in known:
+        raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(known)}")
+
+
+def demand_orderless(precision: Precision, wire: str | None) -> None:
+    """Raise LocalError for what does not go with the order of a ring."""
+    if wire is not None:
+        raise LocalError("a ring passes on partial sums, which are not encoded: leave wire or reduce_order out")
+    if precision == "exact":
+        raise LocalError("an exact sum has no order: leave reduce_order='ring' out")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """What all ranks of a collective know of it.
+
+    sizes: the planner's own arguments: elements, root, counts. leaves, wide_itemsize, loose: of a reduction; 0 where
+    nothing is reduced. sites: a number for each rank. combine: see `Carriage.combine_rate`.
+    """
+
+    collective: str
+    world: int
+    sizes: Mapping[str, Any]
+    itemsize: int
+    chunk_bytes: int
+    sites: tuple[int, ...]
+    leaves: int = 0
+    wide_itemsize: int = 0
+    loose: int = 0
+    combine: float | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All arguments of the planner but algorithm, rank and sites, in the order in which a signature has them."""
+        given: dict[str, Any] = {"world": self.world, **self.sizes}
+        if self.collective == "barrier":
+            return given
+        if self.leaves:
+            given["leaves"] = self.leaves
+        given["itemsize"] = self.itemsize
+        if self.leaves:
+            given["wide_itemsize"] = self.wide_itemsize
+        given["chunk_bytes"] = self.chunk_bytes
+        if self.loose:
+            given["loose"] = self.loose
+        return given
+
+    @property
+    def text(self) -> str:
+        """The options, for a signature."""
+        return " ".join(f"{key}={_text(value)}" for key, value in self.options.items())
+
+    @property
+    def nbytes(self) -> int:
+        """Of what travels: the whole tensor, all ranks' parts of it, or the most that a rank gives in an all_to_all."""
+        if self.collective == "all_to_all":
+            return max(map(sum, self.sizes["counts"])) * self.itemsize
+        elements: int = self.sizes["elements"] if "elements" in self.sizes else sum(self.sizes.get("counts", ()))
+        return elements * self.itemsize
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """Those that can be asked for; none where there is one way only."""
+        return plan.ALGORITHMS.get(self.collective, ())
+
+    def plan_of(self, rank: int, algorithm: str) -> plan.Plan:
+        """The plan of `rank`. algorithm: one of `algorithms`; "" where there are none. Raises LocalError."""
+        options = self.options
+        if algorithm:
+            options["algorithm"] = algorithm
+        if algorithm == "hierarchical":
+            options["sites"] = self.sites
+        return _PLANNERS[self.collective](rank=rank, **options)
+
+    def plans(self, algorithm: str) -> list[plan.Plan]:
+        """The plans of all ranks. Raises LocalError."""
+        return [self.plan_of(rank, algorithm) for rank in range(self.world)]
+
+    def network(self, network: Network) -> Network:
+        """The same network with processors that combine as fast as they can combine these elements."""
+        return network if self.combine is None else replace(network, combine=min(network.combine, self.combine))
+
+    def settled(self, algorithm: str) -> str:
+        """`algorithm`; for "auto" that which is taken on every network, where there is one ("" if there is one way)."""
+        if algorithm == "auto" and not has_choice(self.collective, self.world, self.nbytes, self.sites):
+            return self.algorithms[0] if self.algorithms else ""
+        return algorithm
+
+    def taken(self, algorithm: str, network: Network | None) -> str:
+        """What is run for `algorithm`: for "auto" the cheapest on `network`; None will do where that is settled."""
+        algorithm = self.settled(algorithm)
+        if algorithm != "auto":
+            return algorithm
+        if network is None:
+            raise AssertionError(f"{self.collective} depends on a network that nobody has agreed on")
+        return self.cheapest(network)
+
+    def cheapest(self, network: Network) -> str:
+        """What `auto` takes on `network`, which has to be the same on all ranks. "" where there is one way only."""
+        if not self.algorithms:
+            return ""
+        return choose(
+            self.collective,
+            self.world,
+            self.nbytes,
+            self.leaves,
+            self.sites,
+            self.network(network),
+            chunk_bytes=self.chunk_bytes,
+            itemsize=self.itemsize,
+            wide_itemsize=self.wide_itemsize or self.itemsize,
+            loose=self.loose or 1,
+            root=self.sizes.get("root", 0),
+        )
+
+
+def depends(collective: str, algorithm: str, *, world: int, sites: tuple[int, ...]) -> bool:
+    """Whether what is run for `algorithm` depends on the network, for some size."""
+    return algorithm == "auto" and has_choice(collective, world, 1, sites)
+
+
+def reduction(
+    collective: str,
+    how: Carriage,
+    *,
+    world: int,
+    sizes: Mapping[str, Any],
+    leaves: int,
+    sites: tuple[int, ...],
+    chunk_bytes: int,
+) -> Schedule:
+    """A reduction of `leaves` leaves. sizes: in elements of `how.dtype`."""
+    return Schedule(
+        collective=collective,
+        world=world,
+        sizes=sizes,
+        itemsize=how.dtype.itemsize,
+        chunk_bytes=chunk_bytes,
+        sites=sites,
+        leaves=leaves,
+        wide_itemsize=how.acc.itemsize,
+        loose=how.loose if how.exact or how.form is not None else 0,
+        combine=how.combine_rate,
+    )
+
+
+def move(
+    collective: str, itemsize: int, *, world: int, sizes: Mapping[str, Any], sites: tuple[int, ...], chunk_bytes: int
+) -> Schedule:
+    """A collective that moves elements of `itemsize` bytes as they are."""
+    return Schedule(
+        collective=collective, world=world, sizes=sizes, itemsize=itemsize, chunk_bytes=chunk_bytes, sites=sites
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    return f"{len(value)} of {sum(value)}" if len(value) > 64 else ",".join(map(str, value))

@@ -1,0 +1,130 @@
+"""Scenarios as text, both ways: what a failing run prints is what a person would write, and what the command accepts.
+
+    sim.at(0.3).partition({0, 1}, {2, 3}); sim.at(1.0).heal()
+    Settings(lost_after=0.5, conditions=Conditions(latency_ns=2000000))
+
+Text is never executed. It is parsed by `ast`, and walked: statements are calls of `sim.at` or `sim.every` with methods
+of `Schedule` upon them, arguments are literals or `Conditions(...)` of literals. Anything else raises LocalError with
+its place. The methods check their arguments as they do for a program.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from textwrap import dedent
+from typing import Any
+
+from quicoll.errors import LocalError
+from quicoll.sim.outcome import Settings
+from quicoll.sim.scenario import events as scenario
+from quicoll.sim.scenario.events import Event, Schedule
+from quicoll_transport.errors import TransportError
+from quicoll_transport.sim import Conditions
+
+__all__ = ["events_source", "parse_events", "parse_settings", "settings_source"]
+
+_METHODS = tuple(name for name in vars(Schedule) if not name.startswith("_") and name != "fault")
+_LONGEST = 1 << 20  # characters; a deep nesting could exhaust the parser's stack
+
+
+def events_source(events: Iterable[Event], *, separator: str = "; ") -> str:
+    """The statements that make these events, in their order."""
+    return separator.join(str(event) for event in events)
+
+
+def settings_source(settings: Settings) -> str:
+    """`Settings(...)` with what differs from the defaults, but for the ranks, which the command has by name."""
+    usual = Settings()
+    changed = []
+    for field in fields(Settings):
+        value = getattr(settings, field.name)
+        if field.name != "ranks" and value != getattr(usual, field.name):
+            text = scenario.conditions_source(value) if isinstance(value, Conditions) else repr(value)
+            changed.append(f"{field.name}={text}")
+    return f"Settings({', '.join(changed)})"
+
+
+def parse_events(text: str) -> tuple[Event, ...]:
+    """The events of statements like `sim.at(1.2).crash(3)`, parted by semicolons or lines. Raises LocalError."""
+    found: list[Event] = []
+    for statement in _parsed(text, "exec").body:
+        if not isinstance(statement, ast.Expr):
+            raise _unclear(statement, "a statement is a call like sim.at(1.2).crash(3)")
+        _schedule(statement.value, found.append)
+    return tuple(found)
+
+
+def parse_settings(text: str, *, ranks: int) -> Settings:
+    """What `Settings(...)` means, for so many ranks. Raises LocalError."""
+    call = _parsed(text, "eval").body
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "Settings":
+        raise _unclear(call, "settings are written as Settings(lost_after=0.5)")
+    positional, named = _arguments(call)
+    if "ranks" in named:
+        raise _unclear(call, "the number of ranks is not part of the settings here")
+    settings: Settings = _made(call, Settings, *positional, ranks=ranks, **named)
+    return settings
+
+
+def _parsed(text: str, mode: str) -> Any:
+    if len(text) > _LONGEST:
+        raise LocalError(f"a scenario has {_LONGEST} characters at most, not {len(text)}")
+    try:
+        return ast.parse(dedent(text).strip(), "<scenario>", mode)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise LocalError(f"the scenario cannot be read: {error}") from error
+
+
+def _schedule(node: ast.expr, add: Callable[[Event], None]) -> Schedule:
+    """The schedule that a chain of calls gives; its events are added on the way."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        raise _unclear(node, "a statement is a call like sim.at(1.2).crash(3)")
+    name, owner = node.func.attr, node.func.value
+    positional, named = _arguments(node)
+    if isinstance(owner, ast.Name):
+        if owner.id != "sim" or name not in ("at", "every"):
+            raise _unclear(node, "a statement begins with sim.at(...) or sim.every(...)")
+        times: Callable[..., Schedule] = scenario.at if name == "at" else scenario.every
+        begun: Schedule = _made(node, times, *positional, add=add, **named)
+        return begun
+    schedule = _schedule(owner, add)
+    if name not in _METHODS:
+        raise _unclear(node, f"there is no fault {name!r} among {', '.join(_METHODS)}")
+    _made(node, getattr(schedule, name), *positional, **named)
+    return schedule
+
+
+def _arguments(call: ast.Call) -> tuple[list[Any], dict[str, Any]]:
+    named = {}
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise _unclear(call, "arguments are written out")
+        named[keyword.arg] = _value(keyword.value)
+    return [_value(argument) for argument in call.args], named
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call):
+        if not isinstance(node.func, ast.Name) or node.func.id != "Conditions":
+            raise _unclear(node, "an argument is a literal or Conditions(...)")
+        positional, named = _arguments(node)
+        return _made(node, Conditions, *positional, **named)
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+        raise _unclear(node, "an argument is a literal or Conditions(...)") from error
+
+
+def _made(node: ast.expr, make: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+    try:
+        return make(*positional, **named)
+    except (LocalError, TransportError) as error:
+        raise _unclear(node, str(error)) from error
+    except (TypeError, ValueError, AttributeError) as error:  # arguments of a wrong kind or number
+        raise _unclear(node, str(error)) from error
+
+
+def _unclear(node: ast.AST, why: str) -> LocalError:
+    return LocalError(f"{ast.unparse(node)[:200]!r}: {why}")

@@ -1,0 +1,436 @@
+"""Random scenarios, one from each seed: swarm testing.
+
+Groce, Zhang, Eide, Chen, Regehr 2012, "Swarm Testing" (ISSTA): a test that may use all features uses each so often that
+many bugs cannot show; a test that omits a random half of them finds more. Here features are kinds of fault. Each seed
+enables every kind with probability 1/2, and draws few events from the enabled ones, close together, on a cluster whose
+pace is drawn as well.
+
+    loss, burst, jitter, duplicate,    conditions of some paths or of all: independent and bursty loss, delay that
+    reorder, corrupt, rate, mtu,       varies, datagrams twice, late or with flipped bits, a bottleneck with its queue,
+    latency                            a smaller MTU, longer paths. One event may change several of them
+    partition, one_way, hold           paths between two sides: cut both ways, cut one way, datagrams kept until later
+    crash, power, restart              a worker's process ends; its machine loses power; it ends and is started again
+    coordinator_crash                  the same for the coordinator, mostly started again
+    pause, slow                        SIGSTOP for a while; every callback takes time
+    drift, leap, wall                  the monotonic clock runs wrong, leaps forward; the wall clock is set
+    payload                            bits flip behind QUIC's own checks
+    disk                               a write or an fsync fails, the disk is full, or the power goes in its middle
+
+Times. Most faults begin within a horizon of 0.2 to 4 s. Steps are computed at a pace that makes the asked number of
+them last about as long as the faults do, so that faults meet steps. Few come before the first view, more soon after it,
+and often one just after another, where recovery is under way. Lengths lie around the deadlines at which the
+code's behaviour changes: the retransmission and redial times, suspicion (0.45 lost_after), loss (lost_after), and
+beyond.
+
+Sites. Half of the seeds have the ranks in two or three places, neighbours together or mixed: what is hierarchical is
+direct where there is one site. They are drawn by a generator of their own, so that they change nothing else of a seed.
+
+Every scenario ends with a healing. Clocks that leapt stay so; a wall clock is never set by more than an hour at once,
+as certificates are valid from a day before the beginning. What a path is like after the healing lets QUIC work.
+
+Pure: a function of its arguments, in every process and version of Python (random.Random's generator is fixed by its
+documentation for `random()` alone, so everything is drawn by that).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from quicoll.errors import LocalError
+from quicoll.sim.outcome import Settings
+from quicoll.sim.scenario.events import (
+    COORDINATOR_HOST,
+    DISK_FAULTS,
+    Corrupt,
+    Crash,
+    Disk,
+    Drift,
+    Event,
+    Fault,
+    Heal,
+    Hold,
+    Leap,
+    Partition,
+    Pause,
+    Repair,
+    Restart,
+    SetConditions,
+    Slow,
+    StepWall,
+    node_name,
+)
+from quicoll.sim.scenario.language import events_source, settings_source
+from quicoll.sim.workload import COMPUTE_S
+from quicoll_transport.sim import Conditions
+
+__all__ = ["KINDS", "Scenario", "generate", "parse_kinds"]
+
+T = TypeVar("T")
+
+_CONDITIONS = ("loss", "burst", "jitter", "duplicate", "reorder", "corrupt", "rate", "mtu", "latency")
+
+KINDS: tuple[str, ...] = (
+    *_CONDITIONS,
+    "partition",
+    "one_way",
+    "hold",
+    "crash",
+    "power",
+    "restart",
+    "coordinator_crash",
+    "pause",
+    "slow",
+    "drift",
+    "leap",
+    "wall",
+    "payload",
+    "disk",
+)
+"""All kinds of fault, in the order in which they are drawn."""
+
+_HORIZONS_MS = (200, 300, 500, 500, 1000, 1000, 2000, 4000)
+_FORMED = 18  # latencies until the first view is at work; it needs all ranks, so an earlier crash leaves no steps
+_MS = 1_000_000
+_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One run, as data. `steps`: until every rank has committed so many; compute_s: simulated seconds of each.
+
+    str() is its events as Python; `command` what runs it again.
+    """
+
+    seed: int
+    steps: int = 10
+    compute_s: float = COMPUTE_S
+    settings: Settings = field(default_factory=Settings)
+    events: tuple[Event, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= 1_000_000:
+            raise LocalError(f"a scenario has 1 to 1000000 steps, not {self.steps}")
+        if not 0 <= self.compute_s < 3600:
+            raise LocalError(f"a step computes for less than an hour, not for {self.compute_s} s")
+
+    @property
+    def ranks(self) -> int:
+        return self.settings.ranks
+
+    @property
+    def faults(self) -> int:
+        """Events but for healings."""
+        return sum(not isinstance(event.fault, Heal) for event in self.events)
+
+    def __str__(self) -> str:
+        return events_source(self.events, separator="\n")
+
+    @property
+    def command(self) -> str:
+        """A line for a shell."""
+        words = ["quicoll", "sim", "--seed", str(self.seed), "--ranks", str(self.ranks), "--steps", str(self.steps)]
+        if self.compute_s != COMPUTE_S:
+            words += ["--compute", repr(self.compute_s)]
+        if self.settings != Settings(ranks=self.ranks):
+            words += ["--settings", settings_source(self.settings)]
+        return shlex.join([*words, "--events", events_source(self.events)])
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """Kinds of fault by name, with commas between them; "all"; "all,-loss" or "-loss" for all but some.
+
+    Raises LocalError for other names, and where no kind is left: a run without faults would be green for nothing.
+    """
+    words = text.replace(" ", "").split(",")
+    chosen: dict[str, None] = dict.fromkeys(KINDS if words[0].startswith("-") else ())
+    for word in words:
+        name = word.removeprefix("-")
+        if name != "all" and name not in KINDS:
+            raise LocalError(f"there is no kind of fault {name!r} among {', '.join(KINDS)}")
+        names = KINDS if name == "all" else (name,)
+        for each in names:
+            if word.startswith("-"):
+                chosen.pop(each, None)
+            else:
+                chosen[each] = None
+    if not chosen:
+        raise LocalError(f"{text!r} leaves no kind of fault")
+    return tuple(kind for kind in KINDS if kind in chosen)
+
+
+def generate(
+    seed: int,
+    *,
+    ranks: int = 4,
+    steps: int = 10,
+    kinds: Iterable[str] = KINDS,
+    settings: Settings | None = None,
+) -> Scenario:
+    """The scenario of this seed. settings: taken as they are, with `ranks`; else they are drawn too."""
+    wanted = parse_kinds(",".join(kinds)) if kinds else ()
+    draw = _Draw(random.Random(f"quicoll.sim/swarm/{seed}"))  # noqa: S311 - a simulation has no secrets
+    enabled = [kind for kind in wanted if draw.chance(0.5)]
+    horizon = draw.one_of(_HORIZONS_MS) * _MS
+    pace = draw.between(0.3, 1.0)
+    drawn = _settings(draw, ranks, enabled)
+    settings = replace(drawn, sites=_sites(seed, ranks)) if settings is None else replace(settings, ranks=ranks)
+    builder = _Builder(draw, settings, horizon)
+    count = draw.one_of((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
+    for _ in range(count if enabled else 0):
+        builder.add(draw.one_of(enabled), enabled)
+    events = builder.healed()
+    compute_s = round(events[-1].at_ns / _S / steps * pace, 4)
+    return Scenario(seed=seed, steps=steps, compute_s=compute_s, settings=settings, events=events)
+
+
+class _Draw:
+    def __init__(self, rng: random.Random) -> None:
+        self._random = rng.random
+
+    def chance(self, probability: float) -> bool:
+        return self._random() < probability
+
+    def between(self, low: float, high: float) -> float:
+        return low + (high - low) * self._random()
+
+    def log_between(self, low: float, high: float) -> float:
+        """With equal chance for equal ratios."""
+        return low * math.exp(self._random() * math.log(high / low))
+
+    def one_of(self, values: Sequence[T]) -> T:
+        return values[int(self._random() * len(values))]
+
+    def some_of(self, values: Sequence[T]) -> list[T]:
+        """Some, not none, in their order."""
+        return [value for value in values if self.chance(0.5)] or [self.one_of(values)]
+
+    def sides(self, values: Sequence[T]) -> tuple[list[T], list[T]]:
+        """Two sides, neither empty. Of values, two at least."""
+        first = self.one_of(values)
+        rest = [value for value in values if value is not first]
+        second = self.one_of(rest)
+        one, other = [first], [second]
+        if self.chance(0.3):  # these two alone
+            return one, other
+        single = self.chance(0.4)  # one against all others
+        for value in rest:
+            if value is not second:
+                (one if not single and self.chance(0.5) else other).append(value)
+        return one, other
+
+
+def _settings(draw: _Draw, ranks: int, enabled: Sequence[str]) -> Settings:
+    """The pace of the cluster. Paths are such that a job goes on over them."""
+    latency_ns = draw.one_of((100_000, 500_000, 500_000, 2 * _MS, 10 * _MS, 30 * _MS))
+    lost_after = draw.one_of((0.5, 1.0, 1.0, 2.0))
+    if latency_ns >= 30 * _MS:
+        lost_after = max(lost_after, 1.0)
+    conditions = Conditions(latency_ns=latency_ns)
+    if "jitter" in enabled and draw.chance(0.3):
+        conditions = replace(conditions, jitter_ns=latency_ns // 2)
+    if "loss" in enabled and draw.chance(0.3):
+        conditions = replace(conditions, loss=draw.one_of((0.001, 0.01)))
+    return Settings(
+        ranks=ranks,
+        lost_after=lost_after,
+        timeout=draw.one_of((2.0, 5.0, 20.0)),
+        hold_timeout=draw.one_of((5.0, 20.0, 60.0)),
+        chunk_bytes=draw.one_of((1 << 20, 1 << 20, 1000)),  # a share in one message, or in several
+        conditions=conditions,
+    )
+
+
+def _sites(seed: int, ranks: int) -> tuple[str, ...]:
+    """The site of each rank; none for half of the seeds."""
+    draw = _Draw(random.Random(f"quicoll.sim/swarm/sites/{seed}"))  # noqa: S311 - a simulation has no secrets
+    if ranks < 2 or draw.chance(0.5):
+        return ()
+    places = ("north", "south", "east")[: draw.one_of((2, 2, 3))]
+    if draw.chance(0.5):
+        return tuple(places[len(places) * rank // ranks] for rank in range(ranks))
+    between = [draw.one_of(places) for _ in range(ranks - 2)]
+    return (places[0], *between, places[1])
+
+
+class _Builder:
+    """Draws events of given kinds."""
+
+    def __init__(self, draw: _Draw, settings: Settings, horizon_ns: int) -> None:
+        self._draw = draw
+        self._settings = settings
+        self._horizon = horizon_ns
+        self._lost = round(settings.lost_after * _S)
+        self._events: list[Event] = []
+        self._workers = [node_name(rank) for rank in range(settings.ranks)]
+        self._nodes = [COORDINATOR_HOST, *self._workers]
+        self._last = 0
+        self._makers: dict[str, Callable[[int], None]] = {
+            "partition": self._partition,
+            "one_way": self._one_way,
+            "hold": self._hold,
+            "crash": self._crash,
+            "power": self._power,
+            "restart": self._restart,
+            "coordinator_crash": self._coordinator_crash,
+            "pause": self._pause,
+            "slow": self._slow,
+            "drift": self._drift,
+            "leap": self._leap,
+            "wall": self._wall,
+            "payload": self._payload,
+            "disk": self._disk,
+        }
+
+    def add(self, kind: str, enabled: Sequence[str]) -> None:
+        """A fault of this kind, and what ends it."""
+        at_ns = self._time()
+        self._last = at_ns
+        if kind in _CONDITIONS:
+            others = [each for each in enabled if each in _CONDITIONS and each != kind]
+            self._conditions(at_ns, [kind, *(each for each in others if self._draw.chance(0.25))])
+        else:
+            self._makers[kind](at_ns)
+
+    def healed(self) -> tuple[Event, ...]:
+        """All events in their order, with a healing at the end."""
+        end = max([self._horizon // 2, *(event.at_ns for event in self._events)])
+        self._events.append(Event(_round(end + min(self._length(), self._lost * 3 // 2)), Heal()))
+        return tuple(sorted(self._events, key=lambda event: event.at_ns))
+
+    def _put(self, at_ns: int, fault: Fault) -> None:
+        self._events.append(Event(_round(at_ns), fault))
+
+    def _time(self) -> int:
+        """When the next fault begins."""
+        if self._events and self._draw.chance(0.4):
+            return self._last + round(self._draw.log_between(_MS / 2, 2 * self._lost))
+        begin = _FORMED * self._settings.conditions.latency_ns if self._draw.chance(0.85) else 0
+        early = self._draw.between(0.0, 1.0)
+        return begin + round(self._horizon * early * math.sqrt(early))
+
+    def _length(self) -> int:
+        """How long it lasts: around a deadline, just short of it or just beyond."""
+        lost = self._lost
+        deadlines = (2 * _MS, 20 * _MS, 60 * _MS, lost // 4, lost // 2, lost, lost, 3 * lost)
+        return round(self._draw.one_of(deadlines) * self._draw.one_of((0.7, 0.95, 1.05, 1.5)))
+
+    def _until(self, at_ns: int, fault: Fault, probability: float = 0.6) -> None:
+        """It is ended, perhaps, before the healing."""
+        if self._draw.chance(probability):
+            self._put(at_ns + self._length(), fault)
+
+    # -- kinds ---------------------------------------------------------------------------------------------------
+
+    def _conditions(self, at_ns: int, kinds: Sequence[str]) -> None:
+        draw, usual = self._draw, self._settings.conditions
+        one: tuple[str, ...] = ()
+        other: tuple[str, ...] = ()
+        if draw.chance(0.6):
+            first, second = draw.sides(self._nodes)
+            one, other = tuple(sorted(first)), tuple(sorted(second))
+        found = usual
+        for kind in kinds:
+            found = self._worse(found, kind)
+        self._put(at_ns, SetConditions(found, one, other))
+        self._until(at_ns, SetConditions(usual, one, other), 0.4)
+
+    def _worse(self, found: Conditions, kind: str) -> Conditions:
+        draw = self._draw
+        match kind:
+            case "loss":
+                return replace(found, loss=draw.one_of((0.01, 0.05, 0.2, 0.5, 0.9)), burst=1.0)
+            case "burst":
+                return replace(found, loss=draw.one_of((0.01, 0.05, 0.2, 0.4)), burst=draw.one_of((2.0, 8.0, 30.0)))
+            case "jitter":
+                return replace(found, jitter_ns=_round(draw.log_between(_MS, 200 * _MS)))
+            case "duplicate":
+                return replace(found, duplicate=draw.one_of((0.01, 0.2, 1.0)))
+            case "reorder":
+                delay = _round(draw.log_between(_MS, 100 * _MS))
+                return replace(found, reorder=draw.one_of((0.01, 0.1, 0.5)), reorder_ns=delay)
+            case "corrupt":
+                return replace(found, corrupt=draw.one_of((0.001, 0.01, 0.1, 0.5)))
+            case "rate":
+                rate, queue = draw.one_of((20_000, 100_000, 1_000_000)), draw.one_of((4096, 32_768, 262_144))
+                return replace(found, bytes_per_second=rate, queue_bytes=queue)
+            case "mtu":
+                return replace(found, mtu=draw.one_of((1200, 1252, 1300, 1400)))
+            case _:
+                return replace(found, latency_ns=_round(draw.log_between(_MS, 300 * _MS)))
+
+    def _split(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        one, other = self._draw.sides(self._nodes)
+        return tuple(sorted(one)), tuple(sorted(other))
+
+    def _partition(self, at_ns: int) -> None:
+        one, other = self._split()
+        self._put(at_ns, Partition(one, other))
+        self._until(at_ns, Repair(one, other))
+
+    def _one_way(self, at_ns: int) -> None:
+        one, other = self._split()
+        self._put(at_ns, Partition(one, other, one_way=True))
+        self._until(at_ns, Repair(one, other))
+
+    def _hold(self, at_ns: int) -> None:
+        one, other = self._split()
+        self._put(at_ns, Hold(one, other))
+        if self._draw.chance(0.5):
+            self._put(at_ns, Hold(other, one))
+        self._until(at_ns, Repair(one, other))
+
+    def _crash(self, at_ns: int) -> None:
+        for node in self._draw.some_of(self._workers) if self._draw.chance(0.2) else [self._draw.one_of(self._workers)]:
+            self._put(at_ns, Crash(node))
+
+    def _power(self, at_ns: int) -> None:
+        node = self._draw.one_of(self._nodes)
+        self._put(at_ns, Crash(node, power=True))
+        self._until(at_ns, Restart(node))
+
+    def _restart(self, at_ns: int) -> None:
+        node = self._draw.one_of(self._workers)
+        self._put(at_ns, Crash(node))
+        self._put(at_ns + self._length(), Restart(node))
+
+    def _coordinator_crash(self, at_ns: int) -> None:
+        self._put(at_ns, Crash(COORDINATOR_HOST, power=self._draw.chance(0.2)))
+        self._until(at_ns, Restart(COORDINATOR_HOST), 0.8)
+
+    def _pause(self, at_ns: int) -> None:
+        self._put(at_ns, Pause(self._draw.one_of(self._nodes), _round(self._length())))
+
+    def _slow(self, at_ns: int) -> None:
+        node = self._draw.one_of(self._nodes)
+        self._put(at_ns, Slow(node, _round(self._draw.log_between(50_000, 5 * _MS))))
+        self._until(at_ns, Slow(node, 0), 0.4)
+
+    def _drift(self, at_ns: int) -> None:
+        node = self._draw.one_of(self._nodes)
+        ppm = self._draw.one_of((50, 200, 10_000, 100_000)) * self._draw.one_of((1, -1))
+        self._put(at_ns, Drift(node, ppm))
+        self._until(at_ns, Drift(node, 0), 0.3)
+
+    def _leap(self, at_ns: int) -> None:
+        self._put(at_ns, Leap(self._draw.one_of(self._nodes), _round(self._length())))
+
+    def _wall(self, at_ns: int) -> None:
+        seconds: int = self._draw.one_of((1, 60, 3600)) * self._draw.one_of((1, -1))
+        self._put(at_ns, StepWall(self._draw.one_of(self._nodes), seconds * _S))
+
+    def _payload(self, at_ns: int) -> None:
+        self._put(at_ns, Corrupt(self._draw.one_of(self._nodes), self._draw.one_of((1, 1, 2, 5))))
+
+    def _disk(self, at_ns: int) -> None:
+        node = COORDINATOR_HOST if self._draw.chance(0.6) else self._draw.one_of(self._workers)
+        self._put(at_ns, Disk(node, self._draw.one_of(DISK_FAULTS)))
+
+
+def _round(ns: float) -> int:
+    """To a tenth of a millisecond: what people read, and what shrinking keeps."""
+    return max(1, round(ns / 100_000)) * 100_000

@@ -1,0 +1,134 @@
+"""A run written down: what the world's recorder is told, and the two ways to read it, a timeline and a story.
+
+The timeline is a Chrome trace (the Trace Event Format of the Catapult project; Perfetto and chrome://tracing open it):
+one process row for each node with lanes for its life, views, steps and collectives; partitions and other faults that
+last as slices of a row of their own, each fault as a flag across all rows. Times are virtual microseconds.
+
+Recording changes nothing in a run: it has the same digest with it as without.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quicoll.errors import LocalError
+from quicoll.sim.trace.spans import Entry, Span, fault_spans, node_spans
+from quicoll.sim.trace.story import tell
+
+if TYPE_CHECKING:
+    from quicoll.sim.outcome import Outcome
+
+__all__ = ["Recording"]
+
+_ROWS = {"process": 1, "down": 1, "paused": 1, "view": 2, "step": 3, "collective": 4}
+_ROW_NAMES = {1: "process", 2: "view", 3: "step", 4: "collectives", 5: "events"}
+_EVENTS_ROW = 5
+_FAULTS_PID = 1
+_MOMENTS = ("peer_lost", "held", "state_received", "node_joined", "refused", "process_ended", "view_proposed")
+
+
+class Recording:
+    """Give `record` to `Simulation(recorder=...)`. entries: what happened, in order.
+
+    datagrams: how many sent datagrams to keep, from the first; each is a mark in the timeline. They are by far the most
+    of what happens, so none is kept unless it is asked for.
+    """
+
+    def __init__(self, *, datagrams: int = 0) -> None:
+        if datagrams < 0:
+            raise LocalError(f"a number of datagrams is not negative: {datagrams}")
+        self.entries: list[Entry] = []
+        self._datagrams_left = datagrams
+
+    def record(self, t_ns: int, kind: str, who: str, what: Any) -> None:
+        """The world's recorder."""
+        if kind == "send":
+            if self._datagrams_left == 0:
+                return
+            self._datagrams_left -= 1
+        self.entries.append(Entry(t_ns, kind, who, what))
+
+    def explain(self, outcome: Outcome) -> str:
+        """The run as a story for a person: see quicoll.sim.trace.story."""
+        return tell(self.entries, outcome)
+
+    def write_chrome(self, path: str | Path, outcome: Outcome) -> None:
+        """Write the timeline. Raises LocalError where the file cannot be written."""
+        trace = {
+            "displayTimeUnit": "ms",
+            "traceEvents": _chrome_events(self.entries, outcome),
+            "otherData": {"seed": outcome.seed, "digest": outcome.digest, "error": str(outcome.error or "")},
+        }
+        try:
+            Path(path).write_text(json.dumps(trace, default=str) + "\n")
+        except OSError as error:
+            raise LocalError(f"cannot write the trace to {path}: {error.strerror or error}") from error
+
+
+def _chrome_events(entries: list[Entry], outcome: Outcome) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    nodes = sorted({entry.who: None for entry in entries if entry.who != "sim"}, key=_node_order)
+    pids = {node: number for number, node in enumerate(nodes, start=_FAULTS_PID + 1)}
+    _name(found, _FAULTS_PID, "faults", {1: "events"})
+    for node in nodes:
+        _name(found, pids[node], node, _ROW_NAMES)
+    end_ns = round(outcome.virtual_s * 1e9)
+    for number, span in enumerate(fault_spans(entries)):
+        # Faults overlap in any way, so each is a track of its own ("async" slices), not a slice in a stack.
+        head = {"cat": span.lane, "id": number, "pid": _FAULTS_PID, "tid": 1, "name": span.name}
+        found.append({**head, "ph": "b", "ts": span.start_ns / 1e3, "args": {"ended by": span.ended_by}})
+        found.append({**head, "ph": "e", "ts": (end_ns if span.end_ns is None else span.end_ns) / 1e3})
+    found += [_slice(span, pids[span.node], end_ns) for span in node_spans(entries)]
+    found += [moment for entry in entries if (moment := _moment(entry, pids)) is not None]
+    if outcome.error is not None:
+        found.append(_flag(f"FAILED: {outcome.error}", round(outcome.error.at * 1e9), pid=_FAULTS_PID))
+    return found
+
+
+def _node_order(name: str) -> tuple[bool, str, int]:
+    """The coordinator, then workers by number, not by letters."""
+    prefix, _, number = name.rpartition("-")
+    return (prefix != "", prefix, int(number)) if number.isdigit() else (False, name, 0)
+
+
+def _name(found: list[dict[str, Any]], pid: int, name: str, rows: dict[int, str]) -> None:
+    found.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
+    found.append({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
+    for row, title in rows.items():
+        found.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": row, "args": {"name": title}})
+
+
+def _slice(span: Span, pid: int, end_ns: int) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": span.lane,
+        "name": span.name,
+        "pid": pid,
+        "tid": _ROWS[span.lane],
+        "ts": span.start_ns / 1e3,
+        "dur": ((end_ns if span.end_ns is None else span.end_ns) - span.start_ns) / 1e3,
+        "args": {"ended by": span.ended_by or "the run's end"},
+    }
+
+
+def _flag(name: str, t_ns: int, *, pid: int) -> dict[str, Any]:
+    return {"ph": "i", "s": "g", "cat": "fault", "name": name, "pid": pid, "tid": 1, "ts": t_ns / 1e3}
+
+
+def _moment(entry: Entry, pids: dict[str, int]) -> dict[str, Any] | None:
+    if entry.kind == "fault":
+        return _flag(entry.what.source(), entry.t_ns, pid=_FAULTS_PID)
+    if entry.kind not in _MOMENTS and entry.kind != "send":
+        return None
+    return {
+        "ph": "i",
+        "s": "t",
+        "cat": entry.kind,
+        "name": entry.kind,
+        "pid": pids[entry.who],
+        "tid": _EVENTS_ROW,
+        "ts": entry.t_ns / 1e3,
+        "args": entry.what if isinstance(entry.what, dict) else {"what": str(entry.what)},
+    }

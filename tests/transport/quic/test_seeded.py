@@ -1,0 +1,188 @@
+"""Chance from a seed: the same bytes again in another process; the first part are canaries for aioquic's insides."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aioquic import tls
+from aioquic.quic import connection as aioquic_connection
+from aioquic.quic import packet, recovery, retry
+
+import quicoll_transport
+from quicoll_transport.errors import ConfigurationError
+from quicoll_transport.quic import (
+    Authenticated,
+    Gate,
+    Session,
+    SessionConfig,
+    chance,
+    check_foundation,
+    connection,
+    entropy,
+    handshake_in_memory,
+)
+from quicoll_transport.security.authority import ephemeral
+from quicoll_transport.security.identity import WORKER, Credentials, Identity
+
+START = 10**18
+NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
+CredentialsOf = Callable[..., Credentials]
+
+
+def joined(credentials_of: CredentialsOf) -> tuple[Session, Session]:
+    config = SessionConfig()
+    client = Session.client(credentials=credentials_of("a"), config=config, address=("127.0.0.1", 2), now_ns=START)
+    server, _, _ = handshake_in_memory(client, Gate(credentials=credentials_of("b"), config=config), now_ns=START)
+    return client, server
+
+
+def queue(session: Session) -> list[int]:
+    return [stream.stream_id for stream in session._quic._streams_queue]
+
+
+def opened(session: Session, count: int, data: bytes) -> list[int]:
+    quic = session._quic
+    streams = [quic.get_next_available_stream_id(is_unidirectional=True) + 4 * i for i in range(count)]
+    for stream_id in streams:
+        quic.send_stream_data(stream_id, data)
+    return streams
+
+
+# -- the order of streams ----------------------------------------------------------------------------------------------
+
+
+def test_streams_that_one_packet_served_stay_in_their_order(credentials_of: CredentialsOf) -> None:
+    client, _ = joined(credentials_of)
+    streams = opened(client, 40, b"x")
+    client.datagrams_to_send(START + 10**9)
+    assert queue(client) == streams
+    assert isinstance(client._quic._streams_queue, connection.ServiceQueue)
+
+
+def test_who_was_served_goes_behind_who_was_not(credentials_of: CredentialsOf) -> None:
+    """aioquic's round robin stays: the window closes somewhere among the streams, and the next turn begins there."""
+    client, _ = joined(credentials_of)
+    streams = opened(client, 100, bytes(400))
+    sent = client.datagrams_to_send(START + 10**9)
+    served = [stream for stream in streams if client._quic._streams[stream].sender.highest_offset]
+    assert sent
+    assert 0 < len(served) < len(streams)
+    first = queue(client)[: len(streams) - len(served)]
+    assert first == [stream for stream in streams if stream not in served]
+    assert queue(client)[len(first) :] == served
+
+
+def test_a_queue_does_not_keep_the_queues_before_it(credentials_of: CredentialsOf) -> None:
+    client, _ = joined(credentials_of)
+    opened(client, 5, b"x")
+    client.datagrams_to_send(START + 10**9)
+    assert client._quic._streams_queue._before == ()
+
+
+def test_a_foundation_that_serves_streams_in_another_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    reverse = lambda self, served: list.extend(self, sorted(served, key=lambda stream: -stream.stream_id))  # noqa: E731
+    monkeypatch.setattr(connection.ServiceQueue, "extend", reverse)
+    with pytest.raises(ConfigurationError, match="serves streams in an order of its own"):
+        check_foundation.__wrapped__()
+
+
+# -- the sources of chance ---------------------------------------------------------------------------------------------
+
+
+def test_the_names_that_are_replaced_are_there_and_there_are_no_others() -> None:
+    chance.examine()
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, name, _ in chance.SOURCES])
+def test_a_name_that_is_something_else_is_refused(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, name, object())
+    with pytest.raises(ConfigurationError, match=f"{module.__name__}.{name} is something else"):
+        chance.examine()
+
+
+@pytest.mark.parametrize("module", [aioquic_connection, recovery, packet, tls, retry])
+@pytest.mark.parametrize("source", [random, os.urandom])
+def test_a_source_that_is_not_known_is_refused(module: Any, source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "greasy", source, raising=False)
+    with pytest.raises(ConfigurationError, match=rf"{module.__name__}\.greasy"), entropy(random.Random(1).randbytes):
+        raise AssertionError("entered")
+
+
+def test_everything_is_as_it_was_when_the_block_has_ended() -> None:
+    dates: list[datetime] = []
+
+    def breaks() -> None:
+        with entropy(random.Random(1).randbytes, wall_clock=lambda: NOW):
+            dates.append(tls.utcnow())
+            raise IndexError
+
+    with pytest.raises(IndexError):
+        breaks()
+    assert dates == [NOW]
+    chance.examine()
+    with entropy(random.Random(1).randbytes):
+        pass
+
+
+def test_one_at_a_time() -> None:
+    with entropy(random.Random(1).randbytes):
+        with pytest.raises(ConfigurationError, match="another one is active"), entropy(random.Random(2).randbytes):
+            raise AssertionError("entered")
+        assert aioquic_connection.os.urandom(4) == random.Random(1).randbytes(4), "the first goes on"
+    chance.examine()
+
+
+def test_certificates_are_judged_by_the_given_date() -> None:
+    long_ago = datetime(2001, 1, 1, tzinfo=UTC)
+    made = ephemeral("j", [(WORKER, "a"), (WORKER, "b")], now=long_ago)
+    of = lambda node: made[Identity("j", WORKER, node)]  # noqa: E731
+    for late, authenticated in ((timedelta(hours=1), True), (timedelta(days=2), False)):
+        with entropy(random.Random(1).randbytes, wall_clock=lambda late=late: long_ago + late):  # type: ignore[misc]
+            config, address = SessionConfig(), ("127.0.0.1", 2)
+            client = Session.client(credentials=of("a"), config=config, address=address, now_ns=START)
+            _, events, _ = handshake_in_memory(client, Gate(credentials=of("b"), config=config), now_ns=START)
+        assert any(isinstance(event, Authenticated) for event in events) is authenticated
+
+
+@pytest.mark.parametrize("algorithm", ["ed25519", "p256"])
+def test_credentials_repeat_themselves(algorithm: Any) -> None:
+    def make(seed: int) -> list[tuple[bytes, int]]:
+        made = ephemeral(
+            "j", [(WORKER, "a"), (WORKER, "b")], algorithm=algorithm, now=NOW, entropy=random.Random(seed).randbytes
+        )
+        return [(one.authority_pem + one.fingerprint.encode(), one.certificate.serial_number) for one in made.values()]
+
+    assert make(1) == make(1)
+    first, second = make(1), make(2)
+    assert not set(first) & set(second)
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def transcript(hash_seed: str, *arguments: str) -> str:
+    roots = [Path(__file__).parents[2] / "helpers", Path(quicoll_transport.__file__).parent.parent]
+    environ = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(map(str, roots))}
+    command = [sys.executable, "-W", "error", "-m", "quicoll_fuzz.transcript", *arguments]
+    return subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("algorithm", ["ed25519", "p256"])
+def test_two_processes_send_the_same_bytes_at_the_same_times(algorithm: str) -> None:
+    """Several channels both ways, with losses; the digest is of all datagrams, handshakes included."""
+    arguments = ("--seed", "7", "--algorithm", algorithm)
+    first = transcript("1", *arguments)
+    assert first == transcript("2", *arguments)
+    assert int(first.split()[1]) > 500, "a transcript of nothing would be equal too"
+
+
+def test_another_seed_sends_other_bytes() -> None:
+    assert transcript("1", "--seed", "1").split()[0] != transcript("1", "--seed", "2").split()[0]

@@ -1,0 +1,626 @@
+"""The QUIC adapter without sockets; the first part are canaries that sing when aioquic changes under us."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aioquic.quic.packet import QuicProtocolVersion, encode_quic_version_negotiation
+
+from quicoll_transport.errors import ConfigurationError, ProtocolError
+from quicoll_transport.link.core import Inflow, LinkConfig, LinkCore, LinkId, Posted
+from quicoll_transport.link.detector import DetectorConfig
+from quicoll_transport.link.frames import HEADER_SIZE, TAG_SIZE, Header, checksum
+from quicoll_transport.quic import (
+    CLOSE_NORMAL,
+    CLOSE_REFUSED,
+    Authenticated,
+    Closed,
+    ControlData,
+    Gate,
+    Session,
+    SessionConfig,
+    check_foundation,
+    connection,
+    destination_cid,
+    error_name,
+    foundation,
+    handshake_in_memory,
+    is_unauthenticated_initial,
+)
+from quicoll_transport.quic import session as sessions
+from quicoll_transport.security.identity import Credentials
+
+MS = 1_000_000
+START = 10**18
+CLIENT, SERVER = ("127.0.0.1", 1), ("127.0.0.1", 2)
+CredentialsOf = Callable[..., Credentials]
+
+
+def tag(number: int) -> bytes:
+    return number.to_bytes(TAG_SIZE, "big")
+
+
+def link() -> LinkCore:
+    """A core to receive with; it needs no connection of its own for that."""
+    config = LinkConfig(DetectorConfig.from_lost_after(1000 * MS), credit_bytes=1 << 20)
+    return LinkCore(
+        peer="peer",
+        local=LinkId(1, 1),
+        config=config,
+        now_ns=0,
+        on_app=lambda data: None,
+        on_state=lambda state: None,
+    )
+
+
+class Duo:
+    """Two sessions after their handshake; datagrams go only where and when a test lets them."""
+
+    def __init__(self, client: Session, server: Session, *, now_ns: int = START + 100 * MS) -> None:
+        self.client = client
+        self.server = server
+        self.now = now_ns
+        self.events: dict[Session, list[Any]] = {client: [], server: []}
+        self.drop: Callable[[bytes], bool] = lambda data: False
+
+    def carry(self, source: Session) -> int:
+        """Everything that `source` has to send goes to the other side; the number of datagrams."""
+        target = self.server if source is self.client else self.client
+        datagrams = source.datagrams_to_send(self.now)
+        for data, _ in datagrams:
+            if not self.drop(data):
+                target.receive(data, CLIENT if source is self.client else SERVER, self.now)
+        while (event := target.next_event()) is not None:
+            self.events[target].append(event)
+        return len(datagrams)
+
+    def run(self, rounds: int = 2000) -> None:
+        """Until nobody has anything to say; the clock goes on in small steps, and jumps to timers where it must."""
+        quiet = 0
+        for _ in range(rounds):
+            self.now += 2 * MS
+            quiet = 0 if self.carry(self.client) + self.carry(self.server) else quiet + 1
+            for session in (self.client, self.server):
+                at = session.next_timer()
+                if at is not None and at <= self.now:
+                    session.handle_timer(self.now)
+            if quiet > 30:
+                return
+
+    def control(self, session: Session) -> bytes:
+        return b"".join(event.data for event in self.events[session] if isinstance(event, ControlData))
+
+
+def join(
+    client: Credentials | None, server: Credentials, *, config: SessionConfig | None = None, trust: bytes | None = None
+) -> tuple[Duo, list[Any], list[Any]]:
+    """A handshake in memory: the sessions, and what the client and the server learned by it."""
+    config = config or SessionConfig()
+    dialled = Session.client(credentials=client, config=config, address=SERVER, now_ns=START)
+    if trust is not None:
+        dialled._quic.configuration.cadata = trust
+        dialled._quic.tls._cadata = trust
+    gate = Gate(credentials=server, config=config)
+    accepted, client_events, server_events = handshake_in_memory(dialled, gate, now_ns=START)
+    return Duo(dialled, accepted), client_events, server_events
+
+
+@pytest.fixture
+def duo(credentials_of: CredentialsOf) -> Duo:
+    return join(credentials_of("a"), credentials_of("b"))[0]
+
+
+# -- canaries --------------------------------------------------------------------------------------------------------
+
+
+def test_both_sides_see_the_certificate_that_the_other_proved_to_hold(credentials_of: CredentialsOf) -> None:
+    a, b = credentials_of("a"), credentials_of("b")
+    duo, client, server = join(a, b)
+    assert client == [Authenticated(b.certificate, ())]
+    assert server == [Authenticated(a.certificate, ())]
+    assert not duo.client.authenticated, "a session is worth nothing until somebody has verified the chain and the name"
+    assert not duo.server.authenticated
+
+
+def test_a_client_without_a_certificate_completes_the_handshake_and_is_shown_as_such(
+    credentials_of: CredentialsOf,
+) -> None:
+    _, _, server = join(None, credentials_of("b"), trust=credentials_of("b").authority_pem)
+    assert server == [Authenticated(None, ())]
+
+
+def test_a_client_of_a_foreign_authority_is_shown_with_its_foreign_certificate(credentials_of: CredentialsOf) -> None:
+    foreign = credentials_of("a", authority=1)
+    _, _, server = join(foreign, credentials_of("b"), trust=credentials_of("b").authority_pem)
+    assert server == [Authenticated(foreign.certificate, ())], "aioquic checks no chain of clients; we must"
+
+
+def test_a_client_that_does_not_hold_the_key_of_its_certificate_is_not_authenticated(
+    credentials_of: CredentialsOf,
+) -> None:
+    a, thief = credentials_of("a"), credentials_of("d")
+    client = Session.client(credentials=a, config=SessionConfig(), address=SERVER, now_ns=START)
+    client._quic.configuration.private_key = thief.private_key
+    client._quic.tls.certificate_private_key = thief.private_key
+    gate = Gate(credentials=credentials_of("b"), config=SessionConfig())
+    _, _, server = handshake_in_memory(client, gate, now_ns=START)
+    assert not any(isinstance(event, Authenticated) for event in server)
+
+
+def test_a_client_refuses_a_server_of_a_foreign_authority_by_itself(credentials_of: CredentialsOf) -> None:
+    duo, client, _ = join(credentials_of("a"), credentials_of("b", authority=1))
+    duo.run(rounds=50)
+    assert not any(isinstance(event, Authenticated) for event in client + duo.events[duo.client])
+
+
+def test_no_session_ticket_is_ever_issued(credentials_of: CredentialsOf) -> None:
+    tickets: list[Any] = []
+    duo, _, _ = join(credentials_of("a"), credentials_of("b"))
+    duo.client._quic._session_ticket_handler = tickets.append
+    duo.server.send_control(b"x" * 10)
+    duo.client.send_control(b"x" * 10)
+    duo.run(rounds=100)
+    assert tickets == []
+    assert duo.server._quic.tls.new_session_ticket_cb is None
+
+
+def test_the_private_names_are_where_we_use_them(duo: Duo) -> None:
+    for session in (duo.client, duo.server):
+        connection = session._quic
+        assert connection._spaces
+        assert connection._loss.congestion_window > 0
+        assert connection._local_max_data.value == 16 << 20
+        assert connection.tls._request_client_certificate is (session is duo.server)
+    duo.client.send_control(b"x")
+    assert duo.client._quic._streams[0].sender._buffer == b"x"
+    assert duo.client._quic._streams[0].receiver.starting_offset() == 0
+
+
+@pytest.mark.parametrize("found", ["1.6.9", "1.7.1", "1.8.0", "1.8.0rc1", "2.0.0", "1.10.0"])
+def test_a_version_that_was_not_examined_is_refused(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foundation, "installed_version", lambda name: found)
+    with pytest.raises(ConfigurationError, match=f"aioquic {found} has not been examined"):
+        check_foundation.__wrapped__()
+
+
+@pytest.mark.parametrize("found", ["1.7.2", "1.7.3", "1.7.12"])
+def test_a_version_within_the_range_is_put_to_the_test(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foundation, "installed_version", lambda name: found)
+    check_foundation.__wrapped__()
+
+
+def test_the_self_check_refuses_a_foundation_that_asks_for_no_client_certificate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(connection.Connection, "_initialize")
+    with pytest.raises(ConfigurationError, match="does not show the certificate of clients"):
+        check_foundation.__wrapped__()
+
+
+def test_the_self_check_refuses_a_foundation_that_hides_what_the_client_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = property(lambda self: None, lambda self, value: None)
+    monkeypatch.setattr(connection.tls.Context, "_peer_certificate", hidden, raising=False)
+    with pytest.raises(ConfigurationError, match=r"does not show|not built as expected"):
+        check_foundation.__wrapped__()
+
+
+def test_the_self_check_names_a_foundation_that_is_built_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, *arguments: object) -> None:
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr(connection.QuicConnection, "_initialize", fail)
+    with pytest.raises(ConfigurationError, match="not built as expected"):
+        check_foundation.__wrapped__()
+
+
+# -- the gate --------------------------------------------------------------------------------------------------------
+
+
+def initial(credentials: Credentials) -> tuple[Session, bytes]:
+    client = Session.client(credentials=credentials, config=SessionConfig(), address=SERVER, now_ns=START)
+    (data, _), *_ = client.datagrams_to_send(START)
+    return client, data
+
+
+def test_retry_is_demanded_before_anything_is_kept(credentials_of: CredentialsOf) -> None:
+    gate = Gate(credentials=credentials_of("b"), config=SessionConfig())
+    client, first = initial(credentials_of("a"))
+    retry = gate.admit(first, CLIENT, START)
+    assert isinstance(retry, bytes)
+    assert len(retry) < len(first), "no amplification"
+    client.receive(retry, SERVER, START)
+    (second, _), *_ = client.datagrams_to_send(START)
+    assert gate.admit(second, ("127.0.0.1", 9), START) is None, "the token is for one address"
+    assert gate.admit(second, ("127.0.0.9", 1), START) is None
+    assert gate.admit(second, CLIENT, START + 60 * 10**9) is None, "and for a short time"
+    other = Gate(credentials=credentials_of("b"), config=SessionConfig())
+    assert other.admit(second, CLIENT, START) is None, "and of this gate"
+    assert isinstance(gate.admit(second, CLIENT, START), Session)
+
+
+def test_without_retry_the_first_datagram_makes_a_session(credentials_of: CredentialsOf) -> None:
+    gate = Gate(credentials=credentials_of("b"), config=SessionConfig(), retry=False)
+    assert isinstance(gate.admit(initial(credentials_of("a"))[1], CLIENT, START), Session)
+
+
+def test_what_is_no_initial_packet_of_our_version_is_ignored(credentials_of: CredentialsOf) -> None:
+    gate = Gate(credentials=credentials_of("b"), config=SessionConfig())
+    _, first = initial(credentials_of("a"))
+    negotiation = encode_quic_version_negotiation(
+        source_cid=bytes(8), destination_cid=bytes(8), supported_versions=[QuicProtocolVersion.VERSION_1]
+    )
+    newer = first[:1] + b"\x6b\x33\x43\xcf" + first[5:]
+    for data in (b"", b"\x00", first[:1199], negotiation, newer, b"\x40" + first[1:], bytes(1200), b"\xff" * 1200):
+        assert gate.admit(data, CLIENT, START) is None
+
+
+def test_random_and_mutated_first_datagrams_never_raise(credentials_of: CredentialsOf) -> None:
+    rng = random.Random(5)
+    gate = Gate(credentials=credentials_of("b"), config=SessionConfig())
+    client, first = initial(credentials_of("a"))
+    retry = gate.admit(first, CLIENT, START)
+    assert isinstance(retry, bytes)
+    client.receive(retry, SERVER, START)
+    (second, _), *_ = client.datagrams_to_send(START)
+    for i in range(2000):
+        data = bytearray((first, second)[i % 2])
+        for _ in range(rng.choice([1, 1, 2, 10])):
+            data[rng.randrange(rng.choice([40, len(data)]))] = rng.randrange(256)
+        admitted = gate.admit(bytes(data), CLIENT, START)
+        if isinstance(admitted, Session):
+            admitted.receive(bytes(data), CLIENT, START)
+            assert not any(isinstance(event, Authenticated) for event in iter(admitted.next_event, None))
+
+
+@pytest.mark.parametrize(
+    ("data", "cid"),
+    [
+        (b"", None),
+        (b"\x40", None),
+        (b"\x40" + bytes(8), bytes(8)),
+        (b"\x40" + b"12345678rest", b"12345678"),
+        (b"\xc0\x00\x00\x00\x01", None),
+        (b"\xc0\x00\x00\x00\x01\x04abc", None),
+        (b"\xc0\x00\x00\x00\x01\x04abcd", b"abcd"),
+        (b"\xc0\x00\x00\x00\x01\x00", b""),
+    ],
+)
+def test_destination_of_a_datagram(data: bytes, cid: bytes | None) -> None:
+    assert destination_cid(data) == cid
+
+
+def test_only_initial_packets_of_version_1_may_come_from_strangers() -> None:
+    assert is_unauthenticated_initial(b"\xc3\x00\x00\x00\x01" + bytes(1200))
+    for start in (b"", b"\xc3\x00\x00\x00", b"\xd3\x00\x00\x00\x01", b"\x43\x00\x00\x00\x01", b"\xc3\x00\x00\x00\x02"):
+        assert not is_unauthenticated_initial(start)
+
+
+# -- messages --------------------------------------------------------------------------------------------------------
+
+
+def header(number: int, data: bytes, *, length: int | None = None) -> bytes:
+    return Header(tag(number), number, len(data) if length is None else length, checksum(data)).encode()
+
+
+def posted(core: LinkCore, number: int, size: int) -> tuple[Posted, bytearray]:
+    memory = bytearray(size)
+    return core.post(tag(number), memoryview(memory), lambda item: None), memory
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 100_000, 3_000_000])
+@pytest.mark.parametrize("direction", ["client to server", "server to client"])
+def test_a_message_is_delivered_into_the_given_memory(duo: Duo, size: int, direction: str) -> None:
+    source, target = (duo.client, duo.server) if direction == "client to server" else (duo.server, duo.client)
+    data = random.Random(size).randbytes(size)
+    core = link()
+    item, memory = posted(core, 0, size)
+    target.attach(core)
+    source.start_message("key", header(0, data), memoryview(data))
+    duo.run()
+    assert item.done
+    assert item.error is None
+    assert memory == data
+    assert source._open == {}
+    assert target._inbound == {}
+
+
+def test_messages_share_the_path_so_that_a_small_one_need_not_wait_for_a_large_one(duo: Duo) -> None:
+    core = link()
+    order: list[int] = []
+    for number, size in ((0, 4_000_000), (1, 1000)):
+        core.post(tag(number), memoryview(bytearray(size)), lambda item: order.append(item.tag[-1]))
+    duo.server.attach(core)
+    for number, size in ((0, 4_000_000), (1, 1000)):
+        duo.client.start_message(number, header(number, bytes(size)), memoryview(bytes(size)))
+    duo.run()
+    assert order == [1, 0]
+
+
+def test_a_refused_message_is_stopped_and_the_others_go_on(duo: Duo) -> None:
+    class Picky:
+        """Takes message 1 only."""
+
+        def __init__(self) -> None:
+            self.core = link()
+            self.item, self.memory = posted(self.core, 1, 50_000)
+
+        def message_begin(self, header: Header) -> Inflow | None:
+            return self.core.message_begin(header) if header.sequence == 1 else None
+
+        def message_end(self, inflow: Inflow) -> None:
+            self.core.message_end(inflow)
+
+        def message_reset(self, inflow: Inflow) -> None:
+            self.core.message_reset(inflow)
+
+    sink, data = Picky(), bytes(50_000)
+    duo.server.attach(sink)
+    large = bytes(40 << 20)
+    duo.client.start_message(0, header(0, large), memoryview(large))
+    duo.client.start_message(1, header(1, data), memoryview(data))
+    duo.run()
+    assert sink.item.done
+    assert not duo.client._feeding, "the sender does not go on with what nobody wants"
+    assert duo.client._open == {}
+    assert duo.server._inbound == {}
+
+
+def test_a_message_that_is_reset_ends_at_both_sides(duo: Duo) -> None:
+    core = link()
+    item, _ = posted(core, 0, 8 << 20)
+    posted(core, 1, 8 << 20)
+    duo.server.attach(core)
+    data = bytes(8 << 20)
+    duo.client.start_message("first", header(0, data), memoryview(data))
+    duo.client.start_message("second", header(1, data), memoryview(data))
+    duo.carry(duo.client)
+    assert item.inflow is not None
+    for key in ("first", "second", "unknown"):
+        duo.client.reset_message(key)
+    duo.run(rounds=100)
+    assert item.inflow is None
+    assert not item.done
+    assert not duo.client._waiting
+    assert not duo.client._feeding
+    assert not duo.client._open
+    assert duo.server._inbound == {}
+
+
+def raw_message(duo: Duo, data: bytes, *, fin: bool) -> None:
+    connection = duo.client._quic
+    connection.send_stream_data(connection.get_next_available_stream_id(is_unidirectional=True), data, end_stream=fin)
+    duo.run(rounds=20)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (header(0, b"abc") + b"abcd", "longer than its header"),
+        (header(0, b"abc") + b"ab", "ends at 2 of 3"),
+        (header(0, b"abc"), "ends at 0 of 3"),
+        (header(0, b"abc")[:-1], "inside its header"),
+        (b"", "inside its header"),
+        (bytes(HEADER_SIZE), "checksum"),
+        (header(0, b"", length=1 << 40) + b"a", "exceed the credit"),
+    ],
+)
+def test_a_stream_that_does_not_fit_its_header_breaks_the_protocol(duo: Duo, data: bytes, reason: str) -> None:
+    duo.server.attach(link())
+    with pytest.raises(ProtocolError, match=reason):
+        raw_message(duo, data, fin=True)
+
+
+def test_messages_that_overtake_the_hello_wait_for_it(duo: Duo) -> None:
+    data = random.Random(1).randbytes(200_000)
+    duo.client.start_message(0, header(0, data), memoryview(data))
+    duo.client.start_message(1, header(1, b""), memoryview(b""))
+    duo.run()
+    core = link()
+    items = [posted(core, 0, len(data)), posted(core, 1, 0)]
+    duo.server.attach(core)
+    assert all(item.done for item, _ in items)
+    assert items[0][1] == data
+
+
+def test_what_overtakes_the_hello_is_bounded(duo: Duo) -> None:
+    data = bytes(6 << 20)
+    duo.client.start_message(0, header(0, data), memoryview(data))
+    with pytest.raises(ProtocolError, match="without saying Hello"):
+        duo.run()
+    assert sum(len(piece) for _, piece, _ in duo.server._early) <= 4 << 20
+
+
+def test_a_message_that_is_reset_before_the_hello_leaves_nothing_behind(duo: Duo) -> None:
+    data = bytes(1 << 20)
+    duo.client.start_message(0, header(0, data), memoryview(data))
+    duo.carry(duo.client)
+    assert duo.server._early
+    duo.client.reset_message(0)
+    duo.run(rounds=100)
+    core = link()
+    item, _ = posted(core, 0, len(data))
+    duo.server.attach(core)
+    assert item.inflow is None
+    assert duo.server._inbound == {}
+
+
+# -- control ---------------------------------------------------------------------------------------------------------
+
+
+def test_control_bytes_go_both_ways_and_the_server_waits_for_the_client_to_open_the_stream(duo: Duo) -> None:
+    duo.server.send_control(b"from the server")
+    duo.run(rounds=100)
+    assert duo.control(duo.client) == b""
+    duo.client.send_control(b"from the client")
+    duo.run(rounds=100)
+    assert duo.control(duo.server) == b"from the client"
+    assert duo.control(duo.client) == b"from the server"
+
+
+def test_control_comes_after_the_proof_of_identity_however_early_it_was_sent(credentials_of: CredentialsOf) -> None:
+    client = Session.client(credentials=credentials_of("a"), config=SessionConfig(), address=SERVER, now_ns=START)
+    client.send_control(b"impatient")
+    gate = Gate(credentials=credentials_of("b"), config=SessionConfig())
+    _, _, events = handshake_in_memory(client, gate, now_ns=START)
+    assert [type(event) for event in events] == [Authenticated, ControlData]
+
+
+@pytest.mark.parametrize(
+    ("stream", "fin", "reason"), [(0, True, "ended the control stream"), (4, False, "second bidirectional stream")]
+)
+def test_other_uses_of_bidirectional_streams_break_the_protocol(duo: Duo, stream: int, fin: bool, reason: str) -> None:
+    duo.client._quic.send_stream_data(stream, b"x", end_stream=fin)
+    with pytest.raises(ProtocolError, match=reason):
+        duo.run(rounds=20)
+
+
+def test_a_peer_that_does_not_take_control_messages_is_given_up(duo: Duo) -> None:
+    def flood() -> None:
+        for _ in range(1000):
+            duo.client.send_control(bytes(1 << 20))
+
+    with pytest.raises(ProtocolError, match="does not take our control messages"):
+        flood()
+    assert len(duo.client._quic._streams[0].sender._buffer) <= (32 << 20) + (1 << 20)
+
+
+# -- bounds on memory ------------------------------------------------------------------------------------------------
+
+
+def unacknowledged(session: Session) -> int:
+    return sum(len(stream.sender._buffer) for stream in session._quic._streams.values())
+
+
+def test_a_large_message_to_a_peer_that_does_not_read_stays_with_its_owner(duo: Duo) -> None:
+    data = memoryview(bytes(64 << 20))
+    for key in range(4):
+        duo.client.start_message(key, header(key, b"", length=len(data)), data)
+    for _ in range(200):
+        duo.now += 50 * MS
+        duo.client.datagrams_to_send(duo.now)
+        duo.client.handle_timer(duo.now)
+        window = duo.client._quic._loss.congestion_window
+        assert unacknowledged(duo.client) <= max(sessions._FEED_FLOOR, 2 * window) + sessions._FEED_BYTES
+    assert unacknowledged(duo.client) > 0
+
+
+def test_fed_bytes_have_a_ceiling_however_wide_the_window(duo: Duo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_FEED_CEILING", 1 << 20)
+    duo.client._quic._loss._cc.congestion_window = 1 << 30
+    data = memoryview(bytes(16 << 20))
+    duo.client.start_message(0, header(0, b"", length=len(data)), data)
+    duo.client._feed()
+    assert 0 < unacknowledged(duo.client) <= (1 << 20) + sessions._FEED_BYTES
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+def test_messages_far_larger_than_the_windows_pass_and_the_windows_stay_as_they_are(
+    credentials_of: CredentialsOf, lossy: bool
+) -> None:
+    window = 256 << 10
+    duo, _, _ = join(credentials_of("a"), credentials_of("b"), config=SessionConfig(window_bytes=window))
+    rng = random.Random(2)
+    if lossy:
+        duo.drop = lambda data: rng.random() < 0.03
+    core = link()
+    duo.server.attach(core)
+    data = random.Random(4).randbytes(3 << 20)
+    items = [posted(core, number, len(data)) for number in range(2)]
+    for number in range(2):
+        duo.client.start_message(number, header(number, data), memoryview(data))
+    for _ in range(20_000):
+        duo.run(rounds=1)
+        connection = duo.server._quic
+        limit = connection._local_max_data
+        held = 0
+        for stream in connection._streams.values():
+            if stream.stream_id & 3 == 2:
+                assert stream.max_stream_data_local - stream.receiver.starting_offset() <= window
+                held += len(stream.receiver._buffer)
+        assert limit.value - limit.used <= window
+        assert held <= window
+        if all(item.done for item, _ in items):
+            break
+    assert all(memory == data for _, memory in items)
+
+
+def test_a_peer_that_leaves_a_hole_makes_us_hold_no_more_than_the_window(credentials_of: CredentialsOf) -> None:
+    window = 256 << 10
+    duo, _, _ = join(credentials_of("a"), credentials_of("b"), config=SessionConfig(window_bytes=window))
+    core = link()
+    duo.server.attach(core)
+    earlier = bytes(4 << 20)  # the allowance must not grow by what was sent before
+    item, _ = posted(core, 0, len(earlier))
+    duo.client.start_message(0, header(0, earlier), memoryview(earlier))
+    duo.run(rounds=20_000)
+    assert item.done
+    connection = duo.client._quic
+    streams = [connection.get_next_available_stream_id(is_unidirectional=True) + 4 * i for i in range(3)]
+    for stream in streams:
+        connection.send_stream_data(stream, bytes(4 << 20))
+        connection._streams[stream].sender._pending.subtract(0, 1)  # the first byte never goes
+    duo.run(rounds=3000)
+    receivers = [duo.server._quic._streams[stream].receiver for stream in streams]
+    assert sum(len(receiver._buffer) for receiver in receivers) > 0
+    assert sum(len(receiver._buffer) for receiver in receivers) <= window
+
+
+# -- closing ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_other_side_learns_at_once_why_a_session_was_closed(duo: Duo) -> None:
+    duo.client.close(CLOSE_REFUSED, "you know why")
+    assert duo.carry(duo.client) == 1
+    assert Closed(CLOSE_REFUSED, "you know why") in duo.events[duo.server]
+    assert duo.server.closed
+    duo.run(rounds=500)
+    assert [event for event in duo.events[duo.server] if isinstance(event, Closed)] == duo.events[duo.server], "once"
+    duo.server.close(CLOSE_NORMAL, "too late")
+    duo.server.send_control(b"x")
+    assert duo.server.datagrams_to_send(duo.now) == []
+
+
+def test_garbage_on_an_established_session_is_dropped(duo: Duo) -> None:
+    rng = random.Random(8)
+    duo.client.send_control(b"x")
+    (real, _), *_ = duo.client.datagrams_to_send(duo.now)
+    heard = duo.server.heard_ns
+    for _ in range(1000):
+        data = bytearray(real)
+        data[rng.randrange(1, len(data))] ^= 1 << rng.randrange(8)
+        duo.server.receive(bytes(data), CLIENT, duo.now + 5)
+        duo.server.receive(rng.randbytes(rng.randrange(1, 1500)), CLIENT, duo.now + 5)
+    assert duo.server.heard_ns == heard, "what fails authentication is not heard"
+    assert duo.server.next_event() is None
+    duo.server.receive(real, CLIENT, duo.now + 9)
+    assert duo.server.heard_ns == duo.now + 9
+    duo.server.receive(real, CLIENT, duo.now + 99)
+    assert duo.server.heard_ns == duo.now + 9, "nor is a replay"
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [(0x7101, "refused"), (0x7103, "link gone"), (0, "no_error"), (0x12A, "TLS alert 42"), (9999, "code 0x270f")],
+)
+def test_codes_have_names(code: int, name: str) -> None:
+    assert error_name(code) == name
+
+
+def test_a_packet_that_is_waited_for_is_lost_when_the_timer_says_so() -> None:
+    """Whatever the floats are, or the same time is due again and again while the clock stands still.
+
+    RFC 9002 section 6.1.2: the delay is 9/8 of a round trip. Those of a clock of nanoseconds make ties of rounding.
+    """
+    rng = random.Random(1)
+    sent_packets = [(1067.246415108, 0.0010938479999822448)]  # seed 32 of the fuzzer
+    for _ in range(20_000):
+        sent_ns = 10**12 + rng.randrange(10**11)
+        sent_packets.append((sent_ns / 1e9, (sent_ns + rng.randrange(10**7)) / 1e9 - sent_ns / 1e9))
+    for sent, round_trip in sent_packets:
+        delay = 9 / 8 * round_trip
+        due_ns = sessions._after(sent + delay)
+        assert sent <= due_ns / 1e9 - delay
+        assert due_ns / 1e9 - (sent + delay) < 2e-9

@@ -1,0 +1,210 @@
+"""Calls cross from the caller's loop to the engine's thread and back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from quicoll.engine.runtime import InlineRuntime, ThreadRuntime
+from quicoll.errors import LocalError
+
+
+async def test_work_runs_on_the_thread_and_its_result_and_error_come_back() -> None:
+    runtime = ThreadRuntime("test")
+
+    async def name() -> str:
+        return threading.current_thread().name
+
+    async def fail() -> None:
+        raise ValueError("there")
+
+    assert await runtime.call(name()) == "quicoll-test"
+    with pytest.raises(ValueError, match="there"):
+        await runtime.call(fail())
+    await runtime.aclose()
+    await runtime.aclose()  # closing twice is harmless
+
+
+async def test_cancelling_the_caller_cancels_the_work() -> None:
+    runtime = ThreadRuntime("test")
+    started, cancelled = threading.Event(), threading.Event()
+
+    async def forever() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    task = asyncio.ensure_future(runtime.call(forever()))
+    await asyncio.to_thread(started.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(cancelled.wait)
+    await runtime.aclose()
+
+
+async def test_closing_ends_what_still_runs_and_later_calls_are_refused() -> None:
+    runtime = ThreadRuntime("test")
+    ended = threading.Event()
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    task = asyncio.ensure_future(runtime.call(forever()))
+    await runtime.call(asyncio.sleep(0))
+    await runtime.aclose()
+    assert ended.is_set()
+    with pytest.raises(LocalError, match="the engine is closed"):  # nobody has cancelled the caller
+        await task
+    with pytest.raises(LocalError, match="closed"):
+        await runtime.call(asyncio.sleep(0))
+    assert not any(thread.name == "quicoll-test" for thread in threading.enumerate())
+
+
+async def test_a_call_from_the_engine_itself_is_refused_instead_of_waiting_for_ever() -> None:
+    runtime = ThreadRuntime("test")
+
+    async def inner() -> None:
+        await runtime.call(asyncio.sleep(0))
+
+    with pytest.raises(LocalError, match="own thread"):
+        await runtime.call(inner())
+    await runtime.aclose()
+
+
+async def test_calls_made_while_the_thread_ends_have_an_end_each() -> None:
+    """Whatever the moment: run, or refused, or ended by an error; never left."""
+    for _ in range(50):
+        runtime = ThreadRuntime("test")
+
+        async def calls(runtime: ThreadRuntime = runtime) -> None:
+            while True:
+                await runtime.call(asyncio.sleep(0))
+
+        callers = [asyncio.create_task(calls()) for _ in range(4)]
+        await asyncio.sleep(0)
+        await asyncio.gather(runtime.aclose(), runtime.aclose())
+        for caller in callers:
+            with pytest.raises(LocalError, match="the engine is closed"):
+                await caller
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_thread_that_dies_ends_its_calls() -> None:
+    runtime = ThreadRuntime("test")
+
+    async def leave() -> None:
+        raise KeyboardInterrupt  # what asyncio lets through a loop
+
+    waiting = asyncio.ensure_future(runtime.call(asyncio.Event().wait()))
+    runtime.loop.call_soon_threadsafe(lambda: runtime.loop.create_task(leave()))
+    with pytest.raises(LocalError, match="the engine is closed"):
+        await waiting
+    await runtime.aclose()
+
+
+async def test_calls_to_a_blocked_thread_end_and_say_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = ThreadRuntime("test", ask_s=0.01)
+    monkeypatch.setattr("quicoll.engine.runtime._END_S", 0.05)
+    go_on = threading.Event()
+
+    def an_observer_that_waits() -> None:
+        go_on.wait()
+
+    runtime.loop.call_soon_threadsafe(an_observer_that_waits)
+    calls = [runtime.call(asyncio.sleep(0)) for _ in range(3)]
+    for call in calls:
+        with pytest.raises(
+            LocalError, match=r"thread has been blocked for 0\.3 s, in wait \(.*threading.py:"
+        ) as raised:
+            await call
+        assert not raised.value.usable
+    with pytest.raises(LocalError, match="does not end: it is blocked"):
+        await runtime.aclose()
+    go_on.set()
+    await runtime.aclose()
+
+
+async def test_a_thread_that_is_only_slow_to_answer_is_not_taken_for_blocked() -> None:
+    runtime = ThreadRuntime("test", ask_s=0.01)
+    passes = 0
+
+    async def busy() -> int:
+        nonlocal passes
+        while passes < 10:
+            threading.Event().wait(0.05)
+            passes += 1
+            await asyncio.sleep(0)
+        return passes
+
+    assert await runtime.call(busy()) == 10
+    await runtime.aclose()
+
+
+async def test_a_call_in_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
+    runtime = ThreadRuntime("test")
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            loop = asyncio.new_event_loop()
+
+            async def use() -> str:
+                try:
+                    await runtime.call(asyncio.sleep(0))
+                except LocalError as error:
+                    await runtime.aclose()
+                    return str(error)
+                return "not refused"
+
+            os.write(write, loop.run_until_complete(use()).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as told:
+        assert "fork of the one that joined" in told.read()
+    await asyncio.to_thread(os.waitpid, child, 0)
+    await runtime.call(asyncio.sleep(0))
+    await runtime.aclose()
+
+
+@pytest.mark.parametrize("inline", [True, False])
+async def test_a_call_that_is_cancelled_at_once_has_begun_all_the_same(inline: bool) -> None:
+    """An operation takes its number in its first step: without one it would take the place of the next."""
+    runtime = InlineRuntime() if inline else ThreadRuntime("test")
+    seen: list[str] = []
+
+    async def numbered() -> None:
+        seen.append("begun")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    for _ in range(20):
+        seen.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await runtime.call(numbered())
+        await runtime.call(asyncio.sleep(0))
+        assert seen == ["begun", "cancelled"]
+    await runtime.aclose()
+
+
+async def test_the_inline_runtime_uses_the_callers_loop() -> None:
+    runtime = InlineRuntime()
+    assert runtime.loop is asyncio.get_running_loop()
+
+    async def where() -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    assert await runtime.call(where()) is runtime.loop
+    await runtime.aclose()

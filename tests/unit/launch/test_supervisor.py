@@ -1,0 +1,361 @@
+"""The supervisor with real child processes: starts, restarts within bounds, passes signals on, leaves nobody behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from quicoll.errors import LocalError
+from quicoll.launch import reaper as lifeline
+from quicoll.launch.supervisor import Supervisor
+from quicoll_transport.security.authority import create_authority, issue
+
+COORDINATOR = """
+    import json, os, pathlib, sys, time
+    listen = sys.argv[sys.argv.index("--listen") + 1]
+    port = int(listen.rpartition(":")[2]) or 40404
+    events = pathlib.Path(os.environ["QUICOLL_EVENTS"])
+    with open(events / "starts", "a") as file:
+        file.write(listen + "\\n")
+    with open(events / "coordinator.jsonl", "a") as file:
+        file.write(json.dumps({"kind": "listening", "address": f"127.0.0.1:{port}"}) + "\\n")
+    time.sleep(600)
+"""
+
+
+class Run:
+    """A supervisor over scripts in a directory of the test's own, and what its children said."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.events = directory / "events"
+        self.lines: list[tuple[str, str]] = []
+        self.heard = asyncio.Event()
+
+    def script(self, name: str, text: str) -> list[str]:
+        path = self.directory / name
+        path.write_text(textwrap.dedent(text))
+        return [sys.executable, str(path)]
+
+    def supervisor(self, worker: str, *, coordinator: str = COORDINATOR, **options: object) -> Supervisor:
+        settings: dict[str, object] = {"workers": 2, "events": self.events, "backoff": 0.0, "grace": 5.0}
+        return Supervisor(
+            self.script("worker.py", worker),
+            coordinator=self.script("coordinator.py", coordinator),
+            output=self.hear,
+            **{**settings, **options},  # type: ignore[arg-type]
+        )
+
+    def hear(self, node: str, line: str) -> None:
+        self.lines.append((node, line))
+        self.heard.set()
+
+    def said(self, node: str) -> list[str]:
+        return [line for who, line in self.lines if who == node]
+
+    async def until_said(self, node: str, line: str) -> None:
+        while line not in self.said(node):
+            self.heard.clear()
+            await self.heard.wait()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until_gone(pid: int) -> None:
+    while alive(pid):
+        os.sched_yield()
+
+
+async def test_workers_are_told_who_they_are(run: Run) -> None:
+    outcome = await run.supervisor(
+        """
+        import json, os
+        first = ("QUICOLL_COORDINATOR", "QUICOLL_JOB", "QUICOLL_NODE", "QUICOLL_WORLD_SIZE", "QUICOLL_LOST_AFTER")
+        second = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "QUICOLL_RESTARTS", "EXTRA")
+        print(json.dumps({name: os.environ[name] for name in first + second}))
+        """,
+        job="alpha",
+        lost_after=1.5,
+        environment={"EXTRA": "yes", "RANK": "7"},
+    ).run()
+    assert (outcome.exit_status, outcome.reason) == (0, "")
+    assert json.loads(run.said("worker-1")[0]) == {
+        "QUICOLL_COORDINATOR": "127.0.0.1:40404",
+        "QUICOLL_JOB": "alpha",
+        "QUICOLL_NODE": "worker-1",
+        "QUICOLL_WORLD_SIZE": "2",
+        "QUICOLL_LOST_AFTER": "1.5",
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "QUICOLL_RESTARTS": "0",
+        "EXTRA": "yes",
+    }
+
+
+async def test_throw_away_certificates_are_private_and_gone_afterwards(run: Run) -> None:
+    await run.supervisor(
+        """
+        import os, pathlib, stat
+        certs = pathlib.Path(os.environ["QUICOLL_CERTS"])
+        print(certs.parent)
+        print(oct(stat.S_IMODE(certs.parent.stat().st_mode)), sorted(path.name for path in certs.iterdir()))
+        """,
+        workers=1,
+    ).run()
+    where, listing = run.said("worker-0")
+    assert listing == (
+        "0o700 ['ca.pem', 'coordinator-coordinator.key', 'coordinator-coordinator.pem', "
+        "'worker-worker-0.key', 'worker-worker-0.pem']"
+    )
+    assert not await asyncio.to_thread(os.path.exists, where)
+
+
+async def test_certificates_of_ones_own_must_be_there_for_every_node(run: Run) -> None:
+    certs = run.directory / "mine"
+    create_authority(certs, job="local")
+    issue(certs, role="coordinator", node="coordinator")
+    issue(certs, role="worker", node="worker-0")
+    with pytest.raises(LocalError, match=r"worker-1 has no .*: quicoll certs issue .* --role worker --node worker-1"):
+        await run.supervisor("print('never')", certs=certs).run()
+    issue(certs, role="worker", node="worker-1")
+    await run.supervisor("import os; print(os.environ['QUICOLL_CERTS'])", certs=certs).run()
+    assert run.said("worker-1") == [str(certs)]
+
+
+async def test_a_worker_that_dies_is_started_again(run: Run) -> None:
+    outcome = await run.supervisor(
+        """
+        import os, signal
+        if os.environ["QUICOLL_NODE"] == "worker-1" and os.environ["QUICOLL_RESTARTS"] != "2":
+            os.kill(os.getpid(), signal.SIGKILL)
+        print("done")
+        """
+    ).run()
+    assert outcome.exit_status == 0
+    assert outcome.restarts == {"coordinator": 0, "worker-0": 0, "worker-1": 2}
+    assert run.said("worker-1") == [
+        "died with SIGKILL; start 2 in 0 s",
+        "died with SIGKILL; start 3 in 0 s",
+        "done",
+    ]
+
+
+async def test_a_worker_that_keeps_dying_ends_the_run_and_says_why(run: Run) -> None:
+    supervisor = run.supervisor(
+        """
+        import os, sys, time
+        if os.environ["QUICOLL_NODE"] == "worker-0":
+            sys.exit("no such data set")
+        print(os.getpid())
+        time.sleep(600)
+        """,
+        max_restarts=1,
+    )
+    outcome = await supervisor.run()
+    assert outcome.exit_status == 1
+    assert outcome.reason == (
+        "worker-0 died 2 times, the last time with exit status 1; giving up; its last line: no such data set"
+    )
+    assert [supervisor.pid(node) for node in supervisor.nodes] == [None, None]
+    assert not any(alive(int(line)) for line in run.said("worker-1"))
+
+
+async def test_a_coordinator_that_dies_comes_back_at_the_same_address(run: Run) -> None:
+    supervisor = run.supervisor(
+        """
+        import os, pathlib, time
+        starts = pathlib.Path(os.environ["QUICOLL_EVENTS"], "starts")
+        print("up", flush=True)
+        while len(starts.read_text().split()) < 2:
+            time.sleep(0.01)
+        """,
+        workers=1,
+    )
+    running = asyncio.create_task(supervisor.run())
+    await run.until_said("worker-0", "up")
+    pid = supervisor.pid("coordinator")
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    outcome = await running
+    assert (outcome.exit_status, outcome.restarts["coordinator"]) == (0, 1)
+    assert (run.events / "starts").read_text().split() == ["127.0.0.1:0", "127.0.0.1:40404"]
+
+
+async def test_an_address_of_an_earlier_run_is_not_taken_for_this_ones(run: Run) -> None:
+    run.events.mkdir()
+    old = {"kind": "listening", "address": "127.0.0.1:1"}
+    (run.events / "coordinator.jsonl").write_text(json.dumps(old) + "\n")
+    await run.supervisor("import os; print(os.environ['QUICOLL_COORDINATOR'])", workers=1).run()
+    assert run.said("worker-0") == ["127.0.0.1:40404"]
+
+
+async def test_a_coordinator_that_cannot_start_is_an_error_in_its_own_words(run: Run) -> None:
+    supervisor = run.supervisor(
+        "print('never')", coordinator="raise SystemExit('address already in use')", listen="127.0.0.1:4433"
+    )
+    with pytest.raises(LocalError, match=r"could not start on 127\.0\.0\.1:4433: address already in use"):
+        await supervisor.run()
+    assert run.said("worker-0") == []
+
+
+async def test_output_that_cannot_be_passed_on_ends_the_run_and_blames_no_worker(run: Run) -> None:
+    def closed(node: str, line: str) -> None:
+        raise BrokenPipeError("nobody reads any more")
+
+    run.hear = closed  # type: ignore[method-assign]
+    supervisor = run.supervisor("for _ in range(100_000): print('x' * 80)", workers=1)
+    outcome = await supervisor.run()
+    assert outcome.exit_status == 1
+    assert "what worker-0 wrote cannot be passed on: BrokenPipeError: nobody reads any more" in outcome.reason
+    assert not outcome.restarts["worker-0"]
+
+
+async def test_a_program_that_is_not_there_is_an_error(run: Run) -> None:
+    supervisor = Supervisor(
+        [str(run.directory / "absent")], workers=1, coordinator=run.script("coordinator.py", COORDINATOR)
+    )
+    with pytest.raises(LocalError, match=r"cannot start .*absent: No such file"):
+        await supervisor.run()
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(LocalError, match="1 worker or more"):
+        Supervisor(["true"], workers=0)
+    with pytest.raises(LocalError, match="max_restarts"):
+        Supervisor(["true"], workers=1, max_restarts=-1)
+    with pytest.raises(LocalError, match="grace is from 0"):
+        Supervisor(["true"], workers=1, grace=float("nan"))
+    with pytest.raises(LocalError, match="no command"):
+        Supervisor([], workers=1)
+    with pytest.raises(LocalError, match="no directory of certificates"):
+        Supervisor(["true"], workers=1, certs=Path("/nowhere"))
+    with pytest.raises(LocalError, match="no node is called"):
+        Supervisor(["true"], workers=1).pid("worker-1")
+
+
+async def test_a_signal_is_passed_on_and_the_workers_last_words_are_heard(run: Run) -> None:
+    supervisor = run.supervisor(
+        """
+        import signal, sys, time
+        def leave(number, frame):
+            print("leaving", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, leave)
+        print("up", flush=True)
+        time.sleep(600)
+        """
+    )
+    running = asyncio.create_task(supervisor.run())
+    for node in supervisor.nodes:
+        await run.until_said(node, "up")
+    os.kill(os.getpid(), signal.SIGTERM)
+    outcome = await running
+    assert (outcome.exit_status, outcome.reason) == (128 + signal.SIGTERM, "ended by SIGTERM")
+    assert [run.said(node) for node in supervisor.nodes] == [["up", "leaving"]] * 2
+
+
+async def test_who_ignores_the_signal_is_killed_after_the_grace_or_at_the_second_signal(run: Run) -> None:
+    deaf = """
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("up", flush=True)
+        time.sleep(600)
+    """
+    for grace in (0.0, 600.0):
+        run.lines.clear()
+        supervisor = run.supervisor(deaf, workers=1, grace=grace)
+        running = asyncio.create_task(supervisor.run())
+        await run.until_said("worker-0", "up")
+        pid = supervisor.pid("worker-0")
+        assert pid is not None
+        supervisor.stop()
+        if grace:
+            supervisor.stop()
+        assert (await running).exit_status == 128 + signal.SIGTERM
+        assert not alive(pid)
+
+
+async def test_what_a_worker_started_ends_with_it(run: Run) -> None:
+    outcome = await run.supervisor(
+        """
+        import subprocess, sys
+        print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid)
+        """,
+        workers=1,
+    ).run()
+    assert outcome.exit_status == 0
+    wait_until_gone(int(run.said("worker-0")[0]))
+
+
+def test_nobody_outlives_a_supervisor_that_is_killed(run: Run) -> None:
+    """Neither workers, nor coordinator, nor the watcher: SIGKILL leaves the supervisor no chance to tidy up."""
+    worker = run.script("worker.py", "import os, time\nprint(os.getpid(), os.getppid(), flush=True)\ntime.sleep(600)")
+    coordinator = run.script("coordinator.py", COORDINATOR)
+    main = f"""
+        import asyncio
+        from quicoll.launch.supervisor import Supervisor
+        asyncio.run(Supervisor({worker!r}, workers=2, coordinator={coordinator!r}).run())
+    """
+    with subprocess.Popen(run.script("main.py", main), stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        pids = []
+        for _ in range(2):
+            pid, parent = supervisor.stdout.readline().split()[1:]
+            assert int(parent) == supervisor.pid
+            pids.append(int(pid))
+        children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
+        assert len(children) == 4
+        supervisor.kill()
+    for child in children:
+        wait_until_gone(int(child))
+    assert set(pids) < {int(child) for child in children}
+
+
+async def test_output_of_any_form_is_passed_on_line_by_line(run: Run) -> None:
+    await run.supervisor(
+        r"""
+        import os, sys
+        os.write(1, b"one\ntwo\r\n\n")
+        os.write(2, b"bad \xff byte\n")
+        os.write(1, b"x" * 200_000 + b"\nno end of line")
+        """,
+        workers=1,
+    ).run()
+    said = run.said("worker-0")
+    assert said[:4] == ["one", "two", "", "bad \ufffd byte"]
+    assert "".join(said[4:-1]) == "x" * 200_000
+    assert said[-1] == "no end of line"
+
+
+def test_the_watchers_list_ignores_what_would_reach_too_far() -> None:
+    lines = ["+12\n", "+13\n", "-12\n", "+0\n", "+1\n", "+-5\n", "+\n", "junk\n", "-99\n", "+14"]
+    assert lifeline.watch(lines) == [13, 14]
+
+
+def test_the_watcher_needs_nothing_of_quicoll() -> None:
+    done = subprocess.run([sys.executable, "-I", "-S", lifeline.__file__], input="", check=True, text=True)
+    assert done.returncode == 0
+    assert stat.S_ISREG(os.stat(lifeline.__file__).st_mode)

@@ -1,0 +1,120 @@
+"""What the journal holds, and what a coordinator makes of it after a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from coordinator_bench import Bench
+
+from quicoll.errors import LocalError
+from quicoll.membership import messages as m
+from quicoll.membership.coordinator.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
+from quicoll.membership.view import View
+
+# Its records
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [Seeded(1), Seeded(1)],
+        [Proposed(1), Proposed(1)],
+        [Left("a")],
+        [Committed(1, 1, b"")],
+    ],
+)
+def test_a_history_that_contradicts_itself_is_refused(records: list[Record]) -> None:
+    with pytest.raises(LocalError):
+        History.of(records)
+
+
+def test_a_history_refuses_commits_out_of_turn_and_views_that_skip_them() -> None:
+    bench = Bench(1)
+    view = bench.installed("a")
+    history = bench.core.history
+    with pytest.raises(LocalError, match="step 2 is committed after step 0"):
+        history.apply(Committed(2, 1, b""))
+    with pytest.raises(LocalError, match="which is not installed"):
+        history.apply(Committed(1, 2, b""))
+    with pytest.raises(LocalError, match="installed twice"):
+        history.apply(InstalledView(view))
+    with pytest.raises(LocalError, match="the last one proposed is 1"):
+        history.apply(InstalledView(View(view_id=4, members=view.members, seed=7, committed_step=0, committed_view=0)))
+    after = history.apply(Committed(1, 1, b"x")).apply(Proposed(2))
+    assert (after.committed(1, 1), after.committed(1, 2), after.committed(2, 1)) == (True, False, False)
+    assert after.committed_digest == b"x"
+    with pytest.raises(LocalError, match="goes on from step 0, not 1"):
+        after.apply(InstalledView(View(view_id=2, members=view.members, seed=7, committed_step=0, committed_view=0)))
+
+
+def test_the_seed_is_the_jobs_for_ever() -> None:
+    """REQUIREMENTS S3."""
+    bench = Bench(1, seed=11)
+    assert bench.records == [Seeded(11)]
+    again = Bench(1, records=bench.records, seed=None)
+    again.join("a")
+    assert again.told("a", m.Propose).view.seed == 11
+    with pytest.raises(LocalError, match="seed 12 is asked for, but the journal was begun with 11"):
+        Bench(1, records=bench.records, seed=12)
+    with pytest.raises(LocalError, match="a new journal needs a seed"):
+        Bench(1, seed=None)
+
+
+# What a restarted coordinator knows
+
+
+def test_a_doubt_is_answered_from_the_journal() -> None:
+    """REQUIREMENTS S9: after a vote only the coordinator knows; it answers even after it was killed and restarted."""
+    bench = Bench(2)
+    bench.installed(*"ab")
+    bench.commit(*"ab")
+    bench.vote("a")
+    again = Bench(2, records=bench.records)
+    again.join("a", committed_step=0, doubt=(1, 1))
+    welcome = again.told("a", m.Welcome)
+    assert welcome.doubt_committed is True
+    assert welcome.committed_step == 1
+    again.join("b", committed_step=1, doubt=(1, 2))
+    welcomes = [message for message in again.inbox["b"] if isinstance(message, m.Welcome)]
+    assert welcomes[0].doubt_committed is False
+    assert [member.committed_step for member in again.proposed().members] == [1, 1]
+
+
+def test_a_doubt_about_the_view_at_work_is_settled_by_ending_it() -> None:
+    """Else "not committed" could become wrong when the last vote comes."""
+    bench = Bench(2)
+    bench.installed(*"ab")
+    bench.vote("b")
+    bench.join("b", doubt=(1, 1))
+    assert next(m_ for m_ in bench.inbox["b"] if isinstance(m_, m.Welcome)).doubt_committed is False
+    bench.say("a", m.Vote(view_id=1, step=1, ok=True, digest=b"d"))
+    assert bench.core.history.committed_step == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"committed_step": 2}, "holds step 2, the journal ends at 1"),
+        ({"doubt": (5, 2)}, "in doubt of step 2 in view 5, of which the journal knows nothing"),
+    ],
+)
+def test_a_node_that_knows_more_than_the_journal_is_refused(fields: dict[str, Any], words: str) -> None:
+    bench = Bench(2)
+    bench.installed(*"ab")
+    bench.commit(*"ab")
+    bench.join("c", **fields)
+    assert words in bench.told("c", m.Refuse).reason
+
+
+def test_a_restarted_coordinator_goes_on_with_larger_views_and_the_next_step() -> None:
+    bench = Bench(2)
+    bench.installed(*"ab")
+    bench.commit(*"ab")
+    bench.say("a", m.Report(view_id=1, reason="again"))  # view 2 is proposed, and never installed
+    again = Bench(2, records=bench.records)
+    again.join(*"ab")
+    view = again.confirm()
+    assert (view.view_id, view.committed_step, view.committed_view, view.seed) == (3, 1, 1, 7)
+    again.commit(*"ab")
+    assert again.core.history.commits == ((1, 1, 1), (3, 2, 2))

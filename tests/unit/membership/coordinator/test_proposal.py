@@ -1,0 +1,144 @@
+"""A proposed view and the answers to it."""
+
+from __future__ import annotations
+
+import pytest
+from coordinator_bench import MS, SECOND, Bench, declined
+
+from quicoll.membership import messages as m
+from quicoll.membership.coordinator import actions as a
+from quicoll.membership.coordinator.core import State
+from quicoll.membership.coordinator.history import InstalledView, Proposed
+
+
+def test_a_view_is_installed_when_all_have_confirmed_and_is_written_first() -> None:
+    bench = Bench(2)
+    bench.join("a", "b")
+    bench.confirm("a")
+    assert bench.core.state is State.PROPOSED
+    view = bench.proposed()
+    bench.carried_out.clear()
+    bench.say("b", m.Confirm(view_id=1))
+    assert bench.core.state is State.INSTALLED
+    assert bench.carried_out[:3] == [
+        a.Persist(InstalledView(view)),
+        a.Tell("a", 1, m.Install(view_id=1)),
+        a.Tell("b", 1, m.Install(view_id=1)),
+    ]
+
+
+def test_a_view_id_is_used_up_before_anyone_hears_of_it() -> None:
+    bench = Bench(1)
+    bench.join("a")
+    told = next(
+        index for index, act in enumerate(bench.carried_out) if act == a.Tell("a", 1, m.Propose(view=bench.proposed()))
+    )
+    assert bench.carried_out.index(a.Persist(Proposed(1))) < told
+
+
+@pytest.mark.parametrize(
+    ("edges", "left"),
+    [
+        ({"a": "c"}, "abde"),  # who of two is at fault cannot be told: the higher rank goes
+        ({"c": "a"}, "abde"),  # whoever says it
+        ({"a": "bcde"}, "bcde"),  # a node that reaches nobody does not take all others out
+        ({"b": "a", "c": "a", "d": "a", "e": "a"}, "bcde"),
+        ({"a": "b", "b": "a", "c": "d"}, "ace"),
+        ({"a": "x"}, "bcde"),  # who names nobody that is in the view has only itself
+        ({"d": ""}, "abce"),
+    ],
+)
+def test_of_members_that_cannot_reach_each_other_the_fewest_are_left_out(edges: dict[str, str], left: str) -> None:
+    bench = Bench(5)
+    bench.installed(*"abcde")
+    bench.say("a", m.Report(view_id=1, reason="again"))
+    declined(bench, edges)
+    assert "".join(bench.proposed().nodes) == left
+
+
+def test_one_complaint_waits_for_the_others_before_anyone_is_judged() -> None:
+    """With the first complaint alone "d" would go, because it has the higher rank of the broken pair."""
+    bench = Bench(4, gather_ns=500 * MS)
+    bench.installed(*"abcd")
+    bench.say("a", m.Report(view_id=1, reason="again"))
+    bench.say("a", m.Decline(view_id=2, unreachable=("d",)))
+    assert bench.core.state is State.PROPOSED
+    bench.say("a", m.Decline(view_id=2, unreachable=("c",)))
+    bench.say("b", m.Decline(view_id=2, unreachable=("a",)))
+    bench.advance(499 * MS)
+    assert bench.core.state is State.PROPOSED
+    bench.advance(1 * MS)
+    assert bench.proposed().nodes == ("b", "c", "d")
+
+
+def test_a_silent_member_is_left_out_when_the_time_is_up() -> None:
+    bench = Bench(3, propose_timeout_ns=20 * SECOND)
+    bench.installed(*"abc")
+    bench.say("a", m.Report(view_id=1, reason="again"))
+    bench.confirm("a", "c")
+    bench.advance(20 * SECOND - 1)
+    assert bench.proposed().view_id == 2
+    bench.inbox.clear()
+    bench.advance(1)
+    assert bench.proposed().nodes == ("a", "c")
+    assert "did not answer within 20 s" in bench.told("b", m.Hold).cause
+
+
+def test_a_member_that_is_lost_while_a_view_is_formed_is_not_waited_for() -> None:
+    bench = Bench(3)
+    bench.join(*"abc")
+    bench.inbox.clear()
+    bench.lose("b")
+    assert bench.all_told("a", "c") == {"a": [m.Aborted, m.Hold], "c": [m.Aborted, m.Hold]}
+    bench.join("b", incarnation=2)
+    assert bench.confirm().view_id == 2
+    assert bench.core.state is State.INSTALLED
+
+
+def test_what_was_said_before_a_loss_still_counts() -> None:
+    bench = Bench(5)
+    bench.installed(*"abcde")
+    bench.say("a", m.Report(view_id=1, reason="again"))
+    bench.say("a", m.Decline(view_id=2, unreachable=("c",)))
+    bench.lose("e")
+    assert bench.proposed().nodes == ("a", "b", "d")
+
+
+def test_a_confirmation_can_be_taken_back_until_the_view_is_installed() -> None:
+    bench = Bench(3)
+    bench.installed(*"abc")
+    bench.say("a", m.Report(view_id=1, reason="again"))
+    bench.confirm("a", "b")
+    bench.say("b", m.Report(view_id=2, lost=(("a", "silence"),)))
+    bench.confirm("c")
+    assert bench.core.view is None
+    assert bench.proposed().nodes == ("a", "c")
+
+
+def test_a_broken_pair_is_tried_again_after_waits_that_double_up_to_a_bound() -> None:
+    bench = Bench(3, quiet_ns=0, retry_min_ns=1 * SECOND, retry_max_ns=4 * SECOND, propose_timeout_ns=1 * SECOND)
+    bench.installed(*"abc")
+    bench.say("a", m.Report(view_id=1, lost=(("c", "silence"),)))
+    bench.say("c", m.Report(view_id=1, lost=(("a", "silence"),)))
+    bench.say("b", m.Report(view_id=1, reason="me too"))
+    tries: list[int] = []
+    for _ in range(6):
+        assert bench.confirm().nodes == ("a", "b")
+        out_at = bench.now
+        for _ in range(100):
+            if bench.proposed().nodes == ("a", "b"):
+                bench.advance(100 * MS)
+        assert bench.proposed().nodes == ("a", "b", "c")
+        tries.append((bench.now - out_at) // SECOND)
+        declined(bench, {"a": "c", "c": "a"})
+    assert tries == [1, 2, 4, 4, 4, 4]
+
+
+def test_a_node_that_starts_anew_is_not_kept_out() -> None:
+    bench = Bench(3, quiet_ns=0)
+    bench.installed(*"abc")
+    bench.say("a", m.Report(view_id=1, reason="again"))
+    declined(bench, {"a": "c"})
+    bench.confirm("a", "b")
+    bench.join("c", incarnation=2)
+    assert bench.proposed().nodes == ("a", "b", "c")

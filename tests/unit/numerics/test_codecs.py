@@ -1,0 +1,229 @@
+"""Compressed wire formats: equal bits everywhere, within the stated bound, whatever the values."""
+
+from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quicoll.errors import LocalError
+from quicoll.numerics.codecs import BLOCK, CODECS, Codec
+from quicoll.numerics.dtypes import BFLOAT16, COMPLEX64, DTYPES, FLOAT16, FLOAT32, FLOAT64, Array, DType, narrow, widen
+
+BFLOAT16_WIRE, INT8_WIRE = CODECS["bfloat16"], CODECS["int8"]
+SUPPORTED = [(codec, part) for codec in CODECS.values() for part in codec.parts]
+IDS = [f"{part} as {codec.name}" for codec, part in SUPPORTED]
+
+
+def encoded(codec: Codec, values: Array, dtype: DType) -> Array:
+    wire = np.full(codec.wire_bytes(values.size, dtype), 0xAA, np.uint8)
+    codec.encode(values, dtype, wire)
+    return wire
+
+
+def decoded(codec: Codec, wire: Array, dtype: DType, size: int) -> Array:
+    out = np.empty(size, dtype.storage)
+    codec.decode(wire, dtype, out)
+    return out
+
+
+def through(codec: Codec, values: Array, dtype: DType) -> Array:
+    return decoded(codec, encoded(codec, values, dtype), dtype, values.size)
+
+
+def of(dtype: DType, numbers: Any) -> Array:
+    out = np.empty(len(numbers), dtype.storage)
+    narrow(np.array(numbers, np.float64), FLOAT64, dtype, out)
+    return out
+
+
+def plain(dtype: DType, values: Array) -> Array:
+    out = np.empty(values.size)
+    widen(values, dtype, FLOAT64, out)
+    return out
+
+
+def check_bound(codec: Codec, dtype: DType, values: Array) -> None:
+    before, after = plain(dtype, values), plain(dtype, through(codec, values, dtype))
+    finite = np.isfinite(before)
+    np.testing.assert_array_equal(before[~finite], after[~finite])
+    sizes = np.where(finite, np.abs(before), 0)
+    for a in range(0, values.size, codec.block):
+        block = slice(a, a + codec.block)
+        largest = float(sizes[block].max())
+        if codec is BFLOAT16_WIRE and largest >= (2 - 2.0**-8) * 2.0**127:
+            assert np.isinf(after[block]).all()
+            continue
+        with np.errstate(invalid="ignore"):
+            worst = np.abs(before[block] - after[block])[finite[block]]
+        assert (worst <= codec.bound(largest, dtype)).all(), (largest, worst.max())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The bound
+
+
+@pytest.mark.parametrize(("codec", "dtype"), SUPPORTED, ids=IDS)
+def test_the_error_is_within_the_bound_for_values_of_every_size(codec: Codec, dtype: DType) -> None:
+    rng = np.random.default_rng(1)
+    bits = rng.integers(0, 256, (40 * BLOCK + 7, dtype.itemsize), dtype=np.uint8).view(dtype.bits)[:, 0]
+    check_bound(codec, dtype, bits.view(dtype.storage))
+    for exponent in (-170, -149, -146, -140, -126, -60, -24, -14, 0, 10, 100, 127):
+        check_bound(codec, dtype, of(dtype, rng.standard_normal(3 * BLOCK + 1) * 2.0**exponent))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_the_error_is_within_the_bound_for_any_bits(data: st.DataObject) -> None:
+    codec, dtype = data.draw(st.sampled_from(SUPPORTED))
+    pattern = st.one_of(
+        st.integers(0, (1 << 8 * dtype.itemsize) - 1),
+        st.integers(0, 3),
+        st.integers(dtype.top - 3, dtype.top + 1),
+    )
+    patterns = data.draw(st.lists(pattern, min_size=1, max_size=2 * BLOCK // 3))
+    check_bound(codec, dtype, np.array(patterns, dtype.bits).view(dtype.storage))
+
+
+def test_the_bound_of_int8_is_nearly_reached() -> None:
+    values = np.linspace(-1, 1, 100 * BLOCK).astype(np.float32).reshape(-1, BLOCK)
+    values[:, 0] = 1
+    flat = values.reshape(-1)
+    worst = np.abs(plain(FLOAT32, through(INT8_WIRE, flat, FLOAT32)) - flat).max()
+    assert 0.99 * INT8_WIRE.bound(1.0, FLOAT32) < worst <= INT8_WIRE.bound(1.0, FLOAT32)
+
+
+def test_the_largest_float32_stays_finite_and_the_smallest_are_exact_in_int8() -> None:
+    largest = np.array([3.4028235e38, -3.4028235e38, 1e38], np.float32)
+    assert np.isfinite(through(INT8_WIRE, largest, FLOAT32)).all()
+    smallest = np.arange(-126, 127)
+    patterns = np.where(smallest < 0, 0x8000_0000 | -smallest, smallest).astype(np.uint32).view(np.float32)
+    np.testing.assert_array_equal(through(INT8_WIRE, patterns, FLOAT32), patterns)
+
+
+def test_bfloat16_is_the_nearest_and_overflows_to_infinity() -> None:
+    values = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, 3.3961775e38, 3.396e38, -0.0], np.float32)
+    assert through(BFLOAT16_WIRE, values, FLOAT32).tolist()[:3] == [1, 1 + 2.0**-6, np.inf]
+    assert np.signbit(through(BFLOAT16_WIRE, values, FLOAT32)[4])
+    assert through(BFLOAT16_WIRE, np.array([1e300, -1e300]), FLOAT64).tolist() == [np.inf, -np.inf]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Special values
+
+
+@pytest.mark.parametrize(("codec", "dtype"), SUPPORTED, ids=IDS)
+def test_infinities_and_nan_come_out_and_spoil_no_neighbour(codec: Codec, dtype: DType) -> None:
+    ordinary = np.sin(np.arange(2 * BLOCK))
+    values = ordinary.copy()
+    values[[3, 40, 41, 300]] = [np.inf, -np.inf, np.nan, -np.nan]
+    result = through(codec, of(dtype, values), dtype)
+    numbers = plain(dtype, result)
+    assert numbers[3] == np.inf
+    assert numbers[40] == -np.inf
+    assert result.view(dtype.bits)[41] == result.view(dtype.bits)[300] == dtype.nan
+    others = np.delete(np.arange(2 * BLOCK), [3, 40, 41, 300])
+    np.testing.assert_array_equal(numbers[others], plain(dtype, through(codec, of(dtype, ordinary), dtype))[others])
+
+
+def test_blocks_of_zeros_and_of_nothing_finite() -> None:
+    zeros = np.zeros(BLOCK, np.float32)
+    assert through(INT8_WIRE, -zeros, FLOAT32).tobytes() == zeros.tobytes()
+    nothing = np.full(BLOCK, np.inf, np.float32)
+    assert through(INT8_WIRE, nothing, FLOAT32).tobytes() == nothing.tobytes()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bits
+
+
+def test_bytes_are_the_ones_they_always_were() -> None:
+    """Golden, so that ranks with different versions agree, or it is known that they do not."""
+    values = ((np.arange(1000) * 7919 % 2003 - 1001) / np.float32(4096)).astype(np.float32) / np.float32(3)
+    found = [hashlib.sha256(encoded(codec, values, FLOAT32).tobytes()).hexdigest()[:16] for codec in CODECS.values()]
+    assert found == ["69689598a56b265f", "9e340f5bb0368bb8"]
+    tiny = encoded(INT8_WIRE, np.array([1, -0.5, 0.26, np.inf], np.float32), FLOAT32)
+    assert tiny[4:].view(np.int8).tolist() == [126, -63, 33, 127]
+
+
+@pytest.mark.parametrize("largest", [1.0, 3.0, 0.7, 1e-39, 3e38])
+def test_a_scale_is_rounded_up_so_that_no_code_exceeds_126(largest: float) -> None:
+    values = np.array([largest, -largest / 2], np.float32)
+    wire = encoded(INT8_WIRE, values, FLOAT32)
+    scale = wire[:4].view(np.float32)[0]
+    # As a float64 the quotient is itself rounded.
+    assert Fraction(float(scale)) >= Fraction(float(values[0]) / 126)
+    assert Fraction(float(np.nextafter(scale, np.float32(0)))) < Fraction(float(values[0]) / 126)
+    assert wire[4:].view(np.int8).tolist() == [126, -63]
+
+
+@pytest.mark.parametrize(("codec", "dtype"), SUPPORTED, ids=IDS)
+def test_any_cut_at_blocks_gives_the_same_values(codec: Codec, dtype: DType) -> None:
+    values = of(dtype, np.random.default_rng(2).standard_normal(150 * BLOCK + 31))
+    whole = through(codec, values, dtype)
+    for start, stop in [(0, 1), (1, 3), (2, 149), (63, 66), (64, 151)]:
+        piece = slice(start * BLOCK, stop * BLOCK)
+        assert through(codec, values[piece], dtype).tobytes() == whole[piece].tobytes()
+
+
+def test_complex_numbers_are_their_parts() -> None:
+    parts = np.random.default_rng(3).standard_normal(700).astype(np.float32)
+    for codec in CODECS.values():
+        numbers = parts.view(np.complex64)
+        assert codec.wire_bytes(350, COMPLEX64) == codec.wire_bytes(700, FLOAT32)
+        assert encoded(codec, numbers, COMPLEX64).tobytes() == encoded(codec, parts, FLOAT32).tobytes()
+        assert through(codec, numbers, COMPLEX64).tobytes() == through(codec, parts, FLOAT32).tobytes()
+
+
+def test_any_bytes_decode_without_a_warning() -> None:
+    wire = np.random.default_rng(4).integers(0, 256, INT8_WIRE.wire_bytes(1000, FLOAT32), dtype=np.uint8)
+    result = decoded(INT8_WIRE, wire, FLOAT32, 1000)
+    assert decoded(INT8_WIRE, wire, FLOAT32, 1000).tobytes() == result.tobytes()
+
+
+@pytest.mark.parametrize(("codec", "dtype"), SUPPORTED, ids=IDS)
+def test_sizes(codec: Codec, dtype: DType) -> None:
+    for size in (0, 1, 255, 256, 257, 1024):
+        expected = 2 * size if codec is BFLOAT16_WIRE else size + 4 * -(-size // 256)
+        assert codec.wire_bytes(size, dtype) == expected
+        assert through(codec, of(dtype, [0.5] * size), dtype).size == size
+    assert codec.wire_bytes(1 << 20, dtype) < (1 << 20) * dtype.itemsize
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Refusals
+
+
+def test_types_that_would_not_shrink_or_have_no_sense_are_refused() -> None:
+    for codec in CODECS.values():
+        allowed = set(codec.parts)
+        for dtype in DTYPES.values():
+            if (dtype.part or dtype) not in allowed:
+                with pytest.raises(LocalError, match=f"{dtype} cannot travel as {codec.name}; that takes float32"):
+                    codec.wire_bytes(1, dtype)
+    assert FLOAT16 not in BFLOAT16_WIRE.parts
+    assert BFLOAT16 not in BFLOAT16_WIRE.parts
+
+
+def test_an_unknown_format_is_refused_with_those_there_are() -> None:
+    assert Codec.parse("int8") is INT8_WIRE
+    with pytest.raises(LocalError, match="wire format 'fp4' is not known; use one of bfloat16, int8"):
+        Codec.parse("fp4")
+
+
+def test_memory_of_another_size_or_type_is_refused() -> None:
+    values = np.ones(4, np.float32)
+    for wire in (np.empty(7, np.uint8), np.empty(8, np.int8), np.empty((2, 4), np.uint8)):
+        with pytest.raises(LocalError, match="4 elements of float32 are 8 bytes as int8"):
+            INT8_WIRE.encode(values, FLOAT32, wire)
+        with pytest.raises(LocalError, match="4 elements of float32 are 8 bytes as int8"):
+            INT8_WIRE.decode(wire, FLOAT32, values)
+    with pytest.raises(LocalError, match=r"shape \(2, 2\) and float32 are not flat float32"):
+        INT8_WIRE.encode(values.reshape(2, 2), FLOAT32, np.empty(8, np.uint8))
+    with pytest.raises(LocalError, match="are not flat float32"):
+        INT8_WIRE.encode(values.astype(np.float64), FLOAT32, np.empty(8, np.uint8))

@@ -1,0 +1,276 @@
+"""The worker loop against a job whose steps end as a script says: what is applied, begun again, saved and resumed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quicoll import checkpoint
+from quicoll.collectives.shards import Leaves, Shards
+from quicoll.errors import CheckpointError, LocalError, Mismatch, Partitioned, StepAborted
+from quicoll.train import Task, run
+
+
+class Counting:
+    """A task whose state says which gradients were applied, in float32 that is exact."""
+
+    shards = 4
+
+    def __init__(self) -> None:
+        self.weights = np.zeros(2, np.float32)
+        self.asked: list[tuple[int, int]] = []
+
+    def gradients(self, shard: int, step: int) -> Sequence[checkpoint.Array]:
+        self.asked.append((shard, step))
+        return [np.full(2, step, np.float32), np.full((1, 1), shard, np.float32)]
+
+    def apply(self, average: Sequence[checkpoint.Array]) -> None:
+        self.weights = self.weights * np.float32(2) + np.asarray(average[0])
+
+    def state(self) -> Mapping[str, checkpoint.Array]:
+        return {"weights": self.weights}
+
+    def load_state(self, state: Mapping[str, checkpoint.Array]) -> None:
+        self.weights = np.array(state["weights"])
+
+
+class Job:
+    """Stands in for `quicoll.job.Job`: one rank, steps that commit, or end with the next of `troubles`."""
+
+    def __init__(self, *, rank: int = 0, world_size: int = 1, troubles: Sequence[Exception | None] = ()) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.committed_step = 0
+        self.group = self
+        self.state: tuple[Callable[[], Any], Callable[[Any], None]] | None = None
+        self.doubtful: list[Step] = []
+        self._troubles = list(troubles)
+
+    def shards(self, total: int) -> Shards:
+        bounds = [rank * total // self.world_size for rank in (self.rank, self.rank + 1)]
+        return Shards(total=total, first=bounds[0], count=bounds[1] - bounds[0], view_id=1)
+
+    async def all_reduce(self, x: Leaves, *, op: str, algorithm: str) -> Any:
+        assert op == "avg"
+        return np.mean(x.values, axis=0) if x.values else np.zeros_like(x.like)
+
+    def register_state(self, save: Callable[[], Any], load: Callable[[Any], None]) -> None:
+        self.state = (save, load)
+
+    def resume_from(self, step: int) -> None:
+        self.committed_step = step
+
+    async def ready(self) -> None:
+        if self.doubtful:
+            self._commit(self.doubtful.pop())
+
+    def step(self) -> Step:
+        return Step(self)
+
+    def _end(self, step: Step) -> None:
+        trouble = self._troubles.pop(0) if self._troubles else None
+        if isinstance(trouble, Partitioned):
+            self.doubtful.append(step)
+        if trouble is not None:
+            raise trouble
+        self._commit(step)
+
+    def _commit(self, step: Step) -> None:
+        self.committed_step += 1
+        for action in step.actions:
+            action()
+
+
+class Step:
+    """One attempt at a step of `Job`."""
+
+    def __init__(self, job: Job) -> None:
+        self.number = job.committed_step + 1
+        self.actions: list[Callable[[], object]] = []
+        self.on_commit = self.actions.append
+        self._job = job
+
+    async def __aenter__(self) -> Step:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self._job._end(self)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def trained(steps: int) -> Counting:
+    """The state after `steps` undisturbed steps."""
+    task = Counting()
+    for step in range(1, steps + 1):
+        task.apply([np.full(2, step, np.float32)])
+    return task
+
+
+async def train(job: Job, task: Task, **options: Any) -> Any:
+    return await run(job, task, **options)  # type: ignore[arg-type]
+
+
+async def test_an_aborted_step_leaves_no_trace_and_is_begun_again() -> None:
+    troubles = [None, StepAborted("lost b", lost=("b",)), StepAborted("again"), None, None]
+    task = Counting()
+    result = await train(Job(troubles=troubles), task, steps=5)
+    assert result.digest == checkpoint.digest(trained(5).state())
+    assert (result.steps, result.committed, result.aborted, result.resumed_from) == (5, 5, 2, None)
+    assert [step for shard, step in task.asked if shard == 0] == [1, 2, 2, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("doubtful", [1, 3])
+async def test_a_step_in_doubt_that_turns_out_committed_is_applied_once_and_not_run_again(doubtful: int) -> None:
+    task = Counting()
+    troubles = [None] * (doubtful - 1) + [Partitioned("cut off after the vote")]
+    result = await train(Job(troubles=troubles), task, steps=3)
+    assert result.digest == checkpoint.digest(trained(3).state())
+    assert [step for shard, step in task.asked if shard == 0] == [1, 2, 3]
+    assert result.steps == 3
+
+
+async def test_a_rank_that_no_quorum_took_in_for_the_hold_timeout_says_so() -> None:
+    class Alone(Job):
+        async def ready(self) -> None:
+            raise Partitioned("no quorum for 600 s")
+
+    with pytest.raises(Partitioned, match="no quorum"):
+        await train(Alone(), Counting(), steps=1)
+
+
+async def test_a_rank_that_comes_after_the_last_step_runs_none() -> None:
+    class Late(Job):
+        async def ready(self) -> None:
+            assert self.state is not None
+            self.state[1](trained(4).state())
+            self.committed_step = 4
+
+    task = Counting()
+    result = await train(Late(), task, steps=4)
+    assert (result.digest, task.asked) == (checkpoint.digest(trained(4).state()), [])
+
+
+async def test_an_error_that_trying_again_cannot_mend_gets_out_and_nothing_was_applied() -> None:
+    task = Counting()
+    with pytest.raises(Mismatch):
+        await train(Job(troubles=[Mismatch("other code")]), task, steps=5)
+    assert checkpoint.digest(task.state()) == checkpoint.digest(Counting().state())
+
+
+async def test_a_rank_computes_its_own_shards_and_none_more_than_once() -> None:
+    task = Counting()
+    await train(Job(rank=1, world_size=2), task, steps=2)
+    assert task.asked == [(2, 1), (3, 1), (2, 2), (3, 2)]
+
+
+async def test_a_rank_without_shards_takes_part_all_the_same() -> None:
+    task = Counting()
+    result = await train(Job(rank=0, world_size=5), task, steps=1)
+    assert result.committed == 1
+    assert task.weights.shape == (2,)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(0, [3]), (12, [3]), (11, [2, 1]), (1, [2, 1])])
+async def test_gradients_travel_in_buckets_of_at_most_so_many_bytes(most: int, sizes: list[int]) -> None:
+    seen: list[int] = []
+
+    class Watched(Job):
+        async def all_reduce(self, x: Leaves, *, op: str, algorithm: str) -> Any:
+            seen.append(x.values[0].size)
+            return await super().all_reduce(x, op=op, algorithm=algorithm)
+
+    task = Counting()
+    await train(Watched(), task, steps=1, bucket_bytes=most)
+    assert seen == sizes
+    assert task.weights.tobytes() == trained(1).weights.tobytes()
+
+
+async def test_on_step_is_called_after_each_commit_and_awaited() -> None:
+    seen: list[int] = []
+
+    async def note(step: int) -> None:
+        seen.append(step)
+
+    await train(Job(troubles=[StepAborted("once")]), Counting(), steps=3, on_step=note)
+    await train(Job(), Counting(), steps=2, on_step=lambda step: seen.append(-step))
+    assert seen == [1, 2, 3, -1, -2]
+
+
+async def test_rank_0_saves_at_multiples_and_at_the_end(tmp_path: Path) -> None:
+    await train(Job(), Counting(), steps=7, checkpoint_dir=tmp_path, checkpoint_every=3, keep=5)
+    assert names(tmp_path) == [
+        "step-00000003.safetensors",
+        "step-00000006.safetensors",
+        "step-00000007.safetensors",
+    ]
+    saved = checkpoint.load(tmp_path / "step-00000006.safetensors")
+    assert saved.digest == checkpoint.digest(trained(6).state())
+
+
+async def test_other_ranks_save_nothing(tmp_path: Path) -> None:
+    await train(Job(rank=1, world_size=2), Counting(), steps=3, checkpoint_dir=tmp_path, checkpoint_every=1)
+    assert names(tmp_path) == []
+
+
+async def test_a_job_that_starts_anew_goes_on_from_the_checkpoint_to_the_same_bits(tmp_path: Path) -> None:
+    await train(Job(), Counting(), steps=4, checkpoint_dir=tmp_path, checkpoint_every=2)
+    task = Counting()
+    result = await train(Job(), task, steps=9, checkpoint_dir=tmp_path, checkpoint_every=2)
+    assert (result.resumed_from, result.steps, result.committed) == (4, 9, 5)
+    assert result.digest == checkpoint.digest(trained(9).state())
+
+
+async def test_the_state_handed_to_others_is_the_live_one() -> None:
+    job, task = Job(), Counting()
+    await train(job, task, steps=3)
+    assert job.state is not None
+    save, load = job.state
+    load({"weights": np.full(2, 7, np.float32)})
+    assert checkpoint.digest(save()) == checkpoint.digest({"weights": np.full(2, 7, np.float32)})
+
+
+async def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.mkdir()
+
+    async def block(step: int) -> None:
+        if step == 1:
+            in_the_way.rmdir()
+            in_the_way.write_text("no directory")
+        if step == 3:
+            while "training goes on without this checkpoint" not in caplog.text:  # noqa: ASYNC110  a log sets no event
+                await asyncio.sleep(0)
+            in_the_way.unlink()
+
+    result = await train(Job(), Counting(), steps=4, checkpoint_dir=in_the_way, checkpoint_every=2, on_step=block)
+    assert result.steps == 4
+    assert names(in_the_way) == ["step-00000004.safetensors"]
+
+
+async def test_the_last_checkpoints_failure_is_raised_after_all_steps(tmp_path: Path) -> None:
+    job = Job()
+
+    def block(step: int) -> None:
+        if step == 3:
+            (tmp_path / "c").write_text("in the way")
+
+    with pytest.raises(CheckpointError, match="checkpoint of step 4"):
+        await train(job, Counting(), steps=4, checkpoint_dir=tmp_path / "c", checkpoint_every=4, on_step=block)
+    assert job.committed_step == 4
+
+
+async def test_numbers_that_make_no_sense_are_refused() -> None:
+    for options in ({"steps": 0}, {"steps": 1, "checkpoint_every": -1}):
+        with pytest.raises(LocalError):
+            await train(Job(), Counting(), **options)

@@ -1,0 +1,337 @@
+"""What crosses a link: the fixed header of a message, and the small control messages.
+
+A message is one QUIC unidirectional stream: HEADER_SIZE bytes of header, then `length` bytes of payload, then FIN.
+Control messages share the one bidirectional stream of a connection: a 4-byte length, then msgpack.
+
+Two checksums travel in the header. `checksum` is xxh3-64 over the payload, made where the payload is born and
+checked before anyone may read it; the AEAD of QUIC already covers the wire, this one covers the memory, copies and
+code on both sides of it. The last eight bytes of the header are xxh3-64 over the others, for the same reason.
+
+Every length that a peer names is compared with a bound of ours before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import msgspec
+import xxhash
+
+from quicoll_transport.errors import ProtocolError
+
+__all__ = [
+    "CHANNEL_TAG_SIZE",
+    "HEADER_SIZE",
+    "MAX_APP",
+    "MAX_CHANNEL",
+    "MAX_CONTROL",
+    "MAX_LENGTH",
+    "MAX_OFFERS",
+    "MAX_PARTIALS",
+    "MAX_RANGES",
+    "MESSAGE_COST",
+    "TAG_SIZE",
+    "Ack",
+    "App",
+    "Cancel",
+    "Control",
+    "ControlReader",
+    "Credit",
+    "Grant",
+    "Header",
+    "Hello",
+    "Nack",
+    "Offer",
+    "Ping",
+    "Pong",
+    "Refuse",
+    "channel_of",
+    "channel_tag",
+    "checksum",
+    "encode_control",
+]
+
+VERSION = 1
+TAG_SIZE = 24
+CHANNEL_TAG_SIZE = 16  # so no tag of a caller can be one of a channel, in any table that is keyed by tags
+MAX_CHANNEL = (1 << 32) - 1
+HEADER_SIZE = 72
+MAX_LENGTH = 1 << 48  # one message; far above any tensor, far below what overflows arithmetic elsewhere
+MAX_CONTROL = 4 << 20  # one control message, encoded; a view of a thousand members takes more than 1 MiB
+MAX_APP = MAX_CONTROL - 64  # one application message
+MAX_RANGES = 1024  # receive ranges that one acknowledgement may list
+MAX_PARTIALS = 64  # interrupted messages that a Hello lists; any further ones start again from their first byte
+MAX_OFFERS = 16384  # offers that a sender lets wait; each costs the receiver about 300 bytes
+MAX_REASON = 400  # characters of a refusal; it ends up in errors and logs
+MESSAGE_COST = 256  # credit that an eager message takes beside its payload: what an empty one costs to hold
+
+_HEADER = struct.Struct("!2sBBI24sQQQQ")
+_CHANNEL_TAG = struct.Struct("!QQ")
+_MAGIC = b"qc"
+FLAG_EAGER = 1  # sent on the link's credit; otherwise the receiver granted it
+FLAG_CHANNEL = 2  # the first CHANNEL_TAG_SIZE bytes of the tag field are a channel and a counter, the rest is zero
+FLAG_VOID = 4  # takes the place of a channel's message that its sender withdrew; always empty
+
+
+def checksum(data: bytes | bytearray | memoryview) -> int:
+    """xxh3-64 of `data`, the checksum that a header carries."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def channel_tag(channel: int, counter: int) -> bytes:
+    """The tag of the message number `counter` of a channel: CHANNEL_TAG_SIZE bytes, which no caller's tag has."""
+    return _CHANNEL_TAG.pack(channel, counter)
+
+
+def channel_of(tag: bytes) -> tuple[int, int] | None:
+    """(channel, counter) of a channel's tag; None for a caller's."""
+    if len(tag) != CHANNEL_TAG_SIZE:
+        return None
+    channel, counter = _CHANNEL_TAG.unpack(tag)
+    return channel, counter
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The fixed header of a message.
+
+    tag: 24 bytes that say which posted buffer it is for, opaque to the transport; or a channel's, see channel_tag.
+    sequence: number of the message on its link, from 0; a resend carries the same one.
+    attempt: 0 for the first sending, counts resends after a checksum failure or a reconnection.
+    length, checksum: of the whole payload, in bytes, xxh3-64.
+    offset: where in the payload the stream begins: the bytes before it were in place when a connection died.
+    """
+
+    tag: bytes
+    sequence: int
+    length: int
+    checksum: int
+    attempt: int = 0
+    eager: bool = True
+    offset: int = 0
+    void: bool = False
+
+    def encode(self) -> bytes:
+        channel = len(self.tag) == CHANNEL_TAG_SIZE
+        body = _HEADER.pack(
+            _MAGIC,
+            VERSION,
+            FLAG_EAGER * self.eager | FLAG_CHANNEL * channel | FLAG_VOID * self.void,
+            self.attempt,
+            self.tag,
+            self.sequence,
+            self.length,
+            self.checksum,
+            self.offset,
+        )
+        return body + checksum(body).to_bytes(8, "big")
+
+    @classmethod
+    def decode(cls, data: bytes | bytearray | memoryview) -> Header:
+        """Parse exactly HEADER_SIZE bytes; raises ProtocolError for anything that we would not have sent."""
+        if len(data) != HEADER_SIZE:
+            raise ProtocolError(f"message header of {len(data)} bytes, expected {HEADER_SIZE}")
+        body = bytes(data[:-8])
+        if int.from_bytes(data[-8:], "big") != checksum(body):
+            raise ProtocolError("message header fails its checksum")
+        magic, version, flags, attempt, tag, sequence, length, digest, offset = _HEADER.unpack(body)
+        if magic != _MAGIC or version != VERSION:
+            raise ProtocolError(f"message header of another protocol or version ({magic!r}, {version})")
+        if flags & ~(FLAG_EAGER | FLAG_CHANNEL | FLAG_VOID):
+            raise ProtocolError(f"message header with unknown flags {flags:#x}")
+        if sequence >= _LIMIT64:
+            raise ProtocolError(f"message number {sequence} is out of range")
+        if length > MAX_LENGTH:
+            raise ProtocolError(f"message of {length} bytes is above the limit of {MAX_LENGTH}")
+        if offset > length:
+            raise ProtocolError(f"message of {length} bytes begins at {offset}")
+        if flags & FLAG_CHANNEL:
+            tag, padding = tag[:CHANNEL_TAG_SIZE], tag[CHANNEL_TAG_SIZE:]
+            if any(padding) or not _is_tag(tag):
+                raise ProtocolError("message header with a malformed channel")
+        if flags & FLAG_VOID and (length or not flags & FLAG_CHANNEL):
+            raise ProtocolError("message header of a void message that is not empty, or of no channel")
+        return cls(tag, sequence, length, digest, attempt, bool(flags & FLAG_EAGER), offset, bool(flags & FLAG_VOID))
+
+
+def _is_tag(tag: bytes) -> bool:
+    channel = channel_of(tag)
+    return len(tag) == TAG_SIZE if channel is None else channel[0] <= MAX_CHANNEL
+
+
+class _Control(msgspec.Struct, frozen=True, tag_field="t", array_like=True, forbid_unknown_fields=True):
+    pass
+
+
+class Hello(_Control, tag=1, frozen=True):
+    """First on every connection, from both sides: who speaks and what has arrived so far, so that the link resumes.
+
+    incarnation, link: this side's link identity; both only grow, the pair orders all links of a node.
+    peer_incarnation, peer_link: the identity that this side believes the other has; 0, 0 for a first meeting.
+    app: application messages received so far (all below). received: message sequences received so far, as
+    half-open ranges. released: bytes of eager payload released in all. credit: eager bytes this side will hold.
+    partial: (sequence, bytes in place from the first on) of interrupted messages, which continue from there.
+    """
+
+    incarnation: int
+    link: int
+    peer_incarnation: int
+    peer_link: int
+    app: int
+    received: tuple[tuple[int, int], ...]
+    released: int
+    credit: int
+    partial: tuple[tuple[int, int], ...] = ()
+
+
+class Ping(_Control, tag=2, frozen=True):
+    """A heartbeat; t_ns is the sender's clock, given back in the Pong."""
+
+    t_ns: int
+
+
+class Pong(_Control, tag=3, frozen=True):
+    t_ns: int
+
+
+class Ack(_Control, tag=4, frozen=True):
+    """Messages below `upto` and in `also` have arrived and passed their checksum; application messages below `app`."""
+
+    upto: int
+    also: tuple[tuple[int, int], ...]
+    app: int
+
+
+class Credit(_Control, tag=5, frozen=True):
+    """Eager bytes released since the link began (a running total, so that one lost update does no harm)."""
+
+    released: int
+
+
+class Offer(_Control, tag=6, frozen=True):
+    """A message that exceeds the credit waits for its buffer to be posted."""
+
+    sequence: int
+    tag: bytes
+    length: int
+
+
+class Grant(_Control, tag=7, frozen=True):
+    """The offered message may come: its buffer is posted."""
+
+    sequence: int
+
+
+class Nack(_Control, tag=8, frozen=True):
+    """The payload failed its checksum. `final`: the receiver gives up and both sides raise."""
+
+    sequence: int
+    attempt: int
+    found: int
+    final: bool
+
+
+class Cancel(_Control, tag=9, frozen=True):
+    """The sender withdraws a message; `eager` bytes of credit that it had taken are free again."""
+
+    sequence: int
+    eager: int
+
+
+class Refuse(_Control, tag=10, frozen=True):
+    """The receiver will never take this message."""
+
+    sequence: int
+    reason: str
+
+
+class App(_Control, tag=11, frozen=True):
+    """A small message of the layer above: reliable, in order, exactly once per link."""
+
+    number: int
+    data: bytes
+
+
+Control = Hello | Ping | Pong | Ack | Credit | Offer | Grant | Nack | Cancel | Refuse | App
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+_LIMIT64 = 1 << 63
+
+
+def encode_control(message: Control) -> bytes:
+    body = _encoder.encode(message)
+    if len(body) > MAX_CONTROL:
+        raise ProtocolError(f"control message of {len(body)} bytes is above the limit of {MAX_CONTROL}")
+    return len(body).to_bytes(4, "big") + body
+
+
+def _check(message: Control) -> None:
+    """Bounds that the types do not express."""
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        # A sequence below 2^63 leaves room for the end of its range, and for sums, in what msgpack can carry. A digest
+        # (`found`) has all 64 bits; msgpack has no more.
+        limit = 2 * _LIMIT64 if name == "found" else _LIMIT64
+        if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value < limit:
+            raise ProtocolError(f"{type(message).__name__}.{name} = {value} is out of range")
+        if name == "partial":
+            _check_partial(value)
+        elif isinstance(value, tuple):
+            if len(value) > MAX_RANGES:
+                raise ProtocolError(f"{type(message).__name__}.{name} lists {len(value)} ranges")
+            last = 0
+            for start, stop in value:
+                if not last <= start < stop <= _LIMIT64:
+                    raise ProtocolError(f"{type(message).__name__}.{name} has ranges out of order")
+                last = stop
+    if isinstance(message, Offer) and (not _is_tag(message.tag) or message.length > MAX_LENGTH):
+        raise ProtocolError("offer with a malformed tag or length")
+    if isinstance(message, Refuse) and len(message.reason) > MAX_REASON:
+        raise ProtocolError(f"refusal with a reason of {len(message.reason)} characters")
+
+
+def _check_partial(partial: tuple[tuple[int, int], ...]) -> None:
+    if len(partial) > MAX_PARTIALS:
+        raise ProtocolError(f"Hello lists {len(partial)} interrupted messages")
+    last = -1
+    for sequence, filled in partial:
+        if not (last < sequence < _LIMIT64 and 0 < filled <= MAX_LENGTH):
+            raise ProtocolError("Hello lists interrupted messages out of order, or without a length")
+        last = sequence
+
+
+class ControlReader:
+    """Cuts the control stream into messages; never holds more than one message and one datagram's worth of bytes."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of the message that has begun and not ended, as far as its length is known; 0: there is none."""
+        if len(self._buffer) < 4:
+            return len(self._buffer)
+        return 4 + int.from_bytes(self._buffer[:4], "big")
+
+    def feed(self, data: bytes | memoryview) -> list[Control]:
+        """The messages completed by `data`; raises ProtocolError at the first malformed one."""
+        self._buffer += data
+        messages: list[Control] = []
+        start = 0
+        while len(self._buffer) - start >= 4:
+            size = int.from_bytes(self._buffer[start : start + 4], "big")
+            if size > MAX_CONTROL:
+                raise ProtocolError(f"control message of {size} bytes is above the limit of {MAX_CONTROL}")
+            if len(self._buffer) - start < 4 + size:
+                break
+            try:
+                message = _decoder.decode(memoryview(self._buffer)[start + 4 : start + 4 + size].tobytes())
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+                raise ProtocolError(f"malformed control message: {error}") from error
+            _check(message)
+            messages.append(message)
+            start += 4 + size
+        del self._buffer[:start]
+        return messages

@@ -1,0 +1,100 @@
+"""The self-check: whether this aioquic is the one that we examined, proved by handshakes in memory before any work.
+
+Security rests on private parts of it. The canary tests say of all of them to whoever upgrades that they still mean what
+we think; this check says of those which matter most to whoever runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import version as installed_version
+from typing import TYPE_CHECKING, Any
+
+from quicoll_transport.errors import ConfigurationError
+from quicoll_transport.quic.gate import Gate
+from quicoll_transport.quic.patched import ServiceQueue
+from quicoll_transport.quic.session import Session
+from quicoll_transport.quic.terms import Address, Authenticated, SessionConfig
+from quicoll_transport.security.authority import ephemeral
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+__all__ = ["check_foundation", "handshake_in_memory"]
+
+_SUPPORTED = ((1, 7, 2), (1, 8))
+_STREAMS = 12  # an order that is none comes out right once in 12! times
+
+
+def handshake_in_memory(client: Session, gate: Gate, *, now_ns: int = 10**18) -> tuple[Session, list[Any], list[Any]]:
+    """Drive a client session against a gate without any IO; the server's session and both sides' events."""
+    addresses: dict[bool, Address] = {True: ("127.0.0.1", 1), False: ("127.0.0.1", 2)}
+    server: Session | None = None
+    collected: dict[bool, list[Any]] = {True: [], False: []}
+    for _ in range(20):
+        now_ns += 1_000_000
+        for data, _address in client.datagrams_to_send(now_ns):
+            if server is None:
+                admitted = gate.admit(data, addresses[True], now_ns)
+                if isinstance(admitted, bytes):
+                    client.receive(admitted, addresses[False], now_ns)
+                    continue
+                server = admitted
+            if server is not None:
+                server.receive(data, addresses[True], now_ns)
+        if server is not None:
+            for data, _address in server.datagrams_to_send(now_ns):
+                client.receive(data, addresses[False], now_ns)
+        for session in (client, server):
+            while session is not None and (event := session.next_event()) is not None:
+                collected[session.is_client].append(event)
+    if server is None:
+        raise ConfigurationError("aioquic: a server session could not be made in memory")
+    return server, collected[True], collected[False]
+
+
+@functools.cache
+def check_foundation() -> None:
+    """Prove once per process that this aioquic asks for client certificates and shows us what the client sent.
+
+    Raises ConfigurationError when it does not, or when its version is outside the range that was examined.
+    """
+    found = installed_version("aioquic")
+    numbers = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
+    if not _SUPPORTED[0] <= numbers < _SUPPORTED[1]:
+        raise ConfigurationError(f"aioquic {found} has not been examined; >=1.7.2,<1.8 is needed")
+    server_id = Identity(job="self-check", role=COORDINATOR, node="server")
+    client_id = Identity(job="self-check", role=WORKER, node="client")
+    made = ephemeral("self-check", [(COORDINATOR, "server"), (WORKER, "client")])
+    config = SessionConfig()
+    address: Address = ("127.0.0.1", 2)
+    seen: list[Certificate | None] = []
+    in_order = True
+    try:
+        for credentials in (made[client_id], None):
+            client = Session.client(credentials=credentials, config=config, address=address, now_ns=10**18)
+            if credentials is None:
+                client._quic.configuration.cadata = made[server_id].authority_pem
+                client._quic.tls._cadata = made[server_id].authority_pem
+            gate = Gate(credentials=made[server_id], config=config)
+            _server, _, server_events = handshake_in_memory(client, gate)
+            seen += [event.certificate for event in server_events if isinstance(event, Authenticated)]
+            in_order = in_order and _serves_in_order(client, now_ns=10**18 + 10**9)
+    except (AttributeError, TypeError, AssertionError) as error:
+        raise ConfigurationError(f"aioquic {found} is not built as expected: {error}") from error
+    if len(seen) != 2 or seen[0] != made[client_id].certificate or seen[1] is not None:
+        raise ConfigurationError(f"aioquic {found} does not show the certificate of clients; refusing to run")
+    if not in_order:
+        raise ConfigurationError(f"aioquic {found} serves streams in an order of its own; no run would repeat itself")
+
+
+def _serves_in_order(client: Session, *, now_ns: int) -> bool:
+    """Whether streams that one packet served stand in the order in which they were served (connection.ServiceQueue)."""
+    connection = client._quic
+    streams = [connection.get_next_available_stream_id(is_unidirectional=True) + 4 * i for i in range(_STREAMS)]
+    for stream_id in streams:
+        connection.send_stream_data(stream_id, b"x")
+    client.datagrams_to_send(now_ns)
+    queue = connection._streams_queue
+    return isinstance(queue, ServiceQueue) and [stream.stream_id for stream in queue] == streams
