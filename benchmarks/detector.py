@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
-from quicoll_transport.events import LinkChanged, Observer, Stalled, SuspicionChanged, TransportEvent
+from quicoll_transport.events import LinkChanged, Stalled, SuspicionChanged, TransportEvent, TransportObserver
 from quicoll_transport.link.core import LinkState
-from quicoll_transport.link.detector import Detector, DetectorConfig, Verdict
+from quicoll_transport.link.detector import Detector, DetectorConfig, Liveness
 from quicoll_transport.link.frames import TAG_SIZE
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.security.authority import ephemeral
@@ -144,7 +144,7 @@ class Trace:
             elif self.detectors[side].handle_timer(self.now):
                 self.send(side, "ping", self.now)
             self._judge()
-            if self.dead and self.detectors[0].verdict is Verdict.LOST:
+            if self.dead and self.detectors[0].verdict is Liveness.LOST:
                 return
 
     def _arrive(self, side: int, what: str, sent: int, tries: int) -> None:
@@ -159,11 +159,11 @@ class Trace:
 
     def _judge(self) -> None:
         verdict = self.detectors[0].verdict
-        suspect = verdict is Verdict.SUSPECT
+        suspect = verdict is Liveness.SUSPECT
         self.suspicions += suspect and not self.suspect and not self.dead
         self.suspect = suspect
-        if not self.dead and any(detector.verdict is Verdict.LOST for detector in self.detectors):
-            self.losses += verdict is Verdict.LOST
+        if not self.dead and any(detector.verdict is Liveness.LOST for detector in self.detectors):
+            self.losses += verdict is Liveness.LOST
             self.detectors = [Detector(self.config, now_ns=self.now) for _ in range(2)]
             self.queue.clear()
 
@@ -205,7 +205,7 @@ LINKS = 4
 NODES = [(COORDINATOR, "c"), *((WORKER, f"w{i}") for i in range(LINKS * len(SETTINGS)))]
 
 
-def endpoint(credentials: Credentials, lost_after: int | None, observer: Observer | None) -> Endpoint:
+def endpoint(credentials: Credentials, lost_after: int | None, observer: TransportObserver | None) -> Endpoint:
     loop = asyncio.get_running_loop()
     return Endpoint(
         credentials=credentials,
@@ -330,7 +330,7 @@ def loads(seconds: float) -> list[dict[str, Any]]:
 # -- observer --------------------------------------------------------------------------------------------------------
 
 
-async def messages_per_second(credentials: dict[Identity, Credentials], observer: Observer | None) -> float:
+async def messages_per_second(credentials: dict[Identity, Credentials], observer: TransportObserver | None) -> float:
     ids = list(credentials)
     a, b = (endpoint(credentials[identity], 60 * S, observer) for identity in ids[:2])
     link = a.link(b.identity, addresses=[b.address], dial=True)

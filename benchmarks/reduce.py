@@ -33,8 +33,8 @@ from typing import Any
 
 import numpy as np
 
-from quicoll.numerics.dtypes import DTYPES, FLOAT64, Array, DType, Kind, narrow
-from quicoll.numerics.reduce import BLOCK, ReduceOp, accumulator, combine, finish, reduce_tree, split, widen
+from quicoll.numerics.dtypes import DTYPES, FLOAT64, Array, DType, NumberKind, narrow
+from quicoll.numerics.reduce import REDUCE_BLOCK, ReduceOp, accumulator, combine, finish, reduce_tree, split, widen
 
 POOL_BYTES = 64 << 20  # larger than the caches of one core
 
@@ -58,7 +58,7 @@ def main() -> None:
         "machine": f"{platform.platform()}, Python {platform.python_version()}, numpy {np.__version__}",
         "chunk_mib": options.mib,
         "leaves": options.leaves,
-        "block": BLOCK,
+        "block": REDUCE_BLOCK,
         "dtypes": {
             name: measure(DTYPES[name], int(options.mib * (1 << 20)), options.leaves, options.rounds)
             for name in options.dtypes
@@ -88,7 +88,7 @@ def measure(dtype: DType, nbytes: int, leaves: int, rounds: int) -> dict[str, fl
         for _ in range(leaves - 2):
             np.add(out, next(chunks), out=out)
 
-    blocks = [(a, min(a + BLOCK, size)) for a in range(0, size, BLOCK)]
+    blocks = [(a, min(a + REDUCE_BLOCK, size)) for a in range(0, size, REDUCE_BLOCK)]
 
     def finishing() -> None:
         for a, b in blocks:
@@ -109,7 +109,7 @@ def measure(dtype: DType, nbytes: int, leaves: int, rounds: int) -> dict[str, fl
         ),
         "widen_gb_s": rate(nbytes, least(lambda: widen(next(chunks), dtype, acc, wide[3]), rounds)),
         "finish_gb_s": rate(nbytes, finish_s),
-        "nan_share": round(least(looking, rounds) / finish_s, 3) if dtype.kind is Kind.FLOAT else 0.0,
+        "nan_share": round(least(looking, rounds) / finish_s, 3) if dtype.kind is NumberKind.FLOAT else 0.0,
         "against_numpy": None if ratio is None else round(ratio, 3),
     }
 
@@ -121,7 +121,7 @@ def values_of(leaf: Leaf) -> Array:
 def drawn(dtype: DType, size: int, rng: np.random.Generator) -> Array:
     if dtype.part is not None:
         return drawn(dtype.part, 2 * size, rng).view(dtype.storage)
-    if dtype.kind is not Kind.FLOAT:
+    if dtype.kind is not NumberKind.FLOAT:
         return rng.integers(0, 100, size).astype(dtype.storage)
     values = np.empty(size, dtype.storage)
     narrow(rng.standard_normal(size).astype(np.float32).astype(np.float64), FLOAT64, dtype, values)

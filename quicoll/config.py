@@ -21,7 +21,7 @@ from quicoll_transport.net.addresses import is_unspecified, is_v6, parse_address
 from quicoll_transport.net.resolver import Resolver, resolve_all
 
 if TYPE_CHECKING:
-    from quicoll_transport.quic import Address
+    from quicoll_transport.net.addresses import Address
 
 __all__ = ["Config", "Setting"]
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from quicoll.audit.log import Attempt, Place, Record, Run
+    from quicoll.audit.log import Attempt, OperationRecord, Run, RunPosition
 
 __all__ = ["Comparison", "Difference", "diff"]
 
@@ -47,7 +47,7 @@ class Difference:
     """
 
     kind: Literal["calls", "inputs", "result", "unexplained", "missing"]
-    place: Place
+    place: RunPosition
     index: int | None = None
     op: str = ""
     rank: tuple[int | None, int | None] = (None, None)
@@ -149,7 +149,7 @@ def _names(attempt: Attempt) -> str:
     return ", ".join(map(str, attempt.ranks))
 
 
-def _alone(place: Place, one: Attempt | None, other: Attempt | None, *, damaged: bool) -> Difference | None:
+def _alone(place: RunPosition, one: Attempt | None, other: Attempt | None, *, damaged: bool) -> Difference | None:
     """Only one run has been here. damaged: nobody knows whether the other has."""
     if damaged or not any(records for each in (one, other) if each is not None for records in each.ranks.values()):
         return None
@@ -189,12 +189,12 @@ def _operations(attempt: Attempt) -> list[_Calls]:
     return order
 
 
-def _record(attempt: Attempt, rank: int, index: int) -> Record | None:
+def _record(attempt: Attempt, rank: int, index: int) -> OperationRecord | None:
     records = attempt.ranks[rank]
     return records[index] if index < len(records) else None
 
 
-def _call(record: Record | None) -> str:
+def _call(record: OperationRecord | None) -> str:
     if record is None:
         return _NOTHING
     terms = f" {record.terms}" if record.terms else ""
@@ -205,14 +205,14 @@ def _call(record: Record | None) -> str:
 # As many ranks in both runs: rank by rank
 
 
-def _same_world(place: Place, a: Attempt, b: Attempt, count: _Count) -> Difference | None:
+def _same_world(place: RunPosition, a: Attempt, b: Attempt, count: _Count) -> Difference | None:
     both = [rank for rank in a.ranks if rank in b.ranks]
     in_b = {call: calls for calls in _operations(b) for call in calls.items()}
     for calls in _operations(a):
         met = [in_b[call] for call in calls.items() if call in in_b]
         # Whoever took part in one of the runs: a sub-group of one name may have had other members.
         concerned = sorted({call for each in (calls, *met) for call in each.items() if call[0] in both})
-        known: list[tuple[int, Record, Record]] = []
+        known: list[tuple[int, OperationRecord, OperationRecord]] = []
         for rank, index in concerned:
             found = _other_call(place, rank, index, a, b)
             if found is not None:
@@ -242,11 +242,11 @@ def _same_world(place: Place, a: Attempt, b: Attempt, count: _Count) -> Differen
     return None
 
 
-def _both(a: Attempt, b: Attempt, rank: int, index: int) -> tuple[Record | None, Record | None]:
+def _both(a: Attempt, b: Attempt, rank: int, index: int) -> tuple[OperationRecord | None, OperationRecord | None]:
     return _record(a, rank, index), _record(b, rank, index)
 
 
-def _other_call(place: Place, rank: int, index: int, a: Attempt, b: Attempt) -> Difference | None:
+def _other_call(place: RunPosition, rank: int, index: int, a: Attempt, b: Attempt) -> Difference | None:
     one, other = _both(a, b, rank, index)
     if one is None or other is None:
         if one is other or rank in (a if one is None else b).cut:
@@ -260,7 +260,7 @@ def _other_call(place: Place, rank: int, index: int, a: Attempt, b: Attempt) -> 
 
 
 def _other_leaf(
-    place: Place, index: int, op: str, leaf: int, one: tuple[int, str], other: tuple[int, str]
+    place: RunPosition, index: int, op: str, leaf: int, one: tuple[int, str], other: tuple[int, str]
 ) -> Difference:
     return Difference(
         kind="inputs", place=place, index=index, op=op, rank=(one[0], other[0]), leaf=leaf, a=one[1], b=other[1]
@@ -271,7 +271,7 @@ def _other_leaf(
 # Another world size: what the two have in common
 
 
-def _other_world(place: Place, a: Attempt, b: Attempt, count: _Count) -> Difference | None:
+def _other_world(place: RunPosition, a: Attempt, b: Attempt, count: _Count) -> Difference | None:
     of_a, of_b = _of_all(a), _of_all(b)
     for _ in range(max(len(_operations(a)) - len(of_a), len(_operations(b)) - len(of_b))):
         count.add(apart=True)
@@ -310,12 +310,12 @@ def _of_all(attempt: Attempt) -> dict[tuple[str, int], _Calls]:
     return found
 
 
-def _records(attempt: Attempt, calls: _Calls) -> list[Record]:
+def _records(attempt: Attempt, calls: _Calls) -> list[OperationRecord]:
     return [attempt.ranks[rank][index] for rank, index in sorted(calls.items())]
 
 
 def _in_common(
-    place: Place, a: Attempt, calls_a: _Calls, b: Attempt, calls_b: _Calls, count: _Count
+    place: RunPosition, a: Attempt, calls_a: _Calls, b: Attempt, calls_b: _Calls, count: _Count
 ) -> Difference | None:
     of_a, of_b = _records(a, calls_a), _records(b, calls_b)
     one, other = of_a[0], of_b[0]
@@ -347,17 +347,19 @@ def _in_common(
     return None
 
 
-def _tells(records: Sequence[Record]) -> bool:
+def _tells(records: Sequence[OperationRecord]) -> bool:
     """Whether there is anything to be compared; of a barrier there is not."""
     return any(record.inputs or record.result for record in records)
 
 
-def _leaves(records: Sequence[Record]) -> dict[int, tuple[int, str]]:
+def _leaves(records: Sequence[OperationRecord]) -> dict[int, tuple[int, str]]:
     """By number: the rank that passed a leaf, and its digest."""
     return {leaf: (record.rank, digest) for record in records for leaf, digest in record.inputs}
 
 
-def _with_the_first(a: Sequence[Record], b: Sequence[Record]) -> Iterator[tuple[Record, Record]]:
+def _with_the_first(
+    a: Sequence[OperationRecord], b: Sequence[OperationRecord]
+) -> Iterator[tuple[OperationRecord, OperationRecord]]:
     """Each with the other run's first, so that one rank that has another than its own run's others is found as well."""
     yield from ((record, b[0]) for record in a)
     yield from ((a[0], record) for record in b)

@@ -36,10 +36,10 @@ from quicoll.numerics.dtypes import COMPLEX64, FLOAT16, FLOAT32, Array, DType, n
 from quicoll.numerics.generator import Generator
 from quicoll.numerics.reduce import Precision, ReduceOp, accumulator, reduce_tree
 
-__all__ = ["DeterminismReport", "Finding", "Verdict", "determinism_report"]
+__all__ = ["DeterminismReport", "Finding", "Guarantee", "determinism_report"]
 
 
-class Verdict(StrEnum):
+class Guarantee(StrEnum):
     GUARANTEED = "guaranteed"
     DEPENDS = "depends"
     UNKNOWN = "unknown"
@@ -51,7 +51,7 @@ class Finding:
 
     name: str
     value: str
-    verdict: Verdict
+    verdict: Guarantee
     why: str
 
 
@@ -113,13 +113,13 @@ def _arithmetic() -> Finding:
         return Finding(
             name=name,
             value=error.message,
-            verdict=Verdict.DEPENDS,
+            verdict=Guarantee.DEPENDS,
             why="collectives refuse to compute on such a thread; look for torch.set_flush_denormal or -ffast-math",
         )
     return Finding(
         name=name,
         value="rounds to nearest, keeps subnormals",
-        verdict=Verdict.GUARANTEED,
+        verdict=Guarantee.GUARANTEED,
         why="this thread's mode was asked; each reduction asks again on its own thread",
     )
 
@@ -133,18 +133,18 @@ def _own_results() -> Finding:
     try:
         found = _known_answer()
     except LocalError as error:
-        return Finding(name=name, value="refused", verdict=Verdict.DEPENDS, why=error.message)
+        return Finding(name=name, value="refused", verdict=Guarantee.DEPENDS, why=error.message)
     if found != _KNOWN_ANSWER:
         return Finding(
             name=name,
             value=f"known answer is {found}, not {_KNOWN_ANSWER}",
-            verdict=Verdict.DEPENDS,
+            verdict=Guarantee.DEPENDS,
             why="this machine computes other bits than it must: do not train on it, and report it",
         )
     return Finding(
         name=name,
         value=f"known answer {found}",
-        verdict=Verdict.GUARANTEED,
+        verdict=Guarantee.GUARANTEED,
         why="random numbers and reductions in three precisions gave the bits that they give everywhere",
     )
 
@@ -200,7 +200,7 @@ def _numpy() -> Finding:
     return Finding(
         name="numpy",
         value=f"{np.__version__}, {found or 'baseline only'}",
-        verdict=Verdict.DEPENDS,
+        verdict=Guarantee.DEPENDS,
         why="+ - * / and square roots are the same everywhere; sums over an axis, exp, log, sin are the version's "
         "and the vector unit's",
     )
@@ -221,13 +221,13 @@ def _blas() -> Finding:
             if pool["user_api"] == "blas"
         ]
         if blas:
-            return Finding(name=name, value="; ".join(sorted(blas)), verdict=Verdict.DEPENDS, why=why)
+            return Finding(name=name, value="; ".join(sorted(blas)), verdict=Guarantee.DEPENDS, why=why)
     try:
         built = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
         value = f"{built['name']} {built['version']}, threads not known"
     except (KeyError, TypeError):
         value = "not known"
-    return Finding(name=name, value=value, verdict=Verdict.UNKNOWN, why=f"{why}; install threadpoolctl to see them")
+    return Finding(name=name, value=value, verdict=Guarantee.UNKNOWN, why=f"{why}; install threadpoolctl to see them")
 
 
 def _torch(torch: ModuleType | Any) -> list[Finding]:
@@ -240,7 +240,7 @@ def _torch(torch: ModuleType | Any) -> list[Finding]:
             Finding(
                 name="torch",
                 value=installed,
-                verdict=Verdict.UNKNOWN,
+                verdict=Guarantee.UNKNOWN,
                 why="import it before, to see its settings; quicoll itself computes nothing with it",
             )
         ]
@@ -248,14 +248,14 @@ def _torch(torch: ModuleType | Any) -> list[Finding]:
         Finding(
             name="torch",
             value=f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
-            verdict=Verdict.DEPENDS,
+            verdict=Guarantee.DEPENDS,
             why="sums and matrix products on the CPU are split by threads and vector width; torch promises no equal "
             "bits between versions, platforms or devices",
         ),
         Finding(
             name="torch algorithms",
             value="deterministic" if torch.are_deterministic_algorithms_enabled() else "any",
-            verdict=Verdict.DEPENDS,
+            verdict=Guarantee.DEPENDS,
             why="equal runs on one machine are equal for what torch knows of"
             if torch.are_deterministic_algorithms_enabled()
             else "some operations add up as threads arrive; torch.use_deterministic_algorithms(True) refuses them",
@@ -263,7 +263,7 @@ def _torch(torch: ModuleType | Any) -> list[Finding]:
     ]
     if not torch.cuda.is_available():
         value, why = "no device", "nothing is computed there"
-        return [*findings, Finding(name="cuda", value=value, verdict=Verdict.GUARANTEED, why=why)]
+        return [*findings, Finding(name="cuda", value=value, verdict=Guarantee.GUARANTEED, why=why)]
     cudnn = torch.backends.cudnn
     settings = [
         *sorted({torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}),
@@ -278,7 +278,7 @@ def _torch(torch: ModuleType | Any) -> list[Finding]:
         Finding(
             name="cuda",
             value=", ".join(settings),
-            verdict=Verdict.DEPENDS,
+            verdict=Guarantee.DEPENDS,
             why="a device's bits are its model's and its libraries'; benchmarking picks algorithms by time",
         ),
     ]
@@ -293,7 +293,7 @@ def _hashes() -> Finding:
         )
     else:
         value, why = f"PYTHONHASHSEED={seed}", "sets of strings have one order in all such processes"
-    return Finding(name="hash order", value=value, verdict=Verdict.DEPENDS, why=why)
+    return Finding(name="hash order", value=value, verdict=Guarantee.DEPENDS, why=why)
 
 
 def _platform() -> Finding:
@@ -301,6 +301,6 @@ def _platform() -> Finding:
         name="platform",
         value=f"{platform.system()} {platform.machine()}, {platform.python_implementation()} "
         f"{platform.python_version()}, {platform.libc_ver()[0]} {platform.libc_ver()[1]}".rstrip(),
-        verdict=Verdict.DEPENDS,
+        verdict=Guarantee.DEPENDS,
         why="math.exp and the like are the C library's",
     )

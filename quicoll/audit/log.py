@@ -33,7 +33,17 @@ import xxhash
 
 from quicoll.errors import AuditError, LocalError
 
-__all__ = ["Attempt", "AuditLog", "Begin", "Place", "Record", "Run", "audit_file", "load_run", "read_log"]
+__all__ = [
+    "Attempt",
+    "AuditLog",
+    "OperationRecord",
+    "Run",
+    "RunPosition",
+    "StepBegun",
+    "audit_file",
+    "load_run",
+    "read_log",
+]
 
 SUFFIX = ".audit"
 _FORMAT = "quicoll-audit-1"
@@ -45,7 +55,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field
     node: str
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="kind"):
+class StepBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="kind"):
     """A step begins: earlier lines of this step and of later ones are of attempts that were given up."""
 
     step: int
@@ -54,7 +64,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="k
     world: int
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="op", tag_field="kind"):
+class OperationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="op", tag_field="kind"):
     """One collective that succeeded on this rank.
 
     step: the open step's number, None outside of one. group, seq: which group, and the number of the collective in it
@@ -92,7 +102,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
         return self.op.partition(" from ")[2]
 
 
-_Line = _Header | Begin | Record
+_Line = _Header | StepBegun | OperationRecord
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
 
@@ -124,9 +134,9 @@ class AuditLog:
 
     def begin(self, *, step: int, view: int, rank: int, world: int) -> None:
         """Note that a step begins, or begins again."""
-        self._append(Begin(step=step, view=view, rank=rank, world=world))
+        self._append(StepBegun(step=step, view=view, rank=rank, world=world))
 
-    def record(self, record: Record) -> None:
+    def record(self, record: OperationRecord) -> None:
         """Note a collective, after it has succeeded."""
         self._append(record)
 
@@ -200,7 +210,7 @@ class Log:
 
     job: str
     node: str
-    lines: tuple[Begin | Record, ...]
+    lines: tuple[StepBegun | OperationRecord, ...]
     whole: bool
 
 
@@ -224,7 +234,7 @@ def read_log(path: str | Path) -> Log:
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class Place:
+class RunPosition:
     """Where in a run: in a step, or outside after it (step 0 for before all)."""
 
     step: int
@@ -241,7 +251,7 @@ class Attempt:
 
     view: int
     world: int
-    ranks: dict[int, list[Record]]
+    ranks: dict[int, list[OperationRecord]]
     cut: tuple[int, ...] = ()
 
     @property
@@ -259,7 +269,7 @@ class Run:
     """
 
     name: str
-    places: dict[Place, Attempt]
+    places: dict[RunPosition, Attempt]
     gaps: tuple[str, ...] = ()
     alone: bool = False
     damaged: bool = False
@@ -277,7 +287,7 @@ class _Part:
     view: int
     world: int
     rank: int
-    records: list[Record]
+    records: list[OperationRecord]
     cut: bool
 
 
@@ -304,7 +314,7 @@ def load_run(path: str | Path) -> Run:
         for name, log in logs.items()
         if not log.whole
     ]
-    parts: dict[Place, list[_Part]] = {}
+    parts: dict[RunPosition, list[_Part]] = {}
     for name, log in logs.items():
         for place, part in _parts(name, log).items():
             parts.setdefault(place, []).append(part)
@@ -319,40 +329,40 @@ def load_run(path: str | Path) -> Run:
     return replace(run, gaps=tuple(gaps))
 
 
-def _parts(name: str, log: Log) -> dict[Place, _Part]:
+def _parts(name: str, log: Log) -> dict[RunPosition, _Part]:
     """The last attempt at each place that a file tells of."""
-    found: dict[Place, _Part] = {}
+    found: dict[RunPosition, _Part] = {}
     last, place = 0, None
     for line, following in zip(log.lines, _following(log.lines), strict=True):
-        if isinstance(line, Begin):
-            place = Place(line.step, False)
+        if isinstance(line, StepBegun):
+            place = RunPosition(line.step, False)
             for later in [known for known in found if known >= place]:
                 del found[later]
             last = line.step
         elif line.step is not None:
-            place = Place(line.step, False)
+            place = RunPosition(line.step, False)
         else:
-            place = Place(last if following is None else max(last, following - 1), True)
+            place = RunPosition(last if following is None else max(last, following - 1), True)
         if place not in found:
             found[place] = _Part(name, line.view, line.world, line.rank, [], cut=False)
-        if isinstance(line, Record):
+        if isinstance(line, OperationRecord):
             found[place].records.append(line)
     if place is not None and not log.whole:
         found[place] = replace(found[place], cut=True)
     return found
 
 
-def _following(lines: Sequence[Begin | Record]) -> list[int | None]:
+def _following(lines: Sequence[StepBegun | OperationRecord]) -> list[int | None]:
     """For each line the step that begins next, from there on."""
     steps: list[int | None] = []
     following = None
     for line in reversed(lines):
-        following = line.step if isinstance(line, Begin) else following
+        following = line.step if isinstance(line, StepBegun) else following
         steps.append(following)
     return steps[::-1]
 
 
-def _attempt(path: Path, place: Place, parts: Sequence[_Part]) -> Attempt:
+def _attempt(path: Path, place: RunPosition, parts: Sequence[_Part]) -> Attempt:
     """Of all that files have of a place what counts. Raises AuditError where it cannot be of one run."""
     last = max(parts, key=lambda part: part.view)
     chosen: dict[int, _Part] = {}
@@ -383,8 +393,8 @@ def _attempt(path: Path, place: Place, parts: Sequence[_Part]) -> Attempt:
     )
 
 
-def _missing(places: Mapping[Place, Attempt]) -> Iterator[str]:
-    lacking: dict[int, list[Place]] = {}
+def _missing(places: Mapping[RunPosition, Attempt]) -> Iterator[str]:
+    lacking: dict[int, list[RunPosition]] = {}
     for place, attempt in places.items():
         for rank in attempt.missing:
             lacking.setdefault(rank, []).append(place)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from quicoll.audit.log import AuditLog, Record
+from quicoll.audit.log import AuditLog, OperationRecord
 from quicoll.errors import AuditError
 from quicoll.numerics.buffers import memory
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["Auditor", "Deed", "Entry"]
+__all__ = ["Auditor", "Deed", "PendingEntry"]
 
 _PIECE = 1 << 18  # elements that are read at a time of a list of tensors, where a copy may have to be made
 
@@ -38,8 +38,9 @@ class Deed:
     """A collective as an audit tells of it.
 
     group: its name. op, terms, members: what was called, on what terms and by how many ranks, as in
-    `quicoll.audit.log.Record`. inputs: number and elements of each leaf of this rank. result: gives the elements of the
-    result once there is one; None: this rank gets none. agreed: whether the result has to be equal on all ranks.
+    `quicoll.audit.log.OperationRecord`. inputs: number and elements of each leaf of this rank. result: gives the
+    elements of the result once there is one; None: this rank gets none. agreed: whether the result has to be equal on
+    all ranks.
     """
 
     group: str
@@ -52,7 +53,7 @@ class Deed:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class PendingEntry:
     """A place in the queue. write: what to do when its turn comes; None until it has ended."""
 
     step: int | None
@@ -65,28 +66,28 @@ class Auditor:
 
     def __init__(self, log: AuditLog) -> None:
         self._log = log
-        self._queue: deque[Entry] = deque()
+        self._queue: deque[PendingEntry] = deque()
         self._error: AuditError | None = None
 
     def begin(self, *, step: int, view: int, rank: int, world: int) -> None:
         """A step begins, or begins again."""
         for entry in self._queue:
             entry.gone = entry.gone or (entry.step is not None and entry.write is None)
-        self._queue.append(Entry(step, lambda: self._log.begin(step=step, view=view, rank=rank, world=world)))
+        self._queue.append(PendingEntry(step, lambda: self._log.begin(step=step, view=view, rank=rank, world=world)))
         self._write()
         self.check()
 
     def issued(
         self, deed: Deed, *, view: int, step: int | None, rank: int, world: int
-    ) -> tuple[Entry, Callable[[int], None]]:
+    ) -> tuple[PendingEntry, Callable[[int], None]]:
         """A collective is issued; gives its place, and what is to be called with its number once it has succeeded."""
         inputs = tuple((leaf, _digest(elements)) for leaf, elements in deed.inputs)
-        entry = Entry(step)
+        entry = PendingEntry(step)
         self._queue.append(entry)
 
         def ended(seq: int) -> None:
             result = "" if deed.result is None else _digest(deed.result())
-            record = Record(
+            record = OperationRecord(
                 view=view,
                 step=step,
                 rank=rank,
@@ -105,7 +106,7 @@ class Auditor:
 
         return entry, ended
 
-    def over(self, entry: Entry) -> None:
+    def over(self, entry: PendingEntry) -> None:
         """A collective is over; unless it has succeeded before, it failed."""
         if entry.write is None:
             entry.gone = True

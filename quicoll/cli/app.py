@@ -37,8 +37,8 @@ app = typer.Typer(
     # A traceback with local variables would print keys.
     pretty_exceptions_enable=False,
 )
-app.add_typer(audit.app, name="audit")
-app.add_typer(certs.app, name="certs")
+app.add_typer(audit.audit_app, name="audit")
+app.add_typer(certs.certs_app, name="certs")
 for command in (demo, run, coordinator, env, explain, sim):
     command.register(app)
 

@@ -12,16 +12,16 @@ import typer
 from quicoll.audit.diff import Comparison, diff
 from quicoll.audit.log import Run, load_run
 
-__all__ = ["app"]
+__all__ = ["audit_app"]
 
-app = typer.Typer(help="Look at the audits of runs, and compare two.", no_args_is_help=True)
+audit_app = typer.Typer(help="Look at the audits of runs, and compare two.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _STATUS = {"equal": 0, "no difference": 0, "different": 1, "incomplete": 2}
 
 
-@app.command("diff")
+@audit_app.command("diff")
 def diff_runs(
     a: Annotated[Path, typer.Argument(metavar="A", help="A run's directory, or one rank's file.", show_default=False)],
     b: Annotated[Path, typer.Argument(metavar="B", help="The other run's.", show_default=False)],
@@ -55,7 +55,7 @@ def diff_runs(
         raise typer.Exit(_STATUS[found.verdict])
 
 
-@app.command("show")
+@audit_app.command("show")
 def show(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run's directory, or one rank's file.", show_default=False)

@@ -11,7 +11,7 @@ import typer
 from cryptography.hazmat.primitives import hashes
 
 from quicoll_transport.errors import ConfigurationError
-from quicoll_transport.security.authority import Algorithm, create_authority, issue, job_of
+from quicoll_transport.security.authority import KeyAlgorithm, create_authority, issue, job_of
 from quicoll_transport.security.identity import (
     AUTHORITY_FILE,
     AUTHORITY_KEY_FILE,
@@ -24,18 +24,20 @@ from quicoll_transport.security.identity import (
 if TYPE_CHECKING:
     from cryptography import x509
 
-__all__ = ["app"]
+__all__ = ["certs_app"]
 
-app = typer.Typer(help="Make and look at the certificates that let a node in.", no_args_is_help=True)
+certs_app = typer.Typer(help="Make and look at the certificates that let a node in.", no_args_is_help=True)
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Where the job's certificates are.", show_default=False)]
+CertsDirectory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Where the job's certificates are.", show_default=False)
+]
 
 
-@app.command("init")
+@certs_app.command("init")
 def init(
-    directory: Directory,
+    directory: CertsDirectory,
     job: Annotated[str, typer.Option(help="The job's name: no node of another job gets in.", show_default=False)],
-    algorithm: Annotated[Algorithm, typer.Option(help="The kind of all keys of this job.")] = "ed25519",
+    algorithm: Annotated[KeyAlgorithm, typer.Option(help="The kind of all keys of this job.")] = "ed25519",
     days: Annotated[int, typer.Option(help="How long the authority is valid.")] = 3650,
 ) -> None:
     """Make the authority of a job: ca.pem, which every node needs, and ca.key, which stays here."""
@@ -45,9 +47,9 @@ def init(
     typer.echo(f"  {directory / AUTHORITY_KEY_FILE}  keep it here: who has it can let anybody in")
 
 
-@app.command("issue")
+@certs_app.command("issue")
 def issue_one(
-    directory: Directory,
+    directory: CertsDirectory,
     role: Annotated[
         Literal["worker", "coordinator"], typer.Option(help="What the node may act as.", show_default=False)
     ],
@@ -64,7 +66,7 @@ def issue_one(
     typer.echo(f"  {key}  for this node alone, mode 0600")
 
 
-@app.command("show")
+@certs_app.command("show")
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A PEM file with certificates.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON list, one entry for each certificate.")] = False,

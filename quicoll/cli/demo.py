@@ -27,9 +27,9 @@ from rich.live import Live
 from rich.table import Table
 
 from quicoll.cli.report import console_beside, open_report, write_report
-from quicoll.demo.timeline import Fault, Feed, Moment, Recovery, recover
+from quicoll.demo.timeline import FaultMark, Feed, Moment, Recovery, recover
 from quicoll.errors import LocalError
-from quicoll.launch.supervisor import Outcome, Supervisor
+from quicoll.launch.supervisor import RunExit, Supervisor
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,7 +116,7 @@ class _Cluster:
             output=lambda node, line: story.say(f"{node}: {line}"),
         )
 
-    async def run(self) -> Outcome:
+    async def run(self) -> RunExit:
         running = asyncio.create_task(self._supervisor.run())
         deadline = time.monotonic() + DEADLINE_S
         while not running.done():
@@ -137,7 +137,7 @@ class _Cluster:
         if pid is not None:
             self._kill_at = None
             os.kill(pid, signal.SIGKILL)
-            self._story.fault(Fault(t=time.monotonic(), node=self._to_kill, cause="killed"))
+            self._story.fault(FaultMark(t=time.monotonic(), node=self._to_kill, cause="killed"))
             self._story.say(f"step {self._story.committed}: {self._to_kill} is killed (SIGKILL to process {pid})")
 
 
@@ -161,7 +161,7 @@ class _Story:
     began: float = field(kw_only=True)
     committed: int = 0
     moments: list[Moment] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[FaultMark] = field(default_factory=list)
     aborted: dict[tuple[int, int], str] = field(default_factory=dict)
     views: dict[int, list[str]] = field(default_factory=dict)
     nodes: dict[str, _Node] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class _Story:
         """One line, with the seconds since the demo began."""
         self.console.print(f"{(at or time.monotonic()) - self.began:7.2f} s  {line}", markup=False, soft_wrap=True)
 
-    def fault(self, fault: Fault) -> None:
+    def fault(self, fault: FaultMark) -> None:
         self.faults.append(fault)
         self.nodes[fault.node].state = fault.cause
 
@@ -217,7 +217,7 @@ class _Story:
                     self.aborted[fields["step"], fields["view"]] = lost
                     self.say(f"step {fields['step']} aborted in view {fields['view']}: {fields['cause']}", at=moment.t)
             case "fault":
-                self.fault(Fault(t=moment.t, node=moment.node, cause="network cut"))
+                self.fault(FaultMark(t=moment.t, node=moment.node, cause="network cut"))
                 self.say(f"step {node.step}: {moment.node} cuts its own network for {CUT_FOR_S:g} s", at=moment.t)
             case "held" if node.state == "training":  # at the start all are, until the last has come
                 node.state = "held"
@@ -245,7 +245,7 @@ def _baseline(results: Path, *, steps: int, seed: int) -> dict[str, Any] | None:
 
 def _report(
     story: _Story,
-    outcome: Outcome,
+    outcome: RunExit,
     ended: dict[str, dict[str, Any]],
     baseline: dict[str, Any] | None,
     *,
@@ -276,7 +276,7 @@ def _report(
     }
 
 
-def _failures(report: dict[str, Any], outcome: Outcome, ended: dict[str, dict[str, Any]], *, faults: bool) -> list[str]:
+def _failures(report: dict[str, Any], outcome: RunExit, ended: dict[str, dict[str, Any]], *, faults: bool) -> list[str]:
     """Why the demo does not show what it should; empty if it does."""
     if outcome.exit_status:
         return [outcome.reason]

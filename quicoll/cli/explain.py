@@ -21,7 +21,7 @@ from quicoll.collectives.base import even_rows
 from quicoll.errors import LocalError
 from quicoll.numerics.dtypes import DTYPES
 from quicoll.numerics.reduce import Precision, ReduceOp
-from quicoll.plan.cost import FAR, NEAR, Forecast, Network, limit, predict
+from quicoll.plan.cost import FAR, NEAR, Forecast, NetworkModel, limit, predict
 from quicoll.plan.picture import draw
 from quicoll.plan.schedule import Carriage, Schedule, carriage, demand_orderless, move, reduction
 
@@ -178,7 +178,7 @@ def explain(
         )
         schedule = question.schedule()
         network = schedule.network(
-            Network.between(
+            NetworkModel.between(
                 schedule.sites,
                 latency=rtt_ms / 2e3,
                 rate=mbit * 1e6 / 8,
@@ -282,14 +282,14 @@ def _print_travel(question: Question, schedule: Schedule) -> None:
     typer.echo(f"partial sums  {how.acc}, {how.acc.itemsize} bytes an element, {ratio:.3g} of a leaf{loose}")
 
 
-def _print_traffic(forecast: Forecast, network: Network) -> None:
+def _print_traffic(forecast: Forecast, network: NetworkModel) -> None:
     typer.echo(f"messages      {len(forecast.flights)}")
     typer.echo(f"busiest rank  {_mib(forecast.busiest)} one way")
     if max(network.sites) > 0:
         typer.echo(f"between sites {_mib(forecast.crossing)}, both ways together")
 
 
-def _print_table(schedule: Schedule, known: tuple[str, ...], taken: str, network: Network) -> None:
+def _print_table(schedule: Schedule, known: tuple[str, ...], taken: str, network: NetworkModel) -> None:
     typer.echo(f"{'algorithm':<14}{'predicted':>12}{'messages':>10}{'busiest rank':>16}{'between sites':>16}")
     for name in known:
         if name == "exchange" and schedule.nbytes > 1 << 20 and name != taken:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from quicoll.sim.outcome import Outcome
-    from quicoll.sim.runner import Result, Sweep
+    from quicoll.sim.runner import SeedResult, Sweep
     from quicoll.sim.scenario.swarm import Scenario
 
 __all__ = ["register"]
@@ -216,7 +216,7 @@ def _sweep(
         task = bar.add_task("no failure", total=len(seeds))
         done = failures = 0
 
-        def progress(result: Result) -> None:
+        def progress(result: SeedResult) -> None:
             nonlocal done, failures
             done += 1
             if not result.ok:

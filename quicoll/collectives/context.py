@@ -17,7 +17,7 @@ from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
 
 if TYPE_CHECKING:
-    from quicoll.audit.recorder import Auditor, Deed, Entry
+    from quicoll.audit.recorder import Auditor, Deed, PendingEntry
     from quicoll.config import Config
     from quicoll.engine.communicator import Call
     from quicoll.engine.engine import Engine
@@ -145,7 +145,7 @@ class Caller:
             self._issued[number] = handle
         return handle
 
-    def _audit_over(self, handle: Handle[Any], entry: Entry) -> None:
+    def _audit_over(self, handle: Handle[Any], entry: PendingEntry) -> None:
         """An operation is over, whether or not anybody awaits it."""
         handle.settle()
         if self.auditor is not None:

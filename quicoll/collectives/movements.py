@@ -23,7 +23,7 @@ from quicoll.plan.schedule import Schedule, demand_algorithm, depends, move
 if TYPE_CHECKING:
     from quicoll import plan
     from quicoll.collectives.handle import Handle
-    from quicoll.plan.cost import Network
+    from quicoll.plan.cost import NetworkModel
     from quicoll.plan.schedule import AlgorithmName
 
 __all__ = ["MAX_OBJECT_BYTES", "Moving"]
@@ -333,7 +333,7 @@ class Moving(Issuer):
         )
 
     def _plan(
-        self, name: str, itemsize: int, algorithm: str = "auto", network: Network | None = None, /, **sizes: Any
+        self, name: str, itemsize: int, algorithm: str = "auto", network: NetworkModel | None = None, /, **sizes: Any
     ) -> plan.Plan:
         """This rank's plan. network: the agreed one, where it depends on that."""
         schedule = self._schedule(name, itemsize, **sizes)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Fault", "Feed", "Moment", "Recovery", "recover"]
+__all__ = ["FaultMark", "Feed", "Moment", "Recovery", "recover"]
 
 _NOTICED = ("step_aborted", "view_ended")
 
@@ -33,7 +33,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class FaultMark:
     """Something that was done to `node` at `t`: "killed" or "network cut"."""
 
     t: float
@@ -82,7 +82,7 @@ class Feed:
         return sorted(fresh, key=lambda moment: (moment.t, moment.node))
 
 
-def recover(moments: Iterable[Moment], fault: Fault, *, nodes: Sequence[str]) -> Recovery:
+def recover(moments: Iterable[Moment], fault: FaultMark, *, nodes: Sequence[str]) -> Recovery:
     """Follow one fault through the events of `nodes`, the workers."""
     history = sorted(moments, key=lambda moment: moment.t)
     members: Sequence[str] | None = next(

@@ -19,8 +19,8 @@ Who takes part. A plan numbers its ranks from 0; `Call.ranks` says which ranks o
 of a sub-group in its order, or the two of a `send`. Only they announce to each other, and operations of one group know
 nothing of those of another (quicoll.collectives.subgroups says why that cannot deadlock).
 
-A mesh breaks once and for all: when a peer is lost, a collective fails or is cancelled, or the coordinator ends the
-view. Then every operation in flight ends, and what still arrives for this view is dropped.
+A communicator breaks once and for all: when a peer is lost, a collective fails or is cancelled, or the coordinator ends
+the view. Then every operation in flight ends, and what still arrives for this view is dropped.
 
     whole     operations run
     broken    something failed here: every transfer is taken back, and the coordinator has been told
@@ -56,7 +56,7 @@ from typing import TYPE_CHECKING, Any
 from quicoll.engine.executor import TransferFailed, Work, execute
 from quicoll.engine.messages import Announce, Farewell, encode_word
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
-from quicoll.plan.cost import Network, agreed, quantised
+from quicoll.plan.cost import NetworkModel, agreed, quantised
 from quicoll_transport.errors import LinkLost, MessageCorrupted
 from quicoll_transport.errors import TransportError as _TransportError
 
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll_transport.endpoint import Link
 
-__all__ = ["Call", "Mesh", "site_numbers", "view_prefix"]
+__all__ = ["Call", "Communicator", "site_numbers", "view_prefix"]
 
 _TAG = struct.Struct("!QQII")  # view, group, seq, index
 _MAX_AHEAD = 65536  # operations that a peer may be ahead of us
@@ -93,7 +93,7 @@ class Known:
     """
 
     counts: list[tuple[int, ...] | None]
-    network: Network | None
+    network: NetworkModel | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class _Slot:
     ranks: tuple[int, ...] = ()
 
 
-class Mesh:
+class Communicator:
     """One view's links and operations. See the module's head.
 
     error: what it broke of, None while it works. verdict: as told to all, None until then.
@@ -160,7 +160,7 @@ class Mesh:
         self._on_failure = on_failure
         self._on_called = on_called
         self._next: dict[int, int] = {}
-        self._networks: dict[int, asyncio.Future[Network]] = {}
+        self._networks: dict[int, asyncio.Future[NetworkModel]] = {}
         self._slots: dict[tuple[int, int], _Slot] = {}
         self._broken: asyncio.Future[None] = loop.create_future()
         self._judged: asyncio.Future[None] = loop.create_future()
@@ -250,7 +250,7 @@ class Mesh:
     # -- operations ----------------------------------------------------------------------------------------------
 
     async def run(self, call: Call, *, group: int, timeout: float, step: int | None) -> int:
-        """Run a collective of this view; its number in the group. Raises our errors, and breaks the mesh if so.
+        """Run a collective of this view; its number in the group. Raises our errors, and breaks the communicator if so.
 
         timeout: seconds for the whole of it. The number in the group is taken before the first await, so that the
         order of calls defines identity.
@@ -327,7 +327,7 @@ class Mesh:
         return None
 
     async def judgement(self, deadline: float | None = None) -> QuicollError | None:
-        """Why a broken mesh is over, as all ranks are told; as this rank knows it, where that does not come by
+        """Why a broken communicator is over, as all ranks are told; as this rank knows it, where that does not come by
         `deadline` (of the loop's clock) and within `_VERDICT_S`; None for one that is whole."""
         now = self._loop.time()
         until = now + _VERDICT_S if deadline is None else min(deadline, now + _VERDICT_S)
@@ -398,7 +398,7 @@ class Mesh:
                 rate[number] = quantised(seen.delivery_rate or 0)
         return *latency, *rate
 
-    def _agree(self, slot: _Slot) -> Network:
+    def _agree(self, slot: _Slot) -> NetworkModel:
         for rank in slot.ranks:
             if len(slot.announced[rank].measured) != 2 * len(slot.ranks):
                 raise PeerError("brings no measurements", rank=rank, node=self._node(rank), view=self.view.view_id)
@@ -422,7 +422,7 @@ class Mesh:
     # -- failure -------------------------------------------------------------------------------------------------
 
     def fail(self, error: QuicollError, blamed: tuple[int, ...] = ()) -> None:
-        """Break from inside: every operation ends, and whoever owns the mesh is told."""
+        """Break from inside: every operation ends, and whoever owns the communicator is told."""
         if self.error is None:
             self._break(error)
             self._on_failure(error, blamed)

@@ -1,17 +1,17 @@
-"""The engine of one rank: endpoint, membership and the present mesh, on the engine's loop.
+"""The engine of one rank: endpoint, membership and the present communicator, on the engine's loop.
 
-It follows the membership core: forms the links of a proposed view, puts its mesh to work when the view is installed,
-ends it when the view is over. Callers ask for a view, a collective, a vote; each call ends by its deadline.
+It follows the membership core: forms the links of a proposed view, puts its communicator to work when the view is
+installed, ends it when the view is over. Callers ask for a view, a collective, a vote; each call ends by its deadline.
 
-    no mesh           waiting for the coordinator, or for a view
-    mesh at work      `wait_view` returns; collectives run
-    mesh broken       something failed here; the coordinator was told and will end the view
-    mesh judged       the coordinator ended the view; the next one follows
+    no communicator           waiting for the coordinator, or for a view
+    communicator at work      `wait_view` returns; collectives run
+    communicator broken       something failed here; the coordinator was told and will end the view
+    communicator judged       the coordinator ended the view; the next one follows
 
 What became of steps and views meanwhile, for callers who ask later, is kept in outcomes.py.
 
-A link that ends breaks the mesh if its node is in the view. The link to the coordinator is dialled again for as long
-as the engine lives.
+A link that ends breaks the communicator if its node is in the view. The link to the coordinator is dialled again for as
+long as the engine lives.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ import logging
 import random
 from typing import TYPE_CHECKING
 
-from quicoll.engine.communicator import Call, Mesh
+from quicoll.engine.communicator import Call, Communicator
 from quicoll.engine.decisions import Decision, Steps, Verdicts
 from quicoll.engine.messages import Announce, Farewell, decode_word, encode_word
 from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError
 from quicoll.membership.coordinator.service import NODE as COORDINATOR_NODE
-from quicoll.membership.coordinator.service import format_address
 from quicoll.membership.member.actions import (
     Activate,
     Deactivate,
@@ -36,7 +35,7 @@ from quicoll.membership.member.actions import (
     Reconnect,
     Refused,
     Resumed,
-    Tell,
+    TellCoordinator,
 )
 from quicoll.membership.member.core import MemberCore
 from quicoll.membership.messages import FailureKind, clip, decode, encode
@@ -44,6 +43,7 @@ from quicoll.observability.stragglers import Stragglers
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.faults.compose import Faults
+from quicoll_transport.net.addresses import format_address
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.membership.view import Member, View
     from quicoll.observability.events import Observers
+    from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.udp import DatagramIO
-    from quicoll_transport.quic import Address
 
 __all__ = ["Engine"]
 
@@ -91,7 +91,7 @@ class Engine:
         self._coordinator_link: Link | None = None
         self._redial: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._mesh: Mesh | None = None
+        self._communicator: Communicator | None = None
         self._verdicts = Verdicts()
         self._lost: dict[str, str] = {}  # nodes of the present view that are lost, and why
         self._forming: asyncio.Task[None] | None = None
@@ -138,7 +138,7 @@ class Engine:
         """The view at work, waited for at most `timeout` seconds; Partitioned (or PeerError when joining) if none."""
         try:
             async with asyncio.timeout(timeout):
-                while self._mesh is None or self._mesh.error is not None:
+                while self._communicator is None or self._communicator.error is not None:
                     if self._closing:
                         raise _closed()
                     if self._refused:
@@ -149,7 +149,7 @@ class Engine:
             if joining:
                 raise PeerError(f"not joined within {timeout:g} s: {why}") from None
             raise Partitioned(f"no view within {timeout:g} s: {why}", node=self.config.node) from None
-        return self._mesh.view
+        return self._communicator.view
 
     def _why_no_view(self) -> str:
         link = self._coordinator_link
@@ -159,18 +159,18 @@ class Engine:
         return self._held or "the view is not complete"
 
     async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
-        """Run a collective in view `view_id`; raises what `Mesh.run` raises."""
-        mesh = self._mesh
+        """Run a collective in view `view_id`; raises what `Communicator.run` raises."""
+        communicator = self._communicator
         if self._closing:
             raise _closed()
-        if mesh is None or mesh.view.view_id != view_id:
+        if communicator is None or communicator.view.view_id != view_id:
             raise self._verdicts.past(view_id, op=call.name, step=step)
-        return await mesh.run(call, group=group, timeout=timeout, step=step)
+        return await communicator.run(call, group=group, timeout=timeout, step=step)
 
     async def begin(self, view_id: int, number: int) -> None:
         """A step begins in this view. Raises when the view is not at work any more."""
-        mesh = self._mesh
-        if mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
+        communicator = self._communicator
+        if communicator is None or communicator.view.view_id != view_id or communicator.error is not None:
             raise await self._over(view_id)
         index = self._member.next_step
         if index is None:
@@ -188,16 +188,21 @@ class Engine:
         unfinished: the step's operations that had not ended when the digest was made.
 
         Raises Partitioned when it is not known within `timeout` seconds: the step is in doubt, and `decision` tells
-        later what `unanswered` names. So it is when this is cancelled. Raises the mesh's error when the view broke
-        before the vote: then nothing was voted for.
+        later what `unanswered` names. So it is when this is cancelled. Raises the communicator's error when the view
+        broke before the vote: then nothing was voted for.
         """
-        mesh = self._mesh
-        if self.steps.open is None or mesh is None or mesh.view.view_id != view_id or mesh.error is not None:
+        communicator = self._communicator
+        if (
+            self.steps.open is None
+            or communicator is None
+            or communicator.view.view_id != view_id
+            or communicator.error is not None
+        ):
             raise await self._over(view_id)
-        if unfinished or mesh.running:
-            left = f"the step was left with {max(unfinished, mesh.running)} collectives still running"
-            error = PeerError(left, rank=mesh.rank, node=self.config.node, view=view_id)
-            mesh.fail(error)
+        if unfinished or communicator.running:
+            left = f"the step was left with {max(unfinished, communicator.running)} collectives still running"
+            error = PeerError(left, rank=communicator.rank, node=self.config.node, view=view_id)
+            communicator.fail(error)
             raise error
         index, _ = self.steps.open
         self.steps.voted(view_id)
@@ -239,16 +244,18 @@ class Engine:
 
     async def _over(self, view_id: int) -> QuicollError:
         """Why the view a caller speaks of is not at work any more, as all ranks are told."""
-        mesh = self._mesh
-        if mesh is not None and mesh.view.view_id == view_id and mesh.error is not None:
-            return await mesh.judgement() or mesh.error
+        communicator = self._communicator
+        if communicator is not None and communicator.view.view_id == view_id and communicator.error is not None:
+            return await communicator.judgement() or communicator.error
         return self._verdicts.past(view_id)
 
     async def give_up(self, view_id: int, reason: str) -> None:
         """The caller's own code failed inside a step: the view cannot go on."""
-        mesh = self._mesh
-        if mesh is not None and mesh.view.view_id == view_id and mesh.error is None:
-            mesh.fail(PeerError(f"left its step: {reason}", rank=mesh.rank, node=self.config.node, view=view_id))
+        communicator = self._communicator
+        if communicator is not None and communicator.view.view_id == view_id and communicator.error is None:
+            communicator.fail(
+                PeerError(f"left its step: {reason}", rank=communicator.rank, node=self.config.node, view=view_id)
+            )
 
     def state_received(self, rank: int, step: int, index: int) -> None:
         """This rank was brought to the state after `step`, which the coordinator numbers `index`."""
@@ -265,14 +272,14 @@ class Engine:
             return
         self._leaving = True
         try:
-            if self._mesh is not None and patience > 0 and not self._mesh.running:
-                await self._mesh.part(patience)
+            if self._communicator is not None and patience > 0 and not self._communicator.running:
+                await self._communicator.part(patience)
         finally:  # whoever is cancelled in there has no patience any more, and leaves all the same
             await self._end(reason)
 
     async def _end(self, reason: str) -> None:
-        if self._mesh is not None:
-            self._mesh.end(_closed())  # before the membership says that this node left, as of another's fault
+        if self._communicator is not None:
+            self._communicator.end(_closed())  # before the membership says that this node left, as of another's fault
         self._member.leave(clip(reason), now_ns=self._now_ns())
         self._work()
         self._closing = True
@@ -327,17 +334,19 @@ class Engine:
     def _on_peer_state(self, link: Link) -> None:
         if self._closing or not link.ended:
             return
-        mesh = self._mesh
-        if mesh is None or mesh.view.rank_of(link.node) is None or mesh.verdict is not None:
+        communicator = self._communicator
+        if communicator is None or communicator.view.rank_of(link.node) is None or communicator.verdict is not None:
             return
-        rank = mesh.view.rank_of(link.node)
+        rank = communicator.view.rank_of(link.node)
         cause = link.core.cause
         self._emit_lost(link)
         self._lost[link.node] = cause
-        # Before the mesh breaks, which tells the same in other words; and also where it is broken: who is to blame
-        # depends on all the pairs that have lost each other.
+        # Before the communicator breaks, which tells the same in other words; and also where it is broken: who is to
+        # blame depends on all the pairs that have lost each other.
         self._member.peer_lost(link.node, clip(cause), now_ns=self._now_ns())
-        mesh.fail(PeerError(f"lost: {cause}", rank=rank, node=link.node, view=mesh.view.view_id, lost=(link.node,)))
+        communicator.fail(
+            PeerError(f"lost: {cause}", rank=rank, node=link.node, view=communicator.view.view_id, lost=(link.node,))
+        )
         self._work()
 
     def _emit_lost(self, link: Link) -> None:
@@ -351,19 +360,19 @@ class Engine:
             log.error("%s", error)
             link.close("malformed announcement")
             return
-        mesh = self._mesh
-        if mesh is not None and word.view_id == mesh.view.view_id:
-            rank = mesh.view.rank_of(link.node)
+        communicator = self._communicator
+        if communicator is not None and word.view_id == communicator.view.view_id:
+            rank = communicator.view.rank_of(link.node)
             if rank is None:
                 return
             if isinstance(word, Announce):
-                mesh.announced(rank, word)
+                communicator.announced(rank, word)
             else:
-                mesh.farewell(rank, word)
+                communicator.farewell(rank, word)
         elif isinstance(word, Farewell):
             if not word.done:  # of a view in which nothing runs here
                 link.send_app(encode_word(Farewell(word.view_id, done=True)))
-        elif (mesh is None or word.view_id > mesh.view.view_id) and len(self._early) < _EARLY_ANNOUNCES:
+        elif (communicator is None or word.view_id > communicator.view.view_id) and len(self._early) < _EARLY_ANNOUNCES:
             self._early.append((link.node, word))
 
     async def _form_links(self, view: View) -> None:
@@ -402,7 +411,7 @@ class Engine:
         """Carry out what the membership core wants, then sleep until it wants something again."""
         while (action := self._member.next_action()) is not None:
             match action:
-                case Tell():
+                case TellCoordinator():
                     link = self._coordinator_link
                     if link is not None and not link.ended:
                         link.send_app(encode(action.message))
@@ -445,26 +454,26 @@ class Engine:
         links = {member.rank: self._peer_link(member) for member in view.members if member.node != self.config.node}
         self._lost.clear()
         self._held = ""
-        self._mesh = mesh = Mesh(
+        self._communicator = communicator = Communicator(
             view,
             node=self.config.node,
             loop=self._loop,
             links=links,
-            on_failure=lambda error, blamed: self._on_mesh_failure(view, error, blamed),
+            on_failure=lambda error, blamed: self._on_communicator_failure(view, error, blamed),
             on_called=lambda op, arrived_ns: self._on_called(view, links, op, arrived_ns),
         )
         self.observers.emit(
             "view_installed",
             view=view.view_id,
             world_size=view.world_size,
-            rank=mesh.rank,
+            rank=communicator.rank,
             nodes=list(view.nodes),
         )
         early, self._early = self._early, []
         for node, announce in early:
             rank = view.rank_of(node)
             if announce.view_id == view.view_id and rank is not None:
-                mesh.announced(rank, announce)
+                communicator.announced(rank, announce)
             elif announce.view_id > view.view_id:
                 self._early.append((node, announce))
         for rank in sorted(links):
@@ -473,30 +482,36 @@ class Engine:
         self._notify()
 
     def _deactivate(self, action: Deactivate) -> None:
-        mesh = self._mesh
-        if mesh is None or mesh.view.view_id != action.view_id:
+        communicator = self._communicator
+        if communicator is None or communicator.view.view_id != action.view_id:
             return
         for node in action.lost:
             self._lost.setdefault(node, action.cause)
         kind = Partitioned if action.partitioned else _KINDS.get(action.kind, PeerError)
         culprit = action.culprit or (action.lost[0] if action.lost else "")
-        mesh.end(
-            kind(action.cause, rank=mesh.view.rank_of(culprit), node=culprit, view=action.view_id, lost=action.lost)
+        communicator.end(
+            kind(
+                action.cause,
+                rank=communicator.view.rank_of(culprit),
+                node=culprit,
+                view=action.view_id,
+                lost=action.lost,
+            )
         )
-        if mesh.verdict is not None:
-            self._verdicts.keep(action.view_id, mesh.verdict)
+        if communicator.verdict is not None:
+            self._verdicts.keep(action.view_id, communicator.verdict)
         self.observers.emit("view_ended", view=action.view_id, cause=action.cause, lost=list(action.lost))
         self._notify()
 
-    def _on_mesh_failure(self, view: View, error: QuicollError, blamed: tuple[int, ...]) -> None:
-        """The mesh broke from inside: the coordinator has to end the view for everybody."""
+    def _on_communicator_failure(self, view: View, error: QuicollError, blamed: tuple[int, ...]) -> None:
+        """The communicator broke from inside: the coordinator has to end the view for everybody."""
         kind: FailureKind = next((name for name, known in _KINDS.items() if isinstance(error, known)), "failed")
         culprit = error.node if error.rank is None else view.members[error.rank].node
         if not culprit and isinstance(error, LocalError):
             culprit = self.config.node
         nodes = [view.members[rank].node for rank in blamed]
         self._member.failed(clip(error.message), culprit=culprit, kind=kind, blamed=nodes, now_ns=self._now_ns())
-        view_id = self._mesh.view.view_id if self._mesh is not None else 0
+        view_id = self._communicator.view.view_id if self._communicator is not None else 0
         self.steps.broke(view_id, error.message, tuple(sorted(self._lost)))
         self._work()
         self._notify()

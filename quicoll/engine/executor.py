@@ -35,7 +35,8 @@ class _Watch(Protocol):
 
 
 class TransferFailed(Exception):
-    """A message to or from `rank` failed; `error` says how. Never leaves the engine: the mesh turns it into ours.
+    """A message to or from `rank` failed; `error` says how. Never leaves the engine: the communicator turns it into
+    ours.
 
     sending: whether it was one of ours. consequence: whether the cause is at the peer, who knows of it
     (quicoll.engine.communicator).

@@ -24,7 +24,7 @@ from quicoll_transport.security.identity import WORKER, Credentials
 
 if TYPE_CHECKING:
     from quicoll.config import Config
-    from quicoll_transport.quic import Address
+    from quicoll_transport.net.addresses import Address
 
 __all__ = ["start", "start_with"]
 

@@ -35,11 +35,11 @@ from pathlib import Path
 from quicoll.checks import MAX_SECONDS, seconds
 from quicoll.errors import LocalError
 from quicoll.launch import reaper as lifeline
-from quicoll_transport.net.addresses import parse_address, show
+from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.security.authority import create_authority, issue
 from quicoll_transport.security.identity import AUTHORITY_KEY_FILE, COORDINATOR, WORKER, node_files
 
-__all__ = ["Outcome", "Supervisor"]
+__all__ = ["RunExit", "Supervisor"]
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - for a coordinator that listens on every address
 _CERTS_DAYS = 30
@@ -56,7 +56,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunExit:
     """How a run ended. exit_status: 0 when every worker was done, 1 when one kept dying, 128 + signal when told to end.
 
     reason: one sentence, "" for success. restarts: how often each node was started again, by node.
@@ -166,7 +166,7 @@ class Supervisor:
         self._told = number
         self._decide("")
 
-    async def run(self) -> Outcome:
+    async def run(self) -> RunExit:
         """Start everything, wait until all workers are done, end everything.
 
         SIGINT and SIGTERM to this process are passed on to the workers. Raises LocalError when the run cannot begin:
@@ -189,7 +189,7 @@ class Supervisor:
             raise LocalError(f"cannot make the directory for events {events}: {error.strerror}") from error
         return certs, events, journal
 
-    async def _run(self, certs: Path, events: Path, journal: Path) -> Outcome:
+    async def _run(self, certs: Path, events: Path, journal: Path) -> RunExit:
         shared = {
             "QUICOLL_JOB": self._job,
             "QUICOLL_CERTS": str(certs),
@@ -206,8 +206,8 @@ class Supervisor:
             # The workers are on this machine too: where the coordinator is reached, they can listen as well.
             host, port = parse_address(self._address)
             host = _LOOPBACK.get(host, host)
-            shared["QUICOLL_COORDINATOR"] = show((host, port))
-            shared["QUICOLL_LISTEN"] = show((host, 0))
+            shared["QUICOLL_COORDINATOR"] = format_address((host, port))
+            shared["QUICOLL_LISTEN"] = format_address((host, 0))
             for rank, child in enumerate(self._workers if self._told is None else ()):
                 tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared))))
             reason = await self._verdict
@@ -219,8 +219,8 @@ class Supervisor:
             await self._end([self._coordinator])
         restarts = {child.node: child.restarts for child in (self._coordinator, *self._workers)}
         if self._told is not None:
-            return Outcome(exit_status=128 + self._told, reason=f"ended by {self._told.name}", restarts=restarts)
-        return Outcome(exit_status=1 if reason else 0, reason=reason, restarts=restarts)
+            return RunExit(exit_status=128 + self._told, reason=f"ended by {self._told.name}", restarts=restarts)
+        return RunExit(exit_status=1 if reason else 0, reason=reason, restarts=restarts)
 
     async def _guard(self, keeping: Coroutine[None, None, None]) -> None:
         """Let the first failure decide the run."""

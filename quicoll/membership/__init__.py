@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorCore
-from quicoll.membership.coordinator.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
+from quicoll.membership.coordinator.history import (
+    Committed,
+    History,
+    InstalledView,
+    JournalRecord,
+    Left,
+    Proposed,
+    Seeded,
+)
 from quicoll.membership.coordinator.journal import Journal, MemoryJournal, RecordStore
 from quicoll.membership.member.core import MemberCore
 from quicoll.membership.messages import MAX_MESSAGE, CoordinatorMessage, MemberMessage, decode, encode
@@ -24,13 +32,13 @@ __all__ = [
     "History",
     "InstalledView",
     "Journal",
+    "JournalRecord",
     "Left",
     "Member",
     "MemberCore",
     "MemberMessage",
     "MemoryJournal",
     "Proposed",
-    "Record",
     "RecordStore",
     "Seeded",
     "View",

@@ -23,11 +23,11 @@ from quicoll.membership.view import (
     MAX_INT,
     MAX_MEMBERS,
     MAX_NAME,
-    Addresses,
     Incarnation,
-    Node,
-    Seed,
-    Step,
+    MemberAddresses,
+    NodeName,
+    SeedValue,
+    StepNumber,
     View,
     ViewId,
     WorldSize,
@@ -39,22 +39,22 @@ __all__ = [
     "MAX_MESSAGE",
     "MAX_TEXT",
     "Aborted",
-    "Begin",
+    "BeginStep",
     "Confirm",
     "CoordinatorMessage",
-    "Decision",
+    "Decide",
     "Decline",
     "FailureKind",
-    "Hold",
     "Install",
     "Join",
     "Leave",
     "MemberMessage",
     "Propose",
-    "Refuse",
+    "RefuseJoin",
     "Report",
     "Vote",
     "Welcome",
+    "Withhold",
     "clip",
     "decode",
     "encode",
@@ -70,12 +70,12 @@ MAX_GROUPS: Final = 256
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Site = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 _MaybeNode = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
-_Nodes = Annotated[tuple[Node, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+_Nodes = Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 FailureKind: TypeAlias = Literal["failed", "mismatch", "corrupted"]
 """Why a view ends: a failure of a member or a link; ranks that called different things; ranks or messages with
 different bits. Callers get an error of the corresponding class on every rank, whoever saw it first."""
 
-_Losses = Annotated[tuple[tuple[Node, _Text], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+_Losses = Annotated[tuple[tuple[NodeName, _Text], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 _Digest = Annotated[bytes, msgspec.Meta(max_length=MAX_DIGEST)]
 _GroupId = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 _Groups = Annotated[tuple[tuple[_GroupId, _Digest], ...], msgspec.Meta(max_length=MAX_GROUPS)]
@@ -94,11 +94,11 @@ class Join(_Message, frozen=True, tag="join"):
     """
 
     incarnation: Incarnation
-    addresses: Addresses = ()
+    addresses: MemberAddresses = ()
     world_size: WorldSize | None = None
     rank_hint: _RankHint | None = None
-    committed_step: Step = 0
-    doubt: tuple[ViewId, Step] | None = None
+    committed_step: StepNumber = 0
+    doubt: tuple[ViewId, StepNumber] | None = None
     site: _Site = ""
 
 
@@ -116,11 +116,11 @@ class Decline(_Message, frozen=True, tag="decline"):
     reason: _Text = ""
 
 
-class Begin(_Message, frozen=True, tag="begin"):
+class BeginStep(_Message, frozen=True, tag="begin"):
     """I am inside this step."""
 
     view_id: ViewId
-    step: Step
+    step: StepNumber
 
 
 class Vote(_Message, frozen=True, tag="vote"):
@@ -130,7 +130,7 @@ class Vote(_Message, frozen=True, tag="vote"):
     """
 
     view_id: ViewId
-    step: Step
+    step: StepNumber
     ok: bool
     digest: _Digest = b""
     reason: _Text = ""
@@ -164,13 +164,13 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     waiting_for: why there is no view for the new candidate yet, "" when one follows at once.
     """
 
-    seed: Seed
-    committed_step: Step
+    seed: SeedValue
+    committed_step: StepNumber
     doubt_committed: bool | None = None
     waiting_for: _Text = ""
 
 
-class Refuse(_Message, frozen=True, tag="refuse"):
+class RefuseJoin(_Message, frozen=True, tag="refuse"):
     """Answer to Join: no, and asking again the same way will not help."""
 
     reason: _Text
@@ -188,14 +188,14 @@ class Install(_Message, frozen=True, tag="install"):
     view_id: ViewId
 
 
-class Decision(_Message, frozen=True, tag="decision"):
+class Decide(_Message, frozen=True, tag="decision"):
     """The step is committed on all, or on none; after the latter the view is over too.
 
     next_view: a proposal that follows at this boundary, so that nobody begins another step in the old view first.
     """
 
     view_id: ViewId
-    step: Step
+    step: StepNumber
     commit: bool
     cause: _Text = ""
     lost: _Nodes = ()
@@ -214,14 +214,14 @@ class Aborted(_Message, frozen=True, tag="aborted"):
     kind: FailureKind = "failed"
 
 
-class Hold(_Message, frozen=True, tag="hold"):
+class Withhold(_Message, frozen=True, tag="hold"):
     """There is no view for you now, and why; one is proposed as soon as there can be one."""
 
     cause: _Text
 
 
-MemberMessage: TypeAlias = Join | Confirm | Decline | Begin | Vote | Report | Leave
-CoordinatorMessage: TypeAlias = Welcome | Refuse | Propose | Install | Decision | Aborted | Hold
+MemberMessage: TypeAlias = Join | Confirm | Decline | BeginStep | Vote | Report | Leave
+CoordinatorMessage: TypeAlias = Welcome | RefuseJoin | Propose | Install | Decide | Aborted | Withhold
 
 _encoder = msgspec.msgpack.Encoder()
 _from_member: msgspec.msgpack.Decoder[MemberMessage] = msgspec.msgpack.Decoder(MemberMessage)

@@ -26,12 +26,12 @@ __all__ = [
     "MAX_MEMBERS",
     "MAX_NAME",
     "MAX_TIERS",
-    "Addresses",
     "Incarnation",
     "Member",
-    "Node",
-    "Seed",
-    "Step",
+    "MemberAddresses",
+    "NodeName",
+    "SeedValue",
+    "StepNumber",
     "Tiers",
     "View",
     "ViewId",
@@ -45,18 +45,18 @@ MAX_ADDRESSES = 4
 MAX_TIERS = 64
 MAX_INT = MAX_WHOLE
 
-Node = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 Incarnation = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 ViewId = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
-Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
-Seed = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
+StepNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
+SeedValue = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 WorldSize = Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMBERS)]
 _Host = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]  # RFC 1035, 2.3.4: a name has at most 255 octets
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
-Addresses = Annotated[tuple[tuple[_Host, _Port], ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
+MemberAddresses = Annotated[tuple[tuple[_Host, _Port], ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
 _Site = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 _TierValue = Annotated[str, msgspec.Meta(max_length=1024)]
-Tiers = Annotated[dict[Node, _TierValue], msgspec.Meta(max_length=MAX_TIERS)]
+Tiers = Annotated[dict[NodeName, _TierValue], msgspec.Meta(max_length=MAX_TIERS)]
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,11 +68,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
-    node: Node
+    node: NodeName
     incarnation: Incarnation
-    addresses: Addresses = ()
+    addresses: MemberAddresses = ()
     site: _Site = ""
-    committed_step: Step = 0
+    committed_step: StepNumber = 0
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -85,8 +85,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     view_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_INT)]
     members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
-    seed: Seed
-    committed_step: Step
+    seed: SeedValue
+    committed_step: StepNumber
     committed_view: ViewId
     tiers: Tiers = {}
 

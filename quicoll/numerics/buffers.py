@@ -28,9 +28,20 @@ import xxhash
 from quicoll.errors import LocalError
 from quicoll.numerics.dtypes import Array, DType
 
-__all__ = ["Destination", "Kind", "Source", "allocate", "destination", "digest", "empty", "memory", "source", "wrap"]
+__all__ = [
+    "ArrayKind",
+    "Destination",
+    "Source",
+    "allocate",
+    "destination",
+    "digest",
+    "empty",
+    "memory",
+    "source",
+    "wrap",
+]
 
-Kind: TypeAlias = Literal["numpy", "torch"]
+ArrayKind: TypeAlias = Literal["numpy", "torch"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +56,7 @@ class Source:
     flat: Array
     dtype: DType
     shape: tuple[int, ...]
-    kind: Kind
+    kind: ArrayKind
     native: Any
     copied: bool
     device: Any = None
@@ -69,7 +80,7 @@ class Destination:
     flat: Array
     dtype: DType
     shape: tuple[int, ...]
-    kind: Kind
+    kind: ArrayKind
     fresh: bool
 
     def commit(self, flat: Array | None = None) -> Any:
@@ -162,7 +173,7 @@ def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) ->
     shape = like.shape if shape is None else shape
     torch = _torch()
     if torch is not None and isinstance(out, torch.Tensor):
-        kind: Kind = "torch"
+        kind: ArrayKind = "torch"
         dtype = _torch_dtype(out)
         if out.requires_grad:
             raise LocalError("out requires grad; pass out.detach(), or a tensor made under torch.no_grad()")
@@ -183,7 +194,7 @@ def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) ->
     return Destination(out, place, empty(math.prod(shape), dtype), dtype, shape, kind, fresh=False)
 
 
-def wrap(flat: Array, dtype: DType, shape: tuple[int, ...], kind: Kind) -> Any:
+def wrap(flat: Array, dtype: DType, shape: tuple[int, ...], kind: ArrayKind) -> Any:
     """An array or a tensor of `dtype` and `shape` in the memory of `flat` (1-D, of dtype.storage, writable).
 
     Imports torch for "torch", and ml_dtypes for numpy arrays of types that numpy has not; LocalError without them.

@@ -49,22 +49,22 @@ from quicoll.numerics.dtypes import (
     FLOAT64,
     Array,
     DType,
-    Kind,
+    NumberKind,
     narrow_unguarded,
     require_ieee,
     widen_unguarded,
 )
 
-__all__ = ["BLOCK", "CODECS", "Codec", "WireFormat", "pack", "unpack", "wire_dtype"]
+__all__ = ["CODECS", "WIRE_BLOCK", "Codec", "WireFormat", "pack", "unpack", "wire_dtype"]
 
 WireFormat: TypeAlias = Literal["bfloat16", "int8"]
 
-BLOCK = 256  # elements to one scale of int8: 1.6 % more bytes, and few enough that one large element spoils little
+WIRE_BLOCK = 256  # elements to one scale of int8: 1.6 % more bytes, and few enough that one large element spoils little
 
 _LEVELS = 126
 _INFINITY, _NAN = 127, -128
 _LARGEST = float(np.finfo(np.float32).max)
-_PIECE = 64 * BLOCK  # elements that are worked on at a time, to stay in a core's cache; bits do not depend on it
+_PIECE = 64 * WIRE_BLOCK  # elements that are worked on at a time, to stay in a core's cache; bits do not depend on it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,7 @@ class Codec:
         """Bytes of `elements` elements of `dtype`; they depend on nothing else."""
         self.check(dtype)
         numbers = elements * (1 if dtype.part is None else 2)
-        return 2 * numbers if self is BFLOAT16_WIRE else numbers + 4 * -(-numbers // BLOCK)
+        return 2 * numbers if self is BFLOAT16_WIRE else numbers + 4 * -(-numbers // WIRE_BLOCK)
 
     def encode(self, values: Array, dtype: DType, out: Array) -> None:
         """Write `values` (1-D, of `dtype`) into `out` (1-D, uint8, `wire_bytes` long, apart from `values`).
@@ -114,7 +114,7 @@ class Codec:
                 scales, codes = _parts(out, numbers.size)
                 for a in range(0, numbers.size, _PIECE):
                     b = a + _PIECE
-                    _encode_int8(numbers[a:b], part, scales[a // BLOCK : b // BLOCK], codes[a:b])
+                    _encode_int8(numbers[a:b], part, scales[a // WIRE_BLOCK : b // WIRE_BLOCK], codes[a:b])
 
     def decode(self, wire: Array, dtype: DType, out: Array) -> None:
         """Write what `wire` (1-D, uint8) stands for into `out` (1-D, of `dtype`). Any bytes stand for something.
@@ -129,7 +129,7 @@ class Codec:
                 scales, codes = _parts(wire, numbers.size)
                 for a in range(0, numbers.size, _PIECE):
                     b = a + _PIECE
-                    _decode_int8(scales[a // BLOCK : b // BLOCK], codes[a:b], part, numbers[a:b])
+                    _decode_int8(scales[a // WIRE_BLOCK : b // WIRE_BLOCK], codes[a:b], part, numbers[a:b])
 
     def bound(self, largest: float, dtype: DType) -> float:
         """What |x - y| does not exceed where no element of x's block is larger than `largest`, rounded up.
@@ -157,7 +157,7 @@ class Codec:
 
 
 BFLOAT16_WIRE = Codec("bfloat16", 1, (FLOAT32, FLOAT64))
-INT8_WIRE = Codec("int8", BLOCK, (FLOAT32, FLOAT16, BFLOAT16))
+INT8_WIRE = Codec("int8", WIRE_BLOCK, (FLOAT32, FLOAT16, BFLOAT16))
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (BFLOAT16_WIRE, INT8_WIRE)}
 
 
@@ -166,27 +166,27 @@ def wire_dtype(codec: Codec, part: DType) -> DType:
     """What numbers of `part` travel as, as an element type: bfloat16, or blocks of a scale (4 bytes) and its codes."""
     if codec is BFLOAT16_WIRE:
         return BFLOAT16
-    itemsize = codec.wire_bytes(BLOCK, part)
-    return DType(f"int8_blocks_of_{part}", itemsize, np.dtype(f"V{itemsize}"), Kind.BLOCKS, part=part)
+    itemsize = codec.wire_bytes(WIRE_BLOCK, part)
+    return DType(f"int8_blocks_of_{part}", itemsize, np.dtype(f"V{itemsize}"), NumberKind.BLOCKS, part=part)
 
 
 def pack(values: Array, part: DType, out: Array) -> None:
     """Write numbers (1-D, of `part`) as int8 blocks, the last filled up with zeros; out: 1-D, of `wire_dtype`."""
-    whole = np.zeros(out.size * BLOCK, part.storage)
+    whole = np.zeros(out.size * WIRE_BLOCK, part.storage)
     whole[: values.size] = values
     wire = np.empty(INT8_WIRE.wire_bytes(whole.size, part), np.uint8)
     INT8_WIRE.encode(whole, part, wire)
     cut = 4 * out.size
-    rows = out.view(np.uint8).reshape(out.size, 4 + BLOCK)
+    rows = out.view(np.uint8).reshape(out.size, 4 + WIRE_BLOCK)
     rows[:, :4] = wire[:cut].reshape(-1, 4)
-    rows[:, 4:] = wire[cut:].reshape(-1, BLOCK)
+    rows[:, 4:] = wire[cut:].reshape(-1, WIRE_BLOCK)
 
 
 def unpack(blocks: Array, part: DType, out: Array) -> None:
     """Write the numbers of int8 blocks into `out` (1-D, of `part`), as many as it takes."""
-    rows = blocks.view(np.uint8).reshape(blocks.size, 4 + BLOCK)
+    rows = blocks.view(np.uint8).reshape(blocks.size, 4 + WIRE_BLOCK)
     wire = np.concatenate([rows[:, :4].reshape(-1), rows[:, 4:].reshape(-1)])
-    whole = out if out.size == blocks.size * BLOCK else np.empty(blocks.size * BLOCK, part.storage)
+    whole = out if out.size == blocks.size * WIRE_BLOCK else np.empty(blocks.size * WIRE_BLOCK, part.storage)
     INT8_WIRE.decode(wire, part, whole)
     if whole is not out:
         np.copyto(out, whole[: out.size])
@@ -194,7 +194,7 @@ def unpack(blocks: Array, part: DType, out: Array) -> None:
 
 def _parts(wire: Array, numbers: int) -> tuple[Array, Array]:
     """The scales, then the codes, in their place."""
-    cut = 4 * -(-numbers // BLOCK)
+    cut = 4 * -(-numbers // WIRE_BLOCK)
     return wire[:cut].view(np.float32), wire[cut:].view(np.int8)
 
 
@@ -207,14 +207,14 @@ def _encode_int8(values: Array, part: DType, scales: Array, codes: Array) -> Non
         special = wide.copy()
         lost = ~np.isfinite(wide)
         wide[lost] = size[lost] = 0
-    starts = np.arange(0, values.size, BLOCK)
+    starts = np.arange(0, values.size, WIRE_BLOCK)
     exact = np.maximum.reduceat(size, starts) / _LEVELS
     scale = exact.astype(np.float32)
     scale = np.where(scale < exact, np.nextafter(scale, np.float32(np.inf)), scale)
     scales[:] = scale
     # A scale of 0 has only zeros in its block; by 1 they give zeros.
     divisor = np.where(scale == 0, 1.0, scale.astype(np.float64))
-    np.divide(wide, np.repeat(divisor, BLOCK)[: wide.size], out=wide)
+    np.divide(wide, np.repeat(divisor, WIRE_BLOCK)[: wide.size], out=wide)
     np.rint(wide, out=wide)
     if special is not None:
         wide[np.isposinf(special)] = _INFINITY
@@ -225,7 +225,7 @@ def _encode_int8(values: Array, part: DType, scales: Array, codes: Array) -> Non
 
 def _decode_int8(scales: Array, codes: Array, part: DType, out: Array) -> None:
     wide = codes.astype(np.float64)
-    wide *= np.repeat(scales.astype(np.float64), BLOCK)[: wide.size]
+    wide *= np.repeat(scales.astype(np.float64), WIRE_BLOCK)[: wide.size]
     # Rounding the scale up may lift the largest element of a block by a place, which must not make it infinite.
     np.clip(wide, -_LARGEST, _LARGEST, out=wide)
     wide[codes == _INFINITY] = np.inf

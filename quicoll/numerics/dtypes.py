@@ -50,7 +50,7 @@ __all__ = [
     "UINT64",
     "Array",
     "DType",
-    "Kind",
+    "NumberKind",
     "narrow",
     "narrow_unguarded",
     "require_ieee",
@@ -62,7 +62,7 @@ __all__ = [
 Array: TypeAlias = NDArray[Any]
 
 
-class Kind(StrEnum):
+class NumberKind(StrEnum):
     FLOAT = "float"
     COMPLEX = "complex"
     INT = "int"
@@ -88,7 +88,7 @@ class DType:
     name: str
     itemsize: int
     storage: np.dtype[Any]
-    kind: Kind
+    kind: NumberKind
     digits: int = 0
     top: int = 0
     nan: int = 0
@@ -116,23 +116,23 @@ class DType:
         return DType.parse, (self.name,)
 
 
-FLOAT8_E4M3FN = DType("float8_e4m3fn", 1, np.dtype(np.uint8), Kind.FLOAT, 4, 0x7E, 0x7F, infinite=False)
-FLOAT8_E5M2 = DType("float8_e5m2", 1, np.dtype(np.uint8), Kind.FLOAT, 3, 0x7C, 0x7E)
-FLOAT16 = DType("float16", 2, np.dtype(np.float16), Kind.FLOAT, 11, 0x7C00, 0x7E00)
-BFLOAT16 = DType("bfloat16", 2, np.dtype(np.uint16), Kind.FLOAT, 8, 0x7F80, 0x7FC0)
-FLOAT32 = DType("float32", 4, np.dtype(np.float32), Kind.FLOAT, 24, 0x7F80_0000, 0x7FC0_0000)
-FLOAT64 = DType("float64", 8, np.dtype(np.float64), Kind.FLOAT, 53, 0x7FF0 << 48, 0x7FF8 << 48)
-COMPLEX64 = DType("complex64", 8, np.dtype(np.complex64), Kind.COMPLEX, part=FLOAT32)
-COMPLEX128 = DType("complex128", 16, np.dtype(np.complex128), Kind.COMPLEX, part=FLOAT64)
-INT8 = DType("int8", 1, np.dtype(np.int8), Kind.INT)
-INT16 = DType("int16", 2, np.dtype(np.int16), Kind.INT)
-INT32 = DType("int32", 4, np.dtype(np.int32), Kind.INT)
-INT64 = DType("int64", 8, np.dtype(np.int64), Kind.INT)
-UINT8 = DType("uint8", 1, np.dtype(np.uint8), Kind.UINT)
-UINT16 = DType("uint16", 2, np.dtype(np.uint16), Kind.UINT)
-UINT32 = DType("uint32", 4, np.dtype(np.uint32), Kind.UINT)
-UINT64 = DType("uint64", 8, np.dtype(np.uint64), Kind.UINT)
-BOOL = DType("bool", 1, np.dtype(np.bool_), Kind.BOOL)
+FLOAT8_E4M3FN = DType("float8_e4m3fn", 1, np.dtype(np.uint8), NumberKind.FLOAT, 4, 0x7E, 0x7F, infinite=False)
+FLOAT8_E5M2 = DType("float8_e5m2", 1, np.dtype(np.uint8), NumberKind.FLOAT, 3, 0x7C, 0x7E)
+FLOAT16 = DType("float16", 2, np.dtype(np.float16), NumberKind.FLOAT, 11, 0x7C00, 0x7E00)
+BFLOAT16 = DType("bfloat16", 2, np.dtype(np.uint16), NumberKind.FLOAT, 8, 0x7F80, 0x7FC0)
+FLOAT32 = DType("float32", 4, np.dtype(np.float32), NumberKind.FLOAT, 24, 0x7F80_0000, 0x7FC0_0000)
+FLOAT64 = DType("float64", 8, np.dtype(np.float64), NumberKind.FLOAT, 53, 0x7FF0 << 48, 0x7FF8 << 48)
+COMPLEX64 = DType("complex64", 8, np.dtype(np.complex64), NumberKind.COMPLEX, part=FLOAT32)
+COMPLEX128 = DType("complex128", 16, np.dtype(np.complex128), NumberKind.COMPLEX, part=FLOAT64)
+INT8 = DType("int8", 1, np.dtype(np.int8), NumberKind.INT)
+INT16 = DType("int16", 2, np.dtype(np.int16), NumberKind.INT)
+INT32 = DType("int32", 4, np.dtype(np.int32), NumberKind.INT)
+INT64 = DType("int64", 8, np.dtype(np.int64), NumberKind.INT)
+UINT8 = DType("uint8", 1, np.dtype(np.uint8), NumberKind.UINT)
+UINT16 = DType("uint16", 2, np.dtype(np.uint16), NumberKind.UINT)
+UINT32 = DType("uint32", 4, np.dtype(np.uint32), NumberKind.UINT)
+UINT64 = DType("uint64", 8, np.dtype(np.uint64), NumberKind.UINT)
+BOOL = DType("bool", 1, np.dtype(np.bool_), NumberKind.BOOL)
 
 _FLOATS = (FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
 _INTEGERS = (INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64)
@@ -200,9 +200,9 @@ def narrow_unguarded(values: Array, acc: DType, dtype: DType, out: Array) -> Non
     if dtype.part is not None and acc.part is not None:
         parts = values.view(acc.part.storage)
         narrow_unguarded(parts, acc.part, dtype.part, parts if out is values else out.view(dtype.part.storage))
-    elif dtype.kind is Kind.BOOL:
+    elif dtype.kind is NumberKind.BOOL:
         np.not_equal(values.view(np.uint8), 0, out=out)
-    elif dtype.kind is not Kind.FLOAT:
+    elif dtype.kind is not NumberKind.FLOAT:
         if out is not values:
             np.copyto(out, values, casting="unsafe")
     elif dtype.itemsize <= 2 and acc is dtype:

@@ -24,7 +24,7 @@ import numpy as np
 
 from quicoll.errors import LocalError
 from quicoll.numerics.codecs import Codec, pack, unpack, wire_dtype
-from quicoll.numerics.dtypes import BFLOAT16, FLOAT64, Array, DType, Kind
+from quicoll.numerics.dtypes import BFLOAT16, FLOAT64, Array, DType, NumberKind
 from quicoll.numerics.reduce import Precision, ReduceOp, accumulator, block_accumulator
 
 if TYPE_CHECKING:
@@ -80,10 +80,10 @@ def wired(name: str, dtype: DType, op: ReduceOp, precision: Precision) -> Wired:
     """How tensors of `dtype` travel in the wire format `name` in a reduction. Raises LocalError where they cannot."""
     codec = Codec.parse(name)
     part = codec.check(dtype)
-    if dtype.kind is Kind.COMPLEX and op is ReduceOp.PRODUCT:
+    if dtype.kind is NumberKind.COMPLEX and op is ReduceOp.PRODUCT:
         raise LocalError(f"a product of {dtype} is not one of its parts, which is what would travel: leave wire out")
     travels, parts = wire_dtype(codec, part), 1 if dtype.part is None else 2
-    if travels.kind is Kind.BLOCKS:
+    if travels.kind is NumberKind.BLOCKS:
         acc = block_accumulator(accumulator(part, op, precision))
         return Wired(codec, part, parts, travels, acc, codec.block)
     if part is FLOAT64 and precision == "default":

@@ -52,7 +52,7 @@ from typing import Any
 import numpy as np
 
 from quicoll.errors import LocalError
-from quicoll.numerics.dtypes import FLOAT64, Array, DType, Kind, narrow_unguarded, widen_unguarded
+from quicoll.numerics.dtypes import FLOAT64, Array, DType, NumberKind, narrow_unguarded, widen_unguarded
 
 __all__ = ["MAX_LEAVES", "Accumulator", "exact_accumulator"]
 
@@ -70,13 +70,13 @@ _REGISTER_BYTES = 1 << 18
 def exact_accumulator(dtype: DType) -> Accumulator:
     """The accumulator of exact sums of `dtype`: one object for each. Raises LocalError for integers and bools."""
     part = dtype.part or dtype
-    if part.kind is not Kind.FLOAT:
+    if part.kind is not NumberKind.FLOAT:
         raise LocalError(f"exact sums of {dtype} need no accumulator: integers wrap, which is free of order already")
     exponents = part.top >> (part.digits - 1)  # of infinity, or of the largest number where there is none
     span = exponents - (1 if part.infinite else 0) - 1 + part.digits
     words = -(-(span + MAX_LEAVES.bit_length() - 1 + 1) // 32)
     itemsize = 4 * (words + 1) * (1 if dtype.part is None else 2)
-    wide = DType(f"exact_{dtype}", itemsize, np.dtype(f"V{itemsize}"), Kind.EXACT)
+    wide = DType(f"exact_{dtype}", itemsize, np.dtype(f"V{itemsize}"), NumberKind.EXACT)
     return Accumulator(dtype, part, wide, words, span)
 
 

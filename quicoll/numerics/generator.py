@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import Kind, wrap
+from quicoll.numerics.buffers import ArrayKind, wrap
 from quicoll.numerics.dtypes import (
     BFLOAT16,
     BOOL,
@@ -48,10 +48,10 @@ from quicoll.numerics.dtypes import (
     INT64,
     Array,
     DType,
+    NumberKind,
     narrow_unguarded,
     require_ieee,
 )
-from quicoll.numerics.dtypes import Kind as NumberKind
 from quicoll.numerics.philox import words
 
 if TYPE_CHECKING:
@@ -72,13 +72,13 @@ class Generator:
 
     __slots__ = ("_draws", "_key", "_kind")
 
-    def __init__(self, seed: int, *, kind: Kind = "numpy") -> None:
+    def __init__(self, seed: int, *, kind: ArrayKind = "numpy") -> None:
         if not 0 <= seed < 1 << 64:
             raise LocalError(f"a generator's seed has 64 bits, not {seed}")
         if kind not in ("numpy", "torch"):
             raise LocalError(f"kind {kind!r} is not known; use 'numpy' or 'torch'")
         self._key = seed & 0xFFFF_FFFF, seed >> 32
-        self._kind: Kind = kind
+        self._kind: ArrayKind = kind
         self._draws = 0
 
     @property

@@ -49,8 +49,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from quicoll.errors import LocalError
-from quicoll.numerics.codecs import BLOCK as WIRE_BLOCK
-from quicoll.numerics.codecs import pack, unpack
+from quicoll.numerics.codecs import WIRE_BLOCK, pack, unpack
 from quicoll.numerics.dtypes import (
     BOOL,
     COMPLEX64,
@@ -62,7 +61,7 @@ from quicoll.numerics.dtypes import (
     UINT64,
     Array,
     DType,
-    Kind,
+    NumberKind,
     narrow_unguarded,
     require_ieee,
     stored_as,
@@ -72,8 +71,8 @@ from quicoll.numerics.dtypes import (
 from quicoll.numerics.exact import exact_accumulator
 
 __all__ = [
-    "BLOCK",
     "DTYPES",
+    "REDUCE_BLOCK",
     "Array",
     "DType",
     "Precision",
@@ -93,7 +92,7 @@ Precision: TypeAlias = Literal["default", "float64", "exact"]
 
 # Elements of one block: 128 to 256 KiB of a floating-point accumulator. Bits do not depend on it
 # (tests/unit/numerics/test_reduce.py).
-BLOCK = 32768
+REDUCE_BLOCK = 32768
 
 
 class ReduceOp(StrEnum):
@@ -169,27 +168,27 @@ def accumulator(dtype: DType, op: ReduceOp, precision: Precision = "default") ->
     if precision not in ("default", "float64", "exact"):
         raise LocalError(f"precision {precision!r} is not known; use 'default', 'float64' or 'exact'")
     if op in (ReduceOp.MIN, ReduceOp.MAX):
-        if dtype.kind is Kind.COMPLEX:
+        if dtype.kind is NumberKind.COMPLEX:
             raise LocalError(
                 f"{op} of {dtype} is not defined: complex numbers have no order; reduce their absolute values"
             )
         return dtype
     if op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR):
-        if dtype.kind in (Kind.FLOAT, Kind.COMPLEX):
+        if dtype.kind in (NumberKind.FLOAT, NumberKind.COMPLEX):
             raise LocalError(f"{op} is bitwise and {dtype} is not an integer; use an integer tensor or a view of one")
         return dtype
     if dtype is BOOL:
         raise LocalError(f"{op} of bools is not defined; use band, bor, bxor, min, max, or an integer tensor")
-    if precision == "exact" and dtype.kind in (Kind.FLOAT, Kind.COMPLEX):
+    if precision == "exact" and dtype.kind in (NumberKind.FLOAT, NumberKind.COMPLEX):
         if op is ReduceOp.PRODUCT:
             raise LocalError(f"product of {dtype} has no exact form; use precision 'default' or 'float64'")
         return exact_accumulator(dtype).wide
-    if dtype.kind is Kind.FLOAT:
+    if dtype.kind is NumberKind.FLOAT:
         return FLOAT64 if precision == "float64" or dtype is FLOAT64 else FLOAT32
-    if dtype.kind is Kind.COMPLEX:
+    if dtype.kind is NumberKind.COMPLEX:
         return COMPLEX128 if precision == "float64" or dtype is COMPLEX128 else COMPLEX64
     if op is ReduceOp.AVG:
-        return INT64 if dtype.kind is Kind.INT else UINT64
+        return INT64 if dtype.kind is NumberKind.INT else UINT64
     return dtype
 
 
@@ -198,7 +197,7 @@ def block_accumulator(acc: DType) -> DType:
     """The accumulator of int8 blocks (`quicoll.numerics.codecs`) whose numbers accumulate in `acc`: that of each
     number."""
     itemsize = WIRE_BLOCK * acc.itemsize
-    return DType(f"blocks_of_{acc}", itemsize, np.dtype(f"V{itemsize}"), Kind.BLOCKS, part=acc)
+    return DType(f"blocks_of_{acc}", itemsize, np.dtype(f"V{itemsize}"), NumberKind.BLOCKS, part=acc)
 
 
 def combine(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
@@ -221,7 +220,7 @@ def finish(op: ReduceOp, total: Array, leaves: int, dtype: DType, out: Array) ->
 
 
 def _combine(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
-    if acc.kind is Kind.FLOAT and op in (ReduceOp.MIN, ReduceOp.MAX):
+    if acc.kind is NumberKind.FLOAT and op in (ReduceOp.MIN, ReduceOp.MAX):
         (_order_small if acc.itemsize <= 2 else _order_floats)(op, acc, left, right, out)
     elif acc.part is not None:
         parts = (values.view(acc.part.storage) for values in (left, right, out))
@@ -305,7 +304,7 @@ def _multiply_complex(left: Array, right: Array, out: Array) -> None:
 def _finish(op: ReduceOp, total: Array, leaves: int, dtype: DType, out: Array) -> None:
     acc = stored_as(total, dtype)
     if op is ReduceOp.AVG and leaves > 1:
-        divide = np.floor_divide if dtype.kind in (Kind.INT, Kind.UINT) else np.divide
+        divide = np.floor_divide if dtype.kind in (NumberKind.INT, NumberKind.UINT) else np.divide
         target = out if acc is dtype else np.empty_like(total)
         storage = acc.storage if acc.part is None else acc.part.storage
         divide(total.view(storage), np.array(leaves, storage), out=target.view(storage))
@@ -337,7 +336,7 @@ def reduce_tree(
     out: Array,
     final: bool,
     leaves: int = 1,
-    block: int = BLOCK,
+    block: int = REDUCE_BLOCK,
 ) -> None:
     """Combine the operands of `tree` and write the value into `out`.
 
@@ -351,10 +350,10 @@ def reduce_tree(
     reduced number by number: leaves are decoded, and a final value is encoded.
     """
     require_ieee()
-    if acc.kind is Kind.BLOCKS:
+    if acc.kind is NumberKind.BLOCKS:
         _reduce_blocks(_bind(tree, view, out.size), op=op, dtype=dtype, acc=acc, out=out, final=final, leaves=leaves)
         return
-    if acc.kind is Kind.EXACT:
+    if acc.kind is NumberKind.EXACT:
         found = _operands(tree)
         exact_accumulator(dtype).reduce(
             [(_checked(view(operand), out.size), operand.wide) for operand in found],

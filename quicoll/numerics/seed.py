@@ -17,7 +17,7 @@ from quicoll.errors import LocalError
 from quicoll.numerics.generator import Generator
 
 if TYPE_CHECKING:
-    from quicoll.numerics.buffers import Kind
+    from quicoll.numerics.buffers import ArrayKind
 
 __all__ = ["Seed"]
 
@@ -78,7 +78,7 @@ class Seed:
         """The seed of logical shard `index`, whichever rank holds it."""
         return self.derive("shard", whole(index, "a shard"))
 
-    def generator(self, kind: Kind = "numpy") -> Generator:
+    def generator(self, kind: ArrayKind = "numpy") -> Generator:
         """Random tensors from this seed (`quicoll.numerics.generator`); kind: "numpy" or "torch", the bits are the
         same."""
         return Generator(self.value, kind=kind)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from quicoll.plan.chunks import MIB, Piece, chunks, demand, demand_rank
 from quicoll.plan.hierarchical import all_gather_lanes, broadcast_lanes, by_site
 from quicoll.plan.lanes import moving, parts, shifted
-from quicoll.plan.model import Buf, Copy, Lane, Plan, Recv, Scratch, Send, Span, Step
+from quicoll.plan.model import Buf, Copy, Lane, Plan, PlanStep, Recv, Scratch, Send, Span
 from quicoll.plan.routes import binomial
 
 __all__ = ["all_gather", "barrier", "broadcast"]
@@ -105,7 +105,7 @@ def barrier(*, rank: int, world: int) -> Plan:
     Raises LocalError.
     """
     demand_rank(world, rank=rank)
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     rounds = (world - 1).bit_length()
     for k in range(rounds):
         # The token that round k - 1 fills: the Send waits for it, and through it for all before.
@@ -137,7 +137,7 @@ def _tree_lanes(rank: int, world: int, root: int, elements: int, limit: int) -> 
     for index, piece in enumerate(chunks((0, elements), limit)):
         here = Span(Buf.OUTPUT, 0, *piece)
         if number:
-            steps: list[Step] = [Recv((root + parent) % world, index, here)]
+            steps: list[PlanStep] = [Recv((root + parent) % world, index, here)]
             steps += [Send(child, index, here) for child in children]
         else:
             given = Span(Buf.INPUT, 0, *piece)
@@ -151,7 +151,7 @@ def _direct_lanes(rank: int, world: int, offsets: list[int], cut: list[list[Piec
     others = [(rank + i) % world for i in range(1, world)]
     lanes: list[Lane] = []
     for index in range(max(map(len, cut))):
-        steps: list[Step] = []
+        steps: list[PlanStep] = []
         if index < len(cut[rank]):
             own = cut[rank][index]
             given = Span(Buf.INPUT, 0, *own)

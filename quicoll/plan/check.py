@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from quicoll.errors import LocalError
-from quicoll.plan.model import Buf, Copy, Lane, Plan, Recv, Reduce, Send, Span, Step, reads, writes
+from quicoll.plan.model import Buf, Copy, Lane, Plan, PlanStep, Recv, Reduce, Send, Span, reads, writes
 
 __all__ = ["validate"]
 
@@ -111,7 +111,7 @@ def _check_memory(plan: Plan) -> None:
         raise LocalError(f"rank {plan.rank}: not every element of its output is written")
 
 
-def _check_types(step: Step, where: str) -> None:
+def _check_types(step: PlanStep, where: str) -> None:
     target = writes(step)
     if target is None or isinstance(step, Recv):
         return

@@ -44,7 +44,7 @@ __all__ = [
     "NEAR",
     "Flight",
     "Forecast",
-    "Network",
+    "NetworkModel",
     "agreed",
     "choose",
     "has_choice",
@@ -78,7 +78,7 @@ _KNOWN: dict[str, tuple[str, ...]] = {**CANONICAL, **MOVES}
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkModel:
     """latency[a][b]: one-way seconds from rank a to b. rate[a][b]: bytes per second of the path from a to b.
 
     sites: a number for each rank; paths between two sites are shared. message: seconds of a processor for each message,
@@ -114,11 +114,11 @@ class Network:
         far_latency: float | None = None,
         far_rate: float | None = None,
         message: float = _MESSAGE_S,
-    ) -> Network:
+    ) -> NetworkModel:
         """Two kinds of path: within a site, and between any two sites (by default the same)."""
         across = (latency if far_latency is None else far_latency, rate if far_rate is None else far_rate)
         kinds = [[(latency, rate) if a == b else across for b in sites] for a in sites]
-        return Network(
+        return NetworkModel(
             tuple(tuple(kind[0] for kind in row) for row in kinds),
             tuple(tuple(kind[1] for kind in row) for row in kinds),
             normal_sites(sites, len(sites)),
@@ -154,7 +154,7 @@ class Forecast:
     busiest: int
 
 
-def predict(plans: Sequence[Plan], network: Network) -> Forecast:
+def predict(plans: Sequence[Plan], network: NetworkModel) -> Forecast:
     """Walk the plans of all ranks, given in rank order. Raises LocalError for a network of another size."""
     if len(plans) != network.world:
         raise LocalError(f"a network of {network.world} ranks for {len(plans)} plans")
@@ -181,7 +181,7 @@ _LIMITS: dict[str, Callable[[int, int], tuple[float, int]]] = {
 }
 
 
-def limit(collective: str, nbytes: int, network: Network) -> float:
+def limit(collective: str, nbytes: int, network: NetworkModel) -> float:
     """Seconds that no plan can beat where all ranks and paths are alike: bytes through one port, and delays.
 
     nbytes: of the whole tensor; of all_gather and gather, of the result. The all-reduce of exchange takes one delay
@@ -201,7 +201,7 @@ def choose(
     nbytes: int,
     leaves: int,
     sites: Sequence[int],
-    network: Network,
+    network: NetworkModel,
     *,
     chunk_bytes: int = MIB,
     itemsize: int = 4,
@@ -236,7 +236,7 @@ def has_choice(op: str, world: int, nbytes: int, sites: Sequence[int]) -> bool:
     return world > 1 and nbytes > 0 and (op in CANONICAL or (op in MOVES and len(set(sites)) > 1))
 
 
-def _levels_pay(network: Network) -> bool:
+def _levels_pay(network: NetworkModel) -> bool:
     """Whether log2(world) delays in a row are shorter than world messages in a row, for messages of few bytes."""
     world = network.world
     delay = max(map(max, network.latency))
@@ -251,7 +251,7 @@ def _choose(
     nbytes: int,
     leaves: int,
     sites: tuple[int, ...],
-    network: Network,
+    network: NetworkModel,
     chunk_bytes: int,
     item: tuple[int, int, int, int],
 ) -> str:
@@ -301,7 +301,7 @@ def quantised(value: int) -> int:
     return 1 << max(0, value - 1).bit_length()
 
 
-def agreed(measured: Sequence[Sequence[int]], sites: Sequence[int]) -> Network:
+def agreed(measured: Sequence[Sequence[int]], sites: Sequence[int]) -> NetworkModel:
     """The network that all ranks take for theirs, made of what each has measured.
 
     measured: by rank, latency to each rank in microseconds, then rate to each in bytes per second, 0 where not
@@ -314,7 +314,7 @@ def agreed(measured: Sequence[Sequence[int]], sites: Sequence[int]) -> Network:
     ranks = range(world)
     latency = [[max(1, measured[a][b], measured[b][a]) / 1e6 if a != b else 0.0 for b in ranks] for a in ranks]
     rate = [[max(measured[a][world + b], measured[b][world + a]) for b in ranks] for a in ranks]
-    return Network(
+    return NetworkModel(
         tuple(map(tuple, latency)),
         tuple(tuple(float(value or _DEFAULT_RATE) for value in row) for row in rate),
         normal_sites(sites, world),
@@ -338,7 +338,7 @@ class _Lane:
 class _Walk:
     """Events in the order of time; those of one moment in the order in which they came to be known."""
 
-    def __init__(self, plans: Sequence[Plan], network: Network) -> None:
+    def __init__(self, plans: Sequence[Plan], network: NetworkModel) -> None:
         self.plans, self.network = plans, network
         world = len(plans)
         self.done = [0.0] * world

@@ -34,7 +34,7 @@ from itertools import accumulate
 from quicoll.errors import LocalError
 from quicoll.plan.chunks import Piece, chunks, interleaved
 from quicoll.plan.lanes import shifted
-from quicoll.plan.model import Buf, Copy, Lane, Recv, Scratch, Send, Span, Step
+from quicoll.plan.model import Buf, Copy, Lane, PlanStep, Recv, Scratch, Send, Span
 from quicoll.plan.routes import binomial, normal_sites, site_members
 
 __all__ = ["MOVES", "all_gather_lanes", "broadcast_lanes", "by_site", "gather_lanes", "scatter_lanes"]
@@ -71,7 +71,7 @@ def broadcast_lanes(rank: int, root: int, elements: int, limit: int, sites: Sequ
         if rank == root:
             given = Span(Buf.INPUT, 0, *piece)
             away = [head for head in _after(sites[root], heads) if head != root]
-            steps: list[Step] = [Send(peer, index, given) for peer in (*away, *children)]
+            steps: list[PlanStep] = [Send(peer, index, given) for peer in (*away, *children)]
             steps.append(Copy(here, given))  # last, so that nobody waits for it
         else:
             source = root if parent < 0 else home[(first + parent) % len(home)]
@@ -98,7 +98,7 @@ def all_gather_lanes(rank: int, counts: Sequence[int], limit: int, sites: Sequen
         if rank == origin:
             given = Span(Buf.INPUT, 0, *piece)
             away = [peer for peer in _after(sites[origin], heads) if peer != origin]
-            steps: list[Step] = [Send(peer, index, given) for peer in (*away, *_others(rank, home))]
+            steps: list[PlanStep] = [Send(peer, index, given) for peer in (*away, *_others(rank, home))]
             steps.append(Copy(here, given))
         elif rank == head:
             steps = [Recv(origin, index, here), *(Send(peer, index, here) for peer in _others(rank, home))]
@@ -126,7 +126,7 @@ def gather_lanes(
     offsets = [0, *accumulate(counts)]
     lanes: list[Lane] = []
     for index, row in enumerate(_rows(root, counts, limit, sites)):
-        steps: list[Step] = []
+        steps: list[PlanStep] = []
         scratch: list[Scratch] = []
         for chunk in row:
             own = dict(chunk.parts).get(rank)
@@ -156,7 +156,7 @@ def scatter_lanes(
     offsets = [0, *accumulate(counts)]
     lanes: list[Lane] = []
     for index, row in enumerate(_rows(root, counts, limit, sites)):
-        steps: list[Step] = []
+        steps: list[PlanStep] = []
         scratch: list[Scratch] = []
         for chunk in row:
             own = dict(chunk.parts).get(rank)

@@ -39,12 +39,12 @@ __all__ = [
     "Lane",
     "Parameter",
     "Plan",
+    "PlanStep",
     "Recv",
     "Reduce",
     "Scratch",
     "Send",
     "Span",
-    "Step",
     "Tree",
     "operands",
     "reads",
@@ -126,7 +126,7 @@ class Copy:
     src: Span
 
 
-Step: TypeAlias = Send | Recv | Reduce | Copy
+PlanStep: TypeAlias = Send | Recv | Reduce | Copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Scratch:
 class Lane:
     """Steps of one chunk. `waits`: for each step the positions of the Recv that it waits for, ascending."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     scratch: tuple[Scratch, ...] = ()
     waits: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
 
@@ -225,19 +225,19 @@ def operands(tree: Tree) -> Iterator[Span]:
             yield node
 
 
-def reads(step: Step) -> tuple[Span, ...]:
+def reads(step: PlanStep) -> tuple[Span, ...]:
     """The spans that a step reads here, in order."""
     if isinstance(step, Send | Copy):
         return (step.src,)
     return tuple(operands(step.tree)) if isinstance(step, Reduce) else ()
 
 
-def writes(step: Step) -> Span | None:
+def writes(step: PlanStep) -> Span | None:
     """The span that a step writes here."""
     return None if isinstance(step, Send) else step.dst
 
 
-def _waits(steps: tuple[Step, ...]) -> tuple[tuple[int, ...], ...]:
+def _waits(steps: tuple[PlanStep, ...]) -> tuple[tuple[int, ...], ...]:
     received: dict[
         tuple[Buf, int], list[tuple[int, Span]]
     ] = {}  # by slot: an owner's tree has as many as it has leaves
@@ -259,7 +259,7 @@ def _text(value: int | tuple[int, ...]) -> str:
     return str(value) if isinstance(value, int) else ",".join(map(str, value))
 
 
-def _line(step: Step) -> str:
+def _line(step: PlanStep) -> str:
     if isinstance(step, Send):
         return f"send    {step.src} to {step.peer} as #{step.index}"
     if isinstance(step, Recv):

@@ -13,7 +13,7 @@ from quicoll.errors import LocalError
 from quicoll.plan.chunks import MIB, Piece, chunks, demand, demand_rank
 from quicoll.plan.hierarchical import by_site, gather_lanes, scatter_lanes
 from quicoll.plan.lanes import moving, parts, shifted
-from quicoll.plan.model import Buf, Copy, Lane, Plan, Recv, Send, Span, Step
+from quicoll.plan.model import Buf, Copy, Lane, Plan, PlanStep, Recv, Send, Span
 
 __all__ = ["all_to_all", "gather", "scatter", "send"]
 
@@ -121,7 +121,7 @@ def all_to_all(
         longest = max(counts[each][(each + distance) % world] for each in range(world))
         out, coming = chunks((0, counts[rank][to]), limit), chunks((0, counts[source][rank]), limit)
         for k in range(len(chunks((0, longest), limit))):
-            steps: list[Step] = []
+            steps: list[PlanStep] = []
             index = len(lanes)
             if not distance:
                 if k < len(out):
@@ -160,7 +160,7 @@ def send(*, rank: int, world: int, source: int, to: int, elements: int, itemsize
     demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
     lanes: list[Lane] = []
     for index, piece in enumerate(chunks((0, elements), max(1, chunk_bytes // itemsize))):
-        steps: tuple[Step, ...] = ()
+        steps: tuple[PlanStep, ...] = ()
         if rank == source:
             steps = (Send(to, index, Span(Buf.INPUT, 0, *piece)),)
         elif rank == to:
@@ -184,7 +184,7 @@ def send(*, rank: int, world: int, source: int, to: int, elements: int, itemsize
 def _gather_lanes(rank: int, root: int, offsets: list[int], cut: list[list[Piece]]) -> list[Lane]:
     lanes: list[Lane] = []
     for index in range(max(map(len, cut))):
-        steps: list[Step] = []
+        steps: list[PlanStep] = []
         own = cut[rank][index] if index < len(cut[rank]) else None
         if rank == root:
             steps += [
@@ -203,7 +203,7 @@ def _gather_lanes(rank: int, root: int, offsets: list[int], cut: list[list[Piece
 def _scatter_lanes(rank: int, root: int, offsets: list[int], cut: list[list[Piece]]) -> list[Lane]:
     lanes: list[Lane] = []
     for index in range(max(map(len, cut))):
-        steps: list[Step] = []
+        steps: list[PlanStep] = []
         own = cut[rank][index] if index < len(cut[rank]) else None
         if rank == root:
             steps += [

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
-    from quicoll.plan.cost import Flight, Forecast, Network
+    from quicoll.plan.cost import Flight, Forecast, NetworkModel
 
 __all__ = ["MAX_ARROWS", "draw"]
 
@@ -44,7 +44,7 @@ class _Columns:
     width: int
 
 
-def draw(forecast: Forecast, network: Network, *, title: str, notes: Sequence[str] = ()) -> str:
+def draw(forecast: Forecast, network: NetworkModel, *, title: str, notes: Sequence[str] = ()) -> str:
     """The forecast as an SVG document; the same text for the same arguments. notes: lines under the title."""
     columns = _columns(network.sites)
     shown = forecast.flights[:MAX_ARROWS]
@@ -124,7 +124,7 @@ def _heading(title: str, notes: Sequence[str], width: int) -> tuple[list[str], i
     return out, y
 
 
-def _legend(flights: Sequence[Flight], network: Network, width: int, y: int) -> tuple[list[str], int]:
+def _legend(flights: Sequence[Flight], network: NetworkModel, width: int, y: int) -> tuple[list[str], int]:
     """What colours, widths and bars mean, in as many rows as they take, and the y below them."""
     several = max(network.sites) > 0
     keys = [
@@ -197,7 +197,7 @@ def _lifelines(forecast: Forecast, columns: _Columns, top: int, down: Callable[[
 
 
 def _arrows(
-    flights: Sequence[Flight], network: Network, columns: _Columns, down: Callable[[float], float]
+    flights: Sequence[Flight], network: NetworkModel, columns: _Columns, down: Callable[[float], float]
 ) -> list[str]:
     """One for each message; those between sites below those within, which are short. The more there are, the finer."""
     sizes = sorted({flight.nbytes for flight in flights})

@@ -36,7 +36,7 @@ from typing import Literal, TypeAlias
 from quicoll.errors import LocalError
 from quicoll.plan.canonical import Ground
 from quicoll.plan.chunks import MIB, Piece, chunks, demand, demand_rank, interleaved, shares
-from quicoll.plan.model import Buf, Lane, Parameter, Plan, Recv, Reduce, Scratch, Send, Span, Step
+from quicoll.plan.model import Buf, Lane, Parameter, Plan, PlanStep, Recv, Reduce, Scratch, Send, Span
 from quicoll.plan.ring import ring_lanes
 from quicoll.plan.routes import Place, halving, normal_sites, site_members, star, through_sites
 
@@ -288,7 +288,7 @@ def _lane(order: _Order, owner: int, piece: Piece, local: Piece, number: int, *,
     ground, place = order.ground, order.place(owner)
     index, size = number * order.stride, piece[1] - piece[0]
     output = Span(Buf.OUTPUT, 0, *local)
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     scratch: list[Scratch] = []
 
     def room(*, wide: bool) -> Span:
@@ -325,7 +325,7 @@ def _lane(order: _Order, owner: int, piece: Piece, local: Piece, number: int, *,
 def _everyone(ground: Ground, piece: Piece, index: int) -> Lane:
     """One chunk of an exchange: everyone's values to everyone, the next rank first."""
     size = piece[1] - piece[0]
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     scratch: list[Scratch] = []
     known: dict[Piece, Span] = {}
     others = [(ground.rank + i) % ground.world for i in range(1, ground.world)]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quicoll.plan.chunks import Piece, interleaved, shares
-from quicoll.plan.model import Buf, Lane, Recv, Reduce, Scratch, Send, Span, Step, Tree
+from quicoll.plan.model import Buf, Lane, PlanStep, Recv, Reduce, Scratch, Send, Span, Tree
 
 if TYPE_CHECKING:
     from quicoll.plan.canonical import Ground
@@ -41,7 +41,7 @@ def _round(ground: Ground, last: int, piece: Piece, index: int) -> Lane:
     place = order.index(ground.rank)
     before, after = order[place - 1], order[(place + 1) % world]
     collected = sum(ground.held[r] for r in order[:place])  # leaves in what arrives here
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     scratch: list[Scratch] = []
     parts: list[Tree] = []
     if collected:

@@ -25,11 +25,11 @@ from typing import Any, Literal, TypeAlias
 
 from quicoll import plan
 from quicoll.errors import LocalError
-from quicoll.numerics.dtypes import DType, Kind
+from quicoll.numerics.dtypes import DType, NumberKind
 from quicoll.numerics.encoding import Wired, wired
 from quicoll.numerics.exact import MAX_LEAVES
 from quicoll.numerics.reduce import Precision, ReduceOp, accumulator
-from quicoll.plan.cost import Network, choose, has_choice
+from quicoll.plan.cost import NetworkModel, choose, has_choice
 
 __all__ = [
     "AlgorithmName",
@@ -77,7 +77,7 @@ class Carriage:
     @property
     def combine_rate(self) -> float | None:
         """Bytes read in a second while leaves are combined; None: as the model has it."""
-        if self.dtype.kind is Kind.BLOCKS:
+        if self.dtype.kind is NumberKind.BLOCKS:
             return _BLOCKS_RATE
         return _EXACT_RATE if self.exact else None
 
@@ -92,7 +92,7 @@ def carriage(
     """How tensors of `dtype` travel in a reduction of `leaves` leaves. Raises LocalError for what cannot be reduced
     so."""
     acc = accumulator(dtype, op, precision)
-    exact = acc.kind is Kind.EXACT
+    exact = acc.kind is NumberKind.EXACT
     if exact and leaves > MAX_LEAVES:
         raise LocalError(f"an exact sum has at most {MAX_LEAVES} leaves, not {leaves}")
     if wire is not None:
@@ -182,7 +182,7 @@ class Schedule:
         """The plans of all ranks. Raises LocalError."""
         return [self.plan_of(rank, algorithm) for rank in range(self.world)]
 
-    def network(self, network: Network) -> Network:
+    def network(self, network: NetworkModel) -> NetworkModel:
         """The same network with processors that combine as fast as they can combine these elements."""
         return network if self.combine is None else replace(network, combine=min(network.combine, self.combine))
 
@@ -192,7 +192,7 @@ class Schedule:
             return self.algorithms[0] if self.algorithms else ""
         return algorithm
 
-    def taken(self, algorithm: str, network: Network | None) -> str:
+    def taken(self, algorithm: str, network: NetworkModel | None) -> str:
         """What is run for `algorithm`: for "auto" the cheapest on `network`; None will do where that is settled."""
         algorithm = self.settled(algorithm)
         if algorithm != "auto":
@@ -201,7 +201,7 @@ class Schedule:
             raise AssertionError(f"{self.collective} depends on a network that nobody has agreed on")
         return self.cheapest(network)
 
-    def cheapest(self, network: Network) -> str:
+    def cheapest(self, network: NetworkModel) -> str:
         """What `auto` takes on `network`, which has to be the same on all ranks. "" where there is one way only."""
         if not self.algorithms:
             return ""

@@ -15,18 +15,18 @@ from quicoll.sim.cluster import Simulation
 from quicoll.sim.decorator import scenario
 from quicoll.sim.errors import InvariantBroken, RunFailed
 from quicoll.sim.outcome import Outcome, Settings
-from quicoll.sim.scenario.events import Event, Schedule
+from quicoll.sim.scenario.events import FaultSchedule, ScenarioEvent
 from quicoll.sim.trace.recording import Recording
 from quicoll_transport.sim import Conditions
 
 __all__ = [
     "Conditions",
-    "Event",
+    "FaultSchedule",
     "InvariantBroken",
     "Outcome",
     "Recording",
     "RunFailed",
-    "Schedule",
+    "ScenarioEvent",
     "Settings",
     "Simulation",
     "scenario",

@@ -27,7 +27,7 @@ from quicoll.errors import LocalError
 from quicoll.sim.disk.disk import DiskFault, SimDisk
 from quicoll.sim.errors import InvariantBroken, RunFailed
 from quicoll.sim.fleet import Fleet, node_names
-from quicoll.sim.invariants import Checker, Reference
+from quicoll.sim.invariants import Checker, ReferenceDigest
 from quicoll.sim.outcome import Outcome, Settings
 from quicoll.sim.scenario import events as scenario
 from quicoll_transport.faults.compose import PayloadCorrupt
@@ -36,7 +36,7 @@ from quicoll_transport.sim import SimulationError, World
 if TYPE_CHECKING:
     from quicoll.job import Job
     from quicoll.sim.machine import Machine
-    from quicoll.sim.scenario.events import Event, Fault, Schedule
+    from quicoll.sim.scenario.events import Fault, FaultSchedule, ScenarioEvent
     from quicoll_transport.sim import Recorder
 
 __all__ = ["Simulation", "Worker"]
@@ -63,13 +63,13 @@ class Simulation:
         *,
         seed: int = 0,
         settings: Settings | None = None,
-        events: tuple[Event, ...] = (),
-        reference: Reference | None = None,
+        events: tuple[ScenarioEvent, ...] = (),
+        reference: ReferenceDigest | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self.seed = seed
         self.settings = settings or Settings()
-        self.events: list[Event] = list(events)
+        self.events: list[ScenarioEvent] = list(events)
         self._worker = worker
         self._takes_simulation = _positional(worker) > 1
         self._recorder = recorder
@@ -87,11 +87,11 @@ class Simulation:
 
     # -- the scenario --------------------------------------------------------------------------------------------
 
-    def at(self, seconds: float) -> Schedule:
+    def at(self, seconds: float) -> FaultSchedule:
         """Something happens after so many seconds: `sim.at(1.2).partition({0, 1}, {2, 3})`."""
         return scenario.at(seconds, self.events.append)
 
-    def every(self, seconds: float, *, start: float, until: float) -> Schedule:
+    def every(self, seconds: float, *, start: float, until: float) -> FaultSchedule:
         """Something happens again and again, from `start` (included) to `until` (not included)."""
         return scenario.every(seconds, start=start, until=until, add=self.events.append)
 
@@ -167,7 +167,7 @@ class Simulation:
 
     # -- faults --------------------------------------------------------------------------------------------------
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: ScenarioEvent) -> None:
         self._events_left -= 1
         fault = event.fault
         self._world.note("fault", "sim", fault.source(), detail=fault)
@@ -182,9 +182,9 @@ class Simulation:
         """Whether it could be done: a process that is gone cannot be paused."""
         network = self._world.network
         match fault:
-            case scenario.Partition():
+            case scenario.PartitionPath():
                 network.partition(fault.one, fault.other, one_way=fault.one_way)
-            case scenario.Hold():
+            case scenario.HoldPath():
                 network.hold(fault.one, fault.other)
             case scenario.Repair():
                 network.repair(fault.one or None, fault.other or None)
@@ -229,9 +229,9 @@ class Simulation:
                 host.leap(fault.ns)
             case scenario.StepWall():
                 host.clock.step_wall(fault.ns)
-            case scenario.Disk():
+            case scenario.DiskFault():
                 machine.fail_disk(fault.what)
-            case scenario.Corrupt():
+            case scenario.CorruptPayloads():
                 if machine.faults is None:
                     return False
                 machine.faults.add_payload(PayloadCorrupt(times=fault.times))

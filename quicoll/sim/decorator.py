@@ -36,14 +36,14 @@ from quicoll.errors import LocalError
 from quicoll.sim.cluster import Simulation
 from quicoll.sim.outcome import Outcome, Settings
 from quicoll.sim.scenario.shrink import shrink
-from quicoll.sim.scenario.swarm import KINDS, generate, parse_kinds
+from quicoll.sim.scenario.swarm import FAULT_KINDS, generate, parse_kinds
 from quicoll.sim.trace.recording import Recording
 
 if TYPE_CHECKING:
     from quicoll.sim.cluster import Worker
     from quicoll.sim.errors import RunFailed
-    from quicoll.sim.invariants import Reference
-    from quicoll.sim.scenario.events import Event
+    from quicoll.sim.invariants import ReferenceDigest
+    from quicoll.sim.scenario.events import ScenarioEvent
     from quicoll.sim.scenario.swarm import Scenario
     from quicoll_transport.sim import Recorder
 
@@ -62,7 +62,7 @@ class Trial:
     steps: int
     faults: tuple[str, ...]
     script: Callable[[Simulation], object] | None
-    reference: Reference | None
+    reference: ReferenceDigest | None
     shrink_runs: int
 
     def drawn(self, seed: int) -> Scenario | None:
@@ -123,7 +123,7 @@ def scenario(
     faults: Iterable[str] | None = None,
     script: Callable[[Simulation], object] | None = None,
     settings: Settings | None = None,
-    reference: Reference | None = None,
+    reference: ReferenceDigest | None = None,
     shrink_runs: int = 30,
 ) -> Callable[[Worker], SimulatedTest]:
     """Run the decorated `async def test(job)` or `async def test(job, sim)` on a simulated cluster, once for each seed.
@@ -159,7 +159,7 @@ def scenario(
         ranks=base.ranks if ranks is None else replace(base, ranks=_whole("ranks", ranks)).ranks,
         settings=settings,
         steps=steps,
-        faults=KINDS if faults is None else _kinds(faults),
+        faults=FAULT_KINDS if faults is None else _kinds(faults),
         script=script,
         reference=reference,
         shrink_runs=shrink_runs,
@@ -337,5 +337,5 @@ def _way(failure: RunFailed) -> str:
     return f"{failure.kind} {type(failure.__cause__).__name__}"
 
 
-def _when(event: Event) -> int:
+def _when(event: ScenarioEvent) -> int:
     return event.at_ns

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from quicoll.engine.decisions import Decision
     from quicoll.engine.engine import Engine
     from quicoll.engine.runtime import Runtime
-    from quicoll.membership.coordinator.history import History, Record
+    from quicoll.membership.coordinator.history import History, JournalRecord
     from quicoll.membership.coordinator.journal import RecordStore
     from quicoll.membership.view import View
     from quicoll.sim.machine import Machine
@@ -75,14 +75,14 @@ INVARIANTS = (
     "no-surprise",
 )
 
-Reference = Callable[[int], bytes]
+ReferenceDigest = Callable[[int], bytes]
 
 
 class Checker:
     """Follows one run. `broken`: the first invariant that was broken. reference: digest of the state after a step."""
 
     def __init__(
-        self, now_s: Callable[[], float], *, seed: int, world_size: int, reference: Reference | None = None
+        self, now_s: Callable[[], float], *, seed: int, world_size: int, reference: ReferenceDigest | None = None
     ) -> None:
         self._now_s = now_s
         self._seed = seed
@@ -106,7 +106,7 @@ class Checker:
 
     # -- the journal ---------------------------------------------------------------------------------------------
 
-    def appended(self, record: Record) -> None:
+    def appended(self, record: JournalRecord) -> None:
         """The journal has taken a record."""
         if isinstance(record, Committed):
             if record.step in self.commits:
@@ -232,7 +232,7 @@ class CheckedStore:
     def load(self) -> History:
         return self._store.load()
 
-    def append(self, record: Record) -> None:
+    def append(self, record: JournalRecord) -> None:
         self._store.append(record)
         self._checker.appended(record)
 

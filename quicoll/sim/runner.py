@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
 from quicoll.sim.cluster import Simulation
-from quicoll.sim.scenario.swarm import KINDS, Scenario, generate
+from quicoll.sim.scenario.swarm import FAULT_KINDS, Scenario, generate
 from quicoll.sim.subgroups import grouping
 from quicoll.sim.workload import Reference, worker
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from quicoll.sim.outcome import Outcome
     from quicoll_transport.sim.world import Recorder
 
-__all__ = ["Result", "Sweep", "run_scenario", "run_seed", "run_seeds"]
+__all__ = ["SeedResult", "Sweep", "run_scenario", "run_seed", "run_seeds"]
 
 _ALGORITHMS: tuple[AlgorithmName, ...] = ("auto", "direct", "tree", "exchange", "hierarchical")
 _reference = lru_cache(Reference)  # of the built-in workload, which is the same in every run
@@ -75,7 +75,7 @@ def run_seed(
     *,
     ranks: int = 4,
     steps: int = 10,
-    kinds: Iterable[str] = KINDS,
+    kinds: Iterable[str] = FAULT_KINDS,
     recorder: Recorder | None = None,
 ) -> Outcome:
     """What the swarm generator makes of this seed, run."""
@@ -83,7 +83,7 @@ def run_seed(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class SeedResult:
     """What one seed of a sweep gave. kind, message: of the failure, None if all was well."""
 
     seed: int
@@ -111,11 +111,11 @@ class Sweep:
     steps: int
     kinds: tuple[str, ...]
     jobs: int
-    results: tuple[Result, ...]
+    results: tuple[SeedResult, ...]
     wall_s: float
 
     @property
-    def failures(self) -> tuple[Result, ...]:
+    def failures(self) -> tuple[SeedResult, ...]:
         return tuple(result for result in self.results if not result.ok)
 
     @property
@@ -167,7 +167,7 @@ class Sweep:
 
     def command(self, seed: int) -> str:
         """What runs this seed again."""
-        faults = "" if self.kinds == KINDS else f" --faults {','.join(self.kinds)}"
+        faults = "" if self.kinds == FAULT_KINDS else f" --faults {','.join(self.kinds)}"
         return f"quicoll sim --seed {seed} --ranks {self.ranks} --steps {self.steps}{faults}"
 
 
@@ -176,10 +176,10 @@ def run_seeds(
     *,
     ranks: int = 4,
     steps: int = 10,
-    kinds: Iterable[str] = KINDS,
+    kinds: Iterable[str] = FAULT_KINDS,
     jobs: int = 1,
     wall_limit: float = 600.0,
-    progress: Callable[[Result], None] | None = None,
+    progress: Callable[[SeedResult], None] | None = None,
 ) -> Sweep:
     """Run all of these in `jobs` processes. progress: called with each result, in the order of their ends.
 
@@ -206,9 +206,9 @@ class _Pool:
         seeds: list[int],
         settings: dict[str, Any],
         wall_limit: float,
-        progress: Callable[[Result], None] | None,
+        progress: Callable[[SeedResult], None] | None,
     ) -> None:
-        self.results: dict[int, Result] = {}
+        self.results: dict[int, SeedResult] = {}
         self._todo = list(reversed(dict.fromkeys(seeds)))
         self._settings = settings
         self._wall_limit = wall_limit
@@ -254,16 +254,16 @@ class _Pool:
         if line == b"":
             self._lost(each, "worker-died", "the process that ran it ended")
             return
-        self._take(Result(**json.loads(line)))
+        self._take(SeedResult(**json.loads(line)))
         self._next(each)
 
     def _lost(self, each: _Worker, kind: str, why: str) -> None:
         status = self._remove(each)
-        self._take(Result(seed=each.seed, kind=kind, message=f"{why} (exit status {status})"))
+        self._take(SeedResult(seed=each.seed, kind=kind, message=f"{why} (exit status {status})"))
         if self._todo:
             self._begin(_Worker())
 
-    def _take(self, result: Result) -> None:
+    def _take(self, result: SeedResult) -> None:
         self.results[result.seed] = result
         if self._progress is not None:
             self._progress(result)
@@ -324,10 +324,10 @@ class _Worker:
         return self._process.wait()
 
 
-def result_of(outcome: Outcome, *, cpu_s: float = 0.0) -> Result:
+def result_of(outcome: Outcome, *, cpu_s: float = 0.0) -> SeedResult:
     """An outcome without what JSON cannot carry."""
     error = outcome.error
-    return Result(
+    return SeedResult(
         seed=outcome.seed,
         kind=None if error is None else error.kind,
         message=None if error is None else str(error),
@@ -352,7 +352,7 @@ def _serve() -> None:
         started = time.process_time()
         outcome = run_seed(**request)
         result = result_of(outcome, cpu_s=time.process_time() - started)
-        text = json.dumps({name: getattr(result, name) for name in Result.__dataclass_fields__})
+        text = json.dumps({name: getattr(result, name) for name in SeedResult.__dataclass_fields__})
         try:
             answers.write(text.encode() + b"\n")
         except BrokenPipeError:  # whoever asked is gone

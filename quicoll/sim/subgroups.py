@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Grouping", "Subgroups", "after", "beginning", "grouping"]
 
 SHARE = 0.3  # of the seeds
-KINDS = {"parity": 5, "halves": 3, "backwards": 7, "nested": 6}
+GROUPINGS = {"parity": 5, "halves": 3, "backwards": 7, "nested": 6}
 """Logical shards that each kind of group reduces."""
-ELEMENTS = 131
+GROUP_ELEMENTS = 131
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +58,12 @@ def grouping(seed: int) -> Grouping | None:
 
 def beginning() -> Any:
     """The part of the state that groups change: a row for each kind."""
-    return np.zeros((len(KINDS), ELEMENTS), np.float32)
+    return np.zeros((len(GROUPINGS), GROUP_ELEMENTS), np.float32)
 
 
 def after(rows: Any, step: int) -> Any:
     """The same after a step that worked in groups, by the definition of the canonical order and nothing else."""
-    kinds = enumerate(KINDS.values())
+    kinds = enumerate(GROUPINGS.values())
     means = [_tree([_leaf(rows, kind, step, shard) for shard in range(n)]) / np.float32(n) for kind, n in kinds]
     return (rows + np.stack(means)).astype(np.float32)
 
@@ -83,10 +83,10 @@ class Subgroups:
         if not self._keeps or self._view_id != self._job.view.view_id:
             await self._split()
         under_way: dict[int, Any] = {}
-        for turn in range(len(KINDS)):
-            kind = (turn + self._job.rank) % len(KINDS)
+        for turn in range(len(GROUPINGS)):
+            kind = (turn + self._job.rank) % len(GROUPINGS)
             group, color, _ = self._groups[kind]
-            shards = group.shards(list(KINDS.values())[kind])
+            shards = group.shards(list(GROUPINGS.values())[kind])
             leaves = [np.ldexp(_leaf(rows, kind, step, shard), color) for shard in shards]
             under_way[kind] = (
                 group.all_reduce(shards.leaves(leaves, like=rows[kind]), op="avg", algorithm=self._algorithm),
@@ -128,7 +128,7 @@ def _there(group: Group | None) -> Group:
 def _leaf(rows: Any, kind: int, step: int, shard: int) -> Any:
     """float32 values whose sum depends on the order of adding."""
     number = np.uint64(step * 97 + shard * 11 + kind * 1009)
-    bits = (np.arange(ELEMENTS, dtype=np.uint64) * np.uint64(2654435761) + number) % np.uint64(100003)
+    bits = (np.arange(GROUP_ELEMENTS, dtype=np.uint64) * np.uint64(2654435761) + number) % np.uint64(100003)
     return (bits.astype(np.float32) / np.float32(317.0) - rows[kind] * np.float32(0.125)).astype(np.float32)
 
 

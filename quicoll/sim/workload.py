@@ -1,9 +1,10 @@
 """The step function that the simulator runs where the user gives none: small tensors, and a result known beforehand.
 
-The state is a vector of float32 and a count. A step computes one contribution for each of `SHARDS` logical shards, a
-function of the state, the step and the shard; reduces them to their mean in canonical order; gathers a witness from
-every rank; and on commit adds the mean to the vector. So the state after step s is a function of s alone, whatever the
-number of ranks and however often a step was tried: `Reference` computes it without a network, by sums in plain numpy.
+The state is a vector of float32 and a count. A step computes one contribution for each of `WORKLOAD_SHARDS` logical
+shards, a function of the state, the step and the shard; reduces them to their mean in canonical order; gathers a
+witness from every rank; and on commit adds the mean to the vector. So the state after step s is a function of s alone,
+whatever the number of ranks and however often a step was tried: `Reference` computes it without a network, by sums in
+plain numpy.
 
 Where a `Grouping` is given, some steps work in sub-groups meanwhile (quicoll.sim.subgroups), whose results are part of
 the state too.
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from quicoll.collectives.reductions import AlgorithmName
     from quicoll.job import Job
 
-__all__ = ["COMPUTE_S", "ELEMENTS", "SHARDS", "Reference", "worker"]
+__all__ = ["COMPUTE_S", "ELEMENTS", "WORKLOAD_SHARDS", "Reference", "worker"]
 
-SHARDS = 8
+WORKLOAD_SHARDS = 8
 ELEMENTS = 777  # odd, so that shares and chunks are uneven
 CHECKPOINTS = "/data/checkpoints"
 CHECKPOINT_EVERY = 3
@@ -64,10 +65,10 @@ class Reference:
     def __call__(self, step: int) -> bytes:
         while len(self._vectors) <= step:
             before, number = self._vectors[-1], len(self._vectors)
-            leaves = [contribution(before, number, shard) for shard in range(SHARDS)]
+            leaves = [contribution(before, number, shard) for shard in range(WORKLOAD_SHARDS)]
             while len(leaves) > 1:  # a balanced tree over a power of two: neighbours, level by level
                 leaves = [leaves[i] + leaves[i + 1] for i in range(0, len(leaves), 2)]
-            self._vectors.append(applied(before, leaves[0] / np.float32(SHARDS)))
+            self._vectors.append(applied(before, leaves[0] / np.float32(WORKLOAD_SHARDS)))
             rows = self._rows[-1]
             self._rows.append(after(rows, number) if _in_groups(self._every, number) else rows)
         while len(self._digests) <= step:
@@ -125,7 +126,7 @@ async def worker(
     while not done():
         try:
             async with job.step() as step:
-                shards = job.group.shards(SHARDS)
+                shards = job.group.shards(WORKLOAD_SHARDS)
                 await asyncio.sleep(compute_s)
                 leaves = [contribution(vector, step.number, shard) for shard in shards]
                 reduced = job.group.all_reduce(shards.leaves(leaves, like=vector), op="avg", algorithm=algorithm)

@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from quicoll.train.loop import Bucket, Result, Task, run
+from quicoll.train.loop import Bucket, Task, TrainingResult, run
 
-__all__ = ["Bucket", "Result", "Task", "run"]
+__all__ = ["Bucket", "Task", "TrainingResult", "run"]

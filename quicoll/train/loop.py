@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from quicoll.collectives.group import AlgorithmName
     from quicoll.job import Job
 
-__all__ = ["Bucket", "Result", "Task", "run"]
+__all__ = ["Bucket", "Task", "TrainingResult", "run"]
 
 _log = logging.getLogger("quicoll.train")
 
@@ -75,7 +75,7 @@ class Task(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class TrainingResult:
     """How a worker's part in the job ended.
 
     steps: the job's committed steps. digest: of the task's state after them (`quicoll.checkpoint.digest`), the same on
@@ -162,7 +162,7 @@ async def run(
     on_step: OnStep | None = None,
     bucket_bytes: int = 0,
     algorithm: AlgorithmName = "auto",
-) -> Result:
+) -> TrainingResult:
     """Train until the job has committed `steps` steps, through every abort, partition and change of membership.
 
     checkpoint_dir: where to look for a checkpoint at the start, and where rank 0 writes one after every
@@ -212,7 +212,7 @@ async def run(
             await saver.finish()
     if saver:
         saver.raise_last()
-    return Result(
+    return TrainingResult(
         steps=job.committed_step,
         digest=checkpoint.digest(task.state()),
         committed=committed,

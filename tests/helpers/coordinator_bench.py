@@ -8,7 +8,7 @@ from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorCore
-from quicoll.membership.coordinator.history import History, Record
+from quicoll.membership.coordinator.history import History, JournalRecord
 
 if TYPE_CHECKING:
     from quicoll.membership.view import View
@@ -21,11 +21,11 @@ Message = TypeVar("Message", bound=m.CoordinatorMessage)
 class Bench:
     """A coordinator, its journal and its clock; what it told each node is kept until it is read."""
 
-    def __init__(self, world_size: int, *, records: list[Record] | None = None, **config: Any) -> None:
+    def __init__(self, world_size: int, *, records: list[JournalRecord] | None = None, **config: Any) -> None:
         self.now = 0
-        self.records: list[Record] = list(records or [])
+        self.records: list[JournalRecord] = list(records or [])
         self.inbox: dict[str, list[m.CoordinatorMessage]] = {}
-        self.carried_out: list[a.Action] = []
+        self.carried_out: list[a.CoordinatorAction] = []
         self.incarnations: dict[str, int] = {}
         self.config = CoordinatorConfig(**{"world_size": world_size, "seed": 7, **config})
         self.core = CoordinatorCore(self.config, History.of(self.records), now_ns=0)
@@ -36,7 +36,7 @@ class Bench:
             self.carried_out.append(action)
             if isinstance(action, a.Persist):
                 self.records.append(action.record)
-            elif isinstance(action, a.Tell):
+            elif isinstance(action, a.TellMember):
                 self.inbox.setdefault(action.node, []).append(action.message)
         at = self.core.next_timer()
         assert at is None or at > self.now
@@ -106,7 +106,7 @@ class Bench:
 
     def begin(self, *nodes: str) -> None:
         for node in nodes:
-            self.say(node, m.Begin(view_id=self.view_id, step=self.step))
+            self.say(node, m.BeginStep(view_id=self.view_id, step=self.step))
 
     def vote(self, *nodes: str, digest: bytes = b"d") -> None:
         for node in nodes:
@@ -132,6 +132,6 @@ def declined(bench: Bench, edges: dict[str, str]) -> None:
             bench.say(node, m.Confirm(view_id=view.view_id))
 
 
-def told_end(bench: Bench, node: str) -> list[m.Decision | m.Aborted]:
+def told_end(bench: Bench, node: str) -> list[m.Decide | m.Aborted]:
     """What the node was told of the end of a step or view, and has not read."""
-    return [message for message in bench.inbox.get(node, []) if isinstance(message, m.Decision | m.Aborted)]
+    return [message for message in bench.inbox.get(node, []) if isinstance(message, m.Decide | m.Aborted)]

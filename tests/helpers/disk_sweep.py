@@ -10,7 +10,15 @@ import numpy as np
 
 from quicoll import checkpoint
 from quicoll.errors import CheckpointError, JournalError
-from quicoll.membership.coordinator.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
+from quicoll.membership.coordinator.history import (
+    Committed,
+    History,
+    InstalledView,
+    JournalRecord,
+    Left,
+    Proposed,
+    Seeded,
+)
 from quicoll.membership.coordinator.journal import Journal
 from quicoll.membership.view import Member, View
 from quicoll.sim.disk.disk import DiskFault, Halted, SimDisk
@@ -24,7 +32,7 @@ def view(view_id: int, nodes: str = "abc", *, committed: int = 0, by: int = 0) -
     return View(view_id=view_id, members=members, seed=5, committed_step=committed, committed_view=by)
 
 
-RECORDS: list[Record] = [
+RECORDS: list[JournalRecord] = [
     Seeded(5),
     Proposed(1),
     Proposed(2),

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quicoll.audit.log import AuditLog, Record, audit_file
+from quicoll.audit.log import AuditLog, OperationRecord, audit_file
 
 SUM, GATHER = "all_reduce float32 (3) sum default", "scatter float32 (3)"
 
 
-def record(step: int | None, rank: int, **fields: Any) -> Record:
+def record(step: int | None, rank: int, **fields: Any) -> OperationRecord:
     defaults: dict[str, Any] = {
         "view": 1,
         "world": 2,
@@ -22,7 +22,7 @@ def record(step: int | None, rank: int, **fields: Any) -> Record:
         "result": f"out{step}",
         "agreed": True,
     }
-    return Record(step=step, rank=rank, **{**defaults, **fields})
+    return OperationRecord(step=step, rank=rank, **{**defaults, **fields})
 
 
 class Scripted:
@@ -61,16 +61,16 @@ def script(directory: Path, *, world: int = 2, steps: int = 3, change: Any = lam
 
 
 def changed(step: int, seq: int, rank: int | None, **fields: Any) -> Any:
-    def change(item: Record) -> Record:
+    def change(item: OperationRecord) -> OperationRecord:
         if (item.step, item.seq) == (step, seq) and rank in (None, item.rank):
             values = {name: getattr(item, name) for name in item.__struct_fields__}
-            return Record(**{**values, **fields})
+            return OperationRecord(**{**values, **fields})
         return item
 
     return change
 
 
-def wrote(directory: Path, ranks: Mapping[int, Sequence[Record]], *, world: int = 2, step: int = 1) -> Path:
+def wrote(directory: Path, ranks: Mapping[int, Sequence[OperationRecord]], *, world: int = 2, step: int = 1) -> Path:
     """A run of one step in view 1, in which each rank has noted these."""
     for rank, records in ranks.items():
         log = AuditLog(audit_file(directory, f"worker-{rank}"), job="test", node=f"worker-{rank}")

@@ -14,7 +14,7 @@ import torch
 import quicoll.plan.schedule
 from quicoll import Job, LocalError, Mismatch, PeerError, QuicollError
 from quicoll.collectives.movements import MAX_OBJECT_BYTES
-from quicoll.engine.communicator import Mesh, site_numbers
+from quicoll.engine.communicator import Communicator, site_numbers
 from quicoll.numerics.bundle import Joined
 from quicoll.testing import cluster
 
@@ -94,11 +94,11 @@ async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_i
     networks: list[Any] = []
     real = quicoll.plan.schedule.choose
 
-    def measure(mesh: Mesh, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    def measure(communicator: Communicator, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """Rank 1 is the only one that sees how far away it is."""
-        measured.append(mesh.rank)
-        far = [1 << 17 if mesh.rank == 1 and rank != 1 else 1 for rank in ranks]
-        return *far, *(1 << 30 - mesh.rank for _ in far)
+        measured.append(communicator.rank)
+        far = [1 << 17 if communicator.rank == 1 and rank != 1 else 1 for rank in ranks]
+        return *far, *(1 << 30 - communicator.rank for _ in far)
 
     def watch(op: str, world: int, nbytes: int, *rest: Any, **options: Any) -> str:
         networks.append(rest[2])
@@ -106,7 +106,7 @@ async def test_ranks_that_measure_different_things_choose_alike_and_agree_once_i
         chosen.setdefault(nbytes, []).append(taken)
         return taken
 
-    monkeypatch.setattr(Mesh, "_measured", measure)
+    monkeypatch.setattr(Communicator, "_measured", measure)
     monkeypatch.setattr("quicoll.plan.schedule.choose", watch)
     async with cluster(3) as jobs:
 
@@ -139,9 +139,9 @@ async def test_a_gather_goes_by_what_is_measured_and_the_group_agrees_on_it_by_t
     chosen: list[tuple[str, Any]] = []
     real = quicoll.plan.schedule.choose
 
-    def measure(mesh: Mesh, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        measured.append(mesh.rank)
-        return *(far if mesh.rank // 2 != rank // 2 else 1 for rank in ranks), *(1 << 30 for _ in ranks)
+    def measure(communicator: Communicator, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        measured.append(communicator.rank)
+        return *(far if communicator.rank // 2 != rank // 2 else 1 for rank in ranks), *(1 << 30 for _ in ranks)
 
     def watch(op: str, world: int, nbytes: int, *rest: Any, **options: Any) -> str:
         chosen.append((real(op, world, nbytes, *rest, **options), rest[2]))
@@ -159,7 +159,7 @@ async def test_a_gather_goes_by_what_is_measured_and_the_group_agrees_on_it_by_t
                     assert got.tolist() == [1, 2, 2, 3, 3, 3]
 
     async with cluster(4, sites=["north", "north", "south", "south"]) as jobs:
-        monkeypatch.setattr(Mesh, "_measured", measure)
+        monkeypatch.setattr(Communicator, "_measured", measure)
         monkeypatch.setattr("quicoll.plan.schedule.choose", watch)
         await everyone(jobs, call)
         assert ([algorithm for algorithm, _ in chosen], sorted(measured)) == ([taken] * 4, [0, 1, 2, 3])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from quicoll.demo.timeline import Feed
-from quicoll.launch.supervisor import Outcome, Supervisor
+from quicoll.launch.supervisor import RunExit, Supervisor
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 
@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "train_loop.py"
 
 async def train(
     directory: Path, *arguments: str, kill: tuple[str, ...] = (), at: int = 0
-) -> tuple[Outcome, set[str], list[str]]:
+) -> tuple[RunExit, set[str], list[str]]:
     """Run the example on 3 workers and kill the named nodes at step `at`; the outcome, the digests, all lines."""
     lines: list[str] = []
     events = directory / "events"

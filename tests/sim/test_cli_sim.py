@@ -87,7 +87,7 @@ def swept(monkeypatch: pytest.MonkeyPatch, failed: int) -> None:
     """A sweep in which this seed has failed, in a process that is gone."""
 
     def sweep(seeds: range, **settings: object) -> runner.Sweep:
-        results = tuple(runner.Result(seed=seed, kind="durable" if seed == failed else None) for seed in seeds)
+        results = tuple(runner.SeedResult(seed=seed, kind="durable" if seed == failed else None) for seed in seeds)
         return runner.Sweep(ranks=2, steps=2, kinds=("crash",), jobs=1, results=results, wall_s=1.0)
 
     monkeypatch.setattr(runner, "run_seeds", sweep)
@@ -174,9 +174,9 @@ def test_a_missing_package_is_one_line_and_not_a_broken_promise(
 def test_an_interrupted_sweep_tells_how_far_it_came(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(seeds: Iterable[int], *, progress: Callable[[runner.Result], None], **_: Any) -> runner.Sweep:
-        progress(runner.Result(seed=0))
-        progress(runner.Result(seed=1, kind="deadline", message="late"))
+    def interrupted(seeds: Iterable[int], *, progress: Callable[[runner.SeedResult], None], **_: Any) -> runner.Sweep:
+        progress(runner.SeedResult(seed=0))
+        progress(runner.SeedResult(seed=1, kind="deadline", message="late"))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "run_seeds", interrupted)

@@ -29,10 +29,10 @@ import quicoll.numerics.bundle
 import quicoll.plan
 import quicoll.plan.schedule
 import quicoll_transport.link.inbox
-from quicoll.engine.communicator import Mesh
+from quicoll.engine.communicator import Communicator
 from quicoll.errors import QuicollError
 from quicoll.job import Job
-from quicoll.membership.coordinator.ballot import Ballot, Outcome
+from quicoll.membership.coordinator.ballot import Ballot, BallotResult
 from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.coordinator.formation import Muster
 from quicoll.membership.coordinator.history import Committed
@@ -290,10 +290,10 @@ def aborted_steps_are_applied(patch: Patch) -> None:
 def a_majority_of_votes_is_enough(patch: Patch) -> None:
     vote = Ballot.vote
 
-    def hasty(self: Ballot, node: str, vote_: Any) -> Outcome | None:
+    def hasty(self: Ballot, node: str, vote_: Any) -> BallotResult | None:
         outcome = vote(self, node, vote_)
         if outcome is None and 2 * len(self._votes) > self.view.world_size:
-            return Outcome(commit=True, digest=vote_.digest)
+            return BallotResult(commit=True, digest=vote_.digest)
         return outcome
 
     patch.setattr(Ballot, "vote", hasty)
@@ -314,19 +314,19 @@ def the_coordinator_is_dialled_once(patch: Patch) -> None:
 
 
 def a_collective_has_no_deadline(patch: Patch) -> None:
-    run = Mesh.run
+    run = Communicator.run
 
-    async def patient(self: Mesh, call: Any, *, group: int, timeout: float, step: int | None) -> int:
+    async def patient(self: Communicator, call: Any, *, group: int, timeout: float, step: int | None) -> int:
         return await run(self, call, group=group, timeout=1e6, step=step)
 
-    patch.setattr(Mesh, "run", patient)
+    patch.setattr(Communicator, "run", patient)
 
 
 def callers_are_told_what_their_own_end_saw(patch: Patch) -> None:
-    async def seen(self: Mesh, deadline: float | None = None) -> QuicollError | None:
+    async def seen(self: Communicator, deadline: float | None = None) -> QuicollError | None:
         return self.error
 
-    patch.setattr(Mesh, "judgement", seen)
+    patch.setattr(Communicator, "judgement", seen)
 
 
 def results_are_written_as_they_arrive(patch: Patch) -> None:
@@ -366,14 +366,14 @@ def closing_leaves_a_timer(patch: Patch) -> None:
 
 
 def a_callback_raises(patch: Patch) -> None:
-    announced = Mesh.announced
+    announced = Communicator.announced
 
-    def clumsy(self: Mesh, rank: int, announce: Any) -> None:
+    def clumsy(self: Communicator, rank: int, announce: Any) -> None:
         if announce.seq == 3:
             raise KeyError(announce.seq)
         announced(self, rank, announce)
 
-    patch.setattr(Mesh, "announced", clumsy)
+    patch.setattr(Communicator, "announced", clumsy)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from quicoll.engine.communicator import Mesh
+from quicoll.engine.communicator import Communicator
 from quicoll.engine.messages import Announce, Farewell, decode_word, encode_word
 from quicoll.errors import PeerError
 from quicoll.sim import Conditions, Settings, Simulation
@@ -69,7 +69,7 @@ def test_who_gets_no_answer_leaves_all_the_same(monkeypatch: pytest.MonkeyPatch)
         await job.group.barrier()
         return job.rank
 
-    monkeypatch.setattr(Mesh, "farewell", lambda *_: None)
+    monkeypatch.setattr(Communicator, "farewell", lambda *_: None)
     outcome = Simulation(worker, seed=1, settings=Settings(ranks=2, timeout=3.0, limit=30.0)).run()
     assert outcome.error is None, outcome.error
     assert 3.0 < outcome.virtual_s < 10.0
@@ -87,7 +87,7 @@ def test_who_fails_waits_a_moment_for_the_others_and_no_longer(monkeypatch: pyte
             await job.group.barrier()
         ended.append(sim.now)
 
-    monkeypatch.setattr(Mesh, "farewell", lambda *_: None)
+    monkeypatch.setattr(Communicator, "farewell", lambda *_: None)
     Simulation(worker, seed=1, settings=Settings(ranks=2, timeout=20.0, limit=10.0)).run()
     assert 1.0 < ended[1] - ended[0] < 2.0
 

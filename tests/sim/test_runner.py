@@ -12,7 +12,7 @@ import pytest
 from quicoll.errors import LocalError
 from quicoll.sim import runner
 from quicoll.sim.outcome import Settings
-from quicoll.sim.runner import Result, Sweep, run_scenario, run_seed, run_seeds
+from quicoll.sim.runner import SeedResult, Sweep, run_scenario, run_seed, run_seeds
 from quicoll.sim.scenario.language import parse_events
 from quicoll.sim.scenario.swarm import Scenario
 
@@ -102,7 +102,11 @@ def test_the_summary_has_its_keys_and_adds_up() -> None:
 
 
 def test_a_failure_is_in_the_summary_with_its_command() -> None:
-    results = (Result(seed=1), Result(seed=2, kind="durable", message="gone"), Result(seed=3, kind="x", message="y"))
+    results = (
+        SeedResult(seed=1),
+        SeedResult(seed=2, kind="durable", message="gone"),
+        SeedResult(seed=3, kind="x", message="y"),
+    )
     sweep = Sweep(ranks=3, steps=5, kinds=("loss",), jobs=1, results=results, wall_s=0.5)
     failed = sweep.summary({3: "quicoll sim --seed 3 --events ''"})["failed"]
     assert failed == [
@@ -144,7 +148,7 @@ def test_no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
             super().__init__(*args, **settings)  # type: ignore[call-overload]
             made.append(self)
 
-    def broken(result: Result) -> None:
+    def broken(result: SeedResult) -> None:
         raise KeyError(result.seed)
 
     monkeypatch.setattr(subprocess, "Popen", Counted)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from quicoll.sim.outcome import Settings
-from quicoll.sim.scenario.events import Crash, Event, Heal, Partition, Pause, SetConditions
+from quicoll.sim.scenario.events import Crash, Heal, PartitionPath, Pause, ScenarioEvent, SetConditions
 from quicoll.sim.scenario.language import parse_events
 from quicoll.sim.scenario.shrink import shrink
 from quicoll.sim.scenario.swarm import Scenario, generate
@@ -50,7 +50,7 @@ def test_the_same_failure_counts_and_no_other() -> None:
     def verdict(scenario: Scenario) -> str | None:
         if scenario.ranks < 4:
             return "other bug"
-        return "bug" if has(scenario, Partition) else None
+        return "bug" if has(scenario, PartitionPath) else None
 
     found = shrink(big(), "bug", verdict)
     assert found.scenario.ranks == 4
@@ -109,7 +109,7 @@ def test_nothing_smaller_fails_and_the_scenario_itself_is_the_answer() -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_one_guilty_event_among_many_is_found(seed: int) -> None:
     scenario = generate(seed)
-    extra = Event(50_000_000, Crash("worker-1"))
+    extra = ScenarioEvent(50_000_000, Crash("worker-1"))
     events = tuple(sorted((extra, *scenario.events), key=lambda event: event.at_ns))
 
     def verdict(smaller: Scenario) -> str | None:

@@ -13,9 +13,9 @@ import pytest
 from quicoll.errors import LocalError
 from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario import swarm
-from quicoll.sim.scenario.events import Event, Fault, Heal, Schedule, SetConditions, kinds_of
+from quicoll.sim.scenario.events import Fault, FaultSchedule, Heal, ScenarioEvent, SetConditions, kinds_of
 from quicoll.sim.scenario.language import events_source, parse_events, parse_settings, settings_source
-from quicoll.sim.scenario.swarm import KINDS, Scenario, generate, parse_kinds
+from quicoll.sim.scenario.swarm import FAULT_KINDS, Scenario, generate, parse_kinds
 from quicoll_transport.sim import Conditions
 
 SEEDS = range(300)
@@ -155,13 +155,13 @@ def test_each_seed_enables_about_half_of_the_kinds_and_all_kinds_appear() -> Non
         for kind in kinds:
             seen[kind] = seen.get(kind, 0) + 1
         calm += made.faults == 0
-    assert set(KINDS) <= set(seen)
-    assert min(seen[kind] for kind in KINDS) >= 5
+    assert set(FAULT_KINDS) <= set(seen)
+    assert min(seen[kind] for kind in FAULT_KINDS) >= 5
     assert calm < len(SEEDS) // 20
 
 
 def test_only_the_kinds_asked_for_are_injected() -> None:
-    for kind in KINDS:
+    for kind in FAULT_KINDS:
         ends = {"heal", "repair", "resume", "calm", "restart", "slow", "drift"}
         for seed in range(20):
             made = generate(seed, kinds=[kind])
@@ -213,9 +213,9 @@ def test_paths_let_quic_work_after_the_healing() -> None:
 
 
 def test_kinds_by_name() -> None:
-    assert parse_kinds("all") == KINDS
+    assert parse_kinds("all") == FAULT_KINDS
     assert parse_kinds("crash, loss") == ("loss", "crash")
-    assert parse_kinds("all,-loss,-crash") == tuple(kind for kind in KINDS if kind not in ("loss", "crash"))
+    assert parse_kinds("all,-loss,-crash") == tuple(kind for kind in FAULT_KINDS if kind not in ("loss", "crash"))
     assert parse_kinds("-loss") == parse_kinds("all,-loss")
     assert parse_kinds("-loss,-crash,loss") == parse_kinds("all,-crash")
     for nothing in ("all,-all", "-all", "loss,-loss"):
@@ -227,8 +227,8 @@ def test_kinds_by_name() -> None:
 
 def test_a_fault_knows_its_kinds() -> None:
     usual = Conditions(latency_ns=2_000_000)
-    added: list[Event] = []
-    schedule = Schedule((0,), added.append)
+    added: list[ScenarioEvent] = []
+    schedule = FaultSchedule((0,), added.append)
     schedule.conditions(Conditions(latency_ns=2_000_000, loss=0.1, burst=4.0, mtu=1300))
     schedule.conditions(Conditions(loss=0.1)).conditions(usual).crash("coordinator").crash(1).crash(1, power=True)
     assert [kinds_of(event.fault, usual) for event in added] == [

@@ -12,8 +12,8 @@ import pytest
 from quicoll.errors import LocalError
 from quicoll.sim import Conditions, Outcome, Recording, Simulation
 from quicoll.sim.scenario import events as faults
-from quicoll.sim.trace.spans import Entry, Span, fault_spans, node_spans
-from quicoll.sim.trace.story import names, tell
+from quicoll.sim.trace.spans import Entry, TraceSpan, fault_spans, node_spans
+from quicoll.sim.trace.story import node_names, tell
 from quicoll.sim.workload import worker
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_the_timeline_has_a_row_for_every_node_and_whole_slices(run: tuple[Recor
 
 
 def test_slices_of_a_row_nest(run: tuple[Recording, Outcome]) -> None:
-    by_row: dict[tuple[str, str], list[Span]] = {}
+    by_row: dict[tuple[str, str], list[TraceSpan]] = {}
     for span in node_spans(run[0].entries):
         by_row.setdefault((span.node, span.lane), []).append(span)
     for spans in by_row.values():
@@ -146,22 +146,22 @@ BAD = faults.SetConditions(Conditions(loss=0.1))
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ([(1, faults.Partition(A, B))], [("partition({0}, {1})", 1, None, "")]),
-        ([(1, faults.Partition(A, B)), (5, faults.Heal())], [("partition({0}, {1})", 1, 5, "heal()")]),
-        ([(1, faults.Partition(A, B)), (5, faults.Repair())], [("partition({0}, {1})", 1, 5, "repair()")]),
+        ([(1, faults.PartitionPath(A, B))], [("partition({0}, {1})", 1, None, "")]),
+        ([(1, faults.PartitionPath(A, B)), (5, faults.Heal())], [("partition({0}, {1})", 1, 5, "heal()")]),
+        ([(1, faults.PartitionPath(A, B)), (5, faults.Repair())], [("partition({0}, {1})", 1, 5, "repair()")]),
         (
-            [(1, faults.Partition(A, BC)), (2, faults.Repair(A, B)), (3, faults.Repair(C, A))],
+            [(1, faults.PartitionPath(A, BC)), (2, faults.Repair(A, B)), (3, faults.Repair(C, A))],
             [("partition({0}, {1, 2})", 1, 3, "repair({2}, {0})")],
         ),
         (
-            [(1, faults.Partition(A, B, True)), (2, faults.Hold(A, B)), (3, faults.Heal())],
+            [(1, faults.PartitionPath(A, B, True)), (2, faults.HoldPath(A, B)), (3, faults.Heal())],
             [
                 ("partition({0}, {1}, one_way=True)", 1, 2, "hold({0}, {1})"),
                 ("hold({0}, {1})", 2, 3, "heal()"),
             ],
         ),
         (
-            [(1, faults.Partition(A, B)), (2, faults.Hold(A, B))],
+            [(1, faults.PartitionPath(A, B)), (2, faults.HoldPath(A, B))],
             [("partition({0}, {1})", 1, None, ""), ("hold({0}, {1})", 2, None, "")],
         ),
         ([(1, BAD), (4, faults.Heal())], [("conditions(Conditions(loss=0.1))", 1, 4, "heal()")]),
@@ -182,10 +182,12 @@ def test_a_fault_lasts_until_what_undoes_it(
 
 
 def test_names_are_short_for_people() -> None:
-    assert names(["coordinator", "worker-3", "worker-0", "worker-1", "worker-2"]) == "the coordinator and workers 0-3"
-    assert names(["worker-5", "worker-0", "worker-1"]) == "workers 0, 1 and 5"
-    assert names(["worker-7"]) == "worker 7"
-    assert names([]) == "nobody"
+    assert (
+        node_names(["coordinator", "worker-3", "worker-0", "worker-1", "worker-2"]) == "the coordinator and workers 0-3"
+    )
+    assert node_names(["worker-5", "worker-0", "worker-1"]) == "workers 0, 1 and 5"
+    assert node_names(["worker-7"]) == "worker 7"
+    assert node_names([]) == "nobody"
 
 
 def test_a_decision_that_a_rank_hears_of_late_is_told() -> None:

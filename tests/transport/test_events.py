@@ -24,9 +24,9 @@ from quicoll_transport.errors import LinkLost
 from quicoll_transport.events import (
     ConnectionDown,
     ConnectionUp,
-    Corrupted,
     DialStarted,
     LinkChanged,
+    PayloadCorrupted,
     PeerRefused,
     Resent,
     Stalled,
@@ -206,7 +206,7 @@ async def test_corruption_is_told_where_it_is_found_and_the_resend_where_it_is_m
 
     faults.payload_fault = damage
     await exchange(ours, theirs, 1, 1000)
-    assert [(event.count, event.total) for event in told_b.of(Corrupted)] == [(1, 1)]
+    assert [(event.count, event.total) for event in told_b.of(PayloadCorrupted)] == [(1, 1)]
     assert [(event.count, event.total) for event in told_a.of(Resent)] == [(1, 1)]
     assert theirs.snapshot().corrupt == 1
     assert ours.snapshot().resends == 1

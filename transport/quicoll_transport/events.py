@@ -1,7 +1,7 @@
 """What an endpoint says of itself: events to one observer, and a link's figures on request.
 
-There is one interface, `Observer`: a callable that takes an event. Events are frozen and are told in the order in
-which things happen, on the endpoint's loop, before the callbacks of the layer above; an observer must be quick. What
+There is one interface, `TransportObserver`: a callable that takes an event. Events are frozen and are told in the order
+in which things happen, on the endpoint's loop, before the callbacks of the layer above; an observer must be quick. What
 it raises goes to the loop's exception handler and changes nothing. Without an observer no event is built: the cost is
 one comparison with None (benchmarks/detector.py measures both).
 
@@ -27,22 +27,22 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from quicoll_transport.link.core import LinkState
-    from quicoll_transport.quic import Address
+    from quicoll_transport.net.addresses import Address
 
 __all__ = [
     "ConnectionDown",
     "ConnectionUp",
-    "Corrupted",
     "CredentialsRotated",
     "DialStarted",
     "LinkChanged",
     "LinkSnapshot",
-    "Observer",
+    "PayloadCorrupted",
     "PeerRefused",
     "Resent",
     "Stalled",
     "SuspicionChanged",
     "TransportEvent",
+    "TransportObserver",
 ]
 
 
@@ -108,7 +108,7 @@ class Resent(_LinkEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class Corrupted(_LinkEvent):
+class PayloadCorrupted(_LinkEvent):
     count: int  # since the last such event
     total: int
 
@@ -131,13 +131,13 @@ TransportEvent = (
     | ConnectionDown
     | PeerRefused
     | Resent
-    | Corrupted
+    | PayloadCorrupted
     | Stalled
     | CredentialsRotated
 )
 
 
-class Observer(Protocol):
+class TransportObserver(Protocol):
     """The one interface. A plain function is one."""
 
     def __call__(self, event: TransportEvent, /) -> None: ...

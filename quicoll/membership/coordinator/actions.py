@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from quicoll.membership.coordinator.history import Record
+    from quicoll.membership.coordinator.history import JournalRecord
     from quicoll.membership.messages import CoordinatorMessage
     from quicoll.membership.view import View
 
 __all__ = [
-    "Action",
-    "Drop",
-    "Event",
-    "Held",
+    "CoordinatorAction",
+    "DropLink",
+    "MembershipEvent",
     "NodeJoined",
     "NodeLost",
     "Note",
     "Persist",
-    "StepAborted",
     "StepCommitted",
-    "Tell",
+    "StepRejected",
+    "TellMember",
     "ViewAborted",
     "ViewInstalled",
     "ViewProposed",
+    "ViewWithheld",
 ]
 
 
@@ -85,7 +85,7 @@ class StepCommitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepAborted:
+class StepRejected:
     now_ns: int
     view_id: int
     step: int
@@ -95,15 +95,15 @@ class StepAborted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class ViewWithheld:
     """There can be no view now, and why; told once per reason."""
 
     now_ns: int
     cause: str
 
 
-Event: TypeAlias = (
-    NodeJoined | NodeLost | ViewProposed | ViewInstalled | ViewAborted | StepCommitted | StepAborted | Held
+MembershipEvent: TypeAlias = (
+    NodeJoined | NodeLost | ViewProposed | ViewInstalled | ViewAborted | StepCommitted | StepRejected | ViewWithheld
 )
 
 
@@ -111,11 +111,11 @@ Event: TypeAlias = (
 class Persist:
     """Append to the journal; durable before any later action. If that fails, the coordinator process has to end."""
 
-    record: Record
+    record: JournalRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class TellMember:
     """Send to this incarnation of the node; nothing to do when its link is gone."""
 
     node: str
@@ -124,7 +124,7 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropLink:
     """Close the link of this incarnation of the node (0: whichever it has), after what it was told has been sent."""
 
     node: str
@@ -136,7 +136,7 @@ class Drop:
 class Note:
     """For observers; nothing depends on it."""
 
-    event: Event
+    event: MembershipEvent
 
 
-Action: TypeAlias = Persist | Tell | Drop | Note
+CoordinatorAction: TypeAlias = Persist | TellMember | DropLink | Note

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.history import History
     from quicoll.membership.messages import Join
 
-__all__ = ["lack", "names", "refusal"]
+__all__ = ["lack", "name_list", "refusal"]
 
 
 def lack(nodes: Sequence[str], *, history: History, config: CoordinatorConfig) -> str:
@@ -24,11 +24,11 @@ def lack(nodes: Sequence[str], *, history: History, config: CoordinatorConfig) -
     """
     base = history.base
     if not base and len(nodes) < config.world_size:
-        return f"{len(nodes)} of {config.world_size} nodes are here: {names(nodes) or 'none'}"
+        return f"{len(nodes)} of {config.world_size} nodes are here: {name_list(nodes) or 'none'}"
     if base and not has_quorum(nodes, base):
         missing = [node for node in base if node not in nodes]
         here = len(base) - len(missing)
-        return f"no quorum: {here} of the last view's {len(base)} nodes are here; without {names(missing)}"
+        return f"no quorum: {here} of the last view's {len(base)} nodes are here; without {name_list(missing)}"
     if len(nodes) < config.min_world_size:
         return f"{len(nodes)} nodes are here, a view needs {config.min_world_size}"
     return ""
@@ -50,7 +50,7 @@ def refusal(join: Join, *, history: History, config: CoordinatorConfig) -> str:
     return ""
 
 
-def names(nodes: Iterable[str]) -> str:
+def name_list(nodes: Iterable[str]) -> str:
     """Names for a message to people, few enough to be read."""
     listed = list(nodes)
     return ", ".join(listed) if len(listed) <= 8 else f"{', '.join(listed[:8])} and {len(listed) - 8} more"

@@ -19,11 +19,11 @@ from quicoll.membership.messages import FailureKind, Vote, clip
 if TYPE_CHECKING:
     from quicoll.membership.view import View
 
-__all__ = ["Ballot", "Outcome"]
+__all__ = ["Ballot", "BallotResult"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BallotResult:
     """commit, or abort with its cause and, where a single node is to blame, the culprit."""
 
     commit: bool
@@ -60,13 +60,13 @@ class Ballot:
     def begin(self, node: str) -> None:
         self._inside[node] = None
 
-    def vote(self, node: str, vote: Vote) -> Outcome | None:
+    def vote(self, node: str, vote: Vote) -> BallotResult | None:
         """Count a vote, which says by itself that `node` is inside; the outcome once there is one."""
         self._inside[node] = None
         self._votes[node] = vote
         if not vote.ok:
             reason = vote.reason or "no reason given"
-            return Outcome(commit=False, cause=clip(f"{node} voted no: {reason}"), culprit=vote.culprit or node)
+            return BallotResult(commit=False, cause=clip(f"{node} voted no: {reason}"), culprit=vote.culprit or node)
         if len(self._votes) < self.view.world_size:
             return None
         sides: dict[bytes, list[str]] = {}
@@ -81,17 +81,17 @@ class Ballot:
         for group in sorted(groups):
             if len(groups[group]) > 1:
                 return _mismatch(f"digests of a sub-group's results in step {self.step}", groups[group])
-        return Outcome(commit=True, digest=vote.digest)
+        return BallotResult(commit=True, digest=vote.digest)
 
 
-def _mismatch(what: str, sides: dict[bytes, list[str]]) -> Outcome:
+def _mismatch(what: str, sides: dict[bytes, list[str]]) -> BallotResult:
     most = max(len(nodes) for nodes in sides.values())
     largest = [digest for digest, nodes in sides.items() if len(nodes) == most]
     described = [f"{', '.join(nodes)} have {digest[:8].hex() or 'none'}" for digest, nodes in sides.items()]
     if len(largest) > 1:
         cause = f"{what} differ and no side is larger: {'; '.join(described)}"
-        return Outcome(commit=False, cause=clip(cause), kind="corrupted")
+        return BallotResult(commit=False, cause=clip(cause), kind="corrupted")
     minority = [node for digest, nodes in sides.items() if digest != largest[0] for node in nodes]
     cause = f"{what} differ; in the minority: {', '.join(minority)} ({'; '.join(described)})"
     culprit = minority[0] if len(minority) == 1 else ""
-    return Outcome(commit=False, cause=clip(cause), culprit=culprit, kind="corrupted")
+    return BallotResult(commit=False, cause=clip(cause), culprit=culprit, kind="corrupted")

@@ -7,9 +7,9 @@ It carries no tensors and knows no clock, socket or disk; messages, losses and t
     PROPOSED    a view was sent to its members; each forms its links and confirms or declines.
     INSTALLED   all confirmed, the view is in the journal; its members take steps.
 
-`TRANSITIONS` is the whole of what can happen to it. What each state knows has an owner: muster.py says whether there
-can be a view, and of whom; proposal.py hears the answers to one; work.py keeps the steps and votes of the installed
-one; hearing.py finds out why it ended. They say what is so; what follows from it is done here, and only here.
+`COORDINATOR_TRANSITIONS` is the whole of what can happen to it. What each state knows has an owner: muster.py says
+whether there can be a view, and of whom; proposal.py hears the answers to one; work.py keeps the steps and votes of the
+installed one; hearing.py finds out why it ended. They say what is so; what follows from it is done here, and only here.
 
 Rules, and why:
 
@@ -32,18 +32,26 @@ import enum
 from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError
-from quicoll.membership.coordinator.actions import Action, NodeJoined, NodeLost, StepCommitted
-from quicoll.membership.coordinator.admission import names, refusal
+from quicoll.membership.coordinator.actions import CoordinatorAction, NodeJoined, NodeLost, StepCommitted
+from quicoll.membership.coordinator.admission import name_list, refusal
 from quicoll.membership.coordinator.diagnosis import Hearing, Judgement
 from quicoll.membership.coordinator.formation import Muster
-from quicoll.membership.coordinator.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
-from quicoll.membership.coordinator.installed import Work
-from quicoll.membership.coordinator.outbox import Outbox
+from quicoll.membership.coordinator.history import (
+    Committed,
+    History,
+    InstalledView,
+    JournalRecord,
+    Left,
+    Proposed,
+    Seeded,
+)
+from quicoll.membership.coordinator.installed import ActiveView
+from quicoll.membership.coordinator.outbox import ActionQueue
 from quicoll.membership.coordinator.proposal import Proposal
 from quicoll.membership.coordinator.roster import Candidate, Roster
 from quicoll.membership.messages import (
-    Begin,
-    Decision,
+    BeginStep,
+    Decide,
     Decline,
     FailureKind,
     Join,
@@ -62,16 +70,22 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.config import CoordinatorConfig
     from quicoll.membership.view import View
 
-__all__ = ["TRANSITIONS", "Cause", "CoordinatorCore", "State", "transition"]
+__all__ = [
+    "COORDINATOR_TRANSITIONS",
+    "CoordinatorCause",
+    "CoordinatorCore",
+    "CoordinatorState",
+    "coordinator_transition",
+]
 
 
-class State(enum.Enum):
+class CoordinatorState(enum.Enum):
     FORMING = "forming"
     PROPOSED = "proposed"
     INSTALLED = "installed"
 
 
-class Cause(enum.Enum):
+class CoordinatorCause(enum.Enum):
     ENOUGH = "there are members for a view"
     CONFIRMED = "every member confirmed"
     FAILED = "a member declined, was silent, or is gone"
@@ -79,17 +93,23 @@ class Cause(enum.Enum):
     CHANGED = "nodes come or go at a boundary"
 
 
-TRANSITIONS: dict[State, dict[Cause, State]] = {
-    State.FORMING: {Cause.ENOUGH: State.PROPOSED},
-    State.PROPOSED: {Cause.CONFIRMED: State.INSTALLED, Cause.FAILED: State.FORMING},
-    State.INSTALLED: {Cause.BROKEN: State.FORMING, Cause.CHANGED: State.PROPOSED},
+COORDINATOR_TRANSITIONS: dict[CoordinatorState, dict[CoordinatorCause, CoordinatorState]] = {
+    CoordinatorState.FORMING: {CoordinatorCause.ENOUGH: CoordinatorState.PROPOSED},
+    CoordinatorState.PROPOSED: {
+        CoordinatorCause.CONFIRMED: CoordinatorState.INSTALLED,
+        CoordinatorCause.FAILED: CoordinatorState.FORMING,
+    },
+    CoordinatorState.INSTALLED: {
+        CoordinatorCause.BROKEN: CoordinatorState.FORMING,
+        CoordinatorCause.CHANGED: CoordinatorState.PROPOSED,
+    },
 }
 
 
-def transition(state: State, cause: Cause) -> State:
-    """The next state. Raises LocalError where `TRANSITIONS` has none."""
+def coordinator_transition(state: CoordinatorState, cause: CoordinatorCause) -> CoordinatorState:
+    """The next state. Raises LocalError where `COORDINATOR_TRANSITIONS` has none."""
     try:
-        return TRANSITIONS[state][cause]
+        return COORDINATOR_TRANSITIONS[state][cause]
     except KeyError:
         raise LocalError(f"{cause.name} cannot happen to a coordinator that is {state.name}") from None
 
@@ -110,12 +130,12 @@ class CoordinatorCore:
             raise LocalError(f"seed {config.seed} is asked for, but the journal was begun with {history.seed}")
         self._config = config
         self._history = history
-        self._state = State.FORMING
+        self._state = CoordinatorState.FORMING
         self._roster = Roster(history.view, retry_min_ns=config.retry_min_ns, retry_max_ns=config.retry_max_ns)
         self._muster = Muster(self._roster, config, history=history)
-        self._out = Outbox(self._roster)
+        self._out = ActionQueue(self._roster)
         self._proposal: Proposal | None = None
-        self._work: Work | None = None  # of the installed view
+        self._work: ActiveView | None = None  # of the installed view
         self._hearing: Hearing | None = None  # from the end of a view to the next proposal
         self._wake_ns: int | None = None  # when to look again although nothing came in
         if history.seed is None and config.seed is not None:
@@ -128,7 +148,7 @@ class CoordinatorCore:
         return f"<CoordinatorCore {self._state.name} view={view} nodes={len(self._roster)} ballot={ballot}>"
 
     @property
-    def state(self) -> State:
+    def state(self) -> CoordinatorState:
         return self._state
 
     @property
@@ -181,7 +201,7 @@ class CoordinatorCore:
         late_ns = self._work.late_ns if self._work is not None else None
         return min((at for at in (judge_ns, late_ns, self._wake_ns) if at is not None), default=None)
 
-    def next_action(self) -> Action | None:
+    def next_action(self) -> CoordinatorAction | None:
         return self._out.pop()
 
     # Messages
@@ -210,7 +230,7 @@ class CoordinatorCore:
             self._weigh(proposal, now_ns)
         elif isinstance(message, Report | Decline):
             self._report(node, message, view, now_ns)
-        elif isinstance(message, Begin | Vote) and work is not None and view is work.view:
+        elif isinstance(message, BeginStep | Vote) and work is not None and view is work.view:
             self._step(candidate, message, work, now_ns)
 
     def _join(self, node: str, message: Join, now_ns: int) -> None:
@@ -254,7 +274,7 @@ class CoordinatorCore:
         if self._hearing is not None:
             self._hearing.hear(node, message, connected=self._present(view), now_ns=now_ns)
 
-    def _step(self, candidate: Candidate, message: Begin | Vote, work: Work, now_ns: int) -> None:
+    def _step(self, candidate: Candidate, message: BeginStep | Vote, work: ActiveView, now_ns: int) -> None:
         expected = self._history.committed_step + 1
         outcome = work.hear(candidate.node, message, expected=expected, now_ns=now_ns)
         if work.entered(candidate.node):
@@ -287,7 +307,7 @@ class CoordinatorCore:
     def _reconsider(self, now_ns: int) -> None:
         """Propose a view if there can and should be a new one. Called after every input; idempotent."""
         self._wake_ns = None
-        if self._state is State.FORMING:
+        if self._state is CoordinatorState.FORMING:
             self._reconsider_forming(now_ns)
         elif self._work is not None:
             self._reconsider_installed(self._work, now_ns)
@@ -305,9 +325,9 @@ class CoordinatorCore:
             self._wake_ns = call.again_ns
             self._out.hold(call.missing, now_ns=now_ns)
             return
-        self._propose(call.chosen, Cause.ENOUGH, now_ns)
+        self._propose(call.chosen, CoordinatorCause.ENOUGH, now_ns)
 
-    def _reconsider_installed(self, work: Work, now_ns: int) -> None:
+    def _reconsider_installed(self, work: ActiveView, now_ns: int) -> None:
         if work.ballot is not None:
             return  # its decision will look again; and votes of a large view must not each count all nodes
         chosen = self._choose(now_ns)
@@ -321,12 +341,14 @@ class CoordinatorCore:
     def _choose(self, now_ns: int) -> list[Candidate]:
         return self._muster.choose(self._history, now_ns=now_ns)
 
-    def _propose(self, chosen: list[Candidate], cause: Cause, now_ns: int, boundary: Decision | None = None) -> None:
+    def _propose(
+        self, chosen: list[Candidate], cause: CoordinatorCause, now_ns: int, boundary: Decide | None = None
+    ) -> None:
         """Propose a view of `chosen`; at a step boundary, inside the decision of the step."""
         previous = self.view
         view = self._muster.form(chosen, self._history)
         self._record(Proposed(view.view_id))
-        self._state = transition(self._state, cause)
+        self._state = coordinator_transition(self._state, cause)
         self._work = None
         self._hearing = None
         self._proposal = Proposal(
@@ -343,9 +365,9 @@ class CoordinatorCore:
 
     def _install(self, view: View, now_ns: int) -> None:
         self._record(InstalledView(view))
-        self._state = transition(self._state, Cause.CONFIRMED)
+        self._state = coordinator_transition(self._state, CoordinatorCause.CONFIRMED)
         self._proposal = None
-        self._work = Work(view, self._config, now_ns=now_ns)
+        self._work = ActiveView(view, self._config, now_ns=now_ns)
         self._out.installed(view, now_ns=now_ns)
 
     def _reject(self, proposal: Proposal, now_ns: int) -> None:
@@ -355,16 +377,16 @@ class CoordinatorCore:
 
     def _fail(self, view: View, cause: str, lost: tuple[str, ...], now_ns: int) -> None:
         """The proposed view comes to nothing."""
-        self._state = transition(self._state, Cause.FAILED)
+        self._state = coordinator_transition(self._state, CoordinatorCause.FAILED)
         self._proposal = None
         self._out.failed(view, cause=cause, lost=lost, now_ns=now_ns)
 
-    def _change(self, work: Work, cause: str, now_ns: int, boundary: Decision | None = None) -> None:
+    def _change(self, work: ActiveView, cause: str, now_ns: int, boundary: Decide | None = None) -> None:
         """Go from the installed view to the next, at a boundary; what is left may be too little for one."""
         chosen = self._choose(now_ns)
         missing = self._muster.lack(chosen, self._history)
         if not missing:
-            self._propose(chosen, Cause.CHANGED, now_ns, boundary)
+            self._propose(chosen, CoordinatorCause.CHANGED, now_ns, boundary)
             return
         if boundary is not None:
             self._out.tell_all(work.view, boundary)
@@ -372,7 +394,7 @@ class CoordinatorCore:
 
     def _break(
         self,
-        work: Work,
+        work: ActiveView,
         cause: str,
         lost: tuple[str, ...],
         culprit: str,
@@ -383,10 +405,10 @@ class CoordinatorCore:
         """The installed view is over, and the step that is open is committed nowhere; tell everybody."""
         self._tell_end(self._close(work), Judgement(cause, kind, culprit, lost), now_ns)
 
-    def _close(self, work: Work) -> Hearing:
+    def _close(self, work: ActiveView) -> Hearing:
         """The installed view is over. Nothing of it can be committed any more; nobody is told yet."""
         self._hearing = Hearing(work.view, work.ballot, gather_ns=self._config.gather_ns)
-        self._state = transition(self._state, Cause.BROKEN)
+        self._state = coordinator_transition(self._state, CoordinatorCause.BROKEN)
         self._work = None
         return self._hearing
 
@@ -406,7 +428,7 @@ class CoordinatorCore:
 
     # Steps
 
-    def _commit(self, work: Work, step: int, digest: bytes, now_ns: int) -> None:
+    def _commit(self, work: ActiveView, step: int, digest: bytes, now_ns: int) -> None:
         view = work.view
         self._record(Committed(step, view.view_id, digest))
         work.decided(now_ns=now_ns)
@@ -414,7 +436,7 @@ class CoordinatorCore:
             if view.rank_of(candidate.node) is not None:
                 candidate.committed_step = step
         self._out.note(StepCommitted(now_ns=now_ns, view_id=view.view_id, step=step, digest=digest))
-        decision = Decision(view_id=view.view_id, step=step, commit=True)
+        decision = Decide(view_id=view.view_id, step=step, commit=True)
         if tuple(candidate.node for candidate in self._choose(now_ns)) == view.nodes:
             self._out.tell_all(view, decision)
             return
@@ -424,10 +446,10 @@ class CoordinatorCore:
         self._change(work, " and ".join(f"{candidate.node} left" for candidate in leavers), now_ns, decision)
         self._depart_leavers(now_ns)
 
-    def _too_late(self, work: Work, late: tuple[str, ...], now_ns: int) -> None:
+    def _too_late(self, work: ActiveView, late: tuple[str, ...], now_ns: int) -> None:
         """The votes of some members did not come: they are named, and left out where the others can go on."""
         seconds = self._config.vote_timeout_ns / 1e9
-        cause = clip(f"no vote on step {self._history.committed_step + 1} within {seconds:g} s from {names(late)}")
+        cause = clip(f"no vote on step {self._history.committed_step + 1} within {seconds:g} s from {name_list(late)}")
         self._break(work, cause, late, late[0] if len(late) == 1 else "", now_ns)
         rest = [candidate for candidate in self._choose(now_ns) if candidate.node not in late]
         if not self._muster.lack(rest, self._history):
@@ -494,6 +516,6 @@ class CoordinatorCore:
             raise LocalError("the seed is recorded when the core is made")
         return self._history.seed
 
-    def _record(self, record: Record) -> None:
+    def _record(self, record: JournalRecord) -> None:
         self._history = self._history.apply(record)
         self._out.persist(record)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError
-from quicoll.membership.coordinator.admission import lack, names
+from quicoll.membership.coordinator.admission import lack, name_list
 from quicoll.membership.view import View
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.history import History
     from quicoll.membership.coordinator.roster import Candidate, Roster
 
-__all__ = ["Call", "Muster"]
+__all__ = ["Formation", "Muster"]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Formation:
     """What a look at the nodes found. chosen: by rank. missing: why they wait; "" when they are ready.
 
     again_ns: when to look again although nothing came in; None where only an input can change it.
@@ -75,21 +75,21 @@ class Muster:
         """Why these cannot be a view where none is at work, "" if they can: too few, or none with the state."""
         return self.lack(chosen, history) or self._stateless(chosen, history)
 
-    def call(self, history: History, *, now_ns: int) -> Call:
+    def call(self, history: History, *, now_ns: int) -> Formation:
         """Look at who is here, while no view is proposed or at work; idempotent, but for the begin of the grace."""
         chosen = self.choose(history, now_ns=now_ns)
         missing = self.missing(chosen, history)
         if missing:
             self._patient = history.view is not None
             self._settle_ns = None
-            return Call(chosen, missing, self._roster.next_retry(now_ns=now_ns))
+            return Formation(chosen, missing, self._roster.next_retry(now_ns=now_ns))
         absent = [node for node in history.base if node not in self._roster]
         if absent and self._patient:
             self._settle_ns = now_ns + self._config.settle_ns if self._settle_ns is None else self._settle_ns
             if now_ns < self._settle_ns:
-                waiting = f"there is a quorum; {names(absent)} of the last view may still come"
-                return Call(chosen, waiting, self._settle_ns)
-        return Call(chosen)
+                waiting = f"there is a quorum; {name_list(absent)} of the last view may still come"
+                return Formation(chosen, waiting, self._settle_ns)
+        return Formation(chosen)
 
     def form(self, chosen: list[Candidate], history: History) -> View:
         """The next view, of these by rank, for the caller to record and to propose; ends the patience with the missing.
@@ -127,4 +127,4 @@ class Muster:
             known = self._roster.get(node)
             if node not in here and (known is None or (known.committed_step >= step and not known.leaving)):
                 elsewhere.append(node)
-        return f"nobody here holds step {step}; {names(elsewhere)} may" if elsewhere else ""
+        return f"nobody here holds step {step}; {name_list(elsewhere)} may" if elsewhere else ""

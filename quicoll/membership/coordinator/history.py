@@ -24,7 +24,7 @@ from quicoll.errors import LocalError
 if TYPE_CHECKING:
     from quicoll.membership.view import View
 
-__all__ = ["CommitRange", "Committed", "History", "InstalledView", "Left", "Proposed", "Record", "Seeded"]
+__all__ = ["CommitRange", "Committed", "History", "InstalledView", "JournalRecord", "Left", "Proposed", "Seeded"]
 
 CommitRange: TypeAlias = tuple[int, int, int]
 """(view_id, first_step, last_step): the steps which a view committed are consecutive."""
@@ -67,7 +67,7 @@ class Left:
     node: str
 
 
-Record: TypeAlias = Seeded | Proposed | InstalledView | Committed | Left
+JournalRecord: TypeAlias = Seeded | Proposed | InstalledView | Committed | Left
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class History:
     committed_view: int = 0
     committed_digest: bytes = b""
 
-    def apply(self, record: Record) -> History:
+    def apply(self, record: JournalRecord) -> History:
         """The history after `record`. Raises LocalError when the record contradicts what is there."""
         if isinstance(record, Seeded):
             if self.seed is not None:
@@ -119,7 +119,7 @@ class History:
         return any(view == view_id and first <= step <= last for view, first, last in self.commits)
 
     @classmethod
-    def of(cls, records: Iterable[Record]) -> History:
+    def of(cls, records: Iterable[JournalRecord]) -> History:
         history = cls()
         for record in records:
             history = history.apply(record)

@@ -18,17 +18,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quicoll.membership.coordinator.ballot import Ballot, Outcome
-from quicoll.membership.messages import Begin, Vote
+from quicoll.membership.coordinator.ballot import Ballot, BallotResult
+from quicoll.membership.messages import BeginStep, Vote
 
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.config import CoordinatorConfig
     from quicoll.membership.view import View
 
-__all__ = ["Work"]
+__all__ = ["ActiveView"]
 
 
-class Work:
+class ActiveView:
     """From the installation of `view`, at `now_ns`, to its end."""
 
     def __init__(self, view: View, config: CoordinatorConfig, *, now_ns: int) -> None:
@@ -47,7 +47,7 @@ class Work:
         """Whether `node` is known to be inside the step that is open."""
         return self.ballot is not None and self.ballot.entered(node)
 
-    def hear(self, node: str, message: Begin | Vote, *, expected: int, now_ns: int) -> Outcome | None:
+    def hear(self, node: str, message: BeginStep | Vote, *, expected: int, now_ns: int) -> BallotResult | None:
         """The member `node` began a step or voted; what that decides, None if nothing yet.
 
         expected: the step after the last committed one.
@@ -55,14 +55,14 @@ class Work:
         if message.step != expected:
             word = "voted on" if isinstance(message, Vote) else "began"
             cause = f"{node} {word} step {message.step}, but the next one is {expected}"
-            return Outcome(commit=False, cause=cause, culprit=node)
+            return BallotResult(commit=False, cause=cause, culprit=node)
         if self.ballot is None:
             self.ballot = Ballot(self.view, step=expected)
-        if isinstance(message, Begin):
+        if isinstance(message, BeginStep):
             self.ballot.begin(node)
             return None
         if self.ballot.voted(node):
-            return Outcome(commit=False, cause=f"{node} voted twice on step {message.step}", culprit=node)
+            return BallotResult(commit=False, cause=f"{node} voted twice on step {message.step}", culprit=node)
         outcome = self.ballot.vote(node, message)
         if outcome is None:
             self.late_ns = self.late_ns or now_ns + self._config.vote_timeout_ns

@@ -37,7 +37,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from quicoll.errors import JournalError, LocalError
-from quicoll.membership.coordinator.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
+from quicoll.membership.coordinator.history import (
+    Committed,
+    History,
+    InstalledView,
+    JournalRecord,
+    Left,
+    Proposed,
+    Seeded,
+)
 from quicoll.membership.view import View
 
 if TYPE_CHECKING:
@@ -66,7 +74,7 @@ class RecordStore(Protocol):
     def load(self) -> History:
         """The history of all records appended so far."""
 
-    def append(self, record: Record) -> None:
+    def append(self, record: JournalRecord) -> None:
         """Make the record durable before returning. Raises JournalError, after which the process has to end."""
 
     def close(self) -> None:
@@ -107,13 +115,13 @@ class MemoryJournal:
     """A journal for tests: survives the coordinator that wrote it, not the process."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.records: list[JournalRecord] = []
         self._history = History()
 
     def load(self) -> History:
         return self._history
 
-    def append(self, record: Record) -> None:
+    def append(self, record: JournalRecord) -> None:
         self._history = self._history.apply(record)
         self.records.append(record)
 
@@ -172,7 +180,7 @@ class Journal:
     def load(self) -> History:
         return self._history
 
-    def append(self, record: Record) -> None:
+    def append(self, record: JournalRecord) -> None:
         if not self._usable:
             raise JournalError("closed, or a write has failed; open it anew to see what it holds", path=str(self._path))
         history = self._history.apply(record)  # a record that contradicts the journal is refused before the disk is
@@ -260,7 +268,7 @@ class Journal:
 
     # Writing
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: JournalRecord) -> None:
         execute = self._database.execute
         if isinstance(record, Seeded):
             self._put("seed", str(record.seed))

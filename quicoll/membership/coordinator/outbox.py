@@ -8,62 +8,71 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quicoll.membership.coordinator.actions import (
-    Action,
-    Drop,
-    Event,
-    Held,
+    CoordinatorAction,
+    DropLink,
+    MembershipEvent,
     Note,
     Persist,
-    StepAborted,
-    Tell,
+    StepRejected,
+    TellMember,
     ViewAborted,
     ViewInstalled,
     ViewProposed,
+    ViewWithheld,
 )
-from quicoll.membership.messages import Aborted, CoordinatorMessage, Decision, Hold, Install, Propose, Refuse, clip
+from quicoll.membership.messages import (
+    Aborted,
+    CoordinatorMessage,
+    Decide,
+    Install,
+    Propose,
+    RefuseJoin,
+    Withhold,
+    clip,
+)
 
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.ballot import Ballot
     from quicoll.membership.coordinator.diagnosis import Judgement
-    from quicoll.membership.coordinator.history import Record
+    from quicoll.membership.coordinator.history import JournalRecord
     from quicoll.membership.coordinator.roster import Candidate, Roster
     from quicoll.membership.view import Member, View
 
-__all__ = ["Outbox"]
+__all__ = ["ActionQueue"]
 
 
-class Outbox:
+class ActionQueue:
     """A queue of actions; tells only those members of a view that are still connected as the same process."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self._actions: deque[Action] = deque()
+        self._actions: deque[CoordinatorAction] = deque()
         self._held = ""
 
-    def pop(self) -> Action | None:
+    def pop(self) -> CoordinatorAction | None:
         return self._actions.popleft() if self._actions else None
 
-    def persist(self, record: Record) -> None:
+    def persist(self, record: JournalRecord) -> None:
         self._actions.append(Persist(record))
 
-    def note(self, event: Event) -> None:
+    def note(self, event: MembershipEvent) -> None:
         self._actions.append(Note(event))
 
     def tell(self, member: Member | Candidate, message: CoordinatorMessage) -> None:
         candidate = self._roster.get(member.node)
         if candidate is not None and candidate.incarnation == member.incarnation:
-            self._actions.append(Tell(member.node, member.incarnation, message))
+            self._actions.append(TellMember(member.node, member.incarnation, message))
 
     def tell_all(self, view: View, message: CoordinatorMessage) -> None:
         for member in view.members:
             self.tell(member, message)
 
     def drop(self, node: str, incarnation: int, reason: str) -> None:
-        self._actions.append(Drop(node, incarnation, reason))
+        self._actions.append(DropLink(node, incarnation, reason))
 
     def refuse(self, node: str, incarnation: int, reason: str) -> None:
         """Say no to a process that is on no list, and close its link."""
-        self._actions.append(Tell(node, incarnation, Refuse(reason=clip(reason))))
+        self._actions.append(TellMember(node, incarnation, RefuseJoin(reason=clip(reason))))
         self.drop(node, incarnation, reason)
 
     def hold(self, cause: str, *, now_ns: int) -> None:
@@ -71,16 +80,16 @@ class Outbox:
         cause = clip(cause)
         if cause != self._held:
             self._held = cause
-            self.note(Held(now_ns=now_ns, cause=cause))
+            self.note(ViewWithheld(now_ns=now_ns, cause=cause))
         for candidate in self._roster:
             if candidate.told != cause:
                 self.leave_waiting(candidate, cause)
 
     def leave_waiting(self, candidate: Candidate, cause: str) -> None:
         candidate.told = clip(cause)
-        self.tell(candidate, Hold(cause=candidate.told))
+        self.tell(candidate, Withhold(cause=candidate.told))
 
-    def proposed(self, view: View, previous: View | None, boundary: Decision | None, *, now_ns: int) -> None:
+    def proposed(self, view: View, previous: View | None, boundary: Decide | None, *, now_ns: int) -> None:
         """A view is proposed: its members are asked, and those who are in it no more are told so.
 
         previous: the view at work until now. boundary: the decision of its step, if one has just been taken; who stays
@@ -123,10 +132,10 @@ class Outbox:
             self.tell_all(view, aborted)
         else:
             step = ballot.step
-            decision = Decision(
+            decision = Decide(
                 view_id=view_id, step=step, commit=False, cause=cause, lost=lost, culprit=culprit, kind=kind
             )
             for member in view.members:
                 self.tell(member, decision if ballot.entered(member.node) else aborted)
-            self.note(StepAborted(now_ns=now_ns, view_id=view_id, step=step, cause=cause, lost=lost, culprit=culprit))
+            self.note(StepRejected(now_ns=now_ns, view_id=view_id, step=step, cause=cause, lost=lost, culprit=culprit))
         self.note(ViewAborted(now_ns=now_ns, view_id=view_id, installed=True, cause=cause, lost=lost, culprit=culprit))

@@ -8,7 +8,7 @@ from quicoll.membership.coordinator.accusations import Complaints
 from quicoll.membership.messages import Confirm, Decline, Report
 
 if TYPE_CHECKING:
-    from quicoll.membership.messages import Begin, Vote
+    from quicoll.membership.messages import BeginStep, Vote
     from quicoll.membership.view import View
 
 __all__ = ["Proposal"]
@@ -44,7 +44,7 @@ class Proposal:
         """Whether those who are silent are waited for no more."""
         return not self._silent or now_ns >= self.judge_ns
 
-    def hear(self, node: str, message: Confirm | Decline | Report | Begin | Vote, *, now_ns: int) -> None:
+    def hear(self, node: str, message: Confirm | Decline | Report | BeginStep | Vote, *, now_ns: int) -> None:
         """The member `node` spoke of this view; what belongs to an installed one says nothing here."""
         if isinstance(message, Confirm):
             self._confirmed[node] = None

@@ -16,24 +16,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quicoll.checks import seconds, whole
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.coordinator.actions import (
-    Drop,
-    Event,
-    Held,
+    DropLink,
+    MembershipEvent,
     NodeJoined,
     NodeLost,
     Note,
     Persist,
-    StepAborted,
     StepCommitted,
-    Tell,
+    StepRejected,
+    TellMember,
     ViewAborted,
     ViewInstalled,
     ViewProposed,
+    ViewWithheld,
 )
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorCore
@@ -43,7 +43,7 @@ from quicoll.observability.events import Observer, Observers
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import LinkLost, TransportError
 from quicoll_transport.faults.compose import Faults
-from quicoll_transport.net.addresses import parse_address
+from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.net.udp import DatagramIO, UdpSocket
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
 
@@ -160,12 +160,12 @@ class CoordinatorService:
                         log.critical("%s; nothing more can be decided", error)
                         self._failed.set_exception(error)
                         return
-                case Tell():
+                case TellMember():
                     link = self._links.get(action.node)
                     if link is not None and link.remote_incarnation == action.incarnation:
                         with contextlib.suppress(LinkLost):  # its loss is reported by on_state
                             link.send_app(encode(action.message))
-                case Drop():
+                case DropLink():
                     link = self._links.get(action.node)
                     if link is not None and action.incarnation in (0, link.remote_incarnation):
                         # What it was told before has to arrive first, or it would only come back and ask again.
@@ -177,7 +177,7 @@ class CoordinatorService:
             self._timer.cancel()
         self._timer = None if at is None else self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: MembershipEvent) -> None:
         emit = self._observers.emit
         match event:
             case NodeJoined():
@@ -197,16 +197,10 @@ class CoordinatorService:
                 emit("view_ended", view=event.view_id, cause=event.cause, lost=list(event.lost))
             case StepCommitted():
                 emit("step_committed", step=event.step, view=event.view_id)
-            case StepAborted():
+            case StepRejected():
                 emit("step_aborted", step=event.step, view=event.view_id, cause=event.cause, lost=list(event.lost))
-            case Held():
+            case ViewWithheld():
                 emit("held", cause=event.cause)
-
-
-def format_address(address: tuple[Any, ...]) -> str:
-    """ "host:port", with brackets around an IPv6 host."""
-    host, port = str(address[0]), address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def serve(

@@ -23,12 +23,12 @@ __all__ = [
     "Reconnect",
     "Refused",
     "Resumed",
-    "Tell",
+    "TellCoordinator",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class TellCoordinator:
     """Send to the coordinator."""
 
     message: MemberMessage
@@ -109,4 +109,6 @@ class Reconnect:
     cause: str
 
 
-MemberAction: TypeAlias = Tell | FormLinks | Activate | Deactivate | Decided | Refused | Held | Resumed | Reconnect
+MemberAction: TypeAlias = (
+    TellCoordinator | FormLinks | Activate | Deactivate | Decided | Refused | Held | Resumed | Reconnect
+)

@@ -6,12 +6,12 @@
     ACTIVE     the view is installed; steps are taken in it
     LEFT       the end: left of its own will, or refused
 
-`TRANSITIONS` is the whole of what can happen. Each `FormLinks(v)` is followed by exactly one `Deactivate(v)`, with
-`Activate(v)` between them if the view was installed, and before any other `FormLinks`. So the shell has at most one
-view at a time, and a Confirm, which says "I act in no other view", can only follow the Deactivate of the old one. What
-belongs to that one view, its answer, its step and its reports, is its seat (seat.py); what is known from view to view,
-the seed, the steps, the doubt, is its knowledge (knowledge.py). Here are the link to the coordinator, the one deadline,
-and what follows from each message and call.
+`MEMBER_TRANSITIONS` is the whole of what can happen. Each `FormLinks(v)` is followed by exactly one `Deactivate(v)`,
+with `Activate(v)` between them if the view was installed, and before any other `FormLinks`. So the shell has at most
+one view at a time, and a Confirm, which says "I act in no other view", can only follow the Deactivate of the old one.
+What belongs to that one view, its answer, its step and its reports, is its seat (seat.py); what is known from view to
+view, the seed, the steps, the doubt, is its knowledge (knowledge.py). Here are the link to the coordinator, the one
+deadline, and what follows from each message and call.
 
 The vote is the point of no return. Before it, this member alone can make sure that the step is not committed: losing
 the coordinator aborts the step here. After a vote with ok, only the coordinator knows. So from an ok vote to the
@@ -43,23 +43,23 @@ from quicoll.membership.member.actions import (
     Reconnect,
     Refused,
     Resumed,
-    Tell,
+    TellCoordinator,
 )
 from quicoll.membership.member.knowledge import Knowledge
 from quicoll.membership.member.seat import Seat
 from quicoll.membership.messages import (
     Aborted,
     CoordinatorMessage,
-    Decision,
+    Decide,
     FailureKind,
-    Hold,
     Install,
     Join,
     Leave,
     MemberMessage,
     Propose,
-    Refuse,
+    RefuseJoin,
     Welcome,
+    Withhold,
     clip,
 )
 
@@ -69,10 +69,10 @@ if TYPE_CHECKING:
     from quicoll.membership.messages import Confirm, Decline
     from quicoll.membership.view import View
 
-__all__ = ["TRANSITIONS", "Cause", "MemberCore", "State", "transition"]
+__all__ = ["MEMBER_TRANSITIONS", "MemberCause", "MemberCore", "MemberState", "member_transition"]
 
 
-class State(enum.Enum):
+class MemberState(enum.Enum):
     DETACHED = "detached"
     JOINING = "joining"
     FORMING = "forming"
@@ -80,7 +80,7 @@ class State(enum.Enum):
     LEFT = "left"
 
 
-class Cause(enum.Enum):
+class MemberCause(enum.Enum):
     CONNECTED = "the link to the coordinator is up"
     DISCONNECTED = "the link to the coordinator is lost"
     PROPOSED = "a view is proposed"
@@ -89,32 +89,32 @@ class Cause(enum.Enum):
     DONE = "left or refused"
 
 
-TRANSITIONS: dict[State, dict[Cause, State]] = {
-    State.DETACHED: {Cause.CONNECTED: State.JOINING, Cause.DONE: State.LEFT},
-    State.JOINING: {
-        Cause.PROPOSED: State.FORMING,
-        Cause.DISCONNECTED: State.DETACHED,
-        Cause.DONE: State.LEFT,
+MEMBER_TRANSITIONS: dict[MemberState, dict[MemberCause, MemberState]] = {
+    MemberState.DETACHED: {MemberCause.CONNECTED: MemberState.JOINING, MemberCause.DONE: MemberState.LEFT},
+    MemberState.JOINING: {
+        MemberCause.PROPOSED: MemberState.FORMING,
+        MemberCause.DISCONNECTED: MemberState.DETACHED,
+        MemberCause.DONE: MemberState.LEFT,
     },
-    State.FORMING: {
-        Cause.INSTALLED: State.ACTIVE,
-        Cause.ENDED: State.JOINING,
-        Cause.DISCONNECTED: State.DETACHED,
-        Cause.DONE: State.LEFT,
+    MemberState.FORMING: {
+        MemberCause.INSTALLED: MemberState.ACTIVE,
+        MemberCause.ENDED: MemberState.JOINING,
+        MemberCause.DISCONNECTED: MemberState.DETACHED,
+        MemberCause.DONE: MemberState.LEFT,
     },
-    State.ACTIVE: {
-        Cause.ENDED: State.JOINING,
-        Cause.DISCONNECTED: State.DETACHED,
-        Cause.DONE: State.LEFT,
+    MemberState.ACTIVE: {
+        MemberCause.ENDED: MemberState.JOINING,
+        MemberCause.DISCONNECTED: MemberState.DETACHED,
+        MemberCause.DONE: MemberState.LEFT,
     },
-    State.LEFT: {},
+    MemberState.LEFT: {},
 }
 
 
-def transition(state: State, cause: Cause) -> State:
-    """The next state. Raises LocalError where `TRANSITIONS` has none."""
+def member_transition(state: MemberState, cause: MemberCause) -> MemberState:
+    """The next state. Raises LocalError where `MEMBER_TRANSITIONS` has none."""
     try:
-        return TRANSITIONS[state][cause]
+        return MEMBER_TRANSITIONS[state][cause]
     except KeyError:
         raise LocalError(f"{cause.name} cannot happen to a member that is {state.name}") from None
 
@@ -159,7 +159,7 @@ class MemberCore:
         self._form_timeout_ns = form_timeout_ns
         self._answer_timeout_ns = answer_timeout_ns
         self._decision_timeout_ns = decision_timeout_ns
-        self._state = State.DETACHED
+        self._state = MemberState.DETACHED
         self._out: deque[MemberAction] = deque()
         self._known = Knowledge(committed_step)
         self._welcomed = False
@@ -173,7 +173,7 @@ class MemberCore:
         return f"<MemberCore {self.node}#{self.incarnation} {self._state.name} view={view} step={self.open_step}>"
 
     @property
-    def state(self) -> State:
+    def state(self) -> MemberState:
         return self._state
 
     @property
@@ -189,7 +189,7 @@ class MemberCore:
     @property
     def next_step(self) -> int | None:
         """The only step that can be begun now; None while none can."""
-        free = self._state is State.ACTIVE and self._seat is not None and self._seat.free
+        free = self._state is MemberState.ACTIVE and self._seat is not None and self._seat.free
         return self._known.committed + 1 if free and not self._leaving else None
 
     @property
@@ -206,9 +206,9 @@ class MemberCore:
 
     def connected(self, *, now_ns: int) -> None:
         """There is a link to the coordinator."""
-        if self._state is not State.DETACHED:
+        if self._state is not MemberState.DETACHED:
             return
-        self._move(Cause.CONNECTED)
+        self._move(MemberCause.CONNECTED)
         self._welcomed = False
         self._deadline_ns = now_ns + self._answer_timeout_ns
         known = self._known
@@ -216,37 +216,37 @@ class MemberCore:
 
     def disconnected(self, cause: str, *, now_ns: int) -> None:
         """The link to the coordinator is gone; nothing of it will be delivered any more."""
-        if self._state in (State.DETACHED, State.LEFT):
+        if self._state in (MemberState.DETACHED, MemberState.LEFT):
             return
         cause = f"the coordinator was lost: {cause}"
         self._doubt_vote()
         self._end_view(cause, partitioned=True)
         self._deadline_ns = None
         if self._leaving and self._known.doubt is None:
-            self._move(Cause.DONE)
+            self._move(MemberCause.DONE)
             return
-        self._move(Cause.DISCONNECTED)
+        self._move(MemberCause.DISCONNECTED)
         self._hold(cause)
 
     def receive(self, message: CoordinatorMessage, *, now_ns: int) -> None:
         """A message of the coordinator came."""
         view_id = self._seat.view.view_id if self._seat is not None else None
-        if self._state in (State.DETACHED, State.LEFT):
+        if self._state in (MemberState.DETACHED, MemberState.LEFT):
             return
-        if isinstance(message, Refuse):
+        if isinstance(message, RefuseJoin):
             self._refused(message.reason)
-        elif isinstance(message, Welcome) and self._state is State.JOINING and not self._welcomed:
+        elif isinstance(message, Welcome) and self._state is MemberState.JOINING and not self._welcomed:
             self._welcome(message)
         elif not self._welcomed:
             # Meant for the link before this one: the coordinator told it before it read our Join, and then forgot it.
             return
         elif isinstance(message, Propose):
             self._propose(message.view, now_ns)
-        elif isinstance(message, Hold) and self._state is State.JOINING:
+        elif isinstance(message, Withhold) and self._state is MemberState.JOINING:
             self._hold(message.cause)
-        elif isinstance(message, Install) and message.view_id == view_id and self._state is State.FORMING:
+        elif isinstance(message, Install) and message.view_id == view_id and self._state is MemberState.FORMING:
             self._install()
-        elif isinstance(message, Decision) and message.view_id == view_id and self._state is State.ACTIVE:
+        elif isinstance(message, Decide) and message.view_id == view_id and self._state is MemberState.ACTIVE:
             self._decide(message, now_ns)
         elif isinstance(message, Aborted) and message.view_id == view_id:
             self._over(message.cause, message.lost, message.culprit, message.kind)
@@ -272,7 +272,7 @@ class MemberCore:
         seat = self._seat
         if seat is None or not seat.is_news(node):
             return
-        if self._state is State.ACTIVE:
+        if self._state is MemberState.ACTIVE:
             self._tell(seat.lost(node, cause))
         elif seat.confirmed:
             self._answer(seat.take_back(node, cause), now_ns)
@@ -315,7 +315,7 @@ class MemberCore:
 
         blamed: members whose bits came spoiled, or who called something else, as `kind` says.
         """
-        if self._state is State.ACTIVE and self._seat is not None and not self._seat.failed:
+        if self._state is MemberState.ACTIVE and self._seat is not None and not self._seat.failed:
             self._tell(self._seat.fail(reason, culprit=culprit, kind=kind, blamed=tuple(blamed)))
 
     def caught_up(self, step: int) -> None:
@@ -324,12 +324,12 @@ class MemberCore:
 
     def leave(self, reason: str = "", *, now_ns: int) -> None:
         """Leave the job: at once, or after the decision of the step that is open or in doubt."""
-        if self._leaving or self._state is State.LEFT:
+        if self._leaving or self._state is MemberState.LEFT:
             return
         self._leaving = True
-        if self._welcomed and self._state is not State.DETACHED:
+        if self._welcomed and self._state is not MemberState.DETACHED:
             self._tell(Leave(reason=clip(reason)))
-        unanswered = self._state is State.JOINING and not self._welcomed
+        unanswered = self._state is MemberState.JOINING and not self._welcomed
         if self.open_step is None and self._known.doubt is None and not unanswered:
             self._end_view("this node left")
             self._done()
@@ -341,11 +341,13 @@ class MemberCore:
         if self._deadline_ns is None or now_ns < self._deadline_ns:
             return
         self._deadline_ns = None
-        if self._state is State.FORMING and self._seat is not None and not self._seat.answered:
+        if self._state is MemberState.FORMING and self._seat is not None and not self._seat.answered:
             self._answer(self._seat.decline((), f"no links within {self._form_timeout_ns / 1e9:g} s"), now_ns)
             return
-        awaited = "the answer to Join" if self._state is State.JOINING else "the installation of the view"
-        cause = f"{awaited if self._state is not State.ACTIVE else 'the decision of the step'} did not come in time"
+        awaited = "the answer to Join" if self._state is MemberState.JOINING else "the installation of the view"
+        cause = (
+            f"{awaited if self._state is not MemberState.ACTIVE else 'the decision of the step'} did not come in time"
+        )
         self._out.append(Reconnect(cause))
         self.disconnected(cause, now_ns=now_ns)
 
@@ -392,7 +394,7 @@ class MemberCore:
             self._over(f"view {view.view_id} is proposed", (), "")
             if self._leaving:
                 return
-        self._move(Cause.PROPOSED)
+        self._move(MemberCause.PROPOSED)
         self._seat = Seat(view, self.node)
         self._known.proposed(view)
         self._deadline_ns = now_ns + self._form_timeout_ns
@@ -402,14 +404,14 @@ class MemberCore:
         if self._seat is None or not self._seat.confirmed:
             self._broken("Install of a view that was not confirmed")
             return
-        self._move(Cause.INSTALLED)
+        self._move(MemberCause.INSTALLED)
         self._deadline_ns = None
         if self._held:
             self._held = ""
             self._out.append(Resumed())
         self._out.append(Activate(self._seat.view))
 
-    def _decide(self, message: Decision, now_ns: int) -> None:
+    def _decide(self, message: Decide, now_ns: int) -> None:
         if message.commit:
             step, vote = (self._seat.step, self._seat.vote) if self._seat is not None else (None, None)
             if message.step != step or not vote:
@@ -431,7 +433,7 @@ class MemberCore:
         if self._leaving:
             self._done()
         else:
-            self._move(Cause.ENDED)
+            self._move(MemberCause.ENDED)
 
     # Helpers
 
@@ -464,7 +466,7 @@ class MemberCore:
 
     def _forming(self, view_id: int) -> Seat | None:
         """The seat, if `view_id` is being formed."""
-        seat = self._seat if self._state is State.FORMING else None
+        seat = self._seat if self._state is MemberState.FORMING else None
         return seat if seat is not None and seat.view.view_id == view_id else None
 
     def _answer(self, message: Confirm | Decline, now_ns: int) -> None:
@@ -488,10 +490,10 @@ class MemberCore:
 
     def _done(self) -> None:
         self._deadline_ns = None
-        self._move(Cause.DONE)
+        self._move(MemberCause.DONE)
 
     def _tell(self, message: MemberMessage) -> None:
-        self._out.append(Tell(message))
+        self._out.append(TellCoordinator(message))
 
-    def _move(self, cause: Cause) -> None:
-        self._state = transition(self._state, cause)
+    def _move(self, cause: MemberCause) -> None:
+        self._state = member_transition(self._state, cause)

@@ -28,7 +28,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quicoll.membership.member.actions import Deactivate, Decided
-from quicoll.membership.messages import Begin, Confirm, Decline, FailureKind, Report, Vote, clip
+from quicoll.membership.messages import BeginStep, Confirm, Decline, FailureKind, Report, Vote, clip
 
 if TYPE_CHECKING:
     from quicoll.membership.member.actions import MemberAction
@@ -89,10 +89,10 @@ class Seat:
 
     # Steps
 
-    def begin(self, step: int) -> Begin:
+    def begin(self, step: int) -> BeginStep:
         self.step = step
         self.vote = None
-        return Begin(view_id=self.view.view_id, step=step)
+        return BeginStep(view_id=self.view.view_id, step=step)
 
     def cast(
         self, step: int, *, ok: bool, digest: bytes, reason: str, culprit: str, groups: tuple[tuple[int, bytes], ...]

@@ -51,8 +51,8 @@ from quicoll.sim.disk.files import (
     Directory,
     DiskFault,
     File,
+    FileNode,
     Halted,
-    Node,
     Rename,
     Write,
     ancestors,
@@ -90,7 +90,7 @@ class SimDisk:
         # What SQLite draws depends on its version; that must not move the faults that a seed stands for.
         self._names_rng = random.Random(rng.getrandbits(64))  # noqa: S311  a simulation
         self._now_ns = now_ns
-        self._tree: dict[str, Node] = {"/": Directory()}
+        self._tree: dict[str, FileNode] = {"/": Directory()}
         self._pending: list[Rename] = []
         self._armed: list[tuple[DiskFault, int]] = []
         self._boot = 0
@@ -158,7 +158,7 @@ class SimDisk:
         for file in files:
             self._write_back(file, luck)
             file.content[:] = file.durable
-        tree: dict[str, Node] = {}
+        tree: dict[str, FileNode] = {}
         for name in sorted(self._durable_tree):  # a directory comes before what is in it
             if name == "/" or isinstance(tree.get(posixpath.dirname(name)), Directory):
                 tree[name] = self._durable_tree[name]
@@ -327,7 +327,7 @@ class SimDisk:
                 change.apply(self._durable_tree)
         self._pending = [change for change in self._pending if change.folder != folder]
 
-    def _put(self, name: str, node: Node) -> None:
+    def _put(self, name: str, node: FileNode) -> None:
         self._change(Rename(posixpath.dirname(name), ((name, node),)))
 
     def _change(self, change: Rename) -> None:
@@ -342,7 +342,7 @@ class SimDisk:
         if self._down:
             raise Halted("the disk is down: the process that calls is dead, or SimDisk.restart() was forgotten")
 
-    def _node(self, name: str) -> Node:
+    def _node(self, name: str) -> FileNode:
         node = self._tree.get(name)
         if node is None:
             # the system tells a missing name from one below a file

@@ -17,8 +17,8 @@ __all__ = [
     "Directory",
     "DiskFault",
     "File",
+    "FileNode",
     "Halted",
-    "Node",
     "Rename",
     "Write",
     "ancestors",
@@ -99,7 +99,7 @@ class Directory:
     """A directory has nothing but its name here: the tree is a mapping of whole paths."""
 
 
-Node = File | Directory
+FileNode = File | Directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ class Rename:
     """A pending change of names in one directory; None takes the name away. All of it arrives, or nothing."""
 
     folder: str
-    names: tuple[tuple[str, Node | None], ...]
+    names: tuple[tuple[str, FileNode | None], ...]
 
-    def apply(self, tree: dict[str, Node]) -> None:
+    def apply(self, tree: dict[str, FileNode]) -> None:
         for name, node in self.names:
             if node is None:
                 tree.pop(name, None)

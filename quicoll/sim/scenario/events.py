@@ -7,8 +7,8 @@ A scenario is written in plain Python,
     sim.every(0.5, start=3.0, until=5.0).pause(1, 0.2)
     sim.at(6.0).heal()
 
-and each line becomes an `Event`, a frozen value that knows its own source line. A generated scenario is a list of the
-same events; so it can be made smaller, and printed as what a person would have written.
+and each line becomes an `ScenarioEvent`, a frozen value that knows its own source line. A generated scenario is a list
+of the same events; so it can be made smaller, and printed as what a person would have written.
 
 Nodes are named by rank at the start (0 is the host "worker-0"; it keeps the name whatever rank it gets later) or by the
 host's name; "coordinator" is the coordinator's. Times are seconds of true time since the beginning, as float for people
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 __all__ = [
     "COORDINATOR_HOST",
     "DISK_FAULTS",
-    "Corrupt",
+    "CorruptPayloads",
     "Crash",
-    "Disk",
+    "DiskFault",
     "Drift",
-    "Event",
     "Fault",
+    "FaultSchedule",
     "Heal",
-    "Hold",
+    "HoldPath",
     "Leap",
-    "Node",
-    "Partition",
+    "NodeRef",
+    "PartitionPath",
     "Pause",
     "Repair",
     "Restart",
     "Resume",
-    "Schedule",
+    "ScenarioEvent",
     "SetConditions",
     "Slow",
     "StepWall",
@@ -61,10 +61,10 @@ DISK_FAULTS = ("write", "fsync", "full", "power", "kill")
 _MOST_TIMES = 100_000  # of one `every`
 _MOST_DRIFT = 500_000  # ppm, as a simulated clock takes it
 
-Node: TypeAlias = "int | str"
+NodeRef: TypeAlias = "int | str"
 
 
-def node_name(node: Node) -> str:
+def node_name(node: NodeRef) -> str:
     """The host's name. Raises LocalError for what can be none."""
     if isinstance(node, bool) or node == "":
         raise LocalError(f"a node is a rank or the name of a host, not {node!r}")
@@ -75,7 +75,7 @@ def node_name(node: Node) -> str:
     return node
 
 
-def _names(nodes: Node | Iterable[Node]) -> tuple[str, ...]:
+def _names(nodes: NodeRef | Iterable[NodeRef]) -> tuple[str, ...]:
     if isinstance(nodes, int | str):
         nodes = (nodes,)
     return tuple(sorted({node_name(node): None for node in nodes}))  # a dict, as sets have no order
@@ -88,7 +88,7 @@ def _ns(seconds: float, what: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class PartitionPath:
     """Nothing passes from `one` to `other`, nor back unless `one_way`."""
 
     one: tuple[str, ...]
@@ -100,7 +100,7 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HoldPath:
     """What goes from `one` to `other` is kept until the path is repaired."""
 
     one: tuple[str, ...]
@@ -219,7 +219,7 @@ class SetConditions:
 
 
 @dataclass(frozen=True, slots=True)
-class Corrupt:
+class CorruptPayloads:
     """Flip a bit in the next `times` payloads that the node receives, behind QUIC's own checks."""
 
     node: str
@@ -230,7 +230,7 @@ class Corrupt:
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
+class DiskFault:
     """The node's disk fails at its next `what`: "write" (EIO) or "fsync" (EIO); it is "full" from now on (ENOSPC); or
     the next operation is cut off in its middle, because the "power" goes or the process gets a "kill".
     """
@@ -252,8 +252,8 @@ class Heal:
 
 
 Fault: TypeAlias = (
-    Partition
-    | Hold
+    PartitionPath
+    | HoldPath
     | Repair
     | Crash
     | Restart
@@ -264,14 +264,14 @@ Fault: TypeAlias = (
     | Leap
     | StepWall
     | SetConditions
-    | Corrupt
-    | Disk
+    | CorruptPayloads
+    | DiskFault
     | Heal
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ScenarioEvent:
     """`fault` at `at_ns` of true time since the beginning."""
 
     at_ns: int
@@ -295,11 +295,11 @@ def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
                 if getattr(found, name) != getattr(usual, name)
             ]
             return tuple(changed) or ("calm",)
-        case Partition():
+        case PartitionPath():
             return ("one_way" if fault.one_way else "partition",)
         case Crash():
             return ("coordinator_crash" if fault.node == COORDINATOR_HOST else "power" if fault.power else "crash",)
-        case Corrupt():
+        case CorruptPayloads():
             return ("payload",)
         case StepWall():
             return ("wall",)
@@ -334,95 +334,97 @@ _CONDITION_KINDS = (
 )
 
 
-class Schedule:
+class FaultSchedule:
     """What `at` and `every` return: each method is one fault at each of the times. All return the schedule itself.
 
     Bad arguments raise LocalError at once, before anything runs.
     """
 
-    def __init__(self, times: Iterable[int], add: Callable[[Event], None]) -> None:
+    def __init__(self, times: Iterable[int], add: Callable[[ScenarioEvent], None]) -> None:
         self._times = tuple(times)
         self._add = add
 
-    def fault(self, fault: Fault) -> Schedule:
+    def fault(self, fault: Fault) -> FaultSchedule:
         """Any fault, as the object that it is."""
         for at_ns in self._times:
-            self._add(Event(at_ns, fault))
+            self._add(ScenarioEvent(at_ns, fault))
         return self
 
-    def partition(self, one: Node | Iterable[Node], other: Node | Iterable[Node], *, one_way: bool = False) -> Schedule:
+    def partition(
+        self, one: NodeRef | Iterable[NodeRef], other: NodeRef | Iterable[NodeRef], *, one_way: bool = False
+    ) -> FaultSchedule:
         """Lose what is sent between `one` and `other` (`one_way`: from `one` to `other`) until `repair` or `heal`. What
         is under way arrives."""
-        return self.fault(Partition(*_sides(one, other, "a partition"), one_way))
+        return self.fault(PartitionPath(*_sides(one, other, "a partition"), one_way))
 
-    def hold(self, one: Node | Iterable[Node], other: Node | Iterable[Node]) -> Schedule:
+    def hold(self, one: NodeRef | Iterable[NodeRef], other: NodeRef | Iterable[NodeRef]) -> FaultSchedule:
         """Keep what is sent from `one` to `other` until `repair` or `heal`, and deliver it then, in order."""
-        return self.fault(Hold(*_sides(one, other, "a hold")))
+        return self.fault(HoldPath(*_sides(one, other, "a hold")))
 
-    def repair(self, one: Node | Iterable[Node] = (), other: Node | Iterable[Node] = ()) -> Schedule:
+    def repair(self, one: NodeRef | Iterable[NodeRef] = (), other: NodeRef | Iterable[NodeRef] = ()) -> FaultSchedule:
         """End partitions and holds between `one` and `other`; all of them where neither is given."""
         return self.fault(Repair(_names(one), _names(other)))
 
-    def crash(self, node: Node, *, power: bool = False) -> Schedule:
+    def crash(self, node: NodeRef, *, power: bool = False) -> FaultSchedule:
         """Kill the process; `power`: its machine too, whose disk forgets what was not synced."""
         return self.fault(Crash(node_name(node), power))
 
-    def restart(self, node: Node) -> Schedule:
+    def restart(self, node: NodeRef) -> FaultSchedule:
         """Start the process, and its machine, again; nothing where it runs."""
         return self.fault(Restart(node_name(node)))
 
-    def pause(self, node: Node, seconds: float = 0.0) -> Schedule:
+    def pause(self, node: NodeRef, seconds: float = 0.0) -> FaultSchedule:
         """SIGSTOP for so many simulated seconds; 0: until `resume`."""
         return self.fault(Pause(node_name(node), _ns(seconds, "a pause")))
 
-    def resume(self, node: Node) -> Schedule:
+    def resume(self, node: NodeRef) -> FaultSchedule:
         """SIGCONT."""
         return self.fault(Resume(node_name(node)))
 
-    def slow(self, node: Node, seconds: float) -> Schedule:
+    def slow(self, node: NodeRef, seconds: float) -> FaultSchedule:
         """From now on each callback of the process takes so many seconds; 0: none, as at the beginning."""
         return self.fault(Slow(node_name(node), _ns(seconds, "the time of a callback")))
 
-    def drift(self, node: Node, *, ppm: int) -> Schedule:
+    def drift(self, node: NodeRef, *, ppm: int) -> FaultSchedule:
         """The monotonic clock goes too fast by so many parts per million, or too slow if they are negative."""
         if not -_MOST_DRIFT <= ppm <= _MOST_DRIFT:
             raise LocalError(f"a clock is off by {_MOST_DRIFT} parts per million at most, not by {ppm}")
         return self.fault(Drift(node_name(node), ppm))
 
-    def leap(self, node: Node, seconds: float) -> Schedule:
+    def leap(self, node: NodeRef, seconds: float) -> FaultSchedule:
         """The monotonic clock leaps forward by so many seconds, as after the suspension of a virtual machine."""
         return self.fault(Leap(node_name(node), _ns(seconds, "a leap")))
 
-    def step_wall(self, node: Node, seconds: float) -> Schedule:
+    def step_wall(self, node: NodeRef, seconds: float) -> FaultSchedule:
         """The wall clock is set forward by so many seconds, or back if they are negative."""
         ns = -_ns(-seconds, "a step back") if seconds < 0 else _ns(seconds, "a step")
         return self.fault(StepWall(node_name(node), ns))
 
     def conditions(
-        self, conditions: Conditions, one: Node | Iterable[Node] = (), other: Node | Iterable[Node] = ()
-    ) -> Schedule:
+        self, conditions: Conditions, one: NodeRef | Iterable[NodeRef] = (), other: NodeRef | Iterable[NodeRef] = ()
+    ) -> FaultSchedule:
         """Paths from `one` to `other`, in this direction, are like this; all paths where neither is given."""
         return self.fault(SetConditions(conditions, _names(one), _names(other)))
 
-    def corrupt(self, node: Node, *, times: int = 1) -> Schedule:
+    def corrupt(self, node: NodeRef, *, times: int = 1) -> FaultSchedule:
         """Flip a bit in each of the next `times` payloads that the node receives, behind QUIC's own checks."""
         if times < 1:
             raise LocalError(f"so many times makes no sense: {times}")
-        return self.fault(Corrupt(node_name(node), times))
+        return self.fault(CorruptPayloads(node_name(node), times))
 
-    def disk(self, node: Node, what: str) -> Schedule:
+    def disk(self, node: NodeRef, what: str) -> FaultSchedule:
         """Fail at the next "write" or "fsync" (EIO), be "full" from now on, or meet "power" or "kill" in one."""
         if what not in DISK_FAULTS:
             raise LocalError(f"a disk fails in one of the ways {', '.join(DISK_FAULTS)}, not {what!r}")
-        return self.fault(Disk(node_name(node), what))
+        return self.fault(DiskFault(node_name(node), what))
 
-    def heal(self) -> Schedule:
+    def heal(self) -> FaultSchedule:
         """All paths, machines, processes, disks and the rates of clocks as at the beginning."""
         return self.fault(Heal())
 
 
 def _sides(
-    one: Node | Iterable[Node], other: Node | Iterable[Node], what: str
+    one: NodeRef | Iterable[NodeRef], other: NodeRef | Iterable[NodeRef], what: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     first, second = _names(one), _names(other)
     both = [name for name in first if name in second]
@@ -441,18 +443,18 @@ def conditions_source(conditions: Conditions) -> str:
     return f"Conditions({', '.join(changed)})"
 
 
-def at(seconds: float, add: Callable[[Event], None]) -> Schedule:
-    return Schedule((_ns(seconds, "a time"),), add)
+def at(seconds: float, add: Callable[[ScenarioEvent], None]) -> FaultSchedule:
+    return FaultSchedule((_ns(seconds, "a time"),), add)
 
 
-def every(seconds: float, *, start: float, until: float, add: Callable[[Event], None]) -> Schedule:
+def every(seconds: float, *, start: float, until: float, add: Callable[[ScenarioEvent], None]) -> FaultSchedule:
     step = _ns(seconds, "a period")
     if step < 1_000_000:
         raise LocalError(f"a period is a millisecond or more, not {seconds!r} s")
     times = range(_ns(start, "a start"), _ns(until, "an end"), step)
     if len(times) > _MOST_TIMES:
         raise LocalError(f"something happens {_MOST_TIMES} times at most, not {len(times)} times")
-    return Schedule(times, add)
+    return FaultSchedule(times, add)
 
 
 def _node(name: str) -> str:

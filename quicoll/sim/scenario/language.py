@@ -4,8 +4,8 @@
     Settings(lost_after=0.5, conditions=Conditions(latency_ns=2000000))
 
 Text is never executed. It is parsed by `ast`, and walked: statements are calls of `sim.at` or `sim.every` with methods
-of `Schedule` upon them, arguments are literals or `Conditions(...)` of literals. Anything else raises LocalError with
-its place. The methods check their arguments as they do for a program.
+of `FaultSchedule` upon them, arguments are literals or `Conditions(...)` of literals. Anything else raises LocalError
+with its place. The methods check their arguments as they do for a program.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 from quicoll.errors import LocalError
 from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario import events as scenario
-from quicoll.sim.scenario.events import Event, Schedule
+from quicoll.sim.scenario.events import FaultSchedule, ScenarioEvent
 from quicoll_transport.errors import TransportError
 from quicoll_transport.sim import Conditions
 
 __all__ = ["events_source", "parse_events", "parse_settings", "settings_source"]
 
-_METHODS = tuple(name for name in vars(Schedule) if not name.startswith("_") and name != "fault")
+_METHODS = tuple(name for name in vars(FaultSchedule) if not name.startswith("_") and name != "fault")
 _LONGEST = 1 << 20  # characters; a deep nesting could exhaust the parser's stack
 
 
-def events_source(events: Iterable[Event], *, separator: str = "; ") -> str:
+def events_source(events: Iterable[ScenarioEvent], *, separator: str = "; ") -> str:
     """The statements that make these events, in their order."""
     return separator.join(str(event) for event in events)
 
@@ -46,9 +46,9 @@ def settings_source(settings: Settings) -> str:
     return f"Settings({', '.join(changed)})"
 
 
-def parse_events(text: str) -> tuple[Event, ...]:
+def parse_events(text: str) -> tuple[ScenarioEvent, ...]:
     """The events of statements like `sim.at(1.2).crash(3)`, parted by semicolons or lines. Raises LocalError."""
-    found: list[Event] = []
+    found: list[ScenarioEvent] = []
     for statement in _parsed(text, "exec").body:
         if not isinstance(statement, ast.Expr):
             raise _unclear(statement, "a statement is a call like sim.at(1.2).crash(3)")
@@ -77,7 +77,7 @@ def _parsed(text: str, mode: str) -> Any:
         raise LocalError(f"the scenario cannot be read: {error}") from error
 
 
-def _schedule(node: ast.expr, add: Callable[[Event], None]) -> Schedule:
+def _schedule(node: ast.expr, add: Callable[[ScenarioEvent], None]) -> FaultSchedule:
     """The schedule that a chain of calls gives; its events are added on the way."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         raise _unclear(node, "a statement is a call like sim.at(1.2).crash(3)")
@@ -86,8 +86,8 @@ def _schedule(node: ast.expr, add: Callable[[Event], None]) -> Schedule:
     if isinstance(owner, ast.Name):
         if owner.id != "sim" or name not in ("at", "every"):
             raise _unclear(node, "a statement begins with sim.at(...) or sim.every(...)")
-        times: Callable[..., Schedule] = scenario.at if name == "at" else scenario.every
-        begun: Schedule = _made(node, times, *positional, add=add, **named)
+        times: Callable[..., FaultSchedule] = scenario.at if name == "at" else scenario.every
+        begun: FaultSchedule = _made(node, times, *positional, add=add, **named)
         return begun
     schedule = _schedule(owner, add)
     if name not in _METHODS:

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from quicoll.sim.outcome import Settings
-from quicoll.sim.scenario.events import COORDINATOR_HOST, Event, Fault, Heal, SetConditions, node_name
+from quicoll.sim.scenario.events import COORDINATOR_HOST, Fault, Heal, ScenarioEvent, SetConditions, node_name
 from quicoll.sim.scenario.swarm import Scenario
 from quicoll.sim.workload import COMPUTE_S
 from quicoll_transport.sim import Conditions
 
 __all__ = ["Shrunk", "shrink"]
 
-Verdict = Callable[[Scenario], "str | None"]
+FailureTest = Callable[[Scenario], "str | None"]
 
 _ROUND_NS = (1_000_000_000, 100_000_000, 10_000_000, 1_000_000)
 
@@ -47,7 +47,7 @@ class _Spent(Exception):
 
 @dataclass(slots=True)
 class _Search:
-    verdict: Verdict
+    verdict: FailureTest
     kind: str
     limit: int
     best: Scenario
@@ -67,7 +67,7 @@ class _Search:
         return found
 
 
-def shrink(scenario: Scenario, kind: str, verdict: Verdict, *, runs: int = 200) -> Shrunk:
+def shrink(scenario: Scenario, kind: str, verdict: FailureTest, *, runs: int = 200) -> Shrunk:
     """A smaller scenario that fails with the same `kind`. verdict: runs one and gives its kind of failure, or None.
 
     The scenario itself is taken to fail, and is the answer where nothing smaller does. runs: at most.
@@ -108,7 +108,7 @@ def _fewer_events(search: _Search) -> None:
             parts = min(len(events), 2 * parts)
 
 
-def _split(scenario: Scenario) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
+def _split(scenario: Scenario) -> tuple[tuple[ScenarioEvent, ...], tuple[ScenarioEvent, ...]]:
     """What may go, and the last healing."""
     events = scenario.events
     if events and isinstance(events[-1].fault, Heal):
@@ -120,7 +120,7 @@ def _fewer_ranks(scenario: Scenario) -> Iterator[Scenario]:
     for ranks in range(1, scenario.ranks):
         names = [COORDINATOR_HOST, *(node_name(rank) for rank in range(ranks))]
         events = [(event, _among(event.fault, names)) for event in scenario.events]
-        kept = tuple(Event(event.at_ns, fault) for event, fault in events if fault is not None)
+        kept = tuple(ScenarioEvent(event.at_ns, fault) for event, fault in events if fault is not None)
         fewer = replace(scenario.settings, ranks=ranks, sites=scenario.settings.sites[:ranks])
         yield replace(scenario, settings=fewer, events=kept)
 
@@ -179,7 +179,7 @@ def _plainer_events(scenario: Scenario) -> Iterator[Scenario]:
                 without = [names[:j] + names[j + 1 :] for j in range(len(names))]
                 plainer += [_changed(fault, **{side: each}) for each in without]
         for each in plainer:
-            yield _with(scenario, i, Event(event.at_ns, each))
+            yield _with(scenario, i, ScenarioEvent(event.at_ns, each))
 
 
 def _rounder_times(scenario: Scenario) -> Iterator[Scenario]:
@@ -190,13 +190,13 @@ def _rounder_times(scenario: Scenario) -> Iterator[Scenario]:
             if event.at_ns % unit == 0:
                 break
             for at_ns in dict.fromkeys((event.at_ns // unit * unit, -(-event.at_ns // unit) * unit)):
-                yield _with(scenario, i, Event(at_ns, fault))
+                yield _with(scenario, i, ScenarioEvent(at_ns, fault))
         ns = getattr(fault, "ns", 0)
         for unit in _ROUND_NS:
             if ns % unit == 0:
                 break
             if (rounded := round(ns / unit) * unit) > 0:
-                yield _with(scenario, i, Event(event.at_ns, _changed(fault, ns=rounded)))
+                yield _with(scenario, i, ScenarioEvent(event.at_ns, _changed(fault, ns=rounded)))
 
 
 def _changed(fault: Any, **fields: Any) -> Any:
@@ -204,7 +204,7 @@ def _changed(fault: Any, **fields: Any) -> Any:
     return replace(fault, **fields)
 
 
-def _with(scenario: Scenario, i: int, event: Event) -> Scenario:
+def _with(scenario: Scenario, i: int, event: ScenarioEvent) -> Scenario:
     """With this event in the place of the i-th; in the order of times, equal ones as they were."""
     events = [*scenario.events[:i], event, *scenario.events[i + 1 :]]
     return replace(scenario, events=tuple(sorted(events, key=lambda each: each.at_ns)))

@@ -46,19 +46,19 @@ from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario.events import (
     COORDINATOR_HOST,
     DISK_FAULTS,
-    Corrupt,
+    CorruptPayloads,
     Crash,
-    Disk,
+    DiskFault,
     Drift,
-    Event,
     Fault,
     Heal,
-    Hold,
+    HoldPath,
     Leap,
-    Partition,
+    PartitionPath,
     Pause,
     Repair,
     Restart,
+    ScenarioEvent,
     SetConditions,
     Slow,
     StepWall,
@@ -68,13 +68,13 @@ from quicoll.sim.scenario.language import events_source, settings_source
 from quicoll.sim.workload import COMPUTE_S
 from quicoll_transport.sim import Conditions
 
-__all__ = ["KINDS", "Scenario", "generate", "parse_kinds"]
+__all__ = ["FAULT_KINDS", "Scenario", "generate", "parse_kinds"]
 
 T = TypeVar("T")
 
 _CONDITIONS = ("loss", "burst", "jitter", "duplicate", "reorder", "corrupt", "rate", "mtu", "latency")
 
-KINDS: tuple[str, ...] = (
+FAULT_KINDS: tuple[str, ...] = (
     *_CONDITIONS,
     "partition",
     "one_way",
@@ -110,7 +110,7 @@ class Scenario:
     steps: int = 10
     compute_s: float = COMPUTE_S
     settings: Settings = field(default_factory=Settings)
-    events: tuple[Event, ...] = ()
+    events: tuple[ScenarioEvent, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= 1_000_000:
@@ -147,12 +147,12 @@ def parse_kinds(text: str) -> tuple[str, ...]:
     Raises LocalError for other names, and where no kind is left: a run without faults would be green for nothing.
     """
     words = text.replace(" ", "").split(",")
-    chosen: dict[str, None] = dict.fromkeys(KINDS if words[0].startswith("-") else ())
+    chosen: dict[str, None] = dict.fromkeys(FAULT_KINDS if words[0].startswith("-") else ())
     for word in words:
         name = word.removeprefix("-")
-        if name != "all" and name not in KINDS:
-            raise LocalError(f"there is no kind of fault {name!r} among {', '.join(KINDS)}")
-        names = KINDS if name == "all" else (name,)
+        if name != "all" and name not in FAULT_KINDS:
+            raise LocalError(f"there is no kind of fault {name!r} among {', '.join(FAULT_KINDS)}")
+        names = FAULT_KINDS if name == "all" else (name,)
         for each in names:
             if word.startswith("-"):
                 chosen.pop(each, None)
@@ -160,7 +160,7 @@ def parse_kinds(text: str) -> tuple[str, ...]:
                 chosen[each] = None
     if not chosen:
         raise LocalError(f"{text!r} leaves no kind of fault")
-    return tuple(kind for kind in KINDS if kind in chosen)
+    return tuple(kind for kind in FAULT_KINDS if kind in chosen)
 
 
 def generate(
@@ -168,7 +168,7 @@ def generate(
     *,
     ranks: int = 4,
     steps: int = 10,
-    kinds: Iterable[str] = KINDS,
+    kinds: Iterable[str] = FAULT_KINDS,
     settings: Settings | None = None,
 ) -> Scenario:
     """The scenario of this seed. settings: taken as they are, with `ranks`; else they are drawn too."""
@@ -265,7 +265,7 @@ class _Builder:
         self._settings = settings
         self._horizon = horizon_ns
         self._lost = round(settings.lost_after * _S)
-        self._events: list[Event] = []
+        self._events: list[ScenarioEvent] = []
         self._workers = [node_name(rank) for rank in range(settings.ranks)]
         self._nodes = [COORDINATOR_HOST, *self._workers]
         self._last = 0
@@ -296,14 +296,14 @@ class _Builder:
         else:
             self._makers[kind](at_ns)
 
-    def healed(self) -> tuple[Event, ...]:
+    def healed(self) -> tuple[ScenarioEvent, ...]:
         """All events in their order, with a healing at the end."""
         end = max([self._horizon // 2, *(event.at_ns for event in self._events)])
-        self._events.append(Event(_round(end + min(self._length(), self._lost * 3 // 2)), Heal()))
+        self._events.append(ScenarioEvent(_round(end + min(self._length(), self._lost * 3 // 2)), Heal()))
         return tuple(sorted(self._events, key=lambda event: event.at_ns))
 
     def _put(self, at_ns: int, fault: Fault) -> None:
-        self._events.append(Event(_round(at_ns), fault))
+        self._events.append(ScenarioEvent(_round(at_ns), fault))
 
     def _time(self) -> int:
         """When the next fault begins."""
@@ -369,19 +369,19 @@ class _Builder:
 
     def _partition(self, at_ns: int) -> None:
         one, other = self._split()
-        self._put(at_ns, Partition(one, other))
+        self._put(at_ns, PartitionPath(one, other))
         self._until(at_ns, Repair(one, other))
 
     def _one_way(self, at_ns: int) -> None:
         one, other = self._split()
-        self._put(at_ns, Partition(one, other, one_way=True))
+        self._put(at_ns, PartitionPath(one, other, one_way=True))
         self._until(at_ns, Repair(one, other))
 
     def _hold(self, at_ns: int) -> None:
         one, other = self._split()
-        self._put(at_ns, Hold(one, other))
+        self._put(at_ns, HoldPath(one, other))
         if self._draw.chance(0.5):
-            self._put(at_ns, Hold(other, one))
+            self._put(at_ns, HoldPath(other, one))
         self._until(at_ns, Repair(one, other))
 
     def _crash(self, at_ns: int) -> None:
@@ -424,11 +424,11 @@ class _Builder:
         self._put(at_ns, StepWall(self._draw.one_of(self._nodes), seconds * _S))
 
     def _payload(self, at_ns: int) -> None:
-        self._put(at_ns, Corrupt(self._draw.one_of(self._nodes), self._draw.one_of((1, 1, 2, 5))))
+        self._put(at_ns, CorruptPayloads(self._draw.one_of(self._nodes), self._draw.one_of((1, 1, 2, 5))))
 
     def _disk(self, at_ns: int) -> None:
         node = COORDINATOR_HOST if self._draw.chance(0.6) else self._draw.one_of(self._workers)
-        self._put(at_ns, Disk(node, self._draw.one_of(DISK_FAULTS)))
+        self._put(at_ns, DiskFault(node, self._draw.one_of(DISK_FAULTS)))
 
 
 def _round(ns: float) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
-from quicoll.sim.trace.spans import Entry, Span, fault_spans, node_spans
+from quicoll.sim.trace.spans import Entry, TraceSpan, fault_spans, node_spans
 from quicoll.sim.trace.story import tell
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _name(found: list[dict[str, Any]], pid: int, name: str, rows: dict[int, str]
         found.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": row, "args": {"name": title}})
 
 
-def _slice(span: Span, pid: int, end_ns: int) -> dict[str, Any]:
+def _slice(span: TraceSpan, pid: int, end_ns: int) -> dict[str, Any]:
     return {
         "ph": "X",
         "cat": span.lane,

@@ -25,7 +25,7 @@ from typing import Any
 
 from quicoll.sim.scenario import events
 
-__all__ = ["Entry", "Span", "fault_spans", "node_spans"]
+__all__ = ["Entry", "TraceSpan", "fault_spans", "node_spans"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Span:
+class TraceSpan:
     """lane: what kind of thing it is. node: "" for what concerns several. ended_by: for people."""
 
     lane: str
@@ -83,18 +83,18 @@ def _paths(one: Iterable[str], other: Iterable[str]) -> Iterator[_Path]:
     yield from ((a, b) for a in one for b in others if a != b)
 
 
-def fault_spans(entries: Iterable[Entry]) -> list[Span]:
+def fault_spans(entries: Iterable[Entry]) -> list[TraceSpan]:
     """Of scheduled faults that last, in the order of their beginning."""
-    spans: list[Span] = []
-    cut: list[tuple[Span, dict[_Path, None]]] = []  # with the paths that they still hold
-    weather: list[tuple[Span, dict[_Path, None]]] = []
-    clocks: dict[tuple[str, str], Span] = {}
+    spans: list[TraceSpan] = []
+    cut: list[tuple[TraceSpan, dict[_Path, None]]] = []  # with the paths that they still hold
+    weather: list[tuple[TraceSpan, dict[_Path, None]]] = []
+    clocks: dict[tuple[str, str], TraceSpan] = {}
 
-    def begin(entry: Entry, lane: str, node: str = "") -> Span:
-        spans.append(Span(lane, node, entry.what.source(), entry.t_ns, cause=entry))
+    def begin(entry: Entry, lane: str, node: str = "") -> TraceSpan:
+        spans.append(TraceSpan(lane, node, entry.what.source(), entry.t_ns, cause=entry))
         return spans[-1]
 
-    def free(held: list[tuple[Span, dict[_Path, None]]], paths: Iterable[_Path], entry: Entry) -> None:
+    def free(held: list[tuple[TraceSpan, dict[_Path, None]]], paths: Iterable[_Path], entry: Entry) -> None:
         freed = dict.fromkeys(paths)
         for span, left in held:
             for path in list(left):
@@ -113,9 +113,9 @@ def fault_spans(entries: Iterable[Entry]) -> list[Span]:
         if entry.kind != "fault":
             continue
         match fault:
-            case events.Partition() | events.Hold():
+            case events.PartitionPath() | events.HoldPath():
                 paths = dict.fromkeys(_paths(fault.one, fault.other))
-                if isinstance(fault, events.Partition) and not fault.one_way:
+                if isinstance(fault, events.PartitionPath) and not fault.one_way:
                     paths |= dict.fromkeys(_paths(fault.other, fault.one))
                 free(cut, paths, entry)
                 cut.append((begin(entry, "network"), paths))
@@ -145,14 +145,14 @@ def fault_spans(entries: Iterable[Entry]) -> list[Span]:
 class _Node:
     """What one node has open: one span of each lane, collectives by their name as well."""
 
-    def __init__(self, name: str, spans: list[Span]) -> None:
+    def __init__(self, name: str, spans: list[TraceSpan]) -> None:
         self._name = name
         self._spans = spans
-        self._open: dict[tuple[str, str], Span] = {}
+        self._open: dict[tuple[str, str], TraceSpan] = {}
 
     def begin(self, lane: str, name: str, entry: Entry, *, key: str = "") -> None:
         self.end(lane, entry.t_ns, "", key=key)
-        self._open[lane, key] = span = Span(lane, self._name, name, entry.t_ns, cause=entry)
+        self._open[lane, key] = span = TraceSpan(lane, self._name, name, entry.t_ns, cause=entry)
         self._spans.append(span)
 
     def end(self, lane: str, t_ns: int, ended_by: str, *, key: str = "") -> None:
@@ -166,9 +166,9 @@ class _Node:
         self._open.clear()
 
 
-def node_spans(entries: Iterable[Entry]) -> list[Span]:
+def node_spans(entries: Iterable[Entry]) -> list[TraceSpan]:
     """Of every node: lanes process, view, step and collective, in the order of their beginning."""
-    spans: list[Span] = []
+    spans: list[TraceSpan] = []
     nodes: dict[str, _Node] = {}
     for entry in entries:
         node = nodes.get(entry.who)

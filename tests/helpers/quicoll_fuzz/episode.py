@@ -33,7 +33,7 @@ from .virtual import MemoryIO, Net, Stuck, VirtualLoop, run_virtually, today
 from .world import CONFIG, CREDIT, Errors, Finding, credentials, seeds
 
 if TYPE_CHECKING:
-    from quicoll_transport.quic import Address
+    from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.identity import Credentials
 
 __all__ = ["BATCHES", "GROWTH", "Finding", "run_episode"]

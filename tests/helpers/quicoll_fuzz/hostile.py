@@ -26,7 +26,6 @@ from quicoll_transport.link.frames import (
     encode_control,
 )
 from quicoll_transport.quic import (
-    Address,
     Authenticated,
     Closed,
     ControlData,
@@ -40,6 +39,7 @@ from quicoll_transport.quic import (
 from .mutate import mutate_bytes, mutate_frames
 
 if TYPE_CHECKING:
+    from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.identity import Credentials
 
     from .virtual import Net

@@ -15,13 +15,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
-from quicoll_transport.security.authority import Algorithm, ephemeral
+from quicoll_transport.security.authority import KeyAlgorithm, ephemeral
 from quicoll_transport.security.identity import WORKER
 
 from .virtual import MemoryIO, Net, VirtualLoop, run_virtually, today
 
 if TYPE_CHECKING:
-    from quicoll_transport.quic import Address
+    from quicoll_transport.net.addresses import Address
 
 __all__ = ["transcript"]
 
@@ -30,7 +30,7 @@ MESSAGES = 8  # on each channel, each way
 LOSS = 0.05
 
 
-async def _exchange(loop: VirtualLoop, net: Net, seed: int, algorithm: Algorithm) -> None:
+async def _exchange(loop: VirtualLoop, net: Net, seed: int, algorithm: KeyAlgorithm) -> None:
     draw = random.Random(f"{seed}/certificates").randbytes
     made = ephemeral("j", [(WORKER, "a"), (WORKER, "b")], algorithm=algorithm, now=today(), entropy=draw)
     accepted: asyncio.Future[Link] = loop.create_future()
@@ -67,7 +67,7 @@ async def _exchange(loop: VirtualLoop, net: Net, seed: int, algorithm: Algorithm
     await b.aclose()
 
 
-def transcript(seed: int, algorithm: Algorithm = "ed25519") -> tuple[str, int]:
+def transcript(seed: int, algorithm: KeyAlgorithm = "ed25519") -> tuple[str, int]:
     """The digest, and the number of datagrams that were sent. Raises what the exchange raises."""
     rng, digest, sent = random.Random(f"{seed}/loss"), hashlib.sha256(), 0
 

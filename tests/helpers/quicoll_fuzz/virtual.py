@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from quicoll_transport.errors import AddressError
-from quicoll_transport.quic import Address, entropy
+from quicoll_transport.net.addresses import Address
+from quicoll_transport.quic import entropy
 
 __all__ = ["MemoryIO", "Net", "Stuck", "VirtualLoop", "run_virtually", "seeded_chance", "today"]
 

@@ -32,7 +32,7 @@ from quicoll_transport.quic import session as sessions
 from quicoll_transport.security.limits import GuardConfig, PaceConfig
 
 if TYPE_CHECKING:
-    from quicoll_transport.quic import Address
+    from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.identity import Credentials, Identity
 
 log = logging.getLogger("quicoll.tests")

@@ -9,7 +9,7 @@ import random
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aioquic.tls import AlertDescription
@@ -21,13 +21,15 @@ from quicoll_transport.quic import (
     CLOSE_GONE,
     CLOSE_PROTOCOL,
     CLOSE_REFUSED,
-    Address,
     Authenticated,
     Closed,
     Session,
     SessionConfig,
 )
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
+
+if TYPE_CHECKING:
+    from quicoll_transport.net.addresses import Address
 
 MS = 1_000_000
 HOST, HONEST = ("10.0.0.1", 1), ("10.0.0.2", 1)

@@ -20,7 +20,7 @@ from quicoll_transport.net.udp import DatagramIO, Trouble, UdpSocket
 from quicoll_transport.security.identity import Credentials
 
 if TYPE_CHECKING:
-    from quicoll_transport.quic import Address
+    from quicoll_transport.net.addresses import Address
 
 MS = 1_000_000
 SERVER, CLIENT, ELSEWHERE = ("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.3", 7)

@@ -8,7 +8,7 @@ import pytest
 from link_pair import MS, Pair, assert_clean, payload, tag
 
 from quicoll_transport.errors import LinkLost
-from quicoll_transport.link.core import TRANSITIONS, LinkCore, LinkState, Outgoing, Posted, ResetMessage, SendState
+from quicoll_transport.link.core import LINK_TRANSITIONS, LinkCore, LinkState, Outgoing, Posted, ResetMessage, SendState
 from quicoll_transport.link.frames import Header, Hello, Ping
 
 # -- states ----------------------------------------------------------------------------------------------------------
@@ -19,7 +19,7 @@ from quicoll_transport.link.frames import Header, Hello, Ping
 def test_only_the_transitions_of_the_table_are_possible(before: LinkState, after: LinkState) -> None:
     pair = Pair()
     pair.a.core.state = before
-    if after in TRANSITIONS[before]:
+    if after in LINK_TRANSITIONS[before]:
         pair.a.core._become(after)
         assert pair.a.core.state is after
         assert pair.a.states == [after]
@@ -76,7 +76,7 @@ def test_every_event_in_every_state_leads_where_the_table_says_and_nowhere_else(
     event(core)
     found = after[[C, U, D, L, X].index(before)]
     assert core.state is found
-    assert core.ended == (not TRANSITIONS[found])
+    assert core.ended == (not LINK_TRANSITIONS[found])
 
 
 def test_every_state_is_reached_by_what_it_stands_for() -> None:

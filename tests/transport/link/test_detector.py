@@ -15,8 +15,8 @@ from quicoll_transport.link.detector import (
     UNREACHABLE_SPAN_NS,
     Detector,
     DetectorConfig,
+    Liveness,
     RttEstimate,
-    Verdict,
 )
 
 MS = 1_000_000
@@ -32,16 +32,16 @@ class Clock:
         self.now = start_ns
         self.detector = Detector(config, now_ns=start_ns)
         self.pings: list[int] = []
-        self.verdicts: list[tuple[int, Verdict]] = []
+        self.verdicts: list[tuple[int, Liveness]] = []
 
     def note(self) -> None:
-        if self.detector.verdict is not (self.verdicts[-1][1] if self.verdicts else Verdict.ALIVE):
+        if self.detector.verdict is not (self.verdicts[-1][1] if self.verdicts else Liveness.ALIVE):
             self.verdicts.append((self.now, self.detector.verdict))
 
     def run(self, until: int) -> None:
         for _ in range(10_000):
             at = self.detector.next_timer()
-            if at > until or self.detector.verdict is Verdict.LOST:
+            if at > until or self.detector.verdict is Liveness.LOST:
                 self.now = max(self.now, until)
                 return
             self.now = max(self.now, at)
@@ -58,7 +58,7 @@ class Clock:
 def test_silence_makes_suspect_and_then_lost_exactly_at_the_deadline() -> None:
     clock = Clock()
     clock.run(until=10_000 * MS)
-    assert [verdict for _, verdict in clock.verdicts] == [Verdict.SUSPECT, Verdict.LOST]
+    assert [verdict for _, verdict in clock.verdicts] == [Liveness.SUSPECT, Liveness.LOST]
     suspected, lost = (at for at, _ in clock.verdicts)
     assert 450 * MS <= suspected <= (450 + 125) * MS, "noticed with the next heartbeat at the latest"
     assert lost == 1000 * MS
@@ -70,9 +70,9 @@ def test_one_nanosecond_before_the_deadline_it_is_not_lost() -> None:
     clock = Clock()
     clock.run(until=999 * MS)
     clock.detector.handle_timer(1000 * MS - 1)
-    assert clock.detector.verdict is Verdict.SUSPECT
+    assert clock.detector.verdict is Liveness.SUSPECT
     clock.detector.handle_timer(1000 * MS)
-    assert clock.detector.verdict is Verdict.LOST
+    assert clock.detector.verdict is Liveness.LOST
 
 
 def test_heartbeats_come_regularly_and_more_often_under_suspicion() -> None:
@@ -89,11 +89,11 @@ def test_heartbeats_come_regularly_and_more_often_under_suspicion() -> None:
 def test_hearing_revives_a_suspect() -> None:
     clock = Clock()
     clock.run(until=900 * MS)
-    assert clock.detector.verdict is Verdict.SUSPECT
+    assert clock.detector.verdict is Liveness.SUSPECT
     clock.heard()
-    assert clock.detector.verdict is Verdict.ALIVE
+    assert clock.detector.verdict is Liveness.ALIVE
     clock.run(until=5000 * MS)
-    assert clock.verdicts[-1] == (1900 * MS, Verdict.LOST)
+    assert clock.verdicts[-1] == (1900 * MS, Liveness.LOST)
 
 
 def test_a_peer_that_is_heard_often_enough_is_never_suspected() -> None:
@@ -109,9 +109,9 @@ def test_lost_is_final() -> None:
     clock.run(until=1000 * MS)
     clock.heard()
     clock.detector.pong(990 * MS, 1001 * MS)
-    assert clock.detector.verdict is Verdict.LOST
+    assert clock.detector.verdict is Liveness.LOST
     assert clock.detector.handle_timer(1100 * MS) is False
-    assert clock.detector.verdict is Verdict.LOST
+    assert clock.detector.verdict is Liveness.LOST
 
 
 def test_a_stalled_self_gives_the_peer_as_much_more_time() -> None:
@@ -121,10 +121,10 @@ def test_a_stalled_self_gives_the_peer_as_much_more_time() -> None:
     due = clock.detector.next_timer()
     clock.now = 5000 * MS  # the process stood still; the peer may have spoken all the while
     clock.detector.handle_timer(clock.now)
-    assert clock.detector.verdict is not Verdict.LOST
+    assert clock.detector.verdict is not Liveness.LOST
     assert clock.detector.stalls == 1
     clock.run(until=20_000 * MS)
-    assert clock.verdicts[-1] == (100 * MS + (5000 * MS - due) + 1000 * MS, Verdict.LOST)
+    assert clock.verdicts[-1] == (100 * MS + (5000 * MS - due) + 1000 * MS, Liveness.LOST)
 
 
 def test_a_stall_that_hides_the_deadline_itself_still_leaves_time_to_read() -> None:
@@ -133,7 +133,7 @@ def test_a_stall_that_hides_the_deadline_itself_still_leaves_time_to_read() -> N
     assert clock.detector.next_timer() == 1000 * MS, "the deadline is what is due next"
     clock.now = 3000 * MS
     clock.detector.handle_timer(clock.now)
-    assert clock.detector.verdict is not Verdict.LOST
+    assert clock.detector.verdict is not Liveness.LOST
     clock.run(until=10_000 * MS)
     assert clock.verdicts[-1][0] == 3000 * MS + CONFIG.stall_after_ns
 
@@ -149,16 +149,16 @@ def test_unreachable_needs_both_count_and_span() -> None:
     quick = Clock()
     for _ in range(50):
         quick.detector.unreachable(10 * MS)
-    assert quick.detector.verdict is Verdict.ALIVE, "many at once are one event"
+    assert quick.detector.verdict is Liveness.ALIVE, "many at once are one event"
     few = Clock()
     for at in (0, 10 * UNREACHABLE_SPAN_NS)[: UNREACHABLE_COUNT - 1]:
         few.detector.unreachable(at)
-    assert few.detector.verdict is Verdict.ALIVE, "two may be forged"
+    assert few.detector.verdict is Liveness.ALIVE, "two may be forged"
     both = Clock()
     for i in range(UNREACHABLE_COUNT):
-        assert both.detector.verdict is Verdict.ALIVE
+        assert both.detector.verdict is Liveness.ALIVE
         both.detector.unreachable(i * UNREACHABLE_SPAN_NS // (UNREACHABLE_COUNT - 1))
-    assert both.detector.verdict is Verdict.LOST
+    assert both.detector.verdict is Liveness.LOST
     assert "listens" in both.detector.cause
 
 
@@ -169,7 +169,7 @@ def test_hearing_in_between_starts_the_count_of_unreachable_anew() -> None:
         clock.detector.unreachable(clock.now)
         if i % 2:
             clock.heard()
-    assert clock.detector.verdict is Verdict.ALIVE
+    assert clock.detector.verdict is Liveness.ALIVE
 
 
 def test_unreachable_asks_again_at_once() -> None:
@@ -200,14 +200,14 @@ def test_proportions_leave_room_for_lost_heartbeats() -> None:
         assert config.ping_every_ns * 6 <= lost_after
         clock = Clock(config=config, start_ns=12345)
         clock.run(until=10 * lost_after)
-        assert clock.verdicts[-1] == (12345 + lost_after, Verdict.LOST)
+        assert clock.verdicts[-1] == (12345 + lost_after, Liveness.LOST)
         assert len(clock.pings) >= 6
 
 
 def test_tiny_deadlines_do_not_spin() -> None:
     clock = Clock(config=DetectorConfig(2, 4, 1, 1))
     clock.run(until=100)
-    assert clock.verdicts[-1][1] is Verdict.LOST
+    assert clock.verdicts[-1][1] is Liveness.LOST
 
 
 # -- deadlines that follow the measured round trips ------------------------------------------------------------------
@@ -221,7 +221,7 @@ def answered(clock: Clock, rtt_ns: int, *, times: int) -> None:
         count = len(clock.pings)
         while len(clock.pings) == count:
             clock.run(until=clock.detector.next_timer())
-            assert clock.detector.verdict is not Verdict.LOST
+            assert clock.detector.verdict is not Liveness.LOST
         sent = clock.now
         clock.run(until=sent + rtt_ns)
         clock.detector.pong(sent, clock.now)
@@ -257,7 +257,7 @@ def test_rtt_and_its_variation_follow_rfc_6298() -> None:
 def test_before_the_first_answer_the_derived_deadline_is_the_start_value() -> None:
     clock = Clock(config=ADAPTIVE)
     clock.run(until=100_000 * MS)
-    assert clock.verdicts[-1] == (LOST_START_NS, Verdict.LOST)
+    assert clock.verdicts[-1] == (LOST_START_NS, Liveness.LOST)
 
 
 def test_a_path_that_quic_finds_slow_counts_from_the_next_answer_on() -> None:
@@ -275,7 +275,7 @@ def test_the_derived_deadline_does_not_move_while_the_peer_is_silent() -> None:
     clock.detector.path(1 * MS, 0)
     clock.run(until=heard + 100_000 * MS)
     assert clock.detector.lost_after_ns == promised
-    assert clock.verdicts[-1] == (heard + promised, Verdict.LOST)
+    assert clock.verdicts[-1] == (heard + promised, Liveness.LOST)
 
 
 def test_a_shorter_deadline_still_has_its_heartbeats() -> None:
@@ -287,7 +287,7 @@ def test_a_shorter_deadline_still_has_its_heartbeats() -> None:
     assert clock.detector.lost_after_ns == LOST_FLOOR_NS
     assert clock.detector.next_timer() == 1 * MS + LOST_FLOOR_NS // 8
     clock.run(until=100_000 * MS)
-    assert clock.verdicts[-1] == (1 * MS + LOST_FLOOR_NS, Verdict.LOST)
+    assert clock.verdicts[-1] == (1 * MS + LOST_FLOOR_NS, Liveness.LOST)
     assert len([at for at in clock.pings if at > 1 * MS]) >= 6
 
 
@@ -311,7 +311,7 @@ def test_what_is_read_late_after_a_stall_of_ours_is_no_round_trip() -> None:
     assert clock.detector.stalls == 1
     clock.detector.pong(sent, clock.now + 1)
     assert (clock.detector.lost_after_ns, clock.detector.rtt_ns) == before
-    assert clock.detector.verdict is Verdict.ALIVE
+    assert clock.detector.verdict is Liveness.ALIVE
 
 
 def test_set_deadlines_stay_exact_whatever_is_measured() -> None:
@@ -343,7 +343,7 @@ def jittered(seed: int, *, base_ms: int, jitter_ms: int, loss: float, seconds: i
             arrivals.remove((arrival, sent))
             clock.detector.pong(sent, clock.now)
             clock.note()
-        if clock.detector.verdict is Verdict.LOST:
+        if clock.detector.verdict is Liveness.LOST:
             break
     return clock
 
@@ -351,14 +351,14 @@ def jittered(seed: int, *, base_ms: int, jitter_ms: int, loss: float, seconds: i
 @pytest.mark.parametrize("seed", range(5))
 def test_on_a_path_with_loss_and_jitter_nobody_who_answers_is_lost(seed: int) -> None:
     clock = jittered(seed, base_ms=75, jitter_ms=100, loss=0.05, seconds=600)
-    assert clock.detector.verdict is not Verdict.LOST
+    assert clock.detector.verdict is not Liveness.LOST
     assert LOST_FLOOR_NS < clock.detector.lost_after_ns < LOST_CEILING_NS
 
 
 def test_a_tight_set_deadline_would_lose_that_peer() -> None:
     clock = Clock(config=DetectorConfig.from_lost_after(150 * MS))
     clock.run(until=1000 * MS)
-    assert clock.detector.verdict is Verdict.LOST, "the round trip alone is longer"
+    assert clock.detector.verdict is Liveness.LOST, "the round trip alone is longer"
 
 
 def test_the_deadline_comes_down_again_when_the_path_recovers() -> None:

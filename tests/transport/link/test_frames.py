@@ -33,7 +33,7 @@ from quicoll_transport.link.frames import (
     Offer,
     Ping,
     Pong,
-    Refuse,
+    RefuseMessage,
     channel_of,
     channel_tag,
     checksum,
@@ -87,7 +87,7 @@ controls: st.SearchStrategy[Control] = st.one_of(
     st.builds(Grant, u62),
     st.builds(Nack, u62, u62, u64, st.booleans()),
     st.builds(Cancel, u62, u62),
-    st.builds(Refuse, u62, st.text(max_size=200)),
+    st.builds(RefuseMessage, u62, st.text(max_size=200)),
     st.builds(App, u62, st.binary(max_size=2000)),
 )
 

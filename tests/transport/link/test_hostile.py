@@ -25,7 +25,7 @@ from quicoll_transport.link.frames import (
     Offer,
     Ping,
     Pong,
-    Refuse,
+    RefuseMessage,
     checksum,
     encode_control,
 )
@@ -56,7 +56,7 @@ def arrive(core: LinkCore, header: Header) -> None:
         (Grant(1), "not sent"),
         (Nack(1, 0, 0, False), "not sent"),
         (Nack(1, 0, 0, True), "not sent"),
-        (Refuse(1, "no"), "not sent"),
+        (RefuseMessage(1, "no"), "not sent"),
         (Cancel(5, 100_001), "credit"),
     ],
     ids=repr,
@@ -70,7 +70,7 @@ def test_words_that_a_peer_may_not_say(message: Control, reason: str) -> None:
 
 
 def test_words_about_a_message_that_is_still_queued_here() -> None:
-    for message in (Ack(1, (), 0), Grant(0), Nack(0, 0, 0, True), Refuse(0, "no")):
+    for message in (Ack(1, (), 0), Grant(0), Nack(0, 0, 0, True), RefuseMessage(0, "no")):
         pair = Pair().up()
         pair.a.core._outbox._offered = MAX_OFFERS  # as if so many offers waited
         pair.a.core._outbox._peer_credit = 0
@@ -160,7 +160,7 @@ def test_old_and_unknown_words_do_no_harm() -> None:
     pair.settle()
     for message in (Ack(0, (), 0), Ack(1, (), 0), Grant(0), Nack(0, 0, 1, False), Nack(0, 9, 1, True), Pong(5)):
         pair.a.core.control(message, 0)
-    pair.a.core.control(Refuse(0, "late"), 0)
+    pair.a.core.control(RefuseMessage(0, "late"), 0)
     assert sent.state is SendState.ACKED
     assert holds(posted, 0)
     pair.b.core.control(App(0, b"once"), 0)

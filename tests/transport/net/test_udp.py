@@ -20,7 +20,15 @@ from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import AddressError
 from quicoll_transport.faults.compose import Chain, Cut, Delay, Drop, Duplicate, Faults, Hold, Rate, Reorder
 from quicoll_transport.faults.socket import FaultyIO
-from quicoll_transport.net.addresses import MAX_CANDIDATES, Address, DialPlan, alternate, canonical, parse_address, show
+from quicoll_transport.net.addresses import (
+    MAX_CANDIDATES,
+    Address,
+    DialPlan,
+    alternate,
+    canonical,
+    format_address,
+    parse_address,
+)
 from quicoll_transport.net.resolver import Resolver
 from quicoll_transport.net.udp import OnDatagrams, OnUnreachable, Trouble, UdpSocket
 from quicoll_transport.quic import SessionConfig
@@ -71,7 +79,7 @@ def test_a_zone_that_is_no_interface_is_named() -> None:
     ],
 )
 def test_an_address_is_shown_as_it_is_written(address: Address, text: str) -> None:
-    assert show(address) == text
+    assert format_address(address) == text
     assert canonical(parse_address(text)) == address
 
 
@@ -574,7 +582,10 @@ async def test_where_nothing_listens_the_reason_names_every_address(pair: Pair, 
             refused.set_result(link.refusal)
 
     a._detached = detached  # type: ignore[method-assign]
-    assert await refused == f"{show(first)}: nothing listens there; {show(second)}: nothing listens there"
+    assert (
+        await refused
+        == f"{format_address(first)}: nothing listens there; {format_address(second)}: nothing listens there"
+    )
     assert not link.plan.more
     link.close("enough")
 

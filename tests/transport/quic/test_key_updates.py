@@ -23,7 +23,7 @@ from quicoll_transport.link.frames import TAG_SIZE
 from quicoll_transport.quic import SessionConfig
 
 if TYPE_CHECKING:
-    from quicoll_transport.quic import Address
+    from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.identity import Credentials
 
 MS = 1_000_000

@@ -23,11 +23,11 @@ from quicoll_transport.quic import (
     Gate,
     Session,
     SessionConfig,
-    chance,
     check_foundation,
-    connection,
     entropy,
     handshake_in_memory,
+    patched,
+    seeded,
 )
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import WORKER, Credentials, Identity
@@ -64,7 +64,7 @@ def test_streams_that_one_packet_served_stay_in_their_order(credentials_of: Cred
     streams = opened(client, 40, b"x")
     client.datagrams_to_send(START + 10**9)
     assert queue(client) == streams
-    assert isinstance(client._quic._streams_queue, connection.ServiceQueue)
+    assert isinstance(client._quic._streams_queue, patched.ServiceQueue)
 
 
 def test_who_was_served_goes_behind_who_was_not(credentials_of: CredentialsOf) -> None:
@@ -89,7 +89,7 @@ def test_a_queue_does_not_keep_the_queues_before_it(credentials_of: CredentialsO
 
 def test_a_foundation_that_serves_streams_in_another_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     reverse = lambda self, served: list.extend(self, sorted(served, key=lambda stream: -stream.stream_id))  # noqa: E731
-    monkeypatch.setattr(connection.ServiceQueue, "extend", reverse)
+    monkeypatch.setattr(patched.ServiceQueue, "extend", reverse)
     with pytest.raises(ConfigurationError, match="serves streams in an order of its own"):
         check_foundation.__wrapped__()
 
@@ -98,14 +98,14 @@ def test_a_foundation_that_serves_streams_in_another_order_is_refused(monkeypatc
 
 
 def test_the_names_that_are_replaced_are_there_and_there_are_no_others() -> None:
-    chance.examine()
+    seeded.examine()
 
 
-@pytest.mark.parametrize(("module", "name"), [(module, name) for module, name, _ in chance.SOURCES])
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, name, _ in seeded.SOURCES])
 def test_a_name_that_is_something_else_is_refused(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, name, object())
     with pytest.raises(ConfigurationError, match=f"{module.__name__}.{name} is something else"):
-        chance.examine()
+        seeded.examine()
 
 
 @pytest.mark.parametrize("module", [aioquic_connection, recovery, packet, tls, retry])
@@ -127,7 +127,7 @@ def test_everything_is_as_it_was_when_the_block_has_ended() -> None:
     with pytest.raises(IndexError):
         breaks()
     assert dates == [NOW]
-    chance.examine()
+    seeded.examine()
     with entropy(random.Random(1).randbytes):
         pass
 
@@ -137,7 +137,7 @@ def test_one_at_a_time() -> None:
         with pytest.raises(ConfigurationError, match="another one is active"), entropy(random.Random(2).randbytes):
             raise AssertionError("entered")
         assert aioquic_connection.os.urandom(4) == random.Random(1).randbytes(4), "the first goes on"
-    chance.examine()
+    seeded.examine()
 
 
 def test_certificates_are_judged_by_the_given_date() -> None:

@@ -23,12 +23,12 @@ from quicoll_transport.quic import (
     Session,
     SessionConfig,
     check_foundation,
-    connection,
     destination_cid,
     error_name,
-    foundation,
     handshake_in_memory,
     is_unauthenticated_initial,
+    patched,
+    selfcheck,
 )
 from quicoll_transport.quic import session as sessions
 from quicoll_transport.security.identity import Credentials
@@ -181,28 +181,28 @@ def test_the_private_names_are_where_we_use_them(duo: Duo) -> None:
 
 @pytest.mark.parametrize("found", ["1.6.9", "1.7.1", "1.8.0", "1.8.0rc1", "2.0.0", "1.10.0"])
 def test_a_version_that_was_not_examined_is_refused(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foundation, "installed_version", lambda name: found)
+    monkeypatch.setattr(selfcheck, "installed_version", lambda name: found)
     with pytest.raises(ConfigurationError, match=f"aioquic {found} has not been examined"):
         check_foundation.__wrapped__()
 
 
 @pytest.mark.parametrize("found", ["1.7.2", "1.7.3", "1.7.12"])
 def test_a_version_within_the_range_is_put_to_the_test(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foundation, "installed_version", lambda name: found)
+    monkeypatch.setattr(selfcheck, "installed_version", lambda name: found)
     check_foundation.__wrapped__()
 
 
 def test_the_self_check_refuses_a_foundation_that_asks_for_no_client_certificate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delattr(connection.Connection, "_initialize")
+    monkeypatch.delattr(patched.PatchedConnection, "_initialize")
     with pytest.raises(ConfigurationError, match="does not show the certificate of clients"):
         check_foundation.__wrapped__()
 
 
 def test_the_self_check_refuses_a_foundation_that_hides_what_the_client_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = property(lambda self: None, lambda self, value: None)
-    monkeypatch.setattr(connection.tls.Context, "_peer_certificate", hidden, raising=False)
+    monkeypatch.setattr(patched.tls.Context, "_peer_certificate", hidden, raising=False)
     with pytest.raises(ConfigurationError, match=r"does not show|not built as expected"):
         check_foundation.__wrapped__()
 
@@ -211,7 +211,7 @@ def test_the_self_check_names_a_foundation_that_is_built_otherwise(monkeypatch: 
     def fail(self: object, *arguments: object) -> None:
         raise AttributeError("no such thing")
 
-    monkeypatch.setattr(connection.QuicConnection, "_initialize", fail)
+    monkeypatch.setattr(patched.QuicConnection, "_initialize", fail)
     with pytest.raises(ConfigurationError, match="not built as expected"):
         check_foundation.__wrapped__()
 

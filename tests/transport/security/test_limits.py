@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quicoll_transport.errors import ConfigurationError, ProtocolError
-from quicoll_transport.security.limits import Bucket, Guard, GuardConfig, Pace, PaceConfig, source_of
+from quicoll_transport.security.limits import Guard, GuardConfig, Pace, PaceConfig, TokenBucket, source_of
 
 SECOND = 1_000_000_000
 START = 5 * SECOND
@@ -22,7 +22,7 @@ def at(number: int) -> tuple[str, int]:
 
 
 def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:
-    bucket = Bucket(10, 5)
+    bucket = TokenBucket(10, 5)
     assert [bucket.take(START) for _ in range(7)] == [True] * 5 + [False] * 2
     assert not bucket.take(START + SECOND // 10 - 1)
     assert bucket.take(START + SECOND // 10)
@@ -30,7 +30,7 @@ def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:
 
 
 def test_a_bucket_that_rests_is_full_again_and_not_fuller() -> None:
-    bucket = Bucket(10, 5)
+    bucket = TokenBucket(10, 5)
     assert all(bucket.take(START) for _ in range(5))
     assert not bucket.full(START)
     later = START + 100 * SECOND
@@ -39,7 +39,7 @@ def test_a_bucket_that_rests_is_full_again_and_not_fuller() -> None:
 
 
 def test_several_are_taken_together_or_not_at_all() -> None:
-    bucket = Bucket(10, 5)
+    bucket = TokenBucket(10, 5)
     assert not bucket.take(START, 6)
     assert bucket.take(START, 5)
     assert not bucket.take(START)
@@ -49,7 +49,7 @@ def test_several_are_taken_together_or_not_at_all() -> None:
 def test_in_no_interval_does_a_bucket_give_more_than_burst_and_rate(seed: int) -> None:
     rng = random.Random(seed)
     rate, burst = rng.randrange(1, 1000), rng.randrange(1, 100)
-    bucket, now, taken = Bucket(rate, burst), START, []
+    bucket, now, taken = TokenBucket(rate, burst), START, []
     for _ in range(3000):
         now += rng.choice((0, 0, 1, rng.randrange(SECOND // rate * 3)))
         if bucket.take(now):

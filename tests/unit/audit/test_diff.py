@@ -10,7 +10,7 @@ import pytest
 from scripted_audit import GATHER, SUM, Scripted, changed, record, script, wrote
 
 from quicoll.audit.diff import Difference, diff
-from quicoll.audit.log import AuditLog, Record, audit_file, load_run
+from quicoll.audit.log import AuditLog, OperationRecord, audit_file, load_run
 from quicoll.cli.main import main
 from quicoll.errors import AuditError
 
@@ -33,7 +33,7 @@ def test_equal_runs_have_none_whatever_their_world_size(tmp_path: Path) -> None:
 def test_another_leaf_is_named_before_the_results_that_follow_from_it(tmp_path: Path) -> None:
     a = script(tmp_path / "a")
 
-    def change(item: Record) -> Record:
+    def change(item: OperationRecord) -> OperationRecord:
         item = changed(2, 1, 1, inputs=((2, "other"), (3, "in2.1.3")))(item)
         return changed(2, 1, None, result="other")(item)
 
@@ -65,7 +65,7 @@ def test_another_result_of_equal_inputs_is_named_by_rank(tmp_path: Path, world: 
 
 
 def test_results_that_belong_to_a_rank_are_not_compared_between_other_worlds(tmp_path: Path) -> None:
-    def own(item: Record) -> Record:
+    def own(item: OperationRecord) -> OperationRecord:
         return changed(item.step or 0, item.seq, None, agreed=False, result=f"{item.world}.{item.rank}", op=GATHER)(
             item
         )
@@ -93,7 +93,7 @@ def test_other_calls_and_missing_ones_are_named(tmp_path: Path) -> None:
 
 
 def test_the_same_leaf_in_two_groups_at_once_is_two(tmp_path: Path) -> None:
-    def grouped(item: Record) -> Record:
+    def grouped(item: OperationRecord) -> OperationRecord:
         return changed(item.step or 0, item.seq, None, group=f"half{item.rank}", inputs=((0, f"{item.rank}"),))(item)
 
     a = script(tmp_path / "a", change=grouped)
@@ -173,12 +173,14 @@ def test_calls_outside_of_steps_have_a_place_of_their_own(tmp_path: Path) -> Non
 # Nobody is blamed without proof
 
 
-def differ(tmp_path: Path, a: dict[int, list[Record]], b: dict[int, list[Record]], **how: Any) -> Difference | None:
+def differ(
+    tmp_path: Path, a: dict[int, list[OperationRecord]], b: dict[int, list[OperationRecord]], **how: Any
+) -> Difference | None:
     return compared(wrote(tmp_path / "a", a, **how), wrote(tmp_path / "b", b, **how))
 
 
 def test_other_terms_are_other_calls_and_no_fault_of_the_result(tmp_path: Path) -> None:
-    def run(color: int) -> dict[int, list[Record]]:
+    def run(color: int) -> dict[int, list[OperationRecord]]:
         return {
             rank: [record(1, rank, op="split", inputs=(), terms=f"color={color * rank} key=0", result=f"table{color}")]
             for rank in range(2)
@@ -191,7 +193,7 @@ def test_other_terms_are_other_calls_and_no_fault_of_the_result(tmp_path: Path) 
 
 
 def test_another_number_of_leaves_is_no_fault_of_the_result(tmp_path: Path) -> None:
-    def run(leaves: int) -> dict[int, list[Record]]:
+    def run(leaves: int) -> dict[int, list[OperationRecord]]:
         inputs = tuple((leaf, f"in{leaf}") for leaf in range(leaves))
         return {0: [record(1, 0, world=1, inputs=inputs, result=f"sum of {leaves}")]}
 
@@ -202,7 +204,7 @@ def test_another_number_of_leaves_is_no_fault_of_the_result(tmp_path: Path) -> N
 
 
 def test_a_result_is_blamed_only_where_what_all_ranks_gave_is_known(tmp_path: Path) -> None:
-    def run(result: str) -> dict[int, list[Record]]:
+    def run(result: str) -> dict[int, list[OperationRecord]]:
         return {rank: [record(1, rank, result=result)] for rank in range(2)}
 
     a, b = run("r"), run("x")
@@ -220,7 +222,7 @@ def test_a_result_is_blamed_only_where_what_all_ranks_gave_is_known(tmp_path: Pa
 def test_a_line_that_only_one_rank_has_proves_nothing(tmp_path: Path, members: int) -> None:
     """As when the other rank counts the call to the step before, or its machine lost power."""
 
-    def run(result: str) -> dict[int, list[Record]]:
+    def run(result: str) -> dict[int, list[OperationRecord]]:
         return {0: [record(1, 0, result=result, members=members)], 1: []}
 
     found = differ(tmp_path, run("r"), run("x"), world=3 if members else 2)
@@ -232,7 +234,7 @@ def test_what_was_sent_is_named_before_what_was_received_wherever_the_calls_stan
     """Rank 0 receives with its first call what rank 1 sends with its third."""
     send = {"op": "send float32 (3) from 1 to 0", "members": 2, "agreed": False}
 
-    def run(sent: str) -> dict[int, list[Record]]:
+    def run(sent: str) -> dict[int, list[OperationRecord]]:
         barriers = [record(1, 1, group="0:1", seq=seq, op="barrier", inputs=(), result="") for seq in range(2)]
         return {
             0: [record(1, 0, inputs=(), result=sent, **send)],
@@ -247,7 +249,7 @@ def test_what_was_sent_is_named_before_what_was_received_wherever_the_calls_stan
 def test_what_follows_from_another_difference_is_not_named_before_it(tmp_path: Path) -> None:
     """Rank 1 gets something else in its group, with its second call, and so gives something else to rank 0's first."""
 
-    def run(got: str) -> dict[int, list[Record]]:
+    def run(got: str) -> dict[int, list[OperationRecord]]:
         own = {"group": "0:1", "members": 2}
         third = record(1, 1, inputs=((1, f"from {got}"),), result=f"sum of {got}")
         return {
@@ -262,7 +264,7 @@ def test_what_follows_from_another_difference_is_not_named_before_it(tmp_path: P
 
 
 def test_operations_that_ranks_issued_in_opposite_order_are_compared_too(tmp_path: Path) -> None:
-    def run(last: str) -> dict[int, list[Record]]:
+    def run(last: str) -> dict[int, list[OperationRecord]]:
         return {
             rank: [record(1, rank, group=group, result=f"{group} {last}") for group in ("x", "y", "z")[:: 1 - 2 * rank]]
             for rank in range(2)
@@ -275,7 +277,7 @@ def test_operations_that_ranks_issued_in_opposite_order_are_compared_too(tmp_pat
 
 
 def test_a_sub_group_of_the_same_name_and_other_members_is_another_call(tmp_path: Path) -> None:
-    def run(partner: int) -> dict[int, list[Record]]:
+    def run(partner: int) -> dict[int, list[OperationRecord]]:
         group = {"group": "0:0", "members": 2, "result": f"sum with {partner}"}
         return {rank: [record(1, rank, **group)] if rank in (0, partner) else [] for rank in range(3)}
 

@@ -15,7 +15,7 @@ import torch
 
 import quicoll
 from quicoll.audit import environment as determinism
-from quicoll.audit.environment import DeterminismReport, Verdict, determinism_report
+from quicoll.audit.environment import DeterminismReport, Guarantee, determinism_report
 
 
 def test_every_part_is_reported_with_a_verdict_and_a_reason() -> None:
@@ -23,9 +23,9 @@ def test_every_part_is_reported_with_a_verdict_and_a_reason() -> None:
     names = [finding.name for finding in report.findings]
     assert names[:4] == ["arithmetic", "collectives", "numpy", "blas"]
     assert {"torch", "torch algorithms", "cuda", "hash order", "platform"} < set(names)
-    assert all(finding.value and finding.why and isinstance(finding.verdict, Verdict) for finding in report.findings)
-    assert report["arithmetic"].verdict is report["collectives"].verdict is Verdict.GUARANTEED
-    assert report["numpy"].verdict is report["torch"].verdict is Verdict.DEPENDS
+    assert all(finding.value and finding.why and isinstance(finding.verdict, Guarantee) for finding in report.findings)
+    assert report["arithmetic"].verdict is report["collectives"].verdict is Guarantee.GUARANTEED
+    assert report["numpy"].verdict is report["torch"].verdict is Guarantee.DEPENDS
     assert np.__version__ in report["numpy"].value
     assert torch.__version__ in report["torch"].value
     with pytest.raises(KeyError):
@@ -61,7 +61,7 @@ def _flushing() -> Iterator[None]:
 @pytest.mark.usefixtures("_flushing")
 def test_a_thread_that_flushes_subnormals_is_called_by_its_name() -> None:
     report = determinism_report()
-    assert report["arithmetic"].verdict is report["collectives"].verdict is Verdict.DEPENDS
+    assert report["arithmetic"].verdict is report["collectives"].verdict is Guarantee.DEPENDS
     assert "flushes subnormal" in report["arithmetic"].value
     assert report["collectives"].value == "refused"
 
@@ -76,7 +76,7 @@ def test_another_known_answer_is_no_guarantee(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(determinism, "reduce_tree", wrong)
     finding = determinism_report()["collectives"]
-    assert finding.verdict is Verdict.DEPENDS
+    assert finding.verdict is Guarantee.DEPENDS
     assert "do not train on it" in finding.why
 
 
@@ -100,7 +100,7 @@ def test_a_cuda_device_is_described_with_its_settings(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Some Device")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     finding = determinism_report()["cuda"]
-    assert finding.verdict is Verdict.DEPENDS
+    assert finding.verdict is Guarantee.DEPENDS
     assert finding.value.startswith("Some Device, cuda")
     assert "any algorithm" in finding.value
     assert finding.value.endswith("CUBLAS_WORKSPACE_CONFIG=:4096:8")
@@ -109,7 +109,7 @@ def test_a_cuda_device_is_described_with_its_settings(monkeypatch: pytest.Monkey
 def test_without_threadpoolctl_threads_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "threadpoolctl", None)
     finding = determinism_report()["blas"]
-    assert finding.verdict is Verdict.UNKNOWN
+    assert finding.verdict is Guarantee.UNKNOWN
     assert "install threadpoolctl" in finding.why
 
 

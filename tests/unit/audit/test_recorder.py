@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quicoll.audit.log import AuditLog, Begin, Record, read_log
-from quicoll.audit.recorder import Auditor, Deed, Entry
+from quicoll.audit.log import AuditLog, OperationRecord, StepBegun, read_log
+from quicoll.audit.recorder import Auditor, Deed, PendingEntry
 from quicoll.errors import AuditError
 from quicoll.numerics.bundle import Joined
 
@@ -25,13 +25,13 @@ class Written:
     def begin(self, step: int) -> None:
         self.auditor.begin(step=step, view=1, rank=0, world=1)
 
-    def issue(self, op: str, step: int | None) -> tuple[Entry, Callable[[int], None]]:
+    def issue(self, op: str, step: int | None) -> tuple[PendingEntry, Callable[[int], None]]:
         deed = Deed("world", op, [(0, np.arange(3))], lambda: np.arange(4), agreed=True)
         return self.auditor.issued(deed, view=1, step=step, rank=0, world=1)
 
     @property
     def lines(self) -> list[int | str]:
-        return [line.step if isinstance(line, Begin) else line.op for line in read_log(self.path).lines]
+        return [line.step if isinstance(line, StepBegun) else line.op for line in read_log(self.path).lines]
 
 
 def test_lines_stand_in_the_order_of_the_calls_and_not_of_the_ends(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_list_of_tensors_has_the_digest_of_its_elements_in_one(tmp_path: Path)
     for elements in (Joined(parts), np.concatenate(parts)):
         deed = Deed("world", "x", [(5, elements)], None, agreed=False)
         written.auditor.issued(deed, view=1, step=None, rank=0, world=1)[1](0)
-    one, other = (line for line in read_log(written.path).lines if isinstance(line, Record))
+    one, other = (line for line in read_log(written.path).lines if isinstance(line, OperationRecord))
     assert one == other
     assert (one.inputs[0][0], one.result, one.agreed) == (5, "", False)
     written.auditor.close()

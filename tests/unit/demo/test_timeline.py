@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quicoll.demo.timeline import Fault, Feed, Moment, recover
+from quicoll.demo.timeline import FaultMark, Feed, Moment, recover
 
 NODES = ["a", "b", "c"]
 
@@ -32,7 +32,7 @@ def history() -> list[Moment]:
     ]
 
 
-FAULT = Fault(t=10.0, node="c", cause="killed")
+FAULT = FaultMark(t=10.0, node="c", cause="killed")
 
 
 def test_each_phase_of_a_recovery_is_measured_from_the_slowest_of_the_others() -> None:

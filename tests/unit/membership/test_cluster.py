@@ -26,9 +26,9 @@ import pytest
 from quicoll.membership.coordinator import actions
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorCore
-from quicoll.membership.coordinator.history import Committed, History, InstalledView, Left, Proposed, Record
+from quicoll.membership.coordinator.history import Committed, History, InstalledView, JournalRecord, Left, Proposed
 from quicoll.membership.member import actions as member_actions
-from quicoll.membership.member.core import MemberCore, State
+from quicoll.membership.member.core import MemberCore, MemberState
 from quicoll.membership.messages import Confirm, decode, encode
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Process:
             self.drain()
 
     def connect(self) -> None:
-        if self.link is not None or self.core.state is State.LEFT:
+        if self.link is not None or self.core.state is MemberState.LEFT:
             return
         if self.world.coordinator is None or self.node in self.world.cut:
             self.later(self.world.delay(100, 400), self.connect)
@@ -143,7 +143,7 @@ class Process:
     def carry_out(self, action: member_actions.MemberAction) -> None:
         world = self.world
         match action:
-            case member_actions.Tell(message):
+            case member_actions.TellCoordinator(message):
                 if isinstance(message, Confirm):
                     assert self.active is None, "confirmed while it acts in another view"
                     assert self.forming is not None
@@ -269,7 +269,7 @@ class World:
         self.names = [f"n{index}" for index in range(nodes)]
         self.config = CoordinatorConfig(world_size=nodes, **CONFIG)  # type: ignore[arg-type]
         self.history = History()
-        self.records: list[Record] = []
+        self.records: list[JournalRecord] = []
         self.commits: list[tuple[int, int, bytes]] = []
         self.aborted: set[tuple[int, int]] = set()
         self.views: dict[int, View] = {}
@@ -307,7 +307,7 @@ class World:
 
     def reachable(self, node: str, other: str, incarnation: int) -> bool:
         peer = self.processes[other]
-        fits = peer.alive and peer.core.incarnation == incarnation and peer.core.state is not State.LEFT
+        fits = peer.alive and peer.core.incarnation == incarnation and peer.core.state is not MemberState.LEFT
         return fits and frozenset((node, other)) not in self.broken
 
     def link(self, process: Process) -> Link:
@@ -407,11 +407,11 @@ class World:
             match action:
                 case actions.Persist(record):
                     self.persist(record)
-                case actions.Tell(node, incarnation, message):
+                case actions.TellMember(node, incarnation, message):
                     link = self.links.get(node)
                     if link is not None and link.incarnation == incarnation:
                         self.send_down(link, encode(message))
-                case actions.Drop(node, _, reason):
+                case actions.DropLink(node, _, reason):
                     # a leaver may still say something when the coordinator has taken it off its list
                     assert self.processes[node].leaving, f"{node} was dropped: {reason}"
                     self.break_link(self.links[node])
@@ -433,7 +433,7 @@ class World:
 
     # Disk, and what must never be seen on it
 
-    def persist(self, record: Record) -> None:
+    def persist(self, record: JournalRecord) -> None:
         if isinstance(record, Proposed):
             assert record.view_id not in self.views, "a view id is used twice"
         elif isinstance(record, InstalledView):

@@ -36,7 +36,7 @@ FROM_MEMBER: list[m.MemberMessage] = [
     ),
     m.Confirm(view_id=3),
     m.Decline(view_id=3, unreachable=("b", "c"), reason="timed out"),
-    m.Begin(view_id=3, step=8),
+    m.BeginStep(view_id=3, step=8),
     m.Vote(view_id=3, step=8, ok=True, digest=bytes(range(64))),
     m.Vote(view_id=3, step=8, ok=False, reason="not a number", culprit="b"),
     m.Report(view_id=3, lost=(("b", "silence"),), reason="all_reduce#2", culprit="b"),
@@ -47,13 +47,13 @@ FROM_MEMBER: list[m.MemberMessage] = [
 ]
 FROM_COORDINATOR: list[m.CoordinatorMessage] = [
     m.Welcome(seed=5, committed_step=7, doubt_committed=True, waiting_for="b"),
-    m.Refuse(reason="other world size"),
+    m.RefuseJoin(reason="other world size"),
     m.Propose(view=view()),
     m.Install(view_id=3),
-    m.Decision(view_id=3, step=8, commit=True, next_view=view(view_id=4)),
-    m.Decision(view_id=3, step=8, commit=False, cause="b was lost", lost=("b",), culprit="b"),
+    m.Decide(view_id=3, step=8, commit=True, next_view=view(view_id=4)),
+    m.Decide(view_id=3, step=8, commit=False, cause="b was lost", lost=("b",), culprit="b"),
     m.Aborted(view_id=3, cause="b was lost", lost=("b",), culprit="b"),
-    m.Hold(cause="no quorum"),
+    m.Withhold(cause="no quorum"),
 ]
 
 
@@ -200,8 +200,8 @@ def test_the_largest_view_fits_into_a_message() -> None:
         committed_view=1,
         tiers={"t": "v" * 1024},
     )
-    data = m.encode(m.Decision(view_id=1, step=1, commit=True, next_view=largest))
-    assert m.decode(data, sender="coordinator") == m.Decision(view_id=1, step=1, commit=True, next_view=largest)
+    data = m.encode(m.Decide(view_id=1, step=1, commit=True, next_view=largest))
+    assert m.decode(data, sender="coordinator") == m.Decide(view_id=1, step=1, commit=True, next_view=largest)
 
 
 def test_long_text_is_clipped_to_what_a_message_takes() -> None:

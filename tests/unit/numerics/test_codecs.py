@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quicoll.errors import LocalError
-from quicoll.numerics.codecs import BLOCK, CODECS, Codec
+from quicoll.numerics.codecs import CODECS, WIRE_BLOCK, Codec
 from quicoll.numerics.dtypes import BFLOAT16, COMPLEX64, DTYPES, FLOAT16, FLOAT32, FLOAT64, Array, DType, narrow, widen
 
 BFLOAT16_WIRE, INT8_WIRE = CODECS["bfloat16"], CODECS["int8"]
@@ -71,10 +71,10 @@ def check_bound(codec: Codec, dtype: DType, values: Array) -> None:
 @pytest.mark.parametrize(("codec", "dtype"), SUPPORTED, ids=IDS)
 def test_the_error_is_within_the_bound_for_values_of_every_size(codec: Codec, dtype: DType) -> None:
     rng = np.random.default_rng(1)
-    bits = rng.integers(0, 256, (40 * BLOCK + 7, dtype.itemsize), dtype=np.uint8).view(dtype.bits)[:, 0]
+    bits = rng.integers(0, 256, (40 * WIRE_BLOCK + 7, dtype.itemsize), dtype=np.uint8).view(dtype.bits)[:, 0]
     check_bound(codec, dtype, bits.view(dtype.storage))
     for exponent in (-170, -149, -146, -140, -126, -60, -24, -14, 0, 10, 100, 127):
-        check_bound(codec, dtype, of(dtype, rng.standard_normal(3 * BLOCK + 1) * 2.0**exponent))
+        check_bound(codec, dtype, of(dtype, rng.standard_normal(3 * WIRE_BLOCK + 1) * 2.0**exponent))
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -86,12 +86,12 @@ def test_the_error_is_within_the_bound_for_any_bits(data: st.DataObject) -> None
         st.integers(0, 3),
         st.integers(dtype.top - 3, dtype.top + 1),
     )
-    patterns = data.draw(st.lists(pattern, min_size=1, max_size=2 * BLOCK // 3))
+    patterns = data.draw(st.lists(pattern, min_size=1, max_size=2 * WIRE_BLOCK // 3))
     check_bound(codec, dtype, np.array(patterns, dtype.bits).view(dtype.storage))
 
 
 def test_the_bound_of_int8_is_nearly_reached() -> None:
-    values = np.linspace(-1, 1, 100 * BLOCK).astype(np.float32).reshape(-1, BLOCK)
+    values = np.linspace(-1, 1, 100 * WIRE_BLOCK).astype(np.float32).reshape(-1, WIRE_BLOCK)
     values[:, 0] = 1
     flat = values.reshape(-1)
     worst = np.abs(plain(FLOAT32, through(INT8_WIRE, flat, FLOAT32)) - flat).max()
@@ -119,7 +119,7 @@ def test_bfloat16_is_the_nearest_and_overflows_to_infinity() -> None:
 
 @pytest.mark.parametrize(("codec", "dtype"), SUPPORTED, ids=IDS)
 def test_infinities_and_nan_come_out_and_spoil_no_neighbour(codec: Codec, dtype: DType) -> None:
-    ordinary = np.sin(np.arange(2 * BLOCK))
+    ordinary = np.sin(np.arange(2 * WIRE_BLOCK))
     values = ordinary.copy()
     values[[3, 40, 41, 300]] = [np.inf, -np.inf, np.nan, -np.nan]
     result = through(codec, of(dtype, values), dtype)
@@ -127,14 +127,14 @@ def test_infinities_and_nan_come_out_and_spoil_no_neighbour(codec: Codec, dtype:
     assert numbers[3] == np.inf
     assert numbers[40] == -np.inf
     assert result.view(dtype.bits)[41] == result.view(dtype.bits)[300] == dtype.nan
-    others = np.delete(np.arange(2 * BLOCK), [3, 40, 41, 300])
+    others = np.delete(np.arange(2 * WIRE_BLOCK), [3, 40, 41, 300])
     np.testing.assert_array_equal(numbers[others], plain(dtype, through(codec, of(dtype, ordinary), dtype))[others])
 
 
 def test_blocks_of_zeros_and_of_nothing_finite() -> None:
-    zeros = np.zeros(BLOCK, np.float32)
+    zeros = np.zeros(WIRE_BLOCK, np.float32)
     assert through(INT8_WIRE, -zeros, FLOAT32).tobytes() == zeros.tobytes()
-    nothing = np.full(BLOCK, np.inf, np.float32)
+    nothing = np.full(WIRE_BLOCK, np.inf, np.float32)
     assert through(INT8_WIRE, nothing, FLOAT32).tobytes() == nothing.tobytes()
 
 
@@ -164,10 +164,10 @@ def test_a_scale_is_rounded_up_so_that_no_code_exceeds_126(largest: float) -> No
 
 @pytest.mark.parametrize(("codec", "dtype"), SUPPORTED, ids=IDS)
 def test_any_cut_at_blocks_gives_the_same_values(codec: Codec, dtype: DType) -> None:
-    values = of(dtype, np.random.default_rng(2).standard_normal(150 * BLOCK + 31))
+    values = of(dtype, np.random.default_rng(2).standard_normal(150 * WIRE_BLOCK + 31))
     whole = through(codec, values, dtype)
     for start, stop in [(0, 1), (1, 3), (2, 149), (63, 66), (64, 151)]:
-        piece = slice(start * BLOCK, stop * BLOCK)
+        piece = slice(start * WIRE_BLOCK, stop * WIRE_BLOCK)
         assert through(codec, values[piece], dtype).tobytes() == whole[piece].tobytes()
 
 

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as shaped
 
 from quicoll.errors import LocalError
 from quicoll.numerics.bundle import bundle
-from quicoll.numerics.codecs import BLOCK, Codec
+from quicoll.numerics.codecs import WIRE_BLOCK, Codec
 from quicoll.numerics.dtypes import DTYPES, FLOAT32, FLOAT64, Array, DType, narrow, widen
 from quicoll.numerics.encoding import Wired, wired
 from quicoll.numerics.reduce import ReduceOp, finish, reduce_tree, split
@@ -52,15 +52,15 @@ def bound(codec: Codec, values: Array, dtype: DType) -> Array:
     """Of each element, how far it may be off once encoded and decoded."""
     if codec.name == "bfloat16":
         return np.array([codec.bound(abs(float(x)), dtype) for x in values])
-    largest = [np.abs(values[a : a + BLOCK]).max() for a in range(0, values.size, BLOCK)]
-    return np.repeat([codec.bound(float(m), dtype) for m in largest], BLOCK)[: values.size]
+    largest = [np.abs(values[a : a + WIRE_BLOCK]).max() for a in range(0, values.size, WIRE_BLOCK)]
+    return np.repeat([codec.bound(float(m), dtype) for m in largest], WIRE_BLOCK)[: values.size]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.sampled_from([("bfloat16", FLOAT32), ("bfloat16", FLOAT64), ("int8", FLOAT32), ("int8", DTYPES["float16"])]),
     st.integers(1, 9),
-    st.sampled_from([1, 3, BLOCK, BLOCK + 1, 2 * BLOCK + 7]),
+    st.sampled_from([1, 3, WIRE_BLOCK, WIRE_BLOCK + 1, 2 * WIRE_BLOCK + 7]),
     st.data(),
 )
 def test_a_sum_is_off_by_no_more_than_what_is_stated(
@@ -91,7 +91,7 @@ def test_the_result_is_the_encoded_reduction_of_the_encoded_leaves(
     name: str, dtype: DType, op: ReduceOp, count: int
 ) -> None:
     """Through the codec alone, leaf by leaf, in float64 as the wider precision."""
-    codec, size = Codec.parse(name), 33 * BLOCK + 5  # more than one stretch of blocks
+    codec, size = Codec.parse(name), 33 * WIRE_BLOCK + 5  # more than one stretch of blocks
     rng = np.random.default_rng(count)
     leaves = []
     for _ in range(count):

@@ -26,15 +26,15 @@ from quicoll.numerics.dtypes import (
     FLOAT64,
     Array,
     DType,
-    Kind,
+    NumberKind,
     narrow,
     widen,
 )
 from quicoll.numerics.exact import MAX_LEAVES, exact_accumulator
 from quicoll.numerics.reduce import ReduceOp, accumulator, held, reduce_tree
 
-FLOATS = [dtype for dtype in DTYPES.values() if dtype.kind is Kind.FLOAT]
-COMPLEX = [dtype for dtype in DTYPES.values() if dtype.kind is Kind.COMPLEX]
+FLOATS = [dtype for dtype in DTYPES.values() if dtype.kind is NumberKind.FLOAT]
+COMPLEX = [dtype for dtype in DTYPES.values() if dtype.kind is NumberKind.COMPLEX]
 OPS = [ReduceOp.SUM, ReduceOp.AVG]
 
 

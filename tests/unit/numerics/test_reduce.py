@@ -28,12 +28,12 @@ from quicoll.numerics.dtypes import (
     FLOAT32,
     FLOAT64,
     DType,
-    Kind,
+    NumberKind,
     narrow,
     require_ieee,
 )
 from quicoll.numerics.reduce import (
-    BLOCK,
+    REDUCE_BLOCK,
     Array,
     ReduceOp,
     accumulator,
@@ -48,8 +48,8 @@ from quicoll.numerics.reduce import (
 
 SMALL = [FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT16, BFLOAT16]
 COMPLEX = [COMPLEX64, COMPLEX128]
-FLOATS = [dtype for dtype in DTYPES.values() if dtype.kind is Kind.FLOAT]
-INTEGERS = [dtype for dtype in DTYPES.values() if dtype.kind in (Kind.INT, Kind.UINT)]
+FLOATS = [dtype for dtype in DTYPES.values() if dtype.kind is NumberKind.FLOAT]
+INTEGERS = [dtype for dtype in DTYPES.values() if dtype.kind in (NumberKind.INT, NumberKind.UINT)]
 
 
 def defined(dtype: DType, op: ReduceOp) -> bool:
@@ -80,7 +80,7 @@ def canonical(leaves: list[Leaf]) -> Any:
 
 
 def reduced(
-    dtype: DType, op: ReduceOp, leaves: list[Array], *, precision: Any = "default", block: int = BLOCK
+    dtype: DType, op: ReduceOp, leaves: list[Array], *, precision: Any = "default", block: int = REDUCE_BLOCK
 ) -> Array:
     out = np.empty(leaves[0].size, dtype.storage)
     reduce_tree(
@@ -118,7 +118,7 @@ ONE = {
 
 def special(dtype: DType) -> Array:
     """The values at which implementations differ: zeros, NaN of all kinds, subnormals, infinities, extremes."""
-    if dtype.kind is Kind.FLOAT:
+    if dtype.kind is NumberKind.FLOAT:
         sign = 1 << (8 * dtype.itemsize - 1)
         lowest_nan = dtype.top + 1
         patterns = [0, 1, 2, ONE[dtype], ONE[dtype] + 1, dtype.top - 1, dtype.top, lowest_nan, dtype.nan, sign - 1]
@@ -137,7 +137,7 @@ def drawn(dtype: DType, size: int, seed: int) -> Array:
     rng = np.random.default_rng(seed)
     if dtype.part is not None:
         values = drawn(dtype.part, 2 * size, seed).view(dtype.storage)
-    elif dtype.kind is Kind.FLOAT:
+    elif dtype.kind is NumberKind.FLOAT:
         ordinary = (rng.standard_normal(size) * 2.0 ** rng.integers(-8, 8, size)).astype(np.float32)
         values = np.empty(size, dtype.storage)
         narrow(ordinary.astype(np.float64), FLOAT64, dtype, values)
@@ -202,7 +202,7 @@ def overflows_to_nan(dtype: DType, values: Any) -> Any:
 
 def rounded(dtype: DType, value: Any) -> int:
     """The bits of the result, by torch for the 8-bit and 16-bit types."""
-    if dtype.kind is Kind.FLOAT and np.isnan(value):
+    if dtype.kind is NumberKind.FLOAT and np.isnan(value):
         return dtype.nan
     if dtype in SMALL:
         narrowed = torch.tensor(float(value), dtype=torch.float32).to(getattr(torch, dtype.name))
@@ -223,10 +223,10 @@ def oracle(dtype: DType, op: ReduceOp, leaves: list[Array]) -> list[int]:
         return results
     for column in zip(*leaves, strict=True):
         numbers = [number(dtype, value) for value in column]
-        if dtype.kind in (Kind.INT, Kind.UINT) and op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT):
+        if dtype.kind in (NumberKind.INT, NumberKind.UINT) and op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT):
             value: Any = fold(op, canonical([int(x) for x in numbers]))  # type: ignore[misc]
             if op is ReduceOp.AVG:
-                low = -(1 << 63) if dtype.kind is Kind.INT else 0
+                low = -(1 << 63) if dtype.kind is NumberKind.INT else 0
                 value = ((value - low) % (1 << 64) + low) // count
             results.append(value % (1 << (8 * dtype.itemsize)))
             continue
@@ -279,10 +279,10 @@ def test_bits_do_not_depend_on_blocks(dtype: DType, op: ReduceOp) -> None:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT])
 def test_blocks_of_the_real_size_meet_without_a_seam(dtype: DType, op: ReduceOp) -> None:
-    size = 2 * BLOCK + 5
+    size = 2 * REDUCE_BLOCK + 5
     leaves = [drawn(dtype, size, seed=leaf) for leaf in range(3)]
     whole = reduced(dtype, op, leaves)
-    for cut in (BLOCK - 1, BLOCK, BLOCK + 1):
+    for cut in (REDUCE_BLOCK - 1, REDUCE_BLOCK, REDUCE_BLOCK + 1):
         same_bits(
             np.concatenate(
                 [reduced(dtype, op, [x[:cut] for x in leaves]), reduced(dtype, op, [x[cut:] for x in leaves])]
@@ -375,7 +375,7 @@ def test_a_rank_may_replace_its_leaves_by_their_subtrees(dtype: DType) -> None:
 
 
 def test_memory_grows_with_the_depth_of_the_tree_and_not_with_leaves_or_length() -> None:
-    size, count = 20 * BLOCK, 64
+    size, count = 20 * REDUCE_BLOCK, 64
     leaves = [Leaf(np.ones(size, np.float16)) for _ in range(count)]
     tree, out = canonical(leaves), np.empty(size, np.float16)
     tracemalloc.start()
@@ -393,7 +393,7 @@ def test_memory_grows_with_the_depth_of_the_tree_and_not_with_leaves_or_length()
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 10 * BLOCK * 4  # seven registers, and what one conversion takes
+    assert peak < 10 * REDUCE_BLOCK * 4  # seven registers, and what one conversion takes
     assert (out == count).all()
 
 

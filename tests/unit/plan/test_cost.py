@@ -8,7 +8,7 @@ import pytest
 
 from quicoll import plan
 from quicoll.errors import LocalError
-from quicoll.plan.cost import MAX_WALKED, Network, agreed, choose, limit, predict, quantised
+from quicoll.plan.cost import MAX_WALKED, NetworkModel, agreed, choose, limit, predict, quantised
 
 MS = 1e-3
 
@@ -18,7 +18,7 @@ def plans(name: str, world: int, **arguments: Any) -> list[plan.Plan]:
 
 
 def reductions(
-    algorithm: str, network: Network, nbytes: int, *, op: str = "all_reduce", **more: Any
+    algorithm: str, network: NetworkModel, nbytes: int, *, op: str = "all_reduce", **more: Any
 ) -> list[plan.Plan]:
     world = network.world
     given = {
@@ -32,12 +32,12 @@ def reductions(
     return plans(op, world, algorithm=algorithm, **given)
 
 
-def alike(world: int, *, latency: float = 10 * MS, rate: float = 1e8, message: float = 0.0) -> Network:
-    return Network.between((0,) * world, latency=latency, rate=rate, message=message)
+def alike(world: int, *, latency: float = 10 * MS, rate: float = 1e8, message: float = 0.0) -> NetworkModel:
+    return NetworkModel.between((0,) * world, latency=latency, rate=rate, message=message)
 
 
-def two_sites(each: int, *, far_rate: float = 1e7, message: float = 1e-4) -> Network:
-    return Network.between(
+def two_sites(each: int, *, far_rate: float = 1e7, message: float = 1e-4) -> NetworkModel:
+    return NetworkModel.between(
         (0,) * each + (1,) * each, latency=1e-4, rate=1.25e8, far_latency=25 * MS, far_rate=far_rate, message=message
     )
 
@@ -67,7 +67,7 @@ def test_messages_of_one_rank_follow_each_other_through_its_port() -> None:
 def test_what_goes_between_two_sites_shares_one_path_and_ranks_of_one_site_do_not() -> None:
     pairs = plans("all_to_all", 4, counts=[[0, 0, 0, 0]] * 2 + [[10**6, 0, 0, 0], [0, 10**6, 0, 0]], itemsize=1)
     near = predict(pairs, alike(4))
-    far = predict(pairs, Network.between((0, 0, 1, 1), latency=10 * MS, rate=1e8, message=0.0))
+    far = predict(pairs, NetworkModel.between((0, 0, 1, 1), latency=10 * MS, rate=1e8, message=0.0))
     assert max(near.done[:2]) == pytest.approx(20 * MS)
     assert max(far.done[:2]) == pytest.approx(30 * MS)
     assert (near.crossing, far.crossing) == (0, 2 * 10**6)
@@ -116,7 +116,7 @@ def test_what_makes_up_no_node_of_the_tree_crosses_as_it_is() -> None:
 
 def test_every_algorithm_of_every_operation_ends_and_moves_what_its_plans_say() -> None:
     for world in (1, 2, 3, 6, 9):
-        network = Network.between(tuple(rank % 2 for rank in range(world)), latency=1e-4, rate=1e8)
+        network = NetworkModel.between(tuple(rank % 2 for rank in range(world)), latency=1e-4, rate=1e8)
         for op, known in plan.ALGORITHMS.items():
             for algorithm in known:
                 more: dict[str, Any] = {"counts": [700] * world}
@@ -143,15 +143,15 @@ def test_the_walk_is_the_same_every_time() -> None:
 
 
 def test_few_bytes_over_a_long_way_are_exchanged_many_go_by_sites_and_on_one_site_directly() -> None:
-    far, near = two_sites(4), Network.between((0,) * 8, latency=1e-4, rate=1.25e8)
+    far, near = two_sites(4), NetworkModel.between((0,) * 8, latency=1e-4, rate=1.25e8)
     assert choose("all_reduce", 8, 64, 8, far.sites, far) == "exchange"
     assert choose("all_reduce", 8, 64 << 20, 8, far.sites, far) == "hierarchical"
     assert choose("all_reduce", 8, 64 << 20, 8, near.sites, near) == "direct"
     assert choose("reduce_scatter", 8, 64 << 20, 8, far.sites, far) == "hierarchical"
     # Ranks of two sites in turns: no two leaves of a site make up a node, so there is nothing to save.
-    mixed = Network.between((0, 1) * 4, latency=1e-4, rate=1.25e8, far_latency=25 * MS, far_rate=1e7)
+    mixed = NetworkModel.between((0, 1) * 4, latency=1e-4, rate=1.25e8, far_latency=25 * MS, far_rate=1e7)
     assert choose("reduce", 8, 64 << 20, 8, mixed.sites, mixed) == "direct"
-    many = Network.between((0,) * 24, latency=2e-5, rate=1.25e8)
+    many = NetworkModel.between((0,) * 24, latency=2e-5, rate=1.25e8)
     assert choose("all_reduce", 24, 64, 24, many.sites, many) == "tree"
 
 
@@ -180,7 +180,7 @@ def test_worlds_too_large_to_walk_go_by_rule() -> None:
     world = MAX_WALKED + 1
     one, two = (
         alike(world, latency=1e-5, message=1e-4),
-        Network.between(tuple(rank % 2 for rank in range(world)), latency=1e-4, rate=1e8),
+        NetworkModel.between(tuple(rank % 2 for rank in range(world)), latency=1e-4, rate=1e8),
     )
     assert choose("all_reduce", world, 100, world, one.sites, one) == "tree"
     assert choose("all_reduce", world, 1 << 20, world, one.sites, one) == "direct"
@@ -205,13 +205,13 @@ def test_moves_go_by_sites_where_that_is_cheaper() -> None:
         assert choose("broadcast", 6, nbytes, 0, network.sites, network, root=1) == "hierarchical"
         assert choose("all_gather", 6, nbytes, 0, network.sites, network) == "hierarchical"
     assert choose("broadcast", 8, 64, 0, two_sites(4).sites, two_sites(4)) == "tree"  # its first half is one site
-    many = Network.between(tuple(rank // 10 for rank in range(30)), latency=1e-4, rate=1e8)
+    many = NetworkModel.between(tuple(rank // 10 for rank in range(30)), latency=1e-4, rate=1e8)
     assert {choose(op, 30, 64, 0, many.sites, many) for op in plan.MOVES} == {"hierarchical"}
 
 
 @pytest.mark.parametrize("op", sorted(plan.MOVES))
 def test_the_chosen_way_of_a_move_is_the_cheapest(op: str) -> None:
-    for network in (two_sites(2), two_sites(5), Network.between((0, 1, 1, 1, 2), latency=1e-4, rate=1e8)):
+    for network in (two_sites(2), two_sites(5), NetworkModel.between((0, 1, 1, 1, 2), latency=1e-4, rate=1e8)):
         world = network.world
         for size in (64, 1 << 20):
             sized: dict[str, Any] = {"elements": size} if op == "broadcast" else {"counts": [size // world] * world}
@@ -269,6 +269,6 @@ def test_measurements_are_rounded_up_to_powers_of_two() -> None:
 )
 def test_a_network_that_cannot_be_is_refused(latency: Any, rate: Any, said: str) -> None:
     with pytest.raises(LocalError, match=said):
-        Network(latency, rate, (0, 0))
+        NetworkModel(latency, rate, (0, 0))
     with pytest.raises(LocalError, match="a network of 3 ranks for 2 plans"):
         predict(plans("barrier", 2), alike(3))

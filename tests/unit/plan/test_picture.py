@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from quicoll.cli.app import app
 from quicoll.cli.explain import Question
 from quicoll.plan import Plan, Send
-from quicoll.plan.cost import Flight, Forecast, Network, predict
+from quicoll.plan.cost import Flight, Forecast, NetworkModel, predict
 from quicoll.plan.picture import MAX_ARROWS, draw
 
 SPACE = "{http://www.w3.org/2000/svg}"
@@ -26,7 +26,7 @@ def parsed(text: str) -> ET.Element:
     return ET.fromstring(text)  # noqa: S314 - of our own making
 
 
-def drawn(question: Question, network: Network) -> tuple[str, list[Plan], Forecast]:
+def drawn(question: Question, network: NetworkModel) -> tuple[str, list[Plan], Forecast]:
     schedule = question.schedule()
     taken = schedule.cheapest(network) if question.algorithm == "auto" else question.algorithm
     plans = schedule.plans(taken)
@@ -35,8 +35,8 @@ def drawn(question: Question, network: Network) -> tuple[str, list[Plan], Foreca
     return draw(forecast, network, title=title, notes=["predicted 1 ms", plans[0].signature]), plans, forecast
 
 
-def network_of(sites: tuple[int, ...]) -> Network:
-    return Network.between(sites, latency=1e-4, rate=1.25e8, far_latency=25e-3, far_rate=2.5e7)
+def network_of(sites: tuple[int, ...]) -> NetworkModel:
+    return NetworkModel.between(sites, latency=1e-4, rate=1.25e8, far_latency=25e-3, far_rate=2.5e7)
 
 
 def arrows(root: ET.Element) -> list[ET.Element]:

@@ -22,7 +22,7 @@ from quicoll.numerics.dtypes import DTYPES
 from quicoll.numerics.exact import MAX_LEAVES
 from quicoll.numerics.reduce import ReduceOp, held
 from quicoll.plan import MOVES, Plan, Send, validate
-from quicoll.plan.cost import Network
+from quicoll.plan.cost import NetworkModel
 from quicoll.plan.schedule import carriage
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Desk:
         pass
 
 
-def plan_of(rank: int, question: Question, sites: tuple[int, ...], network: Network) -> Plan:
+def plan_of(rank: int, question: Question, sites: tuple[int, ...], network: NetworkModel) -> Plan:
     """What a group of this rank would execute for the call in `question`, on this network."""
     desk = Desk(rank, sites, question.chunk_bytes)
     group = Group(desk)  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ QUESTIONS = [
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: f"{q.collective}-{q.algorithm}-{q.world}")
 def test_what_is_explained_is_what_a_group_runs(question: Question) -> None:
     sites = tuple(int(rank >= question.world // 2) for rank in range(question.world)) if question.world > 1 else (0,)
-    network = Network.between(sites, latency=1e-4, rate=1e8, far_latency=0.02, far_rate=1e7)
+    network = NetworkModel.between(sites, latency=1e-4, rate=1e8, far_latency=0.02, far_rate=1e7)
     asked = replace(question, sites=sites, chunk_bytes=4096)
     schedule = asked.schedule()
     taken = schedule.cheapest(network) if asked.algorithm == "auto" else asked.algorithm
@@ -181,7 +181,7 @@ def test_the_command_prints_the_bytes_and_messages_of_those_plans(
         precision="exact" if "--exact" in options else "default",
         wire=options[options.index("--wire") + 1] if "--wire" in options else None,
     )
-    plans = [plan_of(rank, question, (0,) * 4, Network.between((0,) * 4, latency=1, rate=1)) for rank in range(4)]
+    plans = [plan_of(rank, question, (0,) * 4, NetworkModel.between((0,) * 4, latency=1, rate=1)) for rank in range(4)]
     sends = sum(isinstance(step, Send) for each in plans for lane in each.lanes for step in lane.steps)
     assert f"messages      {sends}\n" in text
 

@@ -28,7 +28,6 @@ from quicoll_transport.quic import (
     CLOSE_GONE,
     CLOSE_REFUSED,
     CLOSE_REPLACED,
-    Address,
     Authenticated,
     Gate,
     destination_cid,
@@ -40,6 +39,7 @@ from quicoll_transport.security.limits import Guard, Pace
 if TYPE_CHECKING:
     from quicoll_transport.endpoint.link import Link
     from quicoll_transport.endpoint.shell import Endpoint
+    from quicoll_transport.net.addresses import Address
 
 __all__ = ["Reception"]
 

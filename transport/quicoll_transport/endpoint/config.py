@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.link.core import LinkConfig
 from quicoll_transport.link.detector import DetectorConfig
-from quicoll_transport.quic import Address, SessionConfig
+from quicoll_transport.quic import SessionConfig
 from quicoll_transport.security.limits import GuardConfig, PaceConfig
+
+if TYPE_CHECKING:
+    from quicoll_transport.net.addresses import Address
 
 __all__ = ["EndpointConfig"]
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from quicoll_transport.endpoint.connection import Connection
 from quicoll_transport.events import DialStarted
-from quicoll_transport.net.addresses import is_numeric
+from quicoll_transport.net.addresses import Address, is_numeric
 from quicoll_transport.net.resolver import numeric, resolve_all
-from quicoll_transport.quic import Address, Session
+from quicoll_transport.quic import Session
 from quicoll_transport.security.limits import Pace
 
 if TYPE_CHECKING:

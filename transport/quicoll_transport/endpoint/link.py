@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING
 from quicoll_transport.endpoint.channel import Channel
 from quicoll_transport.endpoint.transfer import Transfer
 from quicoll_transport.errors import DeadlineExceeded, LinkLost
-from quicoll_transport.events import Corrupted, LinkChanged, LinkSnapshot, Observer, Resent, Stalled, SuspicionChanged
+from quicoll_transport.events import (
+    LinkChanged,
+    LinkSnapshot,
+    PayloadCorrupted,
+    Resent,
+    Stalled,
+    SuspicionChanged,
+    TransportObserver,
+)
 from quicoll_transport.link.core import LinkCore, LinkId, LinkState, LinkStats, Posted
 from quicoll_transport.net.addresses import DialPlan
 
 if TYPE_CHECKING:
     from quicoll_transport.endpoint.connection import Connection
     from quicoll_transport.endpoint.shell import Endpoint
-    from quicoll_transport.quic import Address
+    from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.identity import Identity
 
 __all__ = ["FIRST_BACKOFF_NS", "Link"]
@@ -262,7 +270,7 @@ class Link:
         if self.on_state is not None:
             self._endpoint._call(self.on_state, self)
 
-    def _tell_state(self, observer: Observer) -> None:
+    def _tell_state(self, observer: TransportObserver) -> None:
         core, now_ns, peer = self.core, self._endpoint.now_ns(), str(self.identity)
         if core.suspect is not self._told_suspect and not core.ended:
             self._told_suspect = core.suspect
@@ -272,7 +280,7 @@ class Link:
             self._told_state = core.state
             self._endpoint._call(observer, LinkChanged(now_ns, peer, self.number, core.state, core.cause))
 
-    def tell_counts(self, observer: Observer) -> None:
+    def tell_counts(self, observer: TransportObserver) -> None:
         """Counters are the core's; what they gained since the last look is an event."""
         stats, stalls = self.core.stats, self.core.detector.stalls
         now_ns, peer, call = self._endpoint.now_ns(), str(self.identity), self._endpoint._call
@@ -281,7 +289,7 @@ class Link:
             call(observer, Resent(now_ns, peer, self.number, more, stats.resends))
         if (more := stats.corrupt - self._told_corrupt) > 0:
             self._told_corrupt = stats.corrupt
-            call(observer, Corrupted(now_ns, peer, self.number, more, stats.corrupt))
+            call(observer, PayloadCorrupted(now_ns, peer, self.number, more, stats.corrupt))
         if stalls > self._told_stalls:
             call(observer, Stalled(now_ns, peer, self.number, stalls))
         self._told_stalls = stalls  # a link that comes up starts with a new detector

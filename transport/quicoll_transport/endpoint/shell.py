@@ -30,7 +30,7 @@ from quicoll_transport.endpoint.dialling import Dialler
 from quicoll_transport.endpoint.link import Link
 from quicoll_transport.endpoint.table import Table
 from quicoll_transport.errors import ConfigurationError, EndpointClosed, ProtocolError
-from quicoll_transport.events import ConnectionDown, CredentialsRotated, Observer, PeerRefused, TransportEvent
+from quicoll_transport.events import ConnectionDown, CredentialsRotated, PeerRefused, TransportEvent, TransportObserver
 from quicoll_transport.faults.socket import FaultyIO
 from quicoll_transport.link.core import LinkState, ResetMessage, SendControl, StartMessage
 from quicoll_transport.quic import (
@@ -39,7 +39,6 @@ from quicoll_transport.quic import (
     CLOSE_PROTOCOL,
     CLOSE_REFUSED,
     CLOSE_REPLACED,
-    Address,
     Authenticated,
     Closed,
     ControlData,
@@ -52,6 +51,7 @@ from quicoll_transport.security.policy import Policy
 if TYPE_CHECKING:
     from quicoll_transport.endpoint.config import EndpointConfig
     from quicoll_transport.faults.compose import Faults
+    from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.udp import DatagramIO, Trouble
     from quicoll_transport.security.identity import Credentials, Identity
 
@@ -86,7 +86,7 @@ class Endpoint:
         authorize: Callable[[Identity], str | None],
         on_link: Callable[[Link], None],
         faults: Faults | None = None,
-        observer: Observer | None = None,
+        observer: TransportObserver | None = None,
         wall_clock: Callable[[], datetime] | None = None,
     ) -> None:
         try:

@@ -46,7 +46,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from quicoll_transport.errors import ConfigurationError, LinkLost, ProtocolError
-from quicoll_transport.link.detector import Detector, DetectorConfig, Verdict
+from quicoll_transport.link.detector import Detector, DetectorConfig, Liveness
 from quicoll_transport.link.frames import (
     MAX_CHANNEL,
     Ack,
@@ -61,7 +61,7 @@ from quicoll_transport.link.frames import (
     Offer,
     Ping,
     Pong,
-    Refuse,
+    RefuseMessage,
     encode_control,
 )
 from quicoll_transport.link.inbox import Inbox
@@ -69,7 +69,7 @@ from quicoll_transport.link.outbox import Outbox, Outgoing, ResetMessage, SendCo
 from quicoll_transport.link.posted import Inflow, Posted
 
 __all__ = [
-    "TRANSITIONS",
+    "LINK_TRANSITIONS",
     "Inflow",
     "LinkConfig",
     "LinkCore",
@@ -93,7 +93,7 @@ class LinkState(Enum):
     CLOSED = "closed"
 
 
-TRANSITIONS: dict[LinkState, tuple[LinkState, ...]] = {
+LINK_TRANSITIONS: dict[LinkState, tuple[LinkState, ...]] = {
     LinkState.CONNECTING: (LinkState.UP, LinkState.LOST, LinkState.CLOSED),
     LinkState.UP: (LinkState.DOWN, LinkState.LOST, LinkState.CLOSED),
     LinkState.DOWN: (LinkState.UP, LinkState.LOST, LinkState.CLOSED),
@@ -126,7 +126,7 @@ class LinkConfig:
     max_resends: int = 3
 
 
-Action = SendControl | StartMessage | ResetMessage
+LinkAction = SendControl | StartMessage | ResetMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +168,12 @@ class LinkCore:
         self.error: LinkLost | None = None
         self.refusal = ""  # why the last attempt to connect failed, as far as the shell knows
         self.detector = Detector(config.detector, now_ns=now_ns)
-        self._verdict = Verdict.ALIVE
+        self._verdict = Liveness.ALIVE
         self._on_state = on_state
         self._connect_deadline_ns = now_ns + config.connect_ns
         self._connected = False
         self._connections = 0
-        self._actions: deque[Action] = deque()
+        self._actions: deque[LinkAction] = deque()
         self._outbox = Outbox(peer=peer, control=self._control, start=self._start, reset=self._reset)
         self._inbox = Inbox(
             peer=peer,
@@ -218,7 +218,7 @@ class LinkCore:
         )
 
     def _become(self, state: LinkState) -> None:
-        if state not in TRANSITIONS[self.state]:
+        if state not in LINK_TRANSITIONS[self.state]:
             raise AssertionError(f"link {self.peer}: {self.state.value} cannot become {state.value}")
         self.state = state
         self._on_state(state)
@@ -258,7 +258,7 @@ class LinkCore:
         verdict = self.detector.verdict
         if self.ended:
             return
-        if verdict is Verdict.LOST:
+        if verdict is Liveness.LOST:
             self.lose(self.detector.cause, now_ns=now_ns)
         elif verdict is not self._verdict:
             self._verdict = verdict
@@ -266,7 +266,7 @@ class LinkCore:
 
     @property
     def suspect(self) -> bool:
-        return self._verdict is Verdict.SUSPECT
+        return self._verdict is Liveness.SUSPECT
 
     def lose(self, cause: str, *, now_ns: int) -> None:
         """End the link as lost; everything pending ends with LinkLost."""
@@ -437,14 +437,14 @@ class LinkCore:
                 self._outbox.nack(message)
             case Cancel():
                 self._inbox.cancel(message)
-            case Refuse():
+            case RefuseMessage():
                 self._outbox.refuse(message)
             case Hello():
                 raise ProtocolError("a second Hello on one connection", peer=self.peer)
 
     # -- output --------------------------------------------------------------------------------------------------
 
-    def poll(self) -> Action | None:
+    def poll(self) -> LinkAction | None:
         """The next thing for the shell to do, or None. Acknowledgements are gathered until here."""
         if not self._actions and self.state is LinkState.UP:
             self._inbox.receipts.acknowledge()

@@ -50,7 +50,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Detector", "DetectorConfig", "RttEstimate", "Verdict"]
+__all__ = ["Detector", "DetectorConfig", "Liveness", "RttEstimate"]
 
 UNREACHABLE_COUNT = 3
 UNREACHABLE_SPAN_NS = 60_000_000
@@ -61,7 +61,7 @@ LOST_START_NS = 3_000_000_000  # until the first heartbeat is answered
 _GRANULARITY_NS = 1_000_000
 
 
-class Verdict(Enum):
+class Liveness(Enum):
     ALIVE = "alive"
     SUSPECT = "suspect"
     LOST = "lost"
@@ -148,7 +148,7 @@ class Detector:
         self._stalled_ns = 0  # when the last stall ended
         self.rtt = RttEstimate()  # for people
         self.margin = RttEstimate(smooth=16, vary=32)  # for the deadlines
-        self.verdict = Verdict.ALIVE
+        self.verdict = Liveness.ALIVE
         self.cause = ""
         self.stalls = 0
 
@@ -164,8 +164,8 @@ class Detector:
     def heard(self, now_ns: int) -> None:
         self._heard_ns = max(self._heard_ns, now_ns)
         self._unreachable = 0
-        if self.verdict is Verdict.SUSPECT:
-            self.verdict = Verdict.ALIVE
+        if self.verdict is Liveness.SUSPECT:
+            self.verdict = Liveness.ALIVE
 
     def pong(self, sent_ns: int, now_ns: int) -> None:
         """The heartbeat that was sent at `sent_ns` is answered."""
@@ -196,13 +196,13 @@ class Detector:
         self._unreachable += 1
         self._ping_ns = min(self._ping_ns, now_ns + self.ping_every_ns // 4)  # ask again soon
         enough = now_ns - self._unreachable_since_ns >= UNREACHABLE_SPAN_NS
-        if self._unreachable >= UNREACHABLE_COUNT and enough and self.verdict is not Verdict.LOST:
-            self.verdict = Verdict.LOST
+        if self._unreachable >= UNREACHABLE_COUNT and enough and self.verdict is not Liveness.LOST:
+            self.verdict = Liveness.LOST
             self.cause = "nothing listens at its address any more"
 
     def handle_timer(self, now_ns: int) -> bool:
         """Advance to `now_ns`; True when a heartbeat is due."""
-        if self.verdict is Verdict.LOST:
+        if self.verdict is Liveness.LOST:
             return False
         late = now_ns - self._due_ns
         if late > self.stall_after_ns:
@@ -213,14 +213,14 @@ class Detector:
             self._heard_ns = min(now_ns, max(self._heard_ns + late, latest))
         silent = now_ns - self._heard_ns
         if silent >= self.lost_after_ns:
-            self.verdict = Verdict.LOST
+            self.verdict = Liveness.LOST
             self.cause = f"silent for {silent / 1e9:.2f} s"
             return False
-        self.verdict = Verdict.SUSPECT if silent >= self.suspect_after_ns else Verdict.ALIVE
+        self.verdict = Liveness.SUSPECT if silent >= self.suspect_after_ns else Liveness.ALIVE
         ping = now_ns >= self._ping_ns
         if ping:
             # While suspicious, or while the host says "unreachable", ask more often: the answer decides.
-            urgent = self.verdict is Verdict.SUSPECT or self._unreachable
+            urgent = self.verdict is Liveness.SUSPECT or self._unreachable
             self._ping_ns = now_ns + max(1, self.ping_every_ns // (4 if urgent else 1))
         self._due_ns = self.next_timer()
         return ping

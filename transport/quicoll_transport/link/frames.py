@@ -45,7 +45,7 @@ __all__ = [
     "Offer",
     "Ping",
     "Pong",
-    "Refuse",
+    "RefuseMessage",
     "channel_of",
     "channel_tag",
     "checksum",
@@ -239,7 +239,7 @@ class Cancel(_Control, tag=9, frozen=True):
     eager: int
 
 
-class Refuse(_Control, tag=10, frozen=True):
+class RefuseMessage(_Control, tag=10, frozen=True):
     """The receiver will never take this message."""
 
     sequence: int
@@ -253,7 +253,7 @@ class App(_Control, tag=11, frozen=True):
     data: bytes
 
 
-Control = Hello | Ping | Pong | Ack | Credit | Offer | Grant | Nack | Cancel | Refuse | App
+Control = Hello | Ping | Pong | Ack | Credit | Offer | Grant | Nack | Cancel | RefuseMessage | App
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
@@ -288,7 +288,7 @@ def _check(message: Control) -> None:
                 last = stop
     if isinstance(message, Offer) and (not _is_tag(message.tag) or message.length > MAX_LENGTH):
         raise ProtocolError("offer with a malformed tag or length")
-    if isinstance(message, Refuse) and len(message.reason) > MAX_REASON:
+    if isinstance(message, RefuseMessage) and len(message.reason) > MAX_REASON:
         raise ProtocolError(f"refusal with a reason of {len(message.reason)} characters")
 
 

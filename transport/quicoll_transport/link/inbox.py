@@ -41,13 +41,13 @@ from quicoll_transport.link.frames import (
     Header,
     Nack,
     Offer,
-    Refuse,
+    RefuseMessage,
     channel_of,
     channel_tag,
     checksum,
 )
 from quicoll_transport.link.outbox import require_flat
-from quicoll_transport.link.posted import NOTHING, Discards, Held, Inflow, Posted, is_of_caller
+from quicoll_transport.link.posted import NOTHING, Discards, Inflow, Posted, UnclaimedMessage, is_of_caller
 from quicoll_transport.link.receipts import Receipts
 
 __all__ = ["Inbox"]
@@ -82,7 +82,7 @@ class Inbox:
         self._payload_fault = payload_fault
         self.receipts = Receipts(peer=peer, control=control)
         self._posted: dict[bytes, Posted] = {}
-        self._held: dict[bytes, Held] = {}
+        self._held: dict[bytes, UnclaimedMessage] = {}
         self._inflows: dict[int, Inflow] = {}
         self._offers: dict[bytes, Offer] = {}
         self._offer_tags: dict[int, bytes] = {}
@@ -155,7 +155,7 @@ class Inbox:
         for tag in [tag for tag in self._offers if is_of_caller(tag) and tag.startswith(prefix)]:
             sequence = self._offers[tag].sequence
             self._drop_offer(sequence)
-            self._reject(sequence, Refuse(sequence, "discarded"))
+            self._reject(sequence, RefuseMessage(sequence, "discarded"))
         for inflow in list(self._inflows.values()):
             tag = inflow.header.tag
             if inflow.posted is None and is_of_caller(tag) and tag.startswith(prefix):
@@ -216,13 +216,13 @@ class Inbox:
         if sequence in self.receipts:
             self.receipts.again(sequence)
         elif tag in self._discards:
-            self._reject(sequence, Refuse(sequence, "discarded"))
+            self._reject(sequence, RefuseMessage(sequence, "discarded"))
         elif self._is_past(tag):
-            self._reject(sequence, Refuse(sequence, "its channel is past it"))
+            self._reject(sequence, RefuseMessage(sequence, "its channel is past it"))
         elif posted is not None:
             self._answer(offer, posted)
         elif tag in self._held or (other is not None and other.sequence != sequence):
-            self._reject(sequence, Refuse(sequence, f"another message with tag {tag.hex()} waits"))
+            self._reject(sequence, RefuseMessage(sequence, f"another message with tag {tag.hex()} waits"))
         elif len(self._offers) >= _MAX_OFFERS:
             raise ProtocolError(f"more than {_MAX_OFFERS} offers wait", peer=self._peer)
         else:
@@ -319,7 +319,7 @@ class Inbox:
         self.bytes_received += header.length
         if posted is None:
             self._hold(header)
-            self._held[header.tag] = Held(header, data)
+            self._held[header.tag] = UnclaimedMessage(header, data)
             return
         self._release(header)
         del self._posted[header.tag]
@@ -379,13 +379,13 @@ class Inbox:
             self._release(header)
         else:  # whoever posts a buffer for it later must learn that it will not come; until then it costs its credit
             self._hold(header)
-            self._held[header.tag] = Held(header, memoryview(b""), error)
+            self._held[header.tag] = UnclaimedMessage(header, memoryview(b""), error)
 
     def _answer(self, offer: Offer, posted: Posted) -> None:
         """A message is offered for which a buffer is posted."""
         if (error := posted.place(offer.length, peer=self._peer)) is not None:
             del self._posted[posted.tag]
-            self._reject(offer.sequence, Refuse(offer.sequence, str(error)))
+            self._reject(offer.sequence, RefuseMessage(offer.sequence, str(error)))
             self._complete(posted, error)
             return
         self._granted.add(offer.sequence)
@@ -393,9 +393,9 @@ class Inbox:
 
     def _refuse(self, header: Header, reason: str) -> None:
         self._release(header)
-        self._reject(header.sequence, Refuse(header.sequence, reason))
+        self._reject(header.sequence, RefuseMessage(header.sequence, reason))
 
-    def _reject(self, sequence: int, verdict: Refuse | Nack) -> None:
+    def _reject(self, sequence: int, verdict: RefuseMessage | Nack) -> None:
         self._forget(sequence)
         self.receipts.rejected(sequence, verdict, most_gaps=self._most_gaps)
 

@@ -39,7 +39,7 @@ from quicoll_transport.link.frames import (
     Hello,
     Nack,
     Offer,
-    Refuse,
+    RefuseMessage,
     channel_of,
     channel_tag,
     checksum,
@@ -347,7 +347,7 @@ class Outbox:
             self.resends += 1
             self._start(message)
 
-    def refuse(self, refuse: Refuse) -> None:
+    def refuse(self, refuse: RefuseMessage) -> None:
         message = self._told(refuse.sequence)
         self._rejected(refuse.sequence, message, MessageRefused(refuse.reason, peer=self._peer))
 

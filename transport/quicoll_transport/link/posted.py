@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from quicoll_transport.errors import MessageRefused, TransportError
 from quicoll_transport.link.frames import CHANNEL_TAG_SIZE, Header
 
-__all__ = ["NOTHING", "Discards", "Held", "Inflow", "Posted"]
+__all__ = ["NOTHING", "Discards", "Inflow", "Posted", "UnclaimedMessage"]
 
 NOTHING = memoryview(b"")
 _MAPPED = 1 << 20  # from here on memory is mapped, so that a size which was only named costs no pages
@@ -63,7 +63,7 @@ class Inflow:
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class UnclaimedMessage:
     """A verified eager message that nobody has posted a buffer for yet; with `error`, one that will never come."""
 
     header: Header

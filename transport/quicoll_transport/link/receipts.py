@@ -22,7 +22,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from quicoll_transport.errors import ProtocolError
-from quicoll_transport.link.frames import MAX_OFFERS, MAX_RANGES, Ack, App, Control, Credit, Nack, Refuse
+from quicoll_transport.link.frames import MAX_OFFERS, MAX_RANGES, Ack, App, Control, Credit, Nack, RefuseMessage
 from quicoll_transport.link.ranges import Ranges
 
 __all__ = ["MAX_VERDICTS", "Receipts"]
@@ -39,7 +39,7 @@ class Receipts:
         self._control = control
         self._received = Ranges()
         self._fresh = Ranges()  # ended, and not acknowledged on the present connection
-        self._rejected: dict[int, Refuse | Nack] = {}
+        self._rejected: dict[int, RefuseMessage | Nack] = {}
         self._released = 0
         self._credit_due = False
         self._app_received = 0
@@ -56,7 +56,7 @@ class Receipts:
         self._end(sequence, most_gaps)
         self._fresh.add(sequence)
 
-    def rejected(self, sequence: int, verdict: Refuse | Nack, *, most_gaps: int) -> None:
+    def rejected(self, sequence: int, verdict: RefuseMessage | Nack, *, most_gaps: int) -> None:
         """It will not be taken; the sender is told until it has heard. Raises ProtocolError, as `verified`."""
         if len(self._rejected) >= MAX_VERDICTS:
             raise ProtocolError("the peer does not take our refusals", peer=self._peer)

@@ -28,11 +28,11 @@ __all__ = [
     "Address",
     "DialPlan",
     "canonical",
+    "format_address",
     "is_numeric",
     "is_unspecified",
     "is_v6",
     "parse_address",
-    "show",
 ]
 
 Address = tuple[Any, ...]
@@ -103,7 +103,7 @@ def canonical(address: Address, scope_of: Callable[[str], int] = int) -> Address
     return (str(ip), port, 0, scope)
 
 
-def show(address: Address) -> str:
+def format_address(address: Address) -> str:
     """For people: 192.0.2.1:1, [2001:db8::1]:1, [fe80::1%2]:1, name:1."""
     host, port = str(address[0]), address[1]
     if ":" not in host:
@@ -167,7 +167,7 @@ class DialPlan:
         if not self._several or self.current is None:
             return reason
         self._failed[self.current] = reason
-        return "; ".join(f"{show(address)}: {why}" for address, why in self._failed.items())
+        return "; ".join(f"{format_address(address)}: {why}" for address, why in self._failed.items())
 
     def worked(self) -> None:
         """The current attempt has made a connection; next time it goes first."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quicoll_transport.errors import AddressError
-from quicoll_transport.net.addresses import Address, canonical, is_numeric, is_v6, show
+from quicoll_transport.net.addresses import Address, canonical, format_address, is_numeric, is_v6
 from quicoll_transport.net.resolver import Resolver, scope_of
 
 __all__ = [
@@ -148,7 +148,7 @@ class UdpSocket:
         else:
             assert failed is not None  # noqa: S101 - getaddrinfo finds something or raises
             why = _BINDING.get(failed.errno or 0, str(failed))
-            raise AddressError(f"cannot listen on {show((host, port))}: {why}") from failed
+            raise AddressError(f"cannot listen on {format_address((host, port))}: {why}") from failed
         self._v6 = self._socket.family == socket.AF_INET6
         both = self._v6 and not self._socket.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
         self._families = (False, True) if both else (self._v6,)  # by is_v6
@@ -179,7 +179,7 @@ class UdpSocket:
 
     def start(self, on_datagrams: OnDatagrams, on_unreachable: OnUnreachable) -> None:
         if self._socket.fileno() < 0:
-            raise AddressError(f"the socket on {show(self.local_address)} is closed")
+            raise AddressError(f"the socket on {format_address(self.local_address)} is closed")
         self._on_datagrams = on_datagrams
         self._on_unreachable = on_unreachable
         self._loop.add_reader(self._socket.fileno(), self._readable)

@@ -14,13 +14,14 @@ from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from aioquic.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic_retry, pull_quic_header
 from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
 
-from quicoll_transport.quic.patched import Connection, configuration
+from quicoll_transport.quic.patched import PatchedConnection, configuration
 from quicoll_transport.quic.session import Session
-from quicoll_transport.quic.terms import CID_LENGTH, Address, SessionConfig
+from quicoll_transport.quic.terms import CID_LENGTH, SessionConfig
 
 if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger
 
+    from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.identity import Credentials
 
 __all__ = ["Gate"]
@@ -95,7 +96,7 @@ class Gate:
             return None
         if retried is not None:
             self._use(retried, now_ns)
-        connection = Connection(
+        connection = PatchedConnection(
             configuration=self._quic,
             original_destination_connection_id=original,
             retry_source_connection_id=retried,

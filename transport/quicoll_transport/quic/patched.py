@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from quicoll_transport.security.identity import Credentials
 
-__all__ = ["Connection", "ServiceQueue", "configuration"]
+__all__ = ["PatchedConnection", "ServiceQueue", "configuration"]
 
 
 class ServiceQueue(list["QuicStream"]):
@@ -61,7 +61,7 @@ class ServiceQueue(list["QuicStream"]):
         super().extend(served)
 
 
-class Connection(QuicConnection):
+class PatchedConnection(QuicConnection):
     """See the module's head; it also counts packets that were lost, and that were forged."""
 
     def __init__(self, **options: Any) -> None:

@@ -14,12 +14,14 @@ from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.quic.gate import Gate
 from quicoll_transport.quic.patched import ServiceQueue
 from quicoll_transport.quic.session import Session
-from quicoll_transport.quic.terms import Address, Authenticated, SessionConfig
+from quicoll_transport.quic.terms import Authenticated, SessionConfig
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
+
+    from quicoll_transport.net.addresses import Address
 
 __all__ = ["check_foundation", "handshake_in_memory"]
 

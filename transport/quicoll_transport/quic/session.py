@@ -27,10 +27,9 @@ from aioquic.quic.packet import QuicErrorCode
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.link.frames import HEADER_SIZE, Header
 from quicoll_transport.quic.delivery import DeliveryRate
-from quicoll_transport.quic.patched import Connection, configuration
+from quicoll_transport.quic.patched import PatchedConnection, configuration
 from quicoll_transport.quic.terms import (
     CLOSE_NORMAL,
-    Address,
     Authenticated,
     Closed,
     ControlData,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger
 
     from quicoll_transport.link.posted import Inflow
+    from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.identity import Credentials
 
 __all__ = ["Session"]
@@ -144,7 +144,7 @@ class Session:
         """Dial `address`; the first datagrams are ready at once. No credentials means none are shown (tests)."""
         quic = configuration(credentials, config, is_client=True)
         quic.quic_logger = qlog
-        connection = Connection(configuration=quic)
+        connection = PatchedConnection(configuration=quic)
         connection.connect(address, now_ns / 1e9)
         return cls(connection, is_client=True, cids=[connection.host_cid], config=config)
 
@@ -154,7 +154,7 @@ class Session:
         """Take one datagram; afterwards drain `next_event`. Raises ProtocolError, upon which the caller closes."""
         self._now_ns = now_ns
         self._quic.receive_datagram(data, address, now_ns / 1e9)
-        if isinstance(self._quic, Connection) and self._quic.forged_packets >= self._forged_packets:
+        if isinstance(self._quic, PatchedConnection) and self._quic.forged_packets >= self._forged_packets:
             # No fault of the peer: whoever forges is somebody else, so the link may be resumed.
             self._quic.close(error_code=QuicErrorCode.AEAD_LIMIT_REACHED, reason_phrase="too many forged packets")
         self._watch_keys(self._quic._packet_number)
@@ -211,7 +211,7 @@ class Session:
             min_rtt_ns=int(loss._rtt_min * 1e9) if known else None,
             cwnd=loss.congestion_window,
             bytes_in_flight=loss.bytes_in_flight,
-            lost_packets=self._quic.lost_packets if isinstance(self._quic, Connection) else 0,
+            lost_packets=self._quic.lost_packets if isinstance(self._quic, PatchedConnection) else 0,
             delivery_rate=self._delivery.rate,
         )
 

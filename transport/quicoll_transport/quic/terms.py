@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from aioquic.quic import connection as _registers  # noqa: F401 - cubic and reno
 from aioquic.quic.congestion.base import create_congestion_control
@@ -31,7 +31,6 @@ __all__ = [
     "CLOSE_REFUSED",
     "CLOSE_REPLACED",
     "DATAGRAM_BYTES",
-    "Address",
     "Authenticated",
     "Closed",
     "ControlData",
@@ -43,8 +42,6 @@ __all__ = [
     "error_name",
     "is_unauthenticated_initial",
 ]
-
-Address = tuple[Any, ...]  # (host, port) or (host, port, flow, scope), as the socket gives it
 
 ALPN = "quicoll/1"
 CLOSE_NORMAL = 0x7100  # above TLS alerts (0x100-0x1ff), below two bytes of varint

@@ -50,9 +50,9 @@ from quicoll_transport.security.identity import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Algorithm", "Authority", "Entropy", "create_authority", "derive_key", "ephemeral", "issue", "job_of"]
+__all__ = ["Authority", "Entropy", "KeyAlgorithm", "create_authority", "derive_key", "ephemeral", "issue", "job_of"]
 
-Algorithm: TypeAlias = Literal["ed25519", "p256"]
+KeyAlgorithm: TypeAlias = Literal["ed25519", "p256"]
 Entropy: TypeAlias = Callable[[int], bytes]
 """Gives so many random bytes, as `os.urandom` and `random.Random(seed).randbytes` do."""
 
@@ -75,7 +75,7 @@ class Authority:
         cls,
         *,
         job: str,
-        algorithm: Algorithm = "ed25519",
+        algorithm: KeyAlgorithm = "ed25519",
         days: int = 3650,
         now: datetime | None = None,
         entropy: Entropy | None = None,
@@ -179,7 +179,7 @@ def create_authority(
     directory: str | os.PathLike[str],
     *,
     job: str,
-    algorithm: Algorithm = "ed25519",
+    algorithm: KeyAlgorithm = "ed25519",
     days: int = 3650,
     now: datetime | None = None,
 ) -> Authority:
@@ -228,7 +228,7 @@ def ephemeral(
     job: str,
     nodes: Iterable[tuple[str, str]],
     *,
-    algorithm: Algorithm = "ed25519",
+    algorithm: KeyAlgorithm = "ed25519",
     days: int = 1,
     now: datetime | None = None,
     entropy: Entropy | None = None,
@@ -285,7 +285,7 @@ def derive_key(curve: EllipticCurve, entropy: Entropy) -> EllipticCurvePrivateKe
     return derive_private_key(max(1, drawn), curve)
 
 
-def _new_key(algorithm: Algorithm, entropy: Entropy | None) -> PrivateKey:
+def _new_key(algorithm: KeyAlgorithm, entropy: Entropy | None) -> PrivateKey:
     match algorithm:
         case "ed25519":
             return (
@@ -294,7 +294,7 @@ def _new_key(algorithm: Algorithm, entropy: Entropy | None) -> PrivateKey:
         case "p256":
             return generate_private_key(SECP256R1()) if entropy is None else derive_key(SECP256R1(), entropy)
         case _:
-            raise ConfigurationError(f"algorithm must be one of {', '.join(get_args(Algorithm))}, is {algorithm!r}")
+            raise ConfigurationError(f"algorithm must be one of {', '.join(get_args(KeyAlgorithm))}, is {algorithm!r}")
 
 
 def _serial(entropy: Entropy | None) -> int:

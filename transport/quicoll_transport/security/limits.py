@@ -39,7 +39,7 @@ from quicoll_transport.errors import ConfigurationError, ProtocolError
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["Bucket", "Guard", "GuardConfig", "Pace", "PaceConfig", "source_of"]
+__all__ = ["Guard", "GuardConfig", "Pace", "PaceConfig", "TokenBucket", "source_of"]
 
 _SECOND = 1_000_000_000
 _MOST = 1_000_000_000  # per second: one per nanosecond
@@ -98,7 +98,7 @@ class PaceConfig(_Positive):
     reset_burst: int = 16_384
 
 
-class Bucket:
+class TokenBucket:
     """`rate` per second, `burst` at once."""
 
     __slots__ = ("_full_ns", "_slack_ns", "_step_ns")
@@ -138,8 +138,8 @@ class _Lane:
     __slots__ = ("handshakes", "initials")
 
     def __init__(self, config: GuardConfig) -> None:
-        self.initials = Bucket(config.initials, config.initial_burst)
-        self.handshakes = Bucket(config.handshakes, config.handshake_burst)
+        self.initials = TokenBucket(config.initials, config.initial_burst)
+        self.handshakes = TokenBucket(config.handshakes, config.handshake_burst)
 
 
 class Guard(Generic[Key]):
@@ -157,7 +157,7 @@ class Guard(Generic[Key]):
         self._slots = slots
         self._strangers = _Lane(config)
         self._peers = _Lane(config)
-        self._buckets: dict[str, Bucket] = {}  # the least recently used first
+        self._buckets: dict[str, TokenBucket] = {}  # the least recently used first
         self._known: dict[str, None] = {}  # likewise
         self._open: dict[Key, str] = {}  # the oldest first
         self._of_source: dict[str, dict[Key, None]] = {}
@@ -225,10 +225,10 @@ class Guard(Generic[Key]):
     def _lane(self, source: str) -> _Lane:
         return self._peers if source in self._known else self._strangers
 
-    def _bucket(self, source: str) -> Bucket:
+    def _bucket(self, source: str) -> TokenBucket:
         bucket = self._buckets.pop(source, None)
         if bucket is None:
-            bucket = Bucket(self._config.source_handshakes, self._config.source_burst)
+            bucket = TokenBucket(self._config.source_handshakes, self._config.source_burst)
         self._buckets[source] = bucket
         if len(self._buckets) > self._config.sources:
             del self._buckets[next(iter(self._buckets))]
@@ -242,9 +242,9 @@ class Pace:
 
     def __init__(self, config: PaceConfig) -> None:
         self._config = config
-        self._controls = Bucket(config.controls, config.control_burst)
-        self._pings = Bucket(config.pings, config.ping_burst)
-        self._resets = Bucket(config.resets, config.reset_burst)
+        self._controls = TokenBucket(config.controls, config.control_burst)
+        self._pings = TokenBucket(config.pings, config.ping_burst)
+        self._resets = TokenBucket(config.resets, config.reset_burst)
 
     def control(self, now_ns: int, *, ping: bool) -> None:
         """One control message arrived."""

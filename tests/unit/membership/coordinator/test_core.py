@@ -15,25 +15,30 @@ from quicoll.errors import LocalError
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
 from quicoll.membership.coordinator.config import CoordinatorConfig
-from quicoll.membership.coordinator.core import TRANSITIONS, Cause, State, transition
+from quicoll.membership.coordinator.core import (
+    COORDINATOR_TRANSITIONS,
+    CoordinatorCause,
+    CoordinatorState,
+    coordinator_transition,
+)
 from quicoll.membership.coordinator.history import Committed, Left, Proposed
 
 # The table
 
 
-@pytest.mark.parametrize(("state", "cause"), list(itertools.product(State, Cause)))
-def test_only_the_table_moves_the_coordinator(state: State, cause: Cause) -> None:
-    if cause in TRANSITIONS[state]:
-        assert transition(state, cause) is TRANSITIONS[state][cause]
+@pytest.mark.parametrize(("state", "cause"), list(itertools.product(CoordinatorState, CoordinatorCause)))
+def test_only_the_table_moves_the_coordinator(state: CoordinatorState, cause: CoordinatorCause) -> None:
+    if cause in COORDINATOR_TRANSITIONS[state]:
+        assert coordinator_transition(state, cause) is COORDINATOR_TRANSITIONS[state][cause]
     else:
         with pytest.raises(LocalError, match=f"{cause.name} cannot happen to a coordinator that is {state.name}"):
-            transition(state, cause)
+            coordinator_transition(state, cause)
 
 
 def test_every_state_can_be_reached_and_left() -> None:
-    assert set(TRANSITIONS) == set(State)
-    assert {after for causes in TRANSITIONS.values() for after in causes.values()} == set(State)
-    assert all(TRANSITIONS.values())
+    assert set(COORDINATOR_TRANSITIONS) == set(CoordinatorState)
+    assert {after for causes in COORDINATOR_TRANSITIONS.values() for after in causes.values()} == set(CoordinatorState)
+    assert all(COORDINATOR_TRANSITIONS.values())
 
 
 # Settings
@@ -61,8 +66,8 @@ def test_settings_that_cannot_work_are_refused(settings_: dict[str, Any]) -> Non
 def test_a_node_that_expects_another_world_size_is_refused() -> None:
     bench = Bench(3)
     bench.join("a", world_size=4)
-    assert "world size 3, not 4" in bench.told("a", m.Refuse).reason
-    assert isinstance(bench.carried_out[-1], a.Drop)
+    assert "world size 3, not 4" in bench.told("a", m.RefuseJoin).reason
+    assert isinstance(bench.carried_out[-1], a.DropLink)
     bench.join("b", "c", "d", world_size=3)
     assert bench.proposed().nodes == ("b", "c", "d")
 
@@ -77,10 +82,8 @@ def test_a_loss_inside_a_step_aborts_it_and_the_others_go_on_at_once() -> None:
     bench.vote("c")
     bench.lose("c")
     decision = bench.inbox["a"][0]
-    assert decision == m.Decision(
-        view_id=1, step=1, commit=False, cause="c was lost: silence", lost=("c",), culprit="c"
-    )
-    assert bench.all_told("a", "b") == {"a": [m.Decision, m.Propose], "b": [m.Aborted, m.Propose]}
+    assert decision == m.Decide(view_id=1, step=1, commit=False, cause="c was lost: silence", lost=("c",), culprit="c")
+    assert bench.all_told("a", "b") == {"a": [m.Decide, m.Propose], "b": [m.Aborted, m.Propose]}
     view = bench.confirm()
     assert (view.view_id, view.nodes) == (2, ("a", "b"))
 
@@ -92,7 +95,7 @@ def test_a_failed_collective_ends_the_view_for_all_and_says_what_kind_of_failure
     bench.begin("a")
     bench.say("b", m.Report(view_id=1, reason="all_reduce#3", culprit="a", kind=kind))
     decision = bench.inbox["a"][0]
-    assert isinstance(decision, m.Decision)
+    assert isinstance(decision, m.Decide)
     assert (decision.cause, decision.culprit, decision.kind) == ("b: all_reduce#3", "a", kind)
     assert bench.proposed().nodes == ("a", "b")
 
@@ -102,12 +105,12 @@ def test_reports_about_one_loss_are_heard_before_the_judgement() -> None:
     bench = Bench(4, gather_ns=500 * MS)
     bench.installed(*"abcd")
     bench.say("b", m.Report(view_id=1, lost=(("d", "silence"),)))
-    assert bench.core.state is State.FORMING
+    assert bench.core.state is CoordinatorState.FORMING
     bench.advance(100 * MS)
     bench.say("a", m.Report(view_id=1, lost=(("b", "silence"),)))
     bench.say("c", m.Report(view_id=1, lost=(("b", "silence"),)))
     bench.advance(399 * MS)
-    assert bench.core.state is State.FORMING
+    assert bench.core.state is CoordinatorState.FORMING
     bench.advance(1 * MS)
     assert bench.proposed().nodes == ("a", "c", "d")
 
@@ -139,7 +142,7 @@ def test_members_that_accuse_each_other_are_told_the_same_once_all_were_heard() 
     bench.say("a", m.Report(view_id=1, blamed=("b",), culprit="b", kind="corrupted", reason="spoiled too"))
     bench.advance(400 * MS)
     ends = [told_end(bench, node)[0] for node in "abc"]
-    assert [type(end) for end in ends] == [m.Decision, m.Decision, m.Aborted]  # "c" was not known to be inside
+    assert [type(end) for end in ends] == [m.Decide, m.Decide, m.Aborted]  # "c" was not known to be inside
     told = [(end.kind, end.culprit, end.cause, end.lost) for end in ends]
     assert told == [("corrupted", "b", "b: spoiled; a: spoiled too", ())] * 3
     assert bench.proposed().nodes == tuple("abc")
@@ -203,16 +206,16 @@ def test_a_newcomer_does_not_disturb_a_step_and_comes_in_with_its_decision() -> 
     bench.join("c")
     assert bench.told("c", m.Welcome).waiting_for == "view 1 is at work; the next one comes at a step boundary"
     bench.advance(60 * SECOND)
-    assert bench.core.state is State.INSTALLED
+    assert bench.core.state is CoordinatorState.INSTALLED
     bench.begin("b")
     bench.vote("b", "a")
-    decision = bench.told("a", m.Decision)
+    decision = bench.told("a", m.Decide)
     assert decision.commit
     assert decision.next_view is not None
     assert decision.next_view.nodes == ("a", "b", "c")
     assert decision.next_view.committed_step == 1
     assert bench.told("c", m.Propose).view == decision.next_view
-    assert bench.told("b", m.Decision) == decision
+    assert bench.told("b", m.Decide) == decision
     bench.confirm()
     assert bench.core.history.view == decision.next_view
 
@@ -222,7 +225,7 @@ def test_a_newcomer_waits_for_quiet_because_begins_may_be_on_their_way() -> None
     bench.installed(*"ab")
     bench.join("c")
     bench.advance(249 * MS)
-    assert bench.core.state is State.INSTALLED
+    assert bench.core.state is CoordinatorState.INSTALLED
     bench.begin("a", "b")
     bench.advance(10 * SECOND)
     bench.vote("a", "b")
@@ -261,10 +264,10 @@ def test_who_leaves_inside_a_step_goes_with_its_decision() -> None:
     bench.say("b", m.Leave(reason="done"))
     bench.vote(*"abc")
     assert bench.core.history.committed_step == 1
-    assert bench.told("a", m.Decision).next_view == bench.proposed()
+    assert bench.told("a", m.Decide).next_view == bench.proposed()
     assert bench.proposed().nodes == ("a", "c")
     decision = bench.inbox["b"][0]
-    assert isinstance(decision, m.Decision)
+    assert isinstance(decision, m.Decide)
     assert decision.commit
     assert decision.next_view is None
     assert bench.records[-3:] == [Committed(1, 1, b"d"), Left("b"), Proposed(2)]
@@ -284,7 +287,7 @@ def test_a_step_that_the_leaver_did_not_begin_cannot_end_and_is_aborted() -> Non
     bench.begin("a")
     bench.say("b", m.Leave(reason="done"))
     decision = bench.inbox["a"][0]
-    assert isinstance(decision, m.Decision)
+    assert isinstance(decision, m.Decide)
     assert not decision.commit
     assert decision.cause == "b left: done"
 
@@ -308,7 +311,7 @@ def test_a_member_that_started_anew_ends_its_view_and_is_in_the_next() -> None:
     bench.begin(*"ab")
     bench.vote("a")
     bench.join("b", incarnation=5)
-    assert isinstance(bench.inbox["a"][0], m.Decision)
+    assert isinstance(bench.inbox["a"][0], m.Decide)
     member = bench.confirm().member("b")
     assert member is not None
     assert member.incarnation == 5
@@ -328,10 +331,10 @@ def test_an_older_incarnation_is_refused_and_the_newer_one_not_disturbed() -> No
     bench.installed(*"ab", incarnation=5)
     bench.core.receive("b", m.Join(incarnation=4), now_ns=0, incarnation=4)
     bench.drain()
-    assert [action for action in bench.carried_out if isinstance(action, a.Drop)] == [
-        a.Drop("b", 4, "incarnation 5 of b has replaced 4")
+    assert [action for action in bench.carried_out if isinstance(action, a.DropLink)] == [
+        a.DropLink("b", 4, "incarnation 5 of b has replaced 4")
     ]
-    assert bench.core.state is State.INSTALLED
+    assert bench.core.state is CoordinatorState.INSTALLED
 
 
 def test_a_restarted_coordinator_refuses_incarnations_older_than_the_last_view() -> None:
@@ -339,7 +342,7 @@ def test_a_restarted_coordinator_refuses_incarnations_older_than_the_last_view()
     bench.installed(*"ab", incarnation=5)
     again = Bench(2, records=bench.records)
     again.join("a", incarnation=4)
-    assert "has replaced 4" in again.told("a", m.Refuse).reason
+    assert "has replaced 4" in again.told("a", m.RefuseJoin).reason
 
 
 def test_what_an_old_link_says_or_how_it_ends_does_not_concern_the_new_one() -> None:
@@ -349,7 +352,7 @@ def test_what_an_old_link_says_or_how_it_ends_does_not_concern_the_new_one() -> 
     bench.core.member_lost("b", "silence", now_ns=0, incarnation=4)
     bench.core.member_lost("x", "silence", now_ns=0)
     bench.drain()
-    assert bench.core.state is State.INSTALLED
+    assert bench.core.state is CoordinatorState.INSTALLED
 
 
 # Rules that a member breaks
@@ -358,9 +361,9 @@ def test_what_an_old_link_says_or_how_it_ends_does_not_concern_the_new_one() -> 
 def test_who_speaks_before_it_has_joined_is_dropped() -> None:
     bench = Bench(2)
     bench.say("x", m.Confirm(view_id=1))
-    assert bench.carried_out[-1] == a.Drop("x", 0, "Confirm before Join")
+    assert bench.carried_out[-1] == a.DropLink("x", 0, "Confirm before Join")
     bench.say("x", m.Leave())
-    assert len([action for action in bench.carried_out if isinstance(action, a.Drop)]) == 1
+    assert len([action for action in bench.carried_out if isinstance(action, a.DropLink)]) == 1
 
 
 @pytest.mark.parametrize("message", [m.Vote(view_id=9, step=1, ok=True), m.Confirm(view_id=9), m.Report(view_id=9)])
@@ -368,19 +371,19 @@ def test_who_speaks_of_a_view_that_does_not_exist_is_put_out(message: m.MemberMe
     bench = Bench(3)
     bench.installed(*"abc")
     bench.say("c", message)
-    assert bench.told("c", m.Refuse).reason == "c spoke of view 9, of which it cannot be a member"
+    assert bench.told("c", m.RefuseJoin).reason == "c spoke of view 9, of which it cannot be a member"
     assert bench.proposed().nodes == ("a", "b")
 
 
 @pytest.mark.parametrize(
-    "message", [m.Vote(view_id=1, step=1, ok=True), m.Report(view_id=1), m.Begin(view_id=1, step=1)]
+    "message", [m.Vote(view_id=1, step=1, ok=True), m.Report(view_id=1), m.BeginStep(view_id=1, step=1)]
 )
 def test_who_is_not_a_member_has_no_say_in_the_view(message: m.MemberMessage) -> None:
     bench = Bench(2)
     bench.installed(*"ab")
     bench.join("c")
     bench.say("c", message)
-    assert bench.told("c", m.Refuse)
-    assert bench.core.state is State.INSTALLED
+    assert bench.told("c", m.RefuseJoin)
+    assert bench.core.state is CoordinatorState.INSTALLED
     bench.commit(*"ab")
     assert bench.core.history.committed_step == 1

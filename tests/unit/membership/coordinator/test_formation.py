@@ -9,7 +9,7 @@ from coordinator_bench import SECOND, Bench
 
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
-from quicoll.membership.coordinator.core import State
+from quicoll.membership.coordinator.core import CoordinatorState
 
 # The first view
 
@@ -20,7 +20,7 @@ def test_the_first_view_comes_with_the_last_node_and_ranks_do_not_depend_on_who_
 ) -> None:
     bench = Bench(3)
     bench.join(*order[:2])
-    assert bench.core.state is State.FORMING
+    assert bench.core.state is CoordinatorState.FORMING
     assert not bench.notes(a.ViewProposed)
     bench.join(order[2])
     view = bench.told(order[0], m.Propose).view
@@ -48,7 +48,7 @@ def test_who_waits_is_told_for_what_and_each_reason_once() -> None:
     assert bench.told("a", m.Welcome).waiting_for == "1 of 3 nodes are here: a"
     bench.join("b")
     assert bench.told("b", m.Welcome).waiting_for == "2 of 3 nodes are here: a, b"
-    assert bench.told("a", m.Hold).cause == "2 of 3 nodes are here: a, b"
+    assert bench.told("a", m.Withhold).cause == "2 of 3 nodes are here: a, b"
     bench.advance(60 * SECOND)
     assert not bench.inbox
 
@@ -80,8 +80,8 @@ def test_a_minority_holds_and_tells_whom_it_waits_for() -> None:
     for node in "cde":
         bench.inbox.clear()
         bench.lose(node)
-    assert bench.told("a", m.Hold).cause == "no quorum: 2 of the last view's 5 nodes are here; without c, d, e"
-    assert bench.core.state is State.FORMING
+    assert bench.told("a", m.Withhold).cause == "no quorum: 2 of the last view's 5 nodes are here; without c, d, e"
+    assert bench.core.state is CoordinatorState.FORMING
     bench.advance(3600 * SECOND)
     assert bench.core.view is None
 
@@ -97,7 +97,7 @@ def test_a_quorum_shrinks_only_with_views_that_were_installed() -> None:
     assert bench.core.view.nodes == ("a", "b", "c")
     bench.lose("c")
     bench.lose("b")  # before {a, b} was installed: "a" is one of three
-    assert bench.core.state is State.FORMING
+    assert bench.core.state is CoordinatorState.FORMING
 
 
 def test_nodes_beyond_the_largest_world_stand_by_and_take_a_place_that_is_free() -> None:
@@ -106,9 +106,9 @@ def test_nodes_beyond_the_largest_world_stand_by_and_take_a_place_that_is_free()
     bench.join("a")  # sorts first, but does not push a member out
     bench.advance(10 * SECOND)
     bench.commit("b", "c")
-    assert bench.core.state is State.INSTALLED
+    assert bench.core.state is CoordinatorState.INSTALLED
     bench.lose("c")
-    assert "no quorum" in bench.told("b", m.Hold).cause  # one of two; a spare has no say in it
+    assert "no quorum" in bench.told("b", m.Withhold).cause  # one of two; a spare has no say in it
     bench.join("c", incarnation=2)
     assert bench.proposed().nodes == ("b", "c")
 
@@ -126,7 +126,7 @@ def test_a_view_is_never_below_the_least_world_size() -> None:
     bench.installed(*"abc")
     bench.inbox.clear()
     bench.lose("c")
-    assert bench.told("a", m.Hold).cause == "2 nodes are here, a view needs 3"
+    assert bench.told("a", m.Withhold).cause == "2 nodes are here, a view needs 3"
 
 
 def test_who_left_does_not_count_for_the_quorum_and_a_restart_remembers_it() -> None:
@@ -135,7 +135,7 @@ def test_who_left_does_not_count_for_the_quorum_and_a_restart_remembers_it() -> 
     bench.lose("d")  # lost, so it counts: three of four
     bench.say("c", m.Leave())
     bench.say("b", m.Leave())
-    assert "no quorum: 1 of the last view's 2 nodes" in bench.told("a", m.Hold).cause
+    assert "no quorum: 1 of the last view's 2 nodes" in bench.told("a", m.Withhold).cause
     again = Bench(4, records=bench.records, settle_ns=0)
     again.join("a")
     assert "without d" in again.told("a", m.Welcome).waiting_for
@@ -162,7 +162,7 @@ def test_after_a_restart_missing_nodes_get_a_grace_but_not_for_ever() -> None:
     bench.installed(*"abc")
     again = Bench(3, records=bench.records, settle_ns=5 * SECOND)
     again.join("a", "b")
-    assert again.told("a", m.Hold).cause == "there is a quorum; c of the last view may still come"
+    assert again.told("a", m.Withhold).cause == "there is a quorum; c of the last view may still come"
     again.advance(5 * SECOND - 1)
     assert not again.notes(a.ViewProposed)
     again.advance(1)
@@ -212,7 +212,7 @@ def a_majority_that_has_started_anew(*, committed: bool = True) -> Bench:
 def test_a_quorum_without_the_state_waits_for_the_node_that_may_hold_it() -> None:
     bench = a_majority_that_has_started_anew()
     assert bench.core.view is None
-    assert "nobody here holds step 1; c may" in bench.notes(a.Held)[-1].event.cause
+    assert "nobody here holds step 1; c may" in bench.notes(a.ViewWithheld)[-1].event.cause
     bench.join("c", committed_step=1)  # it was alive all the time
     view = bench.confirm()
     assert view.nodes == ("a", "b", "c")

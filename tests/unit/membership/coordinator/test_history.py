@@ -9,7 +9,15 @@ from coordinator_bench import Bench
 
 from quicoll.errors import LocalError
 from quicoll.membership import messages as m
-from quicoll.membership.coordinator.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
+from quicoll.membership.coordinator.history import (
+    Committed,
+    History,
+    InstalledView,
+    JournalRecord,
+    Left,
+    Proposed,
+    Seeded,
+)
 from quicoll.membership.view import View
 
 # Its records
@@ -24,7 +32,7 @@ from quicoll.membership.view import View
         [Committed(1, 1, b"")],
     ],
 )
-def test_a_history_that_contradicts_itself_is_refused(records: list[Record]) -> None:
+def test_a_history_that_contradicts_itself_is_refused(records: list[JournalRecord]) -> None:
     with pytest.raises(LocalError):
         History.of(records)
 
@@ -104,7 +112,7 @@ def test_a_node_that_knows_more_than_the_journal_is_refused(fields: dict[str, An
     bench.installed(*"ab")
     bench.commit(*"ab")
     bench.join("c", **fields)
-    assert words in bench.told("c", m.Refuse).reason
+    assert words in bench.told("c", m.RefuseJoin).reason
 
 
 def test_a_restarted_coordinator_goes_on_with_larger_views_and_the_next_step() -> None:

@@ -8,9 +8,9 @@ from coordinator_bench import SECOND, Bench, letters
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
 from quicoll.membership.coordinator.config import CoordinatorConfig
-from quicoll.membership.coordinator.core import State
+from quicoll.membership.coordinator.core import CoordinatorState
 from quicoll.membership.coordinator.history import Committed
-from quicoll.membership.coordinator.installed import Work
+from quicoll.membership.coordinator.installed import ActiveView
 from quicoll.membership.coordinator.roster import Roster
 from quicoll.membership.view import Member, View
 
@@ -23,10 +23,10 @@ def test_a_step_is_committed_when_all_have_voted_and_is_written_first() -> None:
     assert not bench.inbox
     bench.carried_out.clear()
     bench.vote("b")
-    decision = m.Decision(view_id=1, step=1, commit=True)
+    decision = m.Decide(view_id=1, step=1, commit=True)
     assert bench.carried_out[0] == a.Persist(Committed(1, 1, b"d"))
-    assert [action for action in bench.carried_out if isinstance(action, a.Tell)] == [
-        a.Tell(node, 1, decision) for node in "abc"
+    assert [action for action in bench.carried_out if isinstance(action, a.TellMember)] == [
+        a.TellMember(node, 1, decision) for node in "abc"
     ]
 
 
@@ -48,13 +48,13 @@ def test_one_no_aborts_at_once_and_names_who_said_it() -> None:
     bench.begin("a", "b")
     bench.say("b", m.Vote(view_id=1, step=1, ok=False, reason="not a number"))
     decision = bench.inbox["a"][0]
-    assert isinstance(decision, m.Decision)
+    assert isinstance(decision, m.Decide)
     assert not decision.commit
     assert (decision.cause, decision.culprit) == ("b voted no: not a number", "b")
     # "c" was not known to be inside the step
     assert bench.all_told(*"abc") == {
-        "a": [m.Decision, m.Propose],
-        "b": [m.Decision, m.Propose],
+        "a": [m.Decide, m.Propose],
+        "b": [m.Decide, m.Propose],
         "c": [m.Aborted, m.Propose],
     }
     assert not any(isinstance(record, Committed) for record in bench.records)
@@ -76,7 +76,7 @@ def test_differing_digests_abort_and_the_minority_is_named(votes: str, culprit: 
     bench.installed(*nodes)
     for node, digest in zip(nodes, votes, strict=True):
         bench.vote(node, digest=digest.encode())
-    decision = next(message for message in bench.inbox["a"] if isinstance(message, m.Decision))
+    decision = next(message for message in bench.inbox["a"] if isinstance(message, m.Decide))
     assert not decision.commit
     assert decision.culprit == culprit
     assert decision.kind == "corrupted"
@@ -103,7 +103,7 @@ def test_digests_of_a_sub_group_are_compared_among_those_who_have_them(
     bench.begin(*nodes)
     for node, groups in zip(nodes, votes, strict=True):
         bench.say(node, m.Vote(view_id=1, step=1, ok=True, digest=b"d", groups=tuple(groups.items())))
-    decision = next(message for message in bench.inbox["a"] if isinstance(message, m.Decision))
+    decision = next(message for message in bench.inbox["a"] if isinstance(message, m.Decide))
     if culprit == "commit":
         assert decision.commit
         return
@@ -119,11 +119,11 @@ def test_digests_of_all_are_compared_before_those_of_sub_groups() -> None:
     bench.installed("a", "b")
     for node, digest in (("a", b"x"), ("b", b"y")):
         bench.say(node, m.Vote(view_id=1, step=1, ok=True, digest=digest, groups=((5, digest),)))
-    decision = next(message for message in bench.inbox["a"] if isinstance(message, m.Decision))
+    decision = next(message for message in bench.inbox["a"] if isinstance(message, m.Decide))
     assert "digests of step 1 differ" in decision.cause
 
 
-@pytest.mark.parametrize("message", [m.Begin(view_id=1, step=3), m.Vote(view_id=1, step=3, ok=True)])
+@pytest.mark.parametrize("message", [m.BeginStep(view_id=1, step=3), m.Vote(view_id=1, step=3, ok=True)])
 def test_another_step_than_the_next_ends_the_view(message: m.MemberMessage) -> None:
     bench = Bench(2)
     bench.installed(*"ab")
@@ -142,7 +142,7 @@ def test_a_second_vote_is_not_counted_for_another_member() -> None:
     bench.vote("a")
     bench.vote("a")
     assert bench.core.history.committed_step == 0
-    assert "a voted twice" in bench.notes(a.StepAborted)[0].event.cause
+    assert "a voted twice" in bench.notes(a.StepRejected)[0].event.cause
 
 
 def test_votes_of_a_view_that_is_over_do_not_count() -> None:
@@ -167,9 +167,9 @@ def test_members_whose_votes_do_not_come_are_named_and_left_out() -> None:
     bench.advance(1000 * SECOND)  # computing is not limited, waiting for the last vote is
     bench.vote("a", "c")
     bench.advance(300 * SECOND - 1)
-    assert bench.core.state is State.INSTALLED
+    assert bench.core.state is CoordinatorState.INSTALLED
     bench.advance(1)
-    assert "no vote on step 1 within 300 s from b" in bench.notes(a.StepAborted)[0].event.cause
+    assert "no vote on step 1 within 300 s from b" in bench.notes(a.StepRejected)[0].event.cause
     assert bench.proposed().nodes == ("a", "c")
 
 
@@ -178,7 +178,7 @@ def test_stragglers_stay_when_the_others_could_not_go_on_without_them() -> None:
     bench.installed(*"abc")
     bench.vote("a")
     bench.advance(1 * SECOND)
-    assert bench.notes(a.StepAborted)[0].event.lost == ("b", "c")
+    assert bench.notes(a.StepRejected)[0].event.lost == ("b", "c")
     assert bench.proposed().nodes == ("a", "b", "c")
 
 
@@ -206,15 +206,15 @@ def test_votes_do_not_each_walk_through_all_nodes(monkeypatch: pytest.MonkeyPatc
 # The part alone
 
 
-def work() -> Work:
+def work() -> ActiveView:
     members = tuple(Member(rank=rank, node=node, incarnation=1) for rank, node in enumerate("abc"))
     view = View(view_id=1, members=members, seed=7, committed_step=4, committed_view=0)
-    return Work(view, CoordinatorConfig(world_size=3, quiet_ns=10, vote_timeout_ns=100), now_ns=1000)
+    return ActiveView(view, CoordinatorConfig(world_size=3, quiet_ns=10, vote_timeout_ns=100), now_ns=1000)
 
 
 def test_votes_are_late_only_after_a_first_one_and_until_the_decision() -> None:
     part = work()
-    part.hear("a", m.Begin(view_id=1, step=5), expected=5, now_ns=1001)
+    part.hear("a", m.BeginStep(view_id=1, step=5), expected=5, now_ns=1001)
     assert part.late_ns is None
     assert part.late(10_000) == ()
     for now_ns, node in ((1002, "b"), (1050, "a")):
@@ -234,8 +234,8 @@ def test_the_quiet_of_a_boundary_begins_with_the_installation_and_anew_with_each
     assert part.quiet_ns == 2010
 
 
-@pytest.mark.parametrize("message", [m.Begin(view_id=1, step=6), m.Vote(view_id=1, step=4, ok=True)])
-def test_another_step_than_the_next_opens_none(message: m.Begin | m.Vote) -> None:
+@pytest.mark.parametrize("message", [m.BeginStep(view_id=1, step=6), m.Vote(view_id=1, step=4, ok=True)])
+def test_another_step_than_the_next_opens_none(message: m.BeginStep | m.Vote) -> None:
     part = work()
     outcome = part.hear("a", message, expected=5, now_ns=1001)
     assert outcome is not None

@@ -17,7 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quicoll.errors import JournalError, LocalError
-from quicoll.membership.coordinator.history import Committed, History, InstalledView, Left, Proposed, Record, Seeded
+from quicoll.membership.coordinator.history import (
+    Committed,
+    History,
+    InstalledView,
+    JournalRecord,
+    Left,
+    Proposed,
+    Seeded,
+)
 from quicoll.membership.coordinator.journal import Database, Journal, MemoryJournal, connect_sqlite
 from quicoll.membership.view import Member, View
 from quicoll.sim.disk.disk import SimDisk
@@ -35,7 +43,7 @@ def view(view_id: int, nodes: str = "abc", *, committed: int = 0, by: int = 0) -
     )
 
 
-RECORDS: list[Record] = [
+RECORDS: list[JournalRecord] = [
     Seeded(5),
     Proposed(1),
     Proposed(2),
@@ -69,7 +77,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
 
 
 def written(
-    path: Path, records: list[Record] = RECORDS, *, job: str = "job", connect: Connect = connect_sqlite
+    path: Path, records: list[JournalRecord] = RECORDS, *, job: str = "job", connect: Connect = connect_sqlite
 ) -> Path:
     with Journal.open(path, job=job, connect=connect) as journal:
         for record in records:

@@ -7,7 +7,7 @@ from coordinator_bench import MS, SECOND, Bench, declined
 
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
-from quicoll.membership.coordinator.core import State
+from quicoll.membership.coordinator.core import CoordinatorState
 from quicoll.membership.coordinator.history import InstalledView, Proposed
 
 
@@ -15,15 +15,15 @@ def test_a_view_is_installed_when_all_have_confirmed_and_is_written_first() -> N
     bench = Bench(2)
     bench.join("a", "b")
     bench.confirm("a")
-    assert bench.core.state is State.PROPOSED
+    assert bench.core.state is CoordinatorState.PROPOSED
     view = bench.proposed()
     bench.carried_out.clear()
     bench.say("b", m.Confirm(view_id=1))
-    assert bench.core.state is State.INSTALLED
+    assert bench.core.state is CoordinatorState.INSTALLED
     assert bench.carried_out[:3] == [
         a.Persist(InstalledView(view)),
-        a.Tell("a", 1, m.Install(view_id=1)),
-        a.Tell("b", 1, m.Install(view_id=1)),
+        a.TellMember("a", 1, m.Install(view_id=1)),
+        a.TellMember("b", 1, m.Install(view_id=1)),
     ]
 
 
@@ -31,7 +31,9 @@ def test_a_view_id_is_used_up_before_anyone_hears_of_it() -> None:
     bench = Bench(1)
     bench.join("a")
     told = next(
-        index for index, act in enumerate(bench.carried_out) if act == a.Tell("a", 1, m.Propose(view=bench.proposed()))
+        index
+        for index, act in enumerate(bench.carried_out)
+        if act == a.TellMember("a", 1, m.Propose(view=bench.proposed()))
     )
     assert bench.carried_out.index(a.Persist(Proposed(1))) < told
 
@@ -62,11 +64,11 @@ def test_one_complaint_waits_for_the_others_before_anyone_is_judged() -> None:
     bench.installed(*"abcd")
     bench.say("a", m.Report(view_id=1, reason="again"))
     bench.say("a", m.Decline(view_id=2, unreachable=("d",)))
-    assert bench.core.state is State.PROPOSED
+    assert bench.core.state is CoordinatorState.PROPOSED
     bench.say("a", m.Decline(view_id=2, unreachable=("c",)))
     bench.say("b", m.Decline(view_id=2, unreachable=("a",)))
     bench.advance(499 * MS)
-    assert bench.core.state is State.PROPOSED
+    assert bench.core.state is CoordinatorState.PROPOSED
     bench.advance(1 * MS)
     assert bench.proposed().nodes == ("b", "c", "d")
 
@@ -81,7 +83,7 @@ def test_a_silent_member_is_left_out_when_the_time_is_up() -> None:
     bench.inbox.clear()
     bench.advance(1)
     assert bench.proposed().nodes == ("a", "c")
-    assert "did not answer within 20 s" in bench.told("b", m.Hold).cause
+    assert "did not answer within 20 s" in bench.told("b", m.Withhold).cause
 
 
 def test_a_member_that_is_lost_while_a_view_is_formed_is_not_waited_for() -> None:
@@ -89,10 +91,10 @@ def test_a_member_that_is_lost_while_a_view_is_formed_is_not_waited_for() -> Non
     bench.join(*"abc")
     bench.inbox.clear()
     bench.lose("b")
-    assert bench.all_told("a", "c") == {"a": [m.Aborted, m.Hold], "c": [m.Aborted, m.Hold]}
+    assert bench.all_told("a", "c") == {"a": [m.Aborted, m.Withhold], "c": [m.Aborted, m.Withhold]}
     bench.join("b", incarnation=2)
     assert bench.confirm().view_id == 2
-    assert bench.core.state is State.INSTALLED
+    assert bench.core.state is CoordinatorState.INSTALLED
 
 
 def test_what_was_said_before_a_loss_still_counts() -> None:

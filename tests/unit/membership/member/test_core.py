@@ -10,7 +10,7 @@ import pytest
 from quicoll.errors import LocalError
 from quicoll.membership import messages as m
 from quicoll.membership.member import actions as a
-from quicoll.membership.member.core import TRANSITIONS, Cause, MemberCore, State, transition
+from quicoll.membership.member.core import MEMBER_TRANSITIONS, MemberCause, MemberCore, MemberState, member_transition
 from quicoll.membership.view import Member, View
 
 SECOND = 1_000_000_000
@@ -56,7 +56,7 @@ class Bench:
         self.hear(m.Propose(view=proposal))
         self.do("links_ready", proposal.view_id)
         self.hear(m.Install(view_id=proposal.view_id))
-        assert self.core.state is State.ACTIVE
+        assert self.core.state is MemberState.ACTIVE
         return proposal
 
     def in_step(self, step: int = 1, *, voted: bool = False) -> None:
@@ -74,18 +74,18 @@ class Bench:
 # The table
 
 
-@pytest.mark.parametrize(("state", "cause"), list(itertools.product(State, Cause)))
-def test_only_the_table_moves_a_member(state: State, cause: Cause) -> None:
-    if cause in TRANSITIONS[state]:
-        assert transition(state, cause) is TRANSITIONS[state][cause]
+@pytest.mark.parametrize(("state", "cause"), list(itertools.product(MemberState, MemberCause)))
+def test_only_the_table_moves_a_member(state: MemberState, cause: MemberCause) -> None:
+    if cause in MEMBER_TRANSITIONS[state]:
+        assert member_transition(state, cause) is MEMBER_TRANSITIONS[state][cause]
     else:
         with pytest.raises(LocalError, match=f"{cause.name} cannot happen to a member that is {state.name}"):
-            transition(state, cause)
+            member_transition(state, cause)
 
 
 def test_every_state_can_be_reached_and_only_left_is_final() -> None:
-    assert {after for causes in TRANSITIONS.values() for after in causes.values()} == set(State)
-    assert [state for state in State if not TRANSITIONS[state]] == [State.LEFT]
+    assert {after for causes in MEMBER_TRANSITIONS.values() for after in causes.values()} == set(MemberState)
+    assert [state for state in MemberState if not MEMBER_TRANSITIONS[state]] == [MemberState.LEFT]
 
 
 # From the first link to the first step
@@ -94,7 +94,9 @@ def test_every_state_can_be_reached_and_only_left_is_final() -> None:
 def test_a_link_begins_with_join() -> None:
     bench = Bench(addresses=[("h", 1)], world_size=3, rank_hint=2, site="fra", committed_step=4)
     assert bench.do("connected") == [
-        a.Tell(m.Join(incarnation=1, addresses=(("h", 1),), world_size=3, rank_hint=2, site="fra", committed_step=4))
+        a.TellCoordinator(
+            m.Join(incarnation=1, addresses=(("h", 1),), world_size=3, rank_hint=2, site="fra", committed_step=4)
+        )
     ]
     assert bench.do("connected") == []
 
@@ -104,7 +106,7 @@ def test_a_view_is_formed_confirmed_and_activated() -> None:
     bench.join()
     proposal = view()
     assert bench.hear(m.Propose(view=proposal)) == [a.FormLinks(proposal)]
-    assert bench.do("links_ready", 1) == [a.Tell(m.Confirm(view_id=1))]
+    assert bench.do("links_ready", 1) == [a.TellCoordinator(m.Confirm(view_id=1))]
     assert bench.do("links_ready", 1) == []
     assert bench.hear(m.Install(view_id=1)) == [a.Activate(proposal)]
     assert bench.core.view == proposal
@@ -124,7 +126,7 @@ def test_links_that_fail_are_named() -> None:
     bench.join()
     bench.hear(m.Propose(view=view()))
     assert bench.do("links_failed", 1, ["b"], "no answer") == [
-        a.Tell(m.Decline(view_id=1, unreachable=("b",), reason="no answer"))
+        a.TellCoordinator(m.Decline(view_id=1, unreachable=("b",), reason="no answer"))
     ]
 
 
@@ -134,7 +136,9 @@ def test_a_link_that_breaks_after_the_confirmation_takes_it_back() -> None:
     bench.hear(m.Propose(view=view()))
     assert bench.do("peer_lost", "b", "reset") == []  # still being formed: links_failed will tell
     bench.do("links_ready", 1)
-    assert bench.do("peer_lost", "b", "reset") == [a.Tell(m.Decline(view_id=1, unreachable=("b",), reason="reset"))]
+    assert bench.do("peer_lost", "b", "reset") == [
+        a.TellCoordinator(m.Decline(view_id=1, unreachable=("b",), reason="reset"))
+    ]
     # the installation was on its way: it acts, and hears of the end at once
     assert bench.hear(m.Install(view_id=1)) == [a.Activate(view())]
 
@@ -143,8 +147,8 @@ def test_what_it_waits_for_is_told_until_a_view_is_activated() -> None:
     bench = Bench()
     bench.do("connected")
     assert bench.hear(m.Welcome(seed=7, committed_step=0, waiting_for="2 of 3")) == [a.Held("2 of 3")]
-    assert bench.hear(m.Hold(cause="2 of 3")) == []
-    assert bench.hear(m.Hold(cause="no quorum")) == [a.Held("no quorum")]
+    assert bench.hear(m.Withhold(cause="2 of 3")) == []
+    assert bench.hear(m.Withhold(cause="no quorum")) == [a.Held("no quorum")]
     bench.hear(m.Propose(view=view()))
     bench.do("links_ready", 1)
     assert bench.hear(m.Install(view_id=1)) == [a.Resumed(), a.Activate(view())]
@@ -157,7 +161,7 @@ def test_the_old_view_ends_before_the_next_is_formed() -> None:
     bench = Bench()
     bench.active()
     assert bench.hear(m.Propose(view=view(2))) == [a.Deactivate(1, "view 2 is proposed"), a.FormLinks(view(2))]
-    assert bench.do("links_ready", 2) == [a.Tell(m.Confirm(view_id=2))]
+    assert bench.do("links_ready", 2) == [a.TellCoordinator(m.Confirm(view_id=2))]
 
 
 def test_a_proposal_that_comes_to_nothing_ends_too() -> None:
@@ -167,7 +171,7 @@ def test_a_proposal_that_comes_to_nothing_ends_too() -> None:
     assert bench.hear(m.Aborted(view_id=1, cause="b declined", lost=("b",))) == [
         a.Deactivate(1, "b declined", lost=("b",))
     ]
-    assert bench.core.state is State.JOINING
+    assert bench.core.state is MemberState.JOINING
 
 
 def test_a_proposal_that_meets_a_step_the_coordinator_did_not_know_of_aborts_it() -> None:
@@ -205,11 +209,13 @@ def test_a_step_is_begun_voted_for_and_committed() -> None:
     bench = Bench()
     bench.active(view(committed=4, by=0))
     assert bench.core.next_step == 5
-    assert bench.do("begin", 5) == [a.Tell(m.Begin(view_id=1, step=5))]
+    assert bench.do("begin", 5) == [a.TellCoordinator(m.BeginStep(view_id=1, step=5))]
     assert bench.core.open_step == 5
     assert bench.core.next_step is None
-    assert bench.do("vote", 5, ok=True, digest=b"d") == [a.Tell(m.Vote(view_id=1, step=5, ok=True, digest=b"d"))]
-    assert bench.hear(m.Decision(view_id=1, step=5, commit=True)) == [a.Decided(1, 5, True)]
+    assert bench.do("vote", 5, ok=True, digest=b"d") == [
+        a.TellCoordinator(m.Vote(view_id=1, step=5, ok=True, digest=b"d"))
+    ]
+    assert bench.hear(m.Decide(view_id=1, step=5, commit=True)) == [a.Decided(1, 5, True)]
     assert bench.core.committed_step == 5
     assert bench.core.next_step == 6
 
@@ -218,7 +224,7 @@ def test_a_decision_may_bring_the_next_view() -> None:
     bench = Bench()
     bench.in_step(voted=True)
     following = view(2, committed=1, by=1)
-    assert bench.hear(m.Decision(view_id=1, step=1, commit=True, next_view=following)) == [
+    assert bench.hear(m.Decide(view_id=1, step=1, commit=True, next_view=following)) == [
         a.Decided(1, 1, True),
         a.Deactivate(1, "view 2 is proposed"),
         a.FormLinks(following),
@@ -229,12 +235,12 @@ def test_a_decision_may_bring_the_next_view() -> None:
 def test_an_abort_is_told_after_everything_of_the_view_has_ended(voted: bool) -> None:
     bench = Bench()
     bench.in_step(voted=voted)
-    told = m.Decision(view_id=1, step=1, commit=False, cause="b was lost", lost=("b",), culprit="b", kind="corrupted")
+    told = m.Decide(view_id=1, step=1, commit=False, cause="b was lost", lost=("b",), culprit="b", kind="corrupted")
     assert bench.hear(told) == [
         a.Deactivate(1, "b was lost", ("b",), "b", kind="corrupted"),
         a.Decided(1, 1, False, "b was lost", ("b",), "b", "corrupted"),
     ]
-    assert bench.core.state is State.JOINING
+    assert bench.core.state is MemberState.JOINING
     assert bench.core.committed_step == 0
 
 
@@ -274,7 +280,7 @@ def test_no_step_begins_in_a_view_that_cannot_go_on() -> None:
     bench = Bench()
     bench.active()
     assert bench.do("failed", "all_reduce#3 was cancelled", culprit="a", kind="mismatch") == [
-        a.Tell(m.Report(view_id=1, reason="all_reduce#3 was cancelled", culprit="a", kind="mismatch"))
+        a.TellCoordinator(m.Report(view_id=1, reason="all_reduce#3 was cancelled", culprit="a", kind="mismatch"))
     ]
     assert bench.do("failed", "all_reduce#4 was cancelled") == []
     with pytest.raises(LocalError):
@@ -284,7 +290,9 @@ def test_no_step_begins_in_a_view_that_cannot_go_on() -> None:
 def test_every_lost_peer_is_reported_once() -> None:
     bench = Bench()
     bench.active()
-    assert bench.do("peer_lost", "b", "silence") == [a.Tell(m.Report(view_id=1, lost=(("b", "silence"),), culprit="b"))]
+    assert bench.do("peer_lost", "b", "silence") == [
+        a.TellCoordinator(m.Report(view_id=1, lost=(("b", "silence"),), culprit="b"))
+    ]
     assert bench.do("peer_lost", "b", "silence") == []
     assert len(bench.do("peer_lost", "c", "x" * 1000)) == 1
     assert bench.do("peer_lost", "a", "silence") == []
@@ -302,7 +310,7 @@ def test_state_from_another_member_counts_from_then_on() -> None:
             bench.core.caught_up(step)
     bench.do("disconnected", "silence")
     joined = bench.do("connected")[0]
-    assert isinstance(joined, a.Tell)
+    assert isinstance(joined, a.TellCoordinator)
     assert isinstance(joined.message, m.Join)
     assert joined.message.committed_step == 4
 
@@ -344,7 +352,7 @@ def test_a_vote_without_a_decision_stays_in_doubt_until_the_journal_answers(comm
     bench.do("connected")
     assert bench.do("disconnected", "reset") == [a.Held("the coordinator was lost: reset")]
     joined = bench.do("connected")[0]
-    assert joined == a.Tell(m.Join(incarnation=1, committed_step=0, doubt=(1, 1)))
+    assert joined == a.TellCoordinator(m.Join(incarnation=1, committed_step=0, doubt=(1, 1)))
     actions = bench.hear(m.Welcome(seed=7, committed_step=5, doubt_committed=committed))
     assert actions == [a.Decided(1, 1, committed, "settled after the coordinator was lost")]
     assert bench.core.committed_step == int(committed)
@@ -362,7 +370,7 @@ def test_a_view_that_was_being_formed_ends_with_the_link() -> None:
 
 @pytest.mark.parametrize(
     "late",
-    [m.Install(view_id=1), m.Decision(view_id=1, step=1, commit=True), m.Hold(cause="x"), m.Propose(view=view(2))],
+    [m.Install(view_id=1), m.Decide(view_id=1, step=1, commit=True), m.Withhold(cause="x"), m.Propose(view=view(2))],
     ids=lambda message: type(message).__name__,
 )
 def test_what_was_meant_for_the_link_before_is_ignored(late: m.CoordinatorMessage) -> None:
@@ -401,18 +409,18 @@ def test_an_answer_that_the_coordinator_owes_is_not_waited_for_without_end(setup
     assert bench.tick(timeout * SECOND - 1) == []
     actions = bench.tick(1)
     assert isinstance(actions[0], a.Reconnect)
-    assert bench.core.state is State.DETACHED
+    assert bench.core.state is MemberState.DETACHED
     assert bench.core.next_timer() is None
     assert bench.do("disconnected", "closed") == []  # the shell tells what it was just asked to do
     assert bench.core.doubt == ((1, 1) if setup == "voted" else None)
-    assert isinstance(bench.do("connected")[0], a.Tell)
+    assert isinstance(bench.do("connected")[0], a.TellCoordinator)
 
 
 def test_links_that_are_not_formed_in_time_decline_the_view() -> None:
     bench = Bench(form_timeout_ns=15 * SECOND)
     bench.join()
     bench.hear(m.Propose(view=view()))
-    assert bench.tick(15 * SECOND) == [a.Tell(m.Decline(view_id=1, reason="no links within 15 s"))]
+    assert bench.tick(15 * SECOND) == [a.TellCoordinator(m.Decline(view_id=1, reason="no links within 15 s"))]
     assert bench.core.next_timer() == 45 * SECOND
 
 
@@ -424,7 +432,7 @@ def test_nothing_is_awaited_while_the_user_computes_or_a_view_cannot_be_formed()
     bench.in_step()
     assert bench.core.next_timer() is None
     bench.do("vote", 1, ok=True)
-    bench.hear(m.Decision(view_id=1, step=1, commit=True))
+    bench.hear(m.Decide(view_id=1, step=1, commit=True))
     assert bench.core.next_timer() is None
 
 
@@ -439,8 +447,8 @@ def test_deadlines_of_zero_are_refused() -> None:
 def test_who_leaves_between_steps_is_gone_at_once() -> None:
     bench = Bench()
     bench.active()
-    assert bench.do("leave", "done") == [a.Tell(m.Leave(reason="done")), a.Deactivate(1, "this node left")]
-    assert bench.core.state is State.LEFT
+    assert bench.do("leave", "done") == [a.TellCoordinator(m.Leave(reason="done")), a.Deactivate(1, "this node left")]
+    assert bench.core.state is MemberState.LEFT
     assert bench.do("leave") == []
     assert bench.hear(m.Propose(view=view(2))) == []
     assert bench.do("connected") == []
@@ -450,27 +458,27 @@ def test_who_leaves_between_steps_is_gone_at_once() -> None:
 def test_who_leaves_inside_a_step_stays_for_its_decision(commit: bool) -> None:
     bench = Bench()
     bench.in_step()
-    assert bench.do("leave", "done") == [a.Tell(m.Leave(reason="done"))]
+    assert bench.do("leave", "done") == [a.TellCoordinator(m.Leave(reason="done"))]
     bench.do("vote", 1, ok=True)
-    actions = bench.hear(m.Decision(view_id=1, step=1, commit=commit, cause="x"))
+    actions = bench.hear(m.Decide(view_id=1, step=1, commit=commit, cause="x"))
     decided = next(action for action in actions if isinstance(action, a.Decided))
     assert decided.commit is commit
     assert any(isinstance(action, a.Deactivate) for action in actions)
-    assert bench.core.state is State.LEFT
+    assert bench.core.state is MemberState.LEFT
 
 
 def test_who_leaves_without_a_link_is_gone_at_once() -> None:
     bench = Bench()
     assert bench.do("leave") == []
-    assert bench.core.state is State.LEFT
+    assert bench.core.state is MemberState.LEFT
 
 
 def test_who_leaves_before_it_was_welcomed_says_so_then() -> None:
     bench = Bench()
     bench.do("connected")
     assert bench.do("leave") == []
-    assert bench.hear(m.Welcome(seed=7, committed_step=0)) == [a.Tell(m.Leave())]
-    assert bench.core.state is State.LEFT
+    assert bench.hear(m.Welcome(seed=7, committed_step=0)) == [a.TellCoordinator(m.Leave())]
+    assert bench.core.state is MemberState.LEFT
 
 
 def test_who_leaves_in_doubt_comes_back_for_the_answer() -> None:
@@ -478,11 +486,11 @@ def test_who_leaves_in_doubt_comes_back_for_the_answer() -> None:
     bench.in_step(voted=True)
     bench.do("leave")
     bench.do("disconnected", "silence")
-    assert bench.core.state is State.DETACHED
+    assert bench.core.state is MemberState.DETACHED
     bench.do("connected")
     actions = bench.hear(m.Welcome(seed=7, committed_step=1, doubt_committed=True))
-    assert [type(action) for action in actions] == [a.Decided, a.Tell]
-    assert bench.core.state is State.LEFT
+    assert [type(action) for action in actions] == [a.Decided, a.TellCoordinator]
+    assert bench.core.state is MemberState.LEFT
 
 
 def test_who_leaves_and_is_not_in_doubt_does_not_come_back() -> None:
@@ -490,7 +498,7 @@ def test_who_leaves_and_is_not_in_doubt_does_not_come_back() -> None:
     bench.in_step()
     bench.do("leave")
     bench.do("disconnected", "silence")
-    assert bench.core.state is State.LEFT
+    assert bench.core.state is MemberState.LEFT
 
 
 def test_a_proposal_finds_the_leaver_gone() -> None:
@@ -499,7 +507,7 @@ def test_a_proposal_finds_the_leaver_gone() -> None:
     bench.do("leave")
     actions = bench.hear(m.Propose(view=view(2)))
     assert [type(action) for action in actions] == [a.Deactivate, a.Decided]
-    assert bench.core.state is State.LEFT
+    assert bench.core.state is MemberState.LEFT
 
 
 # A coordinator that breaks the rules
@@ -508,11 +516,11 @@ def test_a_proposal_finds_the_leaver_gone() -> None:
 def test_a_refusal_is_final() -> None:
     bench = Bench()
     bench.active()
-    assert bench.hear(m.Refuse(reason="other world size")) == [
+    assert bench.hear(m.RefuseJoin(reason="other world size")) == [
         a.Deactivate(1, "refused: other world size"),
         a.Refused("other world size"),
     ]
-    assert bench.core.state is State.LEFT
+    assert bench.core.state is MemberState.LEFT
     assert bench.do("disconnected", "closed") == []
 
 
@@ -522,12 +530,12 @@ def test_a_refusal_is_final() -> None:
         m.Welcome(seed=7, committed_step=0),
         m.Install(view_id=1),
         m.Install(view_id=2),
-        m.Hold(cause="x"),
+        m.Withhold(cause="x"),
         m.Propose(view=view(1)),
         m.Propose(view=view(2, nodes="bc")),
         m.Propose(view=view(2, seed=8)),
-        m.Decision(view_id=1, step=1, commit=True),
-        m.Decision(view_id=2, step=1, commit=True),
+        m.Decide(view_id=1, step=1, commit=True),
+        m.Decide(view_id=2, step=1, commit=True),
         m.Aborted(view_id=2),
     ],
     ids=repr,
@@ -538,13 +546,13 @@ def test_what_the_rules_exclude_stops_the_member(message: m.CoordinatorMessage) 
     actions = bench.hear(message)
     assert isinstance(actions[-1], a.Refused)
     assert "broke the protocol" in actions[-1].reason
-    assert bench.core.state is State.LEFT
+    assert bench.core.state is MemberState.LEFT
 
 
 def test_a_commit_without_this_members_vote_is_not_believed() -> None:
     bench = Bench()
     bench.in_step()
-    actions = bench.hear(m.Decision(view_id=1, step=1, commit=True))
+    actions = bench.hear(m.Decide(view_id=1, step=1, commit=True))
     assert isinstance(actions[-1], a.Refused)
     assert bench.core.committed_step == 0
 
@@ -552,7 +560,7 @@ def test_a_commit_without_this_members_vote_is_not_believed() -> None:
 def test_a_member_that_stops_in_doubt_does_not_call_the_step_aborted() -> None:
     bench = Bench()
     bench.in_step(voted=True)
-    actions = bench.hear(m.Hold(cause="x"))
+    actions = bench.hear(m.Withhold(cause="x"))
     assert [type(action) for action in actions] == [a.Deactivate, a.Refused]
     assert bench.core.doubt == (1, 1)
 
