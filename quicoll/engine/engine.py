@@ -40,7 +40,7 @@ from quicoll.membership.member.actions import (
 from quicoll.membership.member.core import MemberCore
 from quicoll.membership.messages import FailureKind, clip, decode, encode
 from quicoll.observability.stragglers import Stragglers
-from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
+from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, LinkState
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.faults.compose import Faults
 from quicoll_transport.net.addresses import format_address
@@ -153,7 +153,7 @@ class Engine:
 
     def _why_no_view(self) -> str:
         link = self._coordinator_link
-        if link is None or not link.core.stats.connections:
+        if link is None or not link.stats.connections:
             refusal = link.refusal if link is not None and link.refusal else self._parted
             return f"cannot reach the coordinator at {self.config.coordinator}{f' ({refusal})' if refusal else ''}"
         return self._held or "the view is not complete"
@@ -307,12 +307,12 @@ class Engine:
         if self._closing or link is not self._coordinator_link:
             return
         if link.ended:
-            if link.core.stats.connections:
+            if link.stats.connections:
                 self._emit_lost(link)
-            self._parted = link.core.cause
-            self._member.disconnected(clip(link.core.cause), now_ns=self._now_ns())
+            self._parted = link.cause
+            self._member.disconnected(clip(link.cause), now_ns=self._now_ns())
             self._redial = self._loop.call_later(_REDIAL_S, self._dial_coordinator)
-        elif link.core.stats.connections == 1 and link.state.value == "up" and not link.core.suspect:
+        elif link.stats.connections == 1 and link.state is LinkState.UP and not link.suspect:
             self._member.connected(now_ns=self._now_ns())
         self._work()
 
@@ -338,7 +338,7 @@ class Engine:
         if communicator is None or communicator.view.rank_of(link.node) is None or communicator.verdict is not None:
             return
         rank = communicator.view.rank_of(link.node)
-        cause = link.core.cause
+        cause = link.cause
         self._emit_lost(link)
         self._lost[link.node] = cause
         # Before the communicator breaks, which tells the same in other words; and also where it is broken: who is to
@@ -350,8 +350,8 @@ class Engine:
         self._work()
 
     def _emit_lost(self, link: Link) -> None:
-        silent = link.core.error.silent_for if link.core.error is not None else 0.0
-        self.observers.emit("peer_lost", peer=link.node, cause=link.core.cause, silent_for=round(silent, 3))
+        silent = link.error.silent_for if link.error is not None else 0.0
+        self.observers.emit("peer_lost", peer=link.node, cause=link.cause, silent_for=round(silent, 3))
 
     def _on_peer_app(self, link: Link, data: bytes) -> None:
         try:

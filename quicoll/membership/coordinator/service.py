@@ -138,7 +138,7 @@ class CoordinatorService:
         if link.ended and self._links.get(link.node) is link and not self._closing:
             del self._links[link.node]
             self.core.member_lost(
-                link.node, link.core.cause, now_ns=self._now_ns(), incarnation=link.remote_incarnation or None
+                link.node, link.cause, now_ns=self._now_ns(), incarnation=link.remote_incarnation or None
             )
             self._work()
 

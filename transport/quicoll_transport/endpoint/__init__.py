@@ -16,5 +16,6 @@ from quicoll_transport.endpoint.config import EndpointConfig
 from quicoll_transport.endpoint.link import Link
 from quicoll_transport.endpoint.shell import Endpoint
 from quicoll_transport.endpoint.transfer import Transfer
+from quicoll_transport.link.core import LinkState
 
-__all__ = ["Endpoint", "EndpointConfig", "Link", "Transfer"]
+__all__ = ["Endpoint", "EndpointConfig", "Link", "LinkState", "Transfer"]

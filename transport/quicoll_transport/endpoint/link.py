@@ -103,6 +103,16 @@ class Link:
         return self.core.ended
 
     @property
+    def cause(self) -> str:
+        """Why the link is as it is, for people; "" while there is nothing to say."""
+        return self.core.cause
+
+    @property
+    def suspect(self) -> bool:
+        """Whether the peer has been silent for longer than it should."""
+        return self.core.suspect
+
+    @property
     def error(self) -> LinkLost | None:
         """Why the link ended; None while it lives."""
         return self.core.error
