@@ -303,6 +303,10 @@ def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
             return ("payload",)
         case StepWall():
             return ("wall",)
+        case HoldPath():
+            return ("hold",)
+        case DiskFault():
+            return ("disk",)
         case _:
             return (type(fault).__name__.lower(),)
 
