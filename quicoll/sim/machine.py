@@ -44,7 +44,7 @@ class Machine:
         was_cut_off: Callable[[Machine], None],
     ) -> None:
         self.host = host
-        self.disk = SimDisk(host.world.rng(f"disk/{host.name}"), now_ns=lambda: host.world.now_ns)
+        self.disk = SimDisk(host.timeline.rng(f"disk/{host.name}"), now_ns=lambda: host.timeline.now_ns)
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False
@@ -112,13 +112,13 @@ class Machine:
             self.result = task.result()
             self.done = True
         # Not from within the callback: what the process still does in this turn of its loop belongs to it.
-        self.host.world.after(0, self._reap, task)
+        self.host.timeline.after(0, self._reap, task)
 
     def _exited(self, error: SystemExit) -> None:
         """Something in the process has asked for its end, in whatever task or callback."""
         self._exiting = True
         self.error = error
-        self.host.world.after(0, self._reap, self._task)
+        self.host.timeline.after(0, self._reap, self._task)
 
     def _reap(self, task: asyncio.Task[Any] | None) -> None:
         if task is self._task and self.runs:
@@ -154,13 +154,13 @@ class Machine:
 
     def troubled(self, error: BaseException) -> None:
         """Something failed here, which may be why a run does not come to its end."""
-        self.trouble = error, self.host.world.elapsed_ns / 1e9
+        self.trouble = error, self.host.timeline.elapsed_ns / 1e9
 
     def note(self, kind: str, **fields: Any) -> None:
         """Into the trace: something that the process does, unless it is gone (its remains run at the very end)."""
         if self.host.loop is not None:
             what = " ".join(f"{name}={value}" for name, value in fields.items())
-            self.host.world.note(kind, self.name, what, detail=fields)
+            self.host.timeline.note(kind, self.name, what, detail=fields)
 
     def leftovers(self) -> list[str]:
         """What a process that ended by itself has left behind."""
@@ -169,4 +169,4 @@ class Machine:
             return []
         left = [f"task {task.get_name()}" for task in loop.tasks]
         left += [f"socket on port {port}" for port in sorted(self.host.sockets)]
-        return left + [f"timer {handle!r}" for handle in self.host.world.timers_of(self.host)]
+        return left + [f"timer {handle!r}" for handle in loop.timers]

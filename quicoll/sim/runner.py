@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from quicoll.collectives.reductions import AlgorithmName
     from quicoll.job import Job
     from quicoll.sim.outcome import Outcome
-    from quicoll_transport.sim.world import Recorder
+    from quicoll_transport.sim import Recorder
 
 __all__ = ["SeedResult", "Sweep", "run_scenario", "run_seed", "run_seeds"]
 

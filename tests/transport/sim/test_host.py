@@ -99,7 +99,7 @@ def test_what_a_dead_process_schedules_never_runs(world: World) -> None:
     world.run(limit_ns=5 * SECOND)
     assert seen == []
     assert loop.is_closed()
-    assert world.timers_of(host) == []
+    assert loop.timers == []
 
 
 def test_a_new_process_has_a_loop_and_ports_of_its_own(world: World) -> None:

@@ -127,7 +127,7 @@ def test_a_timer_at_infinity_never_runs_and_one_at_no_number_is_refused(world: W
     with pytest.raises(ValueError, match="not a number"):
         loop.call_at(math.nan, int)
     world.run(limit_ns=SECOND)
-    assert world.timers_of(loop.host) == []
+    assert loop.timers == []
 
 
 def test_context_variables_go_with_their_callbacks(world: World) -> None:

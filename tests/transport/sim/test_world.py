@@ -11,7 +11,7 @@ import pytest
 
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.sim import Deadlock, Forbidden, OutOfTime, SimulatedSocket, Spinning, World
-from quicoll_transport.sim import world as world_module
+from quicoll_transport.sim import timeline as timeline_module
 
 SECOND = 1_000_000_000
 
@@ -28,16 +28,18 @@ def world() -> Iterator[World]:
 def test_hosts_have_names_and_addresses_of_their_own(world: World) -> None:
     hosts = [world.host(f"h{n}") for n in range(300)]
     assert len({host.ip for host in hosts}) == 300
-    assert all(world.host_at(host.ip) is host and world.resolve(host.name) == host.ip for host in hosts)
-    assert world.host_at("10.9.9.9") is None
-    assert world.resolve("nobody") is None
+    assert all(
+        world.network.by_ip(host.ip) is host.interface and world.network.resolve(host.name) == host.ip for host in hosts
+    )
+    assert world.network.by_ip("10.9.9.9") is None
+    assert world.network.resolve("nobody") is None
     with pytest.raises(ConfigurationError, match="there is a host 'h7' already"):
         world.host("h7")
 
 
 def test_a_host_that_is_made_after_a_look_up_is_found(world: World) -> None:
-    assert world.host_at("10.0.0.1") is None
-    assert world.host_at(world.host("late").ip) is world.hosts["late"]
+    assert world.network.by_ip("10.0.0.1") is None
+    assert world.network.by_ip(world.host("late").ip) is world.hosts["late"].interface
 
 
 # -- order and time --------------------------------------------------------------------------------------------------
@@ -136,7 +138,7 @@ def test_a_paused_process_that_nobody_resumes_is_a_deadlock(world: World) -> Non
 
 
 def test_work_that_never_ends_is_found_though_time_stands_still(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world_module, "_TURNS", 10_000)
+    monkeypatch.setattr(timeline_module, "_TURNS", 10_000)
 
     async def spin() -> None:
         while True:  # noqa: ASYNC110 - what is to be found
@@ -148,7 +150,7 @@ def test_work_that_never_ends_is_found_though_time_stands_still(world: World, mo
 
 
 def test_events_of_the_world_that_never_let_time_pass_are_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world_module, "_TURNS", 10_000)
+    monkeypatch.setattr(timeline_module, "_TURNS", 10_000)
 
     def again() -> None:
         world.after(0, again)
@@ -159,7 +161,7 @@ def test_events_of_the_world_that_never_let_time_pass_are_found(world: World, mo
 
 
 def test_timers_that_are_due_at_once_again_and_again_are_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world_module, "_TURNS", 10_000)
+    monkeypatch.setattr(timeline_module, "_TURNS", 10_000)
     loop = world.host("a").start()
 
     def again() -> None:
@@ -261,7 +263,7 @@ def test_closing_ends_every_process_and_closes_what_it_left_in_order(world: Worl
             await wait_for_ever()
         finally:
             seen.append(name)
-            world.hosts["a"].world.network.partition(["a"], ["b"])
+            world.network.partition(["a"], ["b"])
 
     for name in ("a", "b"):
         loop = world.host(name).start()

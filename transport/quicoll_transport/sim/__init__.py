@@ -1,8 +1,14 @@
 """A network of hosts on one virtual clock: the real transport, run from one seed.
 
-`world` has time and the order of events, `host` a machine with its clock and the life of its process, `loop` the event
-loop that runs on it, `network` the paths between hosts, `confine` what keeps the real world out. Nothing here knows of
-ranks or steps; `quicoll.sim` builds clusters of it.
+    world       the hosts and their network, run until a condition holds
+    confine     keeps the real world out
+    host        a machine with its clock, and the life of its process
+    socket      UDP sockets of a process
+    loop        the event loop of a process
+    network     the paths between hosts
+    timeline    time, the order of events, randomness, the trace
+
+Each needs only those below it. Nothing here knows of ranks or steps; `quicoll.sim` builds clusters of it.
 """
 
 from quicoll_transport.sim.clock import HostClock
@@ -10,8 +16,10 @@ from quicoll_transport.sim.confine import WALL_EPOCH_NS, confined
 from quicoll_transport.sim.errors import Deadlock, Forbidden, OutOfTime, SimulationError, Spinning
 from quicoll_transport.sim.host import Host, HostState
 from quicoll_transport.sim.loop import HostLoop
-from quicoll_transport.sim.network import Conditions, Network, SimulatedSocket
-from quicoll_transport.sim.world import Recorder, World
+from quicoll_transport.sim.network import Conditions, Network
+from quicoll_transport.sim.socket import SimulatedSocket
+from quicoll_transport.sim.timeline import Recorder, Timeline
+from quicoll_transport.sim.world import World
 
 __all__ = [
     "WALL_EPOCH_NS",
@@ -28,6 +36,7 @@ __all__ = [
     "SimulatedSocket",
     "SimulationError",
     "Spinning",
+    "Timeline",
     "World",
     "confined",
 ]

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from quicoll_transport.sim.errors import Forbidden
 
 if TYPE_CHECKING:
-    from quicoll_transport.sim.world import World
+    from quicoll_transport.sim.timeline import Timeline
 
 __all__ = ["WALL_EPOCH_NS", "confined"]
 
@@ -40,29 +40,29 @@ WALL_EPOCH_NS = 1_767_225_600_000_000_000  # 2026-01-01T00:00:00Z, the wall cloc
 
 
 @contextmanager
-def confined(world: World) -> Iterator[None]:
+def confined(timeline: Timeline) -> Iterator[None]:
     with ExitStack() as stack:
-        stack.enter_context(_seeded(world))
-        stack.enter_context(_replaced(world))
+        stack.enter_context(_seeded(timeline))
+        stack.enter_context(_replaced(timeline))
         stack.enter_context(_collected())
         yield
 
 
 @contextmanager
-def _seeded(world: World) -> Iterator[None]:
+def _seeded(timeline: Timeline) -> Iterator[None]:
     from quicoll_transport.quic import entropy
 
-    rng = world.rng("entropy")
+    rng = timeline.rng("entropy")
     kept = random.getstate()
-    random.seed(f"{world.seed}/random")
+    random.seed(f"{timeline.seed}/random")
     numpy: Any = sys.modules.get("numpy")
     numpy_kept = numpy.random.get_state() if numpy is not None else None
     if numpy is not None:
-        numpy.random.seed(world.rng("numpy").getrandbits(32))
+        numpy.random.seed(timeline.rng("numpy").getrandbits(32))
     torch: Any = sys.modules.get("torch")
     torch_kept = torch.get_rng_state() if torch is not None else None
     if torch is not None:
-        torch.manual_seed(world.rng("torch").getrandbits(63))
+        torch.manual_seed(timeline.rng("torch").getrandbits(63))
     try:
         with entropy(rng.randbytes):
             yield
@@ -74,20 +74,20 @@ def _seeded(world: World) -> Iterator[None]:
             torch.set_rng_state(torch_kept)
 
 
-def _monotonic_ns(world: World) -> int:
-    loop = world.current
-    return world.now_ns if loop is None else loop.host.clock.local(world.now_ns)
+def _monotonic_ns(timeline: Timeline) -> int:
+    loop = timeline.current
+    return timeline.now_ns if loop is None else loop.host.clock.local(timeline.now_ns)
 
 
-def _wall_ns(world: World) -> int:
-    loop = world.current
-    return WALL_EPOCH_NS + world.elapsed_ns if loop is None else loop.host.clock.wall(world.now_ns)
+def _wall_ns(timeline: Timeline) -> int:
+    loop = timeline.current
+    return WALL_EPOCH_NS + timeline.elapsed_ns if loop is None else loop.host.clock.wall(timeline.now_ns)
 
 
 @contextmanager
-def _replaced(world: World) -> Iterator[None]:
+def _replaced(timeline: Timeline) -> Iterator[None]:
     thread = threading.get_ident()
-    urandom = world.rng("urandom").randbytes
+    urandom = timeline.rng("urandom").randbytes
 
     def here(mine: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
         def either(*args: Any, **settings: Any) -> Any:
@@ -97,21 +97,21 @@ def _replaced(world: World) -> Iterator[None]:
 
     def refuse(what: str, instead: str) -> Callable[..., Any]:
         def forbidden(*args: Any, **settings: Any) -> Any:
-            if world.current is None:
+            if timeline.current is None:
                 raise Forbidden(f"{what} inside a simulation: {instead}")
-            raise Forbidden(f"{what} on the simulated host {world.current.host.name}: {instead}")
+            raise Forbidden(f"{what} on the simulated host {timeline.current.host.name}: {instead}")
 
         return forbidden
 
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [
         (os, "urandom", urandom),
         (random, "_urandom", urandom),  # of SystemRandom, and so of secrets and of numpy's default_rng()
-        (time, "time", lambda: _wall_ns(world) / 1e9),
-        (time, "time_ns", lambda: _wall_ns(world)),
-        (time, "monotonic", lambda: _monotonic_ns(world) / 1e9),
-        (time, "monotonic_ns", lambda: _monotonic_ns(world)),
-        (time, "perf_counter", lambda: _monotonic_ns(world) / 1e9),
-        (time, "perf_counter_ns", lambda: _monotonic_ns(world)),
+        (time, "time", lambda: _wall_ns(timeline) / 1e9),
+        (time, "time_ns", lambda: _wall_ns(timeline)),
+        (time, "monotonic", lambda: _monotonic_ns(timeline) / 1e9),
+        (time, "monotonic_ns", lambda: _monotonic_ns(timeline)),
+        (time, "perf_counter", lambda: _monotonic_ns(timeline) / 1e9),
+        (time, "perf_counter_ns", lambda: _monotonic_ns(timeline)),
         (time, "sleep", refuse("time.sleep", "it would stop the clock of all hosts; await asyncio.sleep")),
         (
             threading.Thread,
@@ -141,8 +141,3 @@ def _collected() -> Iterator[None]:
         gc.unfreeze()
         if was_enabled:
             gc.enable()
-
-
-def collect() -> None:
-    """At a fixed point of a run."""
-    gc.collect()

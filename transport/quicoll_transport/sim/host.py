@@ -30,15 +30,15 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from quicoll_transport.errors import ConfigurationError
+from quicoll_transport.sim.loop import HostLoop
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
     from quicoll_transport.sim.clock import HostClock
-    from quicoll_transport.sim.loop import HostLoop
-    from quicoll_transport.sim.network import SimulatedSocket
-    from quicoll_transport.sim.world import World
+    from quicoll_transport.sim.network import Interface, OpenSocket
+    from quicoll_transport.sim.timeline import Timeline
 
 __all__ = ["Host", "HostState"]
 
@@ -51,19 +51,30 @@ class HostState(enum.Enum):
 
 
 class Host:
-    """Made by `World.host`. ip: its address. lives: processes that were started here."""
+    """A machine of a world; `World.host` makes it.
 
-    def __init__(self, world: World, name: str, ip: str, clock: HostClock) -> None:
-        self.world = world
-        self.name = name
-        self.ip = ip
+    Attributes:
+        name: Unique in the world.
+        interface: Where it is attached to the network.
+        clock: Its clock; change it by `set_drift` and `leap`, which move the timers with it.
+        state: See the head of this module.
+        loop: The event loop of the process that runs; None without one.
+        lives: Number of processes started here so far.
+        slow_ns: True time that each callback takes, for a slow machine; by default work takes no time.
+        on_exit: Called with the SystemExit by which a task or callback asks for the end of its process. The process
+            is not ended here: the callback does it. None to count an exit as a failure of the world.
+    """
+
+    def __init__(self, timeline: Timeline, clock: HostClock, interface: Interface) -> None:
+        self.timeline = timeline
+        self.name = interface.name
+        self.interface = interface
         self.clock = clock
         self.state = HostState.IDLE
         self.loop: HostLoop | None = None
         self.lives = 0
         self.slow_ns = 0
         self.on_exit: Callable[[SystemExit], None] | None = None
-        self.sockets: dict[int, SimulatedSocket] = {}  # by port
         self._backlog: deque[asyncio.Handle] = deque()
         self._busy_until = 0
         self._wakes = False
@@ -72,20 +83,29 @@ class Host:
         return f"<Host {self.name} {self.ip} {self.state.value}>"
 
     @property
+    def ip(self) -> str:
+        """Its address."""
+        return self.interface.ip
+
+    @property
+    def sockets(self) -> dict[int, OpenSocket]:
+        """Sockets of its process, by port."""
+        return self.interface.sockets
+
+    @property
     def up(self) -> bool:
+        """False while it is OFF."""
         return self.state is not HostState.OFF
 
     # -- the process ---------------------------------------------------------------------------------------------
 
     def start(self) -> HostLoop:
-        """A new process; its event loop."""
-        from quicoll_transport.sim.loop import HostLoop
-
+        """Start a process and return its event loop."""
         self._demand("start", HostState.IDLE)
         self.lives += 1
         self.state = HostState.RUNNING
         self._busy_until = 0
-        self.loop = HostLoop(self)
+        self.loop = HostLoop(self.timeline, self, self.interface)
         self._note("start")
         return self.loop
 
@@ -111,11 +131,13 @@ class Host:
         self._demand("power off", HostState.IDLE, HostState.RUNNING, HostState.PAUSED)
         self._end()
         self.state = HostState.OFF
+        self.interface.up = False
         self._note("power_off")
 
     def power_on(self) -> None:
         self._demand("power on", HostState.OFF)
         self.state = HostState.IDLE
+        self.interface.up = True
         self._note("power_on")
 
     def exited(self, error: SystemExit) -> None:
@@ -123,10 +145,10 @@ class Host:
         if self.on_exit is not None:
             self.on_exit(error)
         else:
-            self.world.failed(self, f"SystemExit: {error}")
+            self.timeline.failed(self.name, f"SystemExit: {error}")
 
     def _note(self, transition: str) -> None:
-        self.world.note("host", self.name, f"{transition} {self.lives}", detail=transition)
+        self.timeline.note("host", self.name, f"{transition} {self.lives}", detail=transition)
 
     def _demand(self, action: str, *states: HostState) -> None:
         if self.state not in states:
@@ -136,38 +158,37 @@ class Host:
         loop, self.loop = self.loop, None
         if loop is None:
             return
-        for port in list(self.sockets):
-            self.sockets[port].sever()
+        self.interface.sever()
         self._backlog.clear()
         loop.die()
 
     # -- its clock -----------------------------------------------------------------------------------------------
 
     def set_drift(self, ppm: int) -> None:
-        self.clock.set_drift(ppm, now_ns=self.world.now_ns)
-        self.world.retime(self)
+        self.clock.set_drift(ppm, now_ns=self.timeline.now_ns)
+        self.timeline.retime(self)
 
     def leap(self, ns: int) -> None:
-        self.clock.leap(ns, now_ns=self.world.now_ns)
-        self.world.retime(self)
+        self.clock.leap(ns, now_ns=self.timeline.now_ns)
+        self.timeline.retime(self)
 
     # -- running -------------------------------------------------------------------------------------------------
 
     def admit(self, handle: asyncio.Handle) -> bool:
         """Whether a callback of this host's process may run now; if not, it is kept until it may."""
-        if self.state is HostState.PAUSED or self._backlog or self._busy_until > self.world.now_ns:
+        if self.state is HostState.PAUSED or self._backlog or self._busy_until > self.timeline.now_ns:
             self._backlog.append(handle)
             self._let_go()
             return False
         if self.slow_ns:
-            self._busy_until = self.world.now_ns + self.slow_ns
+            self._busy_until = self.timeline.now_ns + self.slow_ns
         return True
 
     def _let_go(self) -> None:
         """See that the backlog is run when the process can run it."""
         if self._backlog and self.state is HostState.RUNNING and not self._wakes:
             self._wakes = True
-            self.world.at(max(self.world.now_ns, self._busy_until), self._wake)
+            self.timeline.at(max(self.timeline.now_ns, self._busy_until), self._wake)
 
     def _wake(self) -> None:
         self._wakes = False
@@ -175,8 +196,8 @@ class Host:
             return
         handle = self._backlog.popleft()
         if self.slow_ns:
-            self._busy_until = self.world.now_ns + self.slow_ns
-        self.world.run_handle(handle)
+            self._busy_until = self.timeline.now_ns + self.slow_ns
+        self.timeline.run_handle(handle)
         while not self.slow_ns and self._backlog and self.state is HostState.RUNNING:
-            self.world.run_handle(self._backlog.popleft())
+            self.timeline.run_handle(self._backlog.popleft())
         self._let_go()

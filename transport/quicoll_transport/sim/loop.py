@@ -19,6 +19,7 @@ import contextvars
 import math
 import traceback
 import warnings
+from asyncio import _set_running_loop  # asyncio offers it to event loops, under this name
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -26,7 +27,8 @@ from quicoll_transport.net.addresses import is_numeric, is_v6
 from quicoll_transport.sim.errors import Forbidden
 
 if TYPE_CHECKING:
-    from quicoll_transport.sim.host import Host
+    from quicoll_transport.sim.network import Interface
+    from quicoll_transport.sim.timeline import LoopOwner, Timeline
 
 __all__ = ["EXECUTOR_NS", "HostLoop"]
 
@@ -47,12 +49,19 @@ def _refusal(name: str, instead: str) -> Callable[..., NoReturn]:
 
 
 class HostLoop(asyncio.AbstractEventLoop):
-    """Made by `Host.start`; `World.run` runs it. failures: what reached the exception handler, oldest first."""
+    """The event loop of one process; `Host.start` makes it and `World.run` runs it.
 
-    def __init__(self, host: Host) -> None:
+    Attributes:
+        host: The host that the process runs on.
+        interface: Where its sockets are attached to the network.
+        dead: Whether the process has ended.
+    """
+
+    def __init__(self, timeline: Timeline, host: LoopOwner, interface: Interface) -> None:
         self.host = host
+        self.interface = interface
         self.dead = False
-        self._world = host.world
+        self._timeline = timeline
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._task_factory: Any = None
         self._exception_handler: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object] | None = None
@@ -64,20 +73,20 @@ class HostLoop(asyncio.AbstractEventLoop):
 
     def time(self) -> float:
         """Seconds of the host's monotonic clock."""
-        return self.host.clock.local(self._world.now_ns) / 1e9
+        return self.host.clock.local(self._timeline.now_ns) / 1e9
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         if not self.dead:
-            self._world.ready.append(handle)
+            self._timeline.ready.append(handle)
         return handle
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        self._world.check_thread()
+        self._timeline.check_thread()
         return self.call_soon(callback, *args, context=context)
 
     def call_later(  # type: ignore[override]
@@ -92,11 +101,11 @@ class HostLoop(asyncio.AbstractEventLoop):
             raise ValueError("a time that is not a number")
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if not self.dead and when != math.inf:
-            self._world.set_timer(self.host, handle)
+            self._timeline.set_timer(self.host, handle)
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        self._world.timer_cancelled()
+        self._timeline.timer_cancelled()
 
     # -- futures and tasks ---------------------------------------------------------------------------------------
 
@@ -117,8 +126,13 @@ class HostLoop(asyncio.AbstractEventLoop):
 
     @property
     def tasks(self) -> list[asyncio.Task[Any]]:
-        """Those that are not done, in the order of their making."""
+        """Tasks that are not done, in the order in which they were made."""
         return list(self._tasks)
+
+    @property
+    def timers(self) -> list[asyncio.TimerHandle]:
+        """Timers that are pending, by due time; none of a dead process."""
+        return [] if self.dead else self._timeline.timers_of(self)
 
     def set_task_factory(self, factory: Any) -> None:
         self._task_factory = factory
@@ -130,19 +144,20 @@ class HostLoop(asyncio.AbstractEventLoop):
         """The process is gone. Its tasks are buried with it; see `host`."""
         self.dead = True
         for task in self._tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-        self._world.bury(self)
+            # A killed process says nothing of its pending tasks, and there is no public way to silence them.
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
+        self._timeline.bury(self)
 
     def close_tasks(self) -> None:
         """Close what was suspended when the process ended, in order. Whatever it does reaches nobody."""
-        asyncio._set_running_loop(self)
+        _set_running_loop(self)
         try:
             with warnings.catch_warnings():
                 # Coroutines that they make and cannot await any more.
                 warnings.simplefilter("ignore", RuntimeWarning)
                 self._close_each()
         finally:
-            asyncio._set_running_loop(None)
+            _set_running_loop(None)
 
     def _close_each(self) -> None:
         while self._tasks:  # what closes one may make another
@@ -155,7 +170,7 @@ class HostLoop(asyncio.AbstractEventLoop):
     # -- state ---------------------------------------------------------------------------------------------------
 
     def is_running(self) -> bool:
-        return self._world.current is self
+        return self._timeline.current is self
 
     def is_closed(self) -> bool:
         return self.dead
@@ -179,7 +194,7 @@ class HostLoop(asyncio.AbstractEventLoop):
         text = context.get("message") or "unhandled error"
         if error is not None:
             text += "\n" + "".join(traceback.format_exception(error)).rstrip()
-        self._world.failed(self.host, text)
+        self._timeline.failed(self.host.name, text)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if self.dead:
@@ -237,7 +252,7 @@ class HostLoop(asyncio.AbstractEventLoop):
         import socket
 
         name = str(host)
-        ip = name if is_numeric(name) else self._world.resolve(name)
+        ip = name if is_numeric(name) else self.interface.network.resolve(name)
         if ip is None:
             raise socket.gaierror(socket.EAI_NONAME, f"the simulated world has no host {name!r}")
         family = socket.AF_INET6 if is_v6((ip, 0)) else socket.AF_INET
