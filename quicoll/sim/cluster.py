@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
-from quicoll.sim.disk.disk import DiskFault, SimDisk
+from quicoll.sim.disk.files import DiskFailure
 from quicoll.sim.errors import InvariantBroken, RunFailed
 from quicoll.sim.fleet import Fleet, node_names
 from quicoll.sim.invariants import Checker, ReferenceDigest
@@ -35,6 +35,7 @@ from quicoll_transport.sim import SimulationError, World
 
 if TYPE_CHECKING:
     from quicoll.job import Job
+    from quicoll.sim.disk.disk import SimDisk
     from quicoll.sim.machine import Machine
     from quicoll.sim.scenario.events import Fault, FaultSchedule, ScenarioEvent
     from quicoll_transport.sim import Recorder
@@ -318,7 +319,7 @@ class Simulation:
             injected[f"datagram_{kind}"] = count
         for machine in self._fleet.machines.values():
             for kind, count in machine.disk.injected.items():
-                if count and kind not in (DiskFault.POWER_LOSS, DiskFault.KILL):  # every end of a process is one
+                if count and kind not in (DiskFailure.POWER_LOSS, DiskFailure.KILL):  # every end of a process is one
                     injected[kind] = injected.get(kind, 0) + count
         return Outcome(
             seed=self.seed,

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from quicoll.sim.disk.disk import DiskFault, SimDisk
+from quicoll.sim.disk.disk import SimDisk
+from quicoll.sim.disk.files import DiskFailure
 from quicoll_transport.sim import HostState
 
 if TYPE_CHECKING:
@@ -18,10 +19,10 @@ __all__ = ["Machine"]
 
 
 _DISK_FAULTS = {
-    "write": DiskFault.WRITE_ERROR,
-    "fsync": DiskFault.SYNC_ERROR,
-    "power": DiskFault.POWER_LOSS,
-    "kill": DiskFault.KILL,
+    "write": DiskFailure.WRITE_ERROR,
+    "fsync": DiskFailure.SYNC_ERROR,
+    "power": DiskFailure.POWER_LOSS,
+    "kill": DiskFailure.KILL,
 }
 
 
@@ -136,9 +137,9 @@ class Machine:
         if not self.disk.is_down:
             (self.disk.crash if power else self.disk.kill)()
 
-    def _cut_off(self, crash: DiskFault) -> None:
+    def _cut_off(self, crash: DiskFailure) -> None:
         """In the middle of an operation of the disk; what called it hears Halted, and nothing of it runs any more."""
-        self.end(power=crash is DiskFault.POWER_LOSS)
+        self.end(power=crash is DiskFailure.POWER_LOSS)
         self._was_cut_off(self)
 
     def fail_disk(self, what: str) -> None:

@@ -21,7 +21,8 @@ from quicoll.membership.coordinator.history import (
 )
 from quicoll.membership.coordinator.journal import Journal
 from quicoll.membership.view import Member, View
-from quicoll.sim.disk.disk import DiskFault, Halted, SimDisk
+from quicoll.sim.disk.disk import SimDisk
+from quicoll.sim.disk.files import DiskFailure, Halted
 
 JOURNAL = Path("/data/journal.db")
 FOLDER = Path("/data/job/checkpoints")
@@ -125,7 +126,7 @@ def trace(seed: int) -> str:
     digest = hashlib.blake2b()
     for after in (3, 11, 20):
         disk = new_disk(seed)
-        for fault in (DiskFault.WRITE_ERROR, DiskFault.SYNC_ERROR, DiskFault.LOST_SYNC, DiskFault.POWER_LOSS):
+        for fault in (DiskFailure.WRITE_ERROR, DiskFailure.SYNC_ERROR, DiskFailure.LOST_SYNC, DiskFailure.POWER_LOSS):
             disk.arm(fault, after=after)
             ended = [repr(append_all(disk)), repr(save_all(disk)) if not disk.is_down else ""]
             disk.restart()

@@ -13,7 +13,7 @@ from quicoll.errors import LocalError
 from quicoll.sim import Conditions, Outcome, Recording, Simulation
 from quicoll.sim.scenario import events as faults
 from quicoll.sim.trace.spans import Entry, TraceSpan, fault_spans, node_spans
-from quicoll.sim.trace.story import node_names, tell
+from quicoll.sim.trace.story import list_nodes, tell
 from quicoll.sim.workload import worker
 
 if TYPE_CHECKING:
@@ -183,11 +183,11 @@ def test_a_fault_lasts_until_what_undoes_it(
 
 def test_names_are_short_for_people() -> None:
     assert (
-        node_names(["coordinator", "worker-3", "worker-0", "worker-1", "worker-2"]) == "the coordinator and workers 0-3"
+        list_nodes(["coordinator", "worker-3", "worker-0", "worker-1", "worker-2"]) == "the coordinator and workers 0-3"
     )
-    assert node_names(["worker-5", "worker-0", "worker-1"]) == "workers 0, 1 and 5"
-    assert node_names(["worker-7"]) == "worker 7"
-    assert node_names([]) == "nobody"
+    assert list_nodes(["worker-5", "worker-0", "worker-1"]) == "workers 0, 1 and 5"
+    assert list_nodes(["worker-7"]) == "worker 7"
+    assert list_nodes([]) == "nobody"
 
 
 def test_a_decision_that_a_rank_hears_of_late_is_told() -> None:

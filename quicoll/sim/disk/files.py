@@ -15,7 +15,7 @@ __all__ = [
     "ARMABLE",
     "SECTOR",
     "Directory",
-    "DiskFault",
+    "DiskFailure",
     "File",
     "FileNode",
     "Halted",
@@ -34,7 +34,7 @@ class Halted(BaseException):
     """The simulated process is dead: this call, and all that follow until `SimDisk.restart`, did nothing."""
 
 
-class DiskFault(StrEnum):
+class DiskFailure(StrEnum):
     """Kinds of fault; the head of this module says what each does."""
 
     WRITE_ERROR = "disk_write_error"
@@ -47,11 +47,11 @@ class DiskFault(StrEnum):
 
 
 ARMABLE = {
-    DiskFault.WRITE_ERROR: ("write",),
-    DiskFault.SYNC_ERROR: ("sync",),
-    DiskFault.LOST_SYNC: ("sync",),
-    DiskFault.POWER_LOSS: ("write", "sync", "name"),
-    DiskFault.KILL: ("write", "sync", "name"),
+    DiskFailure.WRITE_ERROR: ("write",),
+    DiskFailure.SYNC_ERROR: ("sync",),
+    DiskFailure.LOST_SYNC: ("sync",),
+    DiskFailure.POWER_LOSS: ("write", "sync", "name"),
+    DiskFailure.KILL: ("write", "sync", "name"),
 }
 """Which operations each can strike."""
 

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
 from quicoll.sim.disk.files import Directory, File, Halted, key_of
+from quicoll.sim.disk.filesystem import FileSystem
 
 if TYPE_CHECKING:
     import apsw
     from apsw import VFS as _VfsBase
-
-    from quicoll.sim.disk.disk import SimDisk
 else:
     try:
         import apsw
@@ -52,20 +51,20 @@ class SimConnection:
     Rows are fetched at once, so that no statement is left open when the process dies.
     """
 
-    def __init__(self, disk: SimDisk, path: Path) -> None:
+    def __init__(self, disk: FileSystem, path: Path) -> None:
         demand_sqlite()
         self._disk = disk
-        self._boot = disk._boot
+        self._life = disk.life
         self._running = False
         self._database: apsw.Connection | None = None
         _router()
         with self._call():
             self._database = apsw.Connection(key_of(path), vfs=_VFS_NAME)
-        disk._connections.append(self)
+        disk.databases.append(self)
 
     @property
     def in_transaction(self) -> bool:
-        return self._database is not None and self._boot == self._disk._boot and self._database.in_transaction
+        return self._database is not None and self._life == self._disk.life and self._database.in_transaction
 
     def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> SimRows:
         with self._call():
@@ -78,35 +77,35 @@ class SimConnection:
         with self._call():
             database, self._database = self._database, None
             if database is not None:
-                self._disk._connections.remove(self)
+                self._disk.databases.remove(self)
                 # What fails while the log is folded into the file is not told: SQLite closes all the same and leaves
                 # the log. apsw alone passes on what its callbacks raised.
                 with contextlib.suppress(apsw.Error):
                     database.close(force=True)
 
-    def _bury(self) -> None:
+    def bury(self) -> None:
         """The process is dead: give SQLite's memory free. Its files ignore what it does while it closes them."""
         if not self._running and self._database is not None:
-            with _running_on(self._disk, self._boot):
+            with _running_on(self._disk, self._life):
                 self._database.close(force=True)
             self._database = None
 
     @contextlib.contextmanager
     def _call(self) -> Iterator[None]:
         """One call into SQLite: its errors become those of sqlite3, its death becomes Halted."""
-        if self._boot != self._disk._boot:
+        if self._life != self._disk.life:
             raise Halted("the process that opened this database is dead")
         self._running = True
         try:
-            with _running_on(self._disk, self._boot):
+            with _running_on(self._disk, self._life):
                 yield
         except apsw.Error as error:
-            if self._boot == self._disk._boot:
+            if self._life == self._disk.life:
                 raise _sqlite_error(error) from None
         finally:
             self._running = False
-            if self._boot != self._disk._boot:
-                self._bury()
+            if self._life != self._disk.life:
+                self.bury()
                 raise Halted("the process was ended within a call to SQLite") from None
 
 
@@ -135,19 +134,18 @@ class SimRows:
 class _Handle:
     """An open file of SQLite's. One of a dead process does nothing; what SQLite then concludes is thrown away."""
 
-    def __init__(self, disk: SimDisk, file: File, *, folder: str | None) -> None:
+    def __init__(self, disk: FileSystem, file: File, *, folder: str | None) -> None:
         """folder: the directory to sync with the first sync of the file, for a log that was made just now."""
         self._disk = disk
-        self._boot = disk._boot
+        self._life = disk.life
         self._file = file
         self._folder = folder
         self._level = 0
-        disk._handles += 1
-        self._id = disk._handles
+        self._id = disk.new_handle()
 
     @property
     def _dead(self) -> bool:
-        return self._boot != self._disk._boot
+        return self._life != self._disk.life
 
     def xRead(self, amount: int, offset: int) -> bytes:
         return b"" if self._dead else bytes(self._file.content[offset : offset + amount])
@@ -155,20 +153,20 @@ class _Handle:
     def xWrite(self, data: bytes, offset: int) -> None:
         if not self._dead:
             with _as_sqlite("IOERR_WRITE"):
-                self._disk._write(self._file, offset, bytes(data))
+                self._disk.write(self._file, offset, bytes(data))
 
     def xTruncate(self, size: int) -> None:
         if not self._dead:
-            self._disk._truncate(self._file, size)
+            self._disk.truncate(self._file, size)
 
     def xSync(self, flags: int) -> None:
         if self._dead:
             return
         with _as_sqlite("IOERR_FSYNC"):
-            self._disk._sync(self._file)
+            self._disk.sync(self._file)
         if self._folder is not None:
             with _as_sqlite("IOERR_DIR_FSYNC"):
-                self._disk._sync_names(self._folder)
+                self._disk.sync_names(self._folder)
             self._folder = None
 
     def xFileSize(self) -> int:
@@ -215,11 +213,11 @@ class _Vfs(_VfsBase):
         if disk is None or name is None:
             return _Handle(disk or _nowhere(), File(), folder=None)  # a temporary file: in memory, without a name
         key = name.filename() if isinstance(name, apsw.URIFilename) else name
-        node, folder = disk._tree.get(key), None
+        node, folder = disk.find(key), None
         if node is None and flags[0] & apsw.SQLITE_OPEN_CREATE:
             node = File()
             with _as_sqlite("CANTOPEN"):
-                disk._put(disk._vacant(Path(key)), node)
+                disk.put(disk.vacant(Path(key)), node)
             if flags[0] & (apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL):
                 folder = posixpath.dirname(key)
         if not isinstance(node, File):
@@ -231,16 +229,16 @@ class _Vfs(_VfsBase):
         disk = _Current.disk()
         if disk is None:
             return
-        if name not in disk._tree:
+        if disk.find(name) is None:
             raise apsw.exception_for(apsw.SQLITE_IOERR_DELETE_NOENT)
         disk.remove(Path(name))
         if syncdir:
             with _as_sqlite("IOERR_DIR_FSYNC"):
-                disk._sync_names(posixpath.dirname(name))
+                disk.sync_names(posixpath.dirname(name))
 
     def xAccess(self, name: str, flags: int) -> bool:
         disk = _Current.disk()
-        node = None if disk is None else disk._tree.get(name)
+        node = None if disk is None else disk.find(name)
         # an empty file does not exist, says os_unix.c: a log without bytes has nothing to recover
         return isinstance(node, Directory) or (isinstance(node, File) and bool(node.content))
 
@@ -252,7 +250,7 @@ class _Vfs(_VfsBase):
 
     def xCurrentTimeInt64(self) -> int:
         disk = _Current.disk()
-        return _UNIX_EPOCH_MS + (0 if disk is None else disk._now_ns() // 1_000_000)
+        return _UNIX_EPOCH_MS + (0 if disk is None else disk.now_ns() // 1_000_000)
 
     def xSleep(self, microseconds: int) -> int:
         return microseconds
@@ -269,19 +267,19 @@ class _Entropy(_VfsBase):
 
     def xRandomness(self, count: int) -> bytes:
         disk = _Current.disk()
-        return os.urandom(count) if disk is None else disk._names_rng.randbytes(count)
+        return os.urandom(count) if disk is None else disk.random_bytes(count)
 
 
 class _Current:
     """On which disk, and in which of its lives, the call into SQLite is running that is running now."""
 
-    running: tuple[SimDisk, int] | None = None
+    running: tuple[FileSystem, int] | None = None
     registered: tuple[_Vfs, _Entropy] | None = None
 
     @classmethod
-    def disk(cls) -> SimDisk | None:
+    def disk(cls) -> FileSystem | None:
         """None for a dead process, and for one that is not simulated."""
-        if cls.running is None or cls.running[1] != cls.running[0]._boot:
+        if cls.running is None or cls.running[1] != cls.running[0].life:
             return None
         return cls.running[0]
 
@@ -291,15 +289,13 @@ def _router() -> None:
         _Current.registered = (_Vfs(), _Entropy())
 
 
-def _nowhere() -> SimDisk:
-    from quicoll.sim.disk.disk import SimDisk
-
-    return SimDisk(random.Random(0), now_ns=lambda: 0, directories=())  # noqa: S311  a simulation
+def _nowhere() -> FileSystem:
+    return FileSystem(random.Random(0), now_ns=lambda: 0, directories=())  # noqa: S311  a simulation
 
 
 @contextlib.contextmanager
-def _running_on(disk: SimDisk, boot: int) -> Iterator[None]:
-    before, _Current.running = _Current.running, (disk, boot)
+def _running_on(disk: FileSystem, life: int) -> Iterator[None]:
+    before, _Current.running = _Current.running, (disk, life)
     apsw.randomness(0)  # forget the state: the next that SQLite draws comes from this disk
     try:
         yield

@@ -26,7 +26,7 @@ from quicoll.sim.trace.spans import Entry, fault_spans
 if TYPE_CHECKING:
     from quicoll.sim.outcome import Outcome
 
-__all__ = ["node_names", "tell"]
+__all__ = ["list_nodes", "tell"]
 
 _TOGETHER_NS = 50_000_000
 _LATE_NS = 100_000_000  # after the decision, from which a rank that hears of it only now is worth a line
@@ -34,7 +34,7 @@ _LEFT = "this node left"  # a rank's own word when it is done; that it returned 
 _LAST = 12  # entries before the end of a run that failed
 
 
-def node_names(nodes: Iterable[str]) -> str:
+def list_nodes(nodes: Iterable[str]) -> str:
     """Nodes for people: "the coordinator and workers 0-2 and 5"."""
     numbers: dict[int, None] = {}
     others: dict[str, None] = {}
@@ -72,7 +72,7 @@ class _Line:
     nodes: dict[str, None] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.t_ns / 1e9:9.3f} s  {self.text.replace('{who}', node_names(self.nodes))}"
+        return f"{self.t_ns / 1e9:9.3f} s  {self.text.replace('{who}', list_nodes(self.nodes))}"
 
 
 def tell(entries: list[Entry], outcome: Outcome) -> str:
@@ -170,9 +170,9 @@ class _Story:
         t_ns, cause = entry.t_ns, entry.field("cause", "")
         match entry.kind:
             case "node_joined" if self._views:
-                self._say(t_ns, f"{node_names([entry.field('peer')])} came back to the coordinator")
+                self._say(t_ns, f"{list_nodes([entry.field('peer')])} came back to the coordinator")
             case "peer_lost" if not entry.field("left"):
-                self._say(t_ns, f"the coordinator lost {node_names([entry.field('peer')])}: {cause}")
+                self._say(t_ns, f"the coordinator lost {list_nodes([entry.field('peer')])}: {cause}")
             case "view_proposed":
                 self._not_installed()
                 self._proposed = t_ns, entry.field("view"), entry.field("nodes")
@@ -180,7 +180,7 @@ class _Story:
                 self._proposed = None
                 self._views += 1
                 nodes = entry.field("nodes")
-                self._say(t_ns, f"view {entry.field('view')} formed of {node_names(nodes)}, {len(nodes)} ranks")
+                self._say(t_ns, f"view {entry.field('view')} formed of {list_nodes(nodes)}, {len(nodes)} ranks")
             case "view_ended":
                 self._say(t_ns, f"view {entry.field('view')} ended: {cause}")
             case "step_committed":
@@ -201,7 +201,7 @@ class _Story:
     def _not_installed(self) -> None:
         if self._proposed is not None:
             t_ns, view, nodes = self._proposed
-            self._say(t_ns, f"view {view} was proposed to {node_names(nodes)}, and never installed")
+            self._say(t_ns, f"view {view} was proposed to {list_nodes(nodes)}, and never installed")
             self._proposed = None
 
     def _committed(self, entry: Entry) -> None:
@@ -222,7 +222,7 @@ class _Story:
         cause, step = entry.field("cause", ""), entry.field("step")
         match entry.kind:
             case "peer_lost":
-                lost = node_names([entry.field("peer")])
+                lost = list_nodes([entry.field("peer")])
                 self._together(entry, f"{{who}} lost {lost}: {cause}", lost, cause)
             case "view_ended" if _key(entry) not in self._said and cause != _LEFT:
                 text = f"view {entry.field('view')} ended for {{who}}: {cause}"

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from disk_sweep import (
@@ -40,7 +41,11 @@ from quicoll.checkpoint.disk import Disk, OsDisk
 from quicoll.errors import CheckpointError, JournalError, LocalError
 from quicoll.membership.coordinator.journal import Journal
 from quicoll.sim.disk import sqlite as vfs
-from quicoll.sim.disk.disk import SECTOR, DiskFault, Halted, SimConnection, SimDisk
+from quicoll.sim.disk.disk import SimDisk
+from quicoll.sim.disk.files import SECTOR, DiskFailure, Halted
+
+if TYPE_CHECKING:
+    from quicoll.sim.disk.sqlite import SimConnection
 
 SEEDS = range(int(os.environ.get("QUICOLL_DISK_SEEDS", "5")))
 A, B = Path("/data/a"), Path("/data/b")
@@ -163,7 +168,7 @@ def test_an_unsynced_write_is_lost_kept_or_torn_at_sectors() -> None:
     kinds = []
     for seed in range(60):
         disk = new_disk(seed)
-        disk.arm(DiskFault.POWER_LOSS, after=2)  # the name, the write, and then the sync, which is struck
+        disk.arm(DiskFailure.POWER_LOSS, after=2)  # the name, the write, and then the sync, which is struck
         with pytest.raises(Halted):
             disk.create(A, [data])
         found = disk.files().get("/data/a")
@@ -182,7 +187,7 @@ def test_what_was_synced_is_never_touched_not_even_by_a_torn_write_beside_it() -
     for seed in range(40):
         disk = new_disk(seed)
         durable(disk, A, b"s" * 700)
-        disk._write(disk._file(A), 700, b"n" * 700)  # shares the second sector
+        disk.write(disk.file(A), 700, b"n" * 700)  # shares the second sector
         found = crashed(disk)["/data/a"]
         assert found[:700] == b"s" * 700
         assert bytes(found[700:]).strip(b"n\0") == b""
@@ -190,7 +195,7 @@ def test_what_was_synced_is_never_touched_not_even_by_a_torn_write_beside_it() -
 
 def test_after_a_kill_nothing_that_was_written_is_lost() -> None:
     disk = new_disk(1)
-    disk.arm(DiskFault.KILL, after=2)
+    disk.arm(DiskFailure.KILL, after=2)
     with pytest.raises(Halted):
         disk.create(A, [b"x" * 2000])
     disk.restart()
@@ -203,13 +208,13 @@ def test_after_a_failed_sync_the_data_is_read_but_no_later_sync_writes_it() -> N
     for seed in range(20):
         disk = new_disk(seed)
         durable(disk, A, b"")
-        file = disk._file(A)
-        disk._write(file, 0, b"x" * 1024)
-        disk.arm(DiskFault.SYNC_ERROR)
+        file = disk.file(A)
+        disk.write(file, 0, b"x" * 1024)
+        disk.arm(DiskFailure.SYNC_ERROR)
         with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-            disk._sync(file)
+            disk.sync(file)
         assert disk.read(A) == b"x" * 1024
-        disk._sync(file)
+        disk.sync(file)
         lost += crashed(disk)["/data/a"] != b"x" * 1024
         assert disk.injected["disk_sync_error"] == 1
         assert not disk.beyond_contract
@@ -220,7 +225,7 @@ def test_a_lying_sync_returns_and_is_beyond_the_contract() -> None:
     lost = 0
     for seed in range(20):
         disk = new_disk(seed)
-        disk.arm(DiskFault.LOST_SYNC)
+        disk.arm(DiskFailure.LOST_SYNC)
         durable(disk, A, b"x" * 1024)
         assert disk.beyond_contract
         lost += crashed(disk)["/data/a"] != b"x" * 1024
@@ -241,7 +246,7 @@ def test_a_full_disk_takes_what_fits() -> None:
 
 def test_a_write_error_is_told() -> None:
     disk = new_disk(1)
-    disk.arm(DiskFault.WRITE_ERROR, after=1)
+    disk.arm(DiskFailure.WRITE_ERROR, after=1)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         disk.create(A, [b"x" * 512, b"y" * 5120])
     assert disk.read(A).rstrip(b"y") == b"x" * 512
@@ -263,11 +268,11 @@ def test_rot_flips_one_bit_that_stays() -> None:
 
 def test_arming_what_cannot_be_armed_is_a_local_error() -> None:
     disk = new_disk(1)
-    for fault in (DiskFault.DISK_FULL, DiskFault.BIT_ROT):
+    for fault in (DiskFailure.DISK_FULL, DiskFailure.BIT_ROT):
         with pytest.raises(LocalError, match="is not armed"):
             disk.arm(fault)
     with pytest.raises(LocalError, match="0 or more"):
-        disk.arm(DiskFault.KILL, after=-1)
+        disk.arm(DiskFailure.KILL, after=-1)
 
 
 # Death
@@ -369,7 +374,7 @@ def test_errors_of_sqlite_are_those_of_the_standard_library() -> None:
         connection.execute("INSERT INTO t VALUES (3, zeroblob(100000))")
     assert caught.value.sqlite_errorcode == sqlite3.SQLITE_FULL
     disk.capacity = None
-    disk.arm(DiskFault.SYNC_ERROR)
+    disk.arm(DiskFailure.SYNC_ERROR)
     with pytest.raises(sqlite3.OperationalError, match="disk I/O error") as caught:
         connection.execute("INSERT INTO t VALUES (3, x'00')")
     assert caught.value.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR
@@ -424,8 +429,10 @@ def test_the_same_seed_gives_the_same_bytes_in_any_process() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("fault", [DiskFault.POWER_LOSS, DiskFault.KILL])
-def test_a_journal_holds_all_that_was_acknowledged_after_a_crash_at_any_operation(fault: DiskFault, seed: int) -> None:
+@pytest.mark.parametrize("fault", [DiskFailure.POWER_LOSS, DiskFailure.KILL])
+def test_a_journal_holds_all_that_was_acknowledged_after_a_crash_at_any_operation(
+    fault: DiskFailure, seed: int
+) -> None:
     for after in range(journal_operations()):
         disk = new_disk(seed)
         disk.arm(fault, after=after)
@@ -456,7 +463,7 @@ def test_a_crash_while_it_recovers_from_a_crash_loses_nothing_either(seed: int) 
         disk = new_disk(1000 * seed + first)
         acknowledged = 0
         for after in (first, first % 19):
-            disk.arm(DiskFault.POWER_LOSS, after=after)
+            disk.arm(DiskFailure.POWER_LOSS, after=after)
             done, ended = run(disk)
             assert ended is None or isinstance(ended, Halted)
             assert done == 0 or done >= acknowledged, (seed, first)  # 0: it did not come as far as to read
@@ -468,14 +475,14 @@ def test_a_crash_while_it_recovers_from_a_crash_loses_nothing_either(seed: int) 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("close", [True, False], ids=["closed", "killed"])
-@pytest.mark.parametrize("fault", [DiskFault.SYNC_ERROR, DiskFault.WRITE_ERROR, DiskFault.DISK_FULL])
+@pytest.mark.parametrize("fault", [DiskFailure.SYNC_ERROR, DiskFailure.WRITE_ERROR, DiskFailure.DISK_FULL])
 def test_after_a_failed_write_what_the_next_coordinator_reads_stays_true(
-    fault: DiskFault, close: bool, seed: int
+    fault: DiskFailure, close: bool, seed: int
 ) -> None:
     """The page cache may show it what is not on the disk: it must not answer members from that (Rebello et al.)."""
     for after in range(journal_operations()):
         disk = new_disk(1000 * seed + after)
-        if fault is DiskFault.DISK_FULL:
+        if fault is DiskFailure.DISK_FULL:
             disk.capacity = 12_000 + 600 * after
         else:
             disk.arm(fault, after=after)
@@ -500,11 +507,11 @@ def test_a_failed_sync_a_kill_and_a_power_loss_while_that_is_settled_never_give_
     for after in range(2, 20):  # as many syncs
         for later in range(14):
             disk = new_disk(10_000 * seed + 100 * after + later)
-            disk.arm(DiskFault.SYNC_ERROR, after=after)
+            disk.arm(DiskFailure.SYNC_ERROR, after=after)
             done, _ = append_all(disk, close=False)
             disk.kill()
             disk.restart()
-            disk.arm(DiskFault.POWER_LOSS, after=later)
+            disk.arm(DiskFailure.POWER_LOSS, after=later)
             done = max(done, append_all(disk)[0])
             disk.disarm()
             disk.restart()
@@ -527,8 +534,8 @@ def test_on_a_lying_disk_damage_is_named_or_an_older_truth_is_read(seed: int) ->
     for after in range(journal_operations()):
         disk = new_disk(1000 * seed + after)
         for later in range(2):
-            disk.arm(DiskFault.LOST_SYNC, after=after % 40 + later)
-        disk.arm(DiskFault.POWER_LOSS, after=after)
+            disk.arm(DiskFailure.LOST_SYNC, after=after % 40 + later)
+        disk.arm(DiskFailure.POWER_LOSS, after=after)
         append_all(disk)
         disk.restart()
         outcome(disk)
@@ -559,9 +566,9 @@ def test_rot_in_the_log_of_a_killed_coordinator_gives_an_older_truth_at_worst(se
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("fault", [DiskFault.POWER_LOSS, DiskFault.KILL])
+@pytest.mark.parametrize("fault", [DiskFailure.POWER_LOSS, DiskFailure.KILL])
 def test_the_newest_acknowledged_checkpoint_is_whole_after_a_crash_at_any_operation(
-    fault: DiskFault, seed: int
+    fault: DiskFailure, seed: int
 ) -> None:
     for after in range(checkpoint_operations()):
         disk = new_disk(seed)
@@ -578,11 +585,11 @@ def test_the_newest_acknowledged_checkpoint_is_whole_after_a_crash_at_any_operat
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("fault", [DiskFault.SYNC_ERROR, DiskFault.WRITE_ERROR, DiskFault.DISK_FULL])
-def test_a_failed_save_loses_no_checkpoint_and_the_next_one_succeeds(fault: DiskFault, seed: int) -> None:
+@pytest.mark.parametrize("fault", [DiskFailure.SYNC_ERROR, DiskFailure.WRITE_ERROR, DiskFailure.DISK_FULL])
+def test_a_failed_save_loses_no_checkpoint_and_the_next_one_succeeds(fault: DiskFailure, seed: int) -> None:
     for after in range(checkpoint_operations()):
         disk = new_disk(1000 * seed + after)
-        if fault is DiskFault.DISK_FULL:
+        if fault is DiskFailure.DISK_FULL:
             disk.capacity = 300 * after
         else:
             disk.arm(fault, after=after)

@@ -304,7 +304,7 @@ class Installed:
         return self.stats.decided
 
     def release(self) -> None:
-        self._faults._free(self)
+        self._faults.free(self)
 
     def remove(self) -> None:
         self._faults.rules = [other for other in self._faults.rules if other is not self]
@@ -376,7 +376,7 @@ class Faults:
         freed, self._freed = self._freed, []
         return [each for installed in freed for each in _release(installed.rule, now_ns, self.rng)]
 
-    def _free(self, installed: Installed) -> None:
+    def free(self, installed: Installed) -> None:
         if hasattr(installed.rule, "release"):
             self._freed.append(installed)
             if self.wake is not None:
