@@ -34,7 +34,7 @@ from quicoll.errors import QuicollError
 from quicoll.job import Job
 from quicoll.membership.coordinator.ballot import Ballot, BallotResult
 from quicoll.membership.coordinator.core import CoordinatorCore
-from quicoll.membership.coordinator.formation import Muster
+from quicoll.membership.coordinator.formation import Formation
 from quicoll.membership.coordinator.history import Committed
 from quicoll.membership.coordinator.journal import Journal
 from quicoll.sim import Conditions, Settings, Simulation, workload
@@ -276,7 +276,7 @@ def anybody_is_a_quorum(patch: Patch) -> None:
 
 
 def a_quorum_needs_no_state(patch: Patch) -> None:
-    patch.setattr(Muster, "_stateless", lambda self, chosen, history: "")
+    patch.setattr(Formation, "_state_absent", lambda self, chosen, history: "")
 
 
 def aborted_steps_are_applied(patch: Patch) -> None:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.history import History
     from quicoll.membership.messages import Join
 
-__all__ = ["lack", "name_list", "refusal"]
+__all__ = ["join_refusal", "name_list", "shortfall"]
 
 
-def lack(nodes: Sequence[str], *, history: History, config: CoordinatorConfig) -> str:
+def shortfall(nodes: Sequence[str], *, history: History, config: CoordinatorConfig) -> str:
     """Why these nodes cannot be a view, "" if they can.
 
     The first view needs `world_size` nodes; so does one after all nodes have left. Every other needs a quorum of the
@@ -34,7 +34,7 @@ def lack(nodes: Sequence[str], *, history: History, config: CoordinatorConfig) -
     return ""
 
 
-def refusal(join: Join, *, history: History, config: CoordinatorConfig) -> str:
+def join_refusal(join: Join, *, history: History, config: CoordinatorConfig) -> str:
     """Why a node cannot take part, whatever comes later; "" if it can.
 
     A journal that knows less than a member was lost, restored from a copy, or is another job's. To go on with it would

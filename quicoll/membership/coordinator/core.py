@@ -32,10 +32,12 @@ import enum
 from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError
+from quicoll.membership.coordinator.action_queue import ActionQueue
 from quicoll.membership.coordinator.actions import CoordinatorAction, NodeJoined, NodeLost, StepCommitted
-from quicoll.membership.coordinator.admission import name_list, refusal
-from quicoll.membership.coordinator.diagnosis import Hearing, Judgement
-from quicoll.membership.coordinator.formation import Muster
+from quicoll.membership.coordinator.active_view import ActiveView
+from quicoll.membership.coordinator.admission import join_refusal, name_list
+from quicoll.membership.coordinator.diagnosis import Diagnosis, ViewFailure
+from quicoll.membership.coordinator.formation import Formation
 from quicoll.membership.coordinator.history import (
     Committed,
     History,
@@ -45,8 +47,6 @@ from quicoll.membership.coordinator.history import (
     Proposed,
     Seeded,
 )
-from quicoll.membership.coordinator.installed import ActiveView
-from quicoll.membership.coordinator.outbox import ActionQueue
 from quicoll.membership.coordinator.proposal import Proposal
 from quicoll.membership.coordinator.roster import Candidate, Roster
 from quicoll.membership.messages import (
@@ -132,19 +132,19 @@ class CoordinatorCore:
         self._history = history
         self._state = CoordinatorState.FORMING
         self._roster = Roster(history.view, retry_min_ns=config.retry_min_ns, retry_max_ns=config.retry_max_ns)
-        self._muster = Muster(self._roster, config, history=history)
+        self._formation = Formation(self._roster, config, history=history)
         self._out = ActionQueue(self._roster)
         self._proposal: Proposal | None = None
-        self._work: ActiveView | None = None  # of the installed view
-        self._hearing: Hearing | None = None  # from the end of a view to the next proposal
+        self._active: ActiveView | None = None  # of the installed view
+        self._diagnosis: Diagnosis | None = None  # from the end of a view to the next proposal
         self._wake_ns: int | None = None  # when to look again although nothing came in
         if history.seed is None and config.seed is not None:
             self._record(Seeded(config.seed))
         self._reconsider(now_ns)
 
     def __repr__(self) -> str:
-        view = self._work.view.view_id if self._work is not None else None
-        ballot = self._work.ballot if self._work is not None else None
+        view = self._active.view.view_id if self._active is not None else None
+        ballot = self._active.ballot if self._active is not None else None
         return f"<CoordinatorCore {self._state.name} view={view} nodes={len(self._roster)} ballot={ballot}>"
 
     @property
@@ -154,7 +154,7 @@ class CoordinatorCore:
     @property
     def view(self) -> View | None:
         """The installed view, None while there is none."""
-        return self._work.view if self._work is not None else None
+        return self._active.view if self._active is not None else None
 
     @property
     def history(self) -> History:
@@ -182,24 +182,24 @@ class CoordinatorCore:
         candidate = self._roster.get(node)
         if candidate is None or (incarnation is not None and incarnation != candidate.incarnation):
             return
-        self._lose(candidate, clip(f"{node} was lost: {cause}"), now_ns)
+        self._node_lost(candidate, clip(f"{node} was lost: {cause}"), now_ns)
         self._reconsider(now_ns)
 
     def handle_timer(self, now_ns: int) -> None:
         """Time has come to `now_ns`; harmless when it is early."""
         if self._proposal is not None:
-            self._weigh(self._proposal, now_ns)
-        elif self._work is not None and (late := self._work.late(now_ns)):
-            self._too_late(self._work, late, now_ns)
+            self._check_proposal(self._proposal, now_ns)
+        elif self._active is not None and (late := self._active.late(now_ns)):
+            self._votes_late(self._active, late, now_ns)
         self._reconsider(now_ns)
 
     # Outputs
 
     def next_timer(self) -> int | None:
         """When `handle_timer` has to be called at the latest; None when nothing is pending."""
-        judge_ns = self._proposal.judge_ns if self._proposal is not None else None
-        late_ns = self._work.late_ns if self._work is not None else None
-        return min((at for at in (judge_ns, late_ns, self._wake_ns) if at is not None), default=None)
+        decide_ns = self._proposal.decide_ns if self._proposal is not None else None
+        late_ns = self._active.late_ns if self._active is not None else None
+        return min((at for at in (decide_ns, late_ns, self._wake_ns) if at is not None), default=None)
 
     def next_action(self) -> CoordinatorAction | None:
         return self._out.pop()
@@ -207,31 +207,31 @@ class CoordinatorCore:
     # Messages
 
     def _dispatch(self, candidate: Candidate, message: MemberMessage, now_ns: int) -> None:
-        node, proposal, work, hearing = candidate.node, self._proposal, self._work, self._hearing
+        node, proposal, active, diagnosis = candidate.node, self._proposal, self._active, self._diagnosis
         if isinstance(message, Leave):
             self._leave(candidate, message, now_ns)
             return
         if isinstance(message, Join):
             raise LocalError("a Join makes a candidate, it does not come from one")
         views = (
-            work.view if work is not None else None,
+            active.view if active is not None else None,
             proposal.view if proposal is not None else None,
-            hearing.view if hearing is not None else None,
+            diagnosis.view if diagnosis is not None else None,
         )
         view = next((view for view in views if view is not None and view.view_id == message.view_id), None)
         if message.view_id > self._history.last_view_id or (view is not None and view.rank_of(node) is None):
             cause = f"{node} spoke of view {message.view_id}, of which it cannot be a member"
             self._out.refuse(node, candidate.incarnation, cause)
-            self._lose(candidate, cause, now_ns)
+            self._node_lost(candidate, cause, now_ns)
         elif view is None:
             pass  # of a view that is over: it crossed the news on the way
         elif proposal is not None and view is proposal.view:
-            proposal.hear(node, message, now_ns=now_ns)
-            self._weigh(proposal, now_ns)
+            proposal.receive(node, message, now_ns=now_ns)
+            self._check_proposal(proposal, now_ns)
         elif isinstance(message, Report | Decline):
             self._report(node, message, view, now_ns)
-        elif isinstance(message, BeginStep | Vote) and work is not None and view is work.view:
-            self._step(candidate, message, work, now_ns)
+        elif isinstance(message, BeginStep | Vote) and active is not None and view is active.view:
+            self._step(candidate, message, active, now_ns)
 
     def _join(self, node: str, message: Join, now_ns: int) -> None:
         if message.incarnation < self._roster.newest(node):
@@ -243,8 +243,8 @@ class CoordinatorCore:
         old = self._roster.get(node)
         if old is not None:
             how = "started anew" if message.incarnation > old.incarnation else "lost its link and joined again"
-            self._lose(old, f"{node} {how}", now_ns)
-        reason = refusal(message, history=self._history, config=self._config)
+            self._node_lost(old, f"{node} {how}", now_ns)
+        reason = join_refusal(message, history=self._history, config=self._config)
         if not reason and len(self._roster) >= MAX_MEMBERS:
             reason = f"{MAX_MEMBERS} nodes are connected already"
         if reason:
@@ -259,48 +259,48 @@ class CoordinatorCore:
         candidate = Candidate(node, message, holds)
         self._roster.add(candidate)
         self._out.note(NodeJoined(now_ns=now_ns, node=node, incarnation=message.incarnation))
-        candidate.told = self._waiting_for(now_ns)
+        candidate.wait_reason = self._waiting_for(now_ns)
         welcome = Welcome(
             seed=self._seed,
             committed_step=self._history.committed_step,
             doubt_committed=committed,
-            waiting_for=candidate.told,
+            waiting_for=candidate.wait_reason,
         )
         self._out.tell(candidate, welcome)
 
     def _report(self, node: str, message: Report | Decline, view: View, now_ns: int) -> None:
-        if self._work is not None and view is self._work.view:
-            self._close(self._work)
-        if self._hearing is not None:
-            self._hearing.hear(node, message, connected=self._present(view), now_ns=now_ns)
+        if self._active is not None and view is self._active.view:
+            self._end_active(self._active)
+        if self._diagnosis is not None:
+            self._diagnosis.add_report(node, message, connected=self._connected(view), now_ns=now_ns)
 
-    def _step(self, candidate: Candidate, message: BeginStep | Vote, work: ActiveView, now_ns: int) -> None:
+    def _step(self, candidate: Candidate, message: BeginStep | Vote, active: ActiveView, now_ns: int) -> None:
         expected = self._history.committed_step + 1
-        outcome = work.hear(candidate.node, message, expected=expected, now_ns=now_ns)
-        if work.entered(candidate.node):
+        outcome = active.receive(candidate.node, message, expected=expected, now_ns=now_ns)
+        if active.entered(candidate.node):
             candidate.committed_step = max(candidate.committed_step, expected - 1)  # where a step begins from
         if outcome is None:
             return
         if outcome.commit:
-            self._commit(work, expected, outcome.digest, now_ns)
+            self._commit(active, expected, outcome.digest, now_ns)
         else:
-            self._break(work, outcome.cause, (), outcome.culprit, now_ns, kind=outcome.kind)
+            self._abort_view(active, outcome.cause, (), outcome.culprit, now_ns, kind=outcome.kind)
 
     def _leave(self, candidate: Candidate, message: Leave, now_ns: int) -> None:
         if candidate.leaving:
             return
-        self._pronounce(candidate.node, now_ns)  # it has to be told as well
+        self._announce_end(candidate.node, now_ns)  # it has to be told as well
         candidate.leaving = True
-        node, work = candidate.node, self._work
-        if work is not None and work.entered(node):
+        node, active = candidate.node, self._active
+        if active is not None and active.entered(node):
             return  # it votes first; the decision takes it out
         why = f"{node} left" + (f": {message.reason}" if message.reason else "")
-        if work is not None and work.ballot is None and work.view.rank_of(node) is not None:
-            self._depart(candidate, why, now_ns)
-            self._change(work, clip(why), now_ns)
+        if active is not None and active.ballot is None and active.view.rank_of(node) is not None:
+            self._remove(candidate, why, now_ns)
+            self._change_view(active, clip(why), now_ns)
         else:
             # The others cannot finish a step that it did not begin; and a proposal cannot be confirmed without it.
-            self._lose(candidate, clip(why), now_ns)
+            self._node_lost(candidate, clip(why), now_ns)
 
     # Views
 
@@ -309,92 +309,92 @@ class CoordinatorCore:
         self._wake_ns = None
         if self._state is CoordinatorState.FORMING:
             self._reconsider_forming(now_ns)
-        elif self._work is not None:
-            self._reconsider_installed(self._work, now_ns)
+        elif self._active is not None:
+            self._reconsider_installed(self._active, now_ns)
 
     def _reconsider_forming(self, now_ns: int) -> None:
-        if self._hearing is not None:
-            if not self._hearing.over(self._present(self._hearing.view), now_ns=now_ns):
-                self._wake_ns = self._hearing.deadline_ns
+        if self._diagnosis is not None:
+            if not self._diagnosis.complete(self._connected(self._diagnosis.view), now_ns=now_ns):
+                self._wake_ns = self._diagnosis.deadline_ns
                 return
-            self._pronounce("", now_ns)
-            self._evict(self._hearing.left_out(self._present(self._hearing.view)), now_ns)
-            self._hearing = None
-        call = self._muster.call(self._history, now_ns=now_ns)
-        if call.missing:
-            self._wake_ns = call.again_ns
-            self._out.hold(call.missing, now_ns=now_ns)
+            self._announce_end("", now_ns)
+            self._exclude(self._diagnosis.excluded(self._connected(self._diagnosis.view)), now_ns)
+            self._diagnosis = None
+        readiness = self._formation.evaluate(self._history, now_ns=now_ns)
+        if readiness.obstacle:
+            self._wake_ns = readiness.retry_ns
+            self._out.withhold(readiness.obstacle, now_ns=now_ns)
             return
-        self._propose(call.chosen, CoordinatorCause.ENOUGH, now_ns)
+        self._propose(readiness.chosen, CoordinatorCause.ENOUGH, now_ns)
 
-    def _reconsider_installed(self, work: ActiveView, now_ns: int) -> None:
-        if work.ballot is not None:
+    def _reconsider_installed(self, active: ActiveView, now_ns: int) -> None:
+        if active.ballot is not None:
             return  # its decision will look again; and votes of a large view must not each count all nodes
         chosen = self._choose(now_ns)
-        if tuple(candidate.node for candidate in chosen) == work.view.nodes:
+        if tuple(candidate.node for candidate in chosen) == active.view.nodes:
             self._wake_ns = self._roster.next_retry(now_ns=now_ns)
-        elif now_ns < work.quiet_ns:
-            self._wake_ns = work.quiet_ns
+        elif now_ns < active.quiet_ns:
+            self._wake_ns = active.quiet_ns
         else:
-            self._change(work, "", now_ns)
+            self._change_view(active, "", now_ns)
 
     def _choose(self, now_ns: int) -> list[Candidate]:
-        return self._muster.choose(self._history, now_ns=now_ns)
+        return self._formation.choose(self._history, now_ns=now_ns)
 
     def _propose(
         self, chosen: list[Candidate], cause: CoordinatorCause, now_ns: int, boundary: Decide | None = None
     ) -> None:
         """Propose a view of `chosen`; at a step boundary, inside the decision of the step."""
         previous = self.view
-        view = self._muster.form(chosen, self._history)
+        view = self._formation.next_view(chosen, self._history)
         self._record(Proposed(view.view_id))
         self._state = coordinator_transition(self._state, cause)
-        self._work = None
-        self._hearing = None
+        self._active = None
+        self._diagnosis = None
         self._proposal = Proposal(
             view, now_ns=now_ns, timeout_ns=self._config.propose_timeout_ns, gather_ns=self._config.gather_ns
         )
-        self._out.proposed(view, previous, boundary, now_ns=now_ns)
+        self._out.announce_proposal(view, previous, boundary, now_ns=now_ns)
 
-    def _weigh(self, proposal: Proposal, now_ns: int) -> None:
+    def _check_proposal(self, proposal: Proposal, now_ns: int) -> None:
         """Install the proposal, reject it, or wait on."""
         if proposal.confirmed:
             self._install(proposal.view, now_ns)
-        elif proposal.due(now_ns):
+        elif proposal.decidable(now_ns):
             self._reject(proposal, now_ns)
 
     def _install(self, view: View, now_ns: int) -> None:
         self._record(InstalledView(view))
         self._state = coordinator_transition(self._state, CoordinatorCause.CONFIRMED)
         self._proposal = None
-        self._work = ActiveView(view, self._config, now_ns=now_ns)
-        self._out.installed(view, now_ns=now_ns)
+        self._active = ActiveView(view, self._config, now_ns=now_ns)
+        self._out.announce_installation(view, now_ns=now_ns)
 
     def _reject(self, proposal: Proposal, now_ns: int) -> None:
-        out = proposal.verdict(now_ns=now_ns)
+        out = proposal.excluded(now_ns=now_ns)
         self._fail(proposal.view, clip("; ".join(out.values())), tuple(out), now_ns)
-        self._evict(out, now_ns)
+        self._exclude(out, now_ns)
 
     def _fail(self, view: View, cause: str, lost: tuple[str, ...], now_ns: int) -> None:
         """The proposed view comes to nothing."""
         self._state = coordinator_transition(self._state, CoordinatorCause.FAILED)
         self._proposal = None
-        self._out.failed(view, cause=cause, lost=lost, now_ns=now_ns)
+        self._out.announce_failed_proposal(view, cause=cause, lost=lost, now_ns=now_ns)
 
-    def _change(self, work: ActiveView, cause: str, now_ns: int, boundary: Decide | None = None) -> None:
+    def _change_view(self, active: ActiveView, cause: str, now_ns: int, boundary: Decide | None = None) -> None:
         """Go from the installed view to the next, at a boundary; what is left may be too little for one."""
         chosen = self._choose(now_ns)
-        missing = self._muster.lack(chosen, self._history)
-        if not missing:
+        obstacle = self._formation.shortfall(chosen, self._history)
+        if not obstacle:
             self._propose(chosen, CoordinatorCause.CHANGED, now_ns, boundary)
             return
         if boundary is not None:
-            self._out.tell_all(work.view, boundary)
-        self._break(work, clip(f"{cause}; {missing}" if cause else missing), (), "", now_ns)
+            self._out.tell_all(active.view, boundary)
+        self._abort_view(active, clip(f"{cause}; {obstacle}" if cause else obstacle), (), "", now_ns)
 
-    def _break(
+    def _abort_view(
         self,
-        work: ActiveView,
+        active: ActiveView,
         cause: str,
         lost: tuple[str, ...],
         culprit: str,
@@ -403,35 +403,35 @@ class CoordinatorCore:
         kind: FailureKind = "failed",
     ) -> None:
         """The installed view is over, and the step that is open is committed nowhere; tell everybody."""
-        self._tell_end(self._close(work), Judgement(cause, kind, culprit, lost), now_ns)
+        self._announce(self._end_active(active), ViewFailure(cause, kind, culprit, lost), now_ns)
 
-    def _close(self, work: ActiveView) -> Hearing:
+    def _end_active(self, active: ActiveView) -> Diagnosis:
         """The installed view is over. Nothing of it can be committed any more; nobody is told yet."""
-        self._hearing = Hearing(work.view, work.ballot, gather_ns=self._config.gather_ns)
+        self._diagnosis = Diagnosis(active.view, active.ballot, gather_ns=self._config.gather_ns)
         self._state = coordinator_transition(self._state, CoordinatorCause.BROKEN)
-        self._work = None
-        return self._hearing
+        self._active = None
+        return self._diagnosis
 
-    def _pronounce(self, node: str, now_ns: int) -> None:
+    def _announce_end(self, node: str, now_ns: int) -> None:
         """Judge a closed view that is not judged, by what has been heard; because of `node`, if it is one of its."""
-        hearing = self._hearing
-        if hearing is not None and not hearing.judged and (not node or hearing.view.rank_of(node) is not None):
-            self._tell_end(hearing, hearing.judgement(self._present(hearing.view)), now_ns)
+        diagnosis = self._diagnosis
+        if diagnosis is not None and not diagnosis.announced and (not node or diagnosis.view.rank_of(node) is not None):
+            self._announce(diagnosis, diagnosis.failure(self._connected(diagnosis.view)), now_ns)
 
-    def _tell_end(self, hearing: Hearing, judgement: Judgement, now_ns: int) -> None:
-        hearing.judged = True
-        self._out.broken(hearing.view, hearing.ballot, judgement, now_ns=now_ns)
-        self._depart_leavers(now_ns)
+    def _announce(self, diagnosis: Diagnosis, failure: ViewFailure, now_ns: int) -> None:
+        diagnosis.announced = True
+        self._out.announce_end(diagnosis.view, diagnosis.ballot, failure, now_ns=now_ns)
+        self._remove_leavers(now_ns)
 
-    def _present(self, view: View) -> list[str]:
+    def _connected(self, view: View) -> list[str]:
         return [node for node in view.nodes if node in self._roster]
 
     # Steps
 
-    def _commit(self, work: ActiveView, step: int, digest: bytes, now_ns: int) -> None:
-        view = work.view
+    def _commit(self, active: ActiveView, step: int, digest: bytes, now_ns: int) -> None:
+        view = active.view
         self._record(Committed(step, view.view_id, digest))
-        work.decided(now_ns=now_ns)
+        active.step_decided(now_ns=now_ns)
         for candidate in self._roster:
             if view.rank_of(candidate.node) is not None:
                 candidate.committed_step = step
@@ -443,24 +443,24 @@ class CoordinatorCore:
         leavers = [candidate for candidate in self._roster if candidate.leaving]
         for candidate in leavers:
             self._retire(candidate)
-        self._change(work, " and ".join(f"{candidate.node} left" for candidate in leavers), now_ns, decision)
-        self._depart_leavers(now_ns)
+        self._change_view(active, " and ".join(f"{candidate.node} left" for candidate in leavers), now_ns, decision)
+        self._remove_leavers(now_ns)
 
-    def _too_late(self, work: ActiveView, late: tuple[str, ...], now_ns: int) -> None:
+    def _votes_late(self, active: ActiveView, late: tuple[str, ...], now_ns: int) -> None:
         """The votes of some members did not come: they are named, and left out where the others can go on."""
         seconds = self._config.vote_timeout_ns / 1e9
         cause = clip(f"no vote on step {self._history.committed_step + 1} within {seconds:g} s from {name_list(late)}")
-        self._break(work, cause, late, late[0] if len(late) == 1 else "", now_ns)
+        self._abort_view(active, cause, late, late[0] if len(late) == 1 else "", now_ns)
         rest = [candidate for candidate in self._choose(now_ns) if candidate.node not in late]
-        if not self._muster.lack(rest, self._history):
-            self._evict(dict.fromkeys(late, cause), now_ns)
+        if not self._formation.shortfall(rest, self._history):
+            self._exclude(dict.fromkeys(late, cause), now_ns)
 
     # Nodes
 
-    def _lose(self, candidate: Candidate, cause: str, now_ns: int) -> None:
+    def _node_lost(self, candidate: Candidate, cause: str, now_ns: int) -> None:
         """The node is gone, and with it any view that it is in."""
         node = candidate.node
-        self._depart(candidate, cause, now_ns)
+        self._remove(candidate, cause, now_ns)
         proposal = self._proposal
         if proposal is not None and proposal.view.rank_of(node) is not None:
             if proposal.disputed:
@@ -469,17 +469,17 @@ class CoordinatorCore:
                 self._reject(proposal, now_ns)
             else:
                 self._fail(proposal.view, cause, (node,), now_ns)
-        elif self._work is not None and self._work.view.rank_of(node) is not None:
-            self._break(self._work, cause, (node,), node, now_ns)
+        elif self._active is not None and self._active.view.rank_of(node) is not None:
+            self._abort_view(self._active, cause, (node,), node, now_ns)
         else:
-            self._pronounce(node, now_ns)
+            self._announce_end(node, now_ns)
 
-    def _depart(self, candidate: Candidate, cause: str, now_ns: int) -> None:
+    def _remove(self, candidate: Candidate, cause: str, now_ns: int) -> None:
         if candidate.leaving:
             self._retire(candidate)
         self._roster.remove(candidate.node)
-        if self._hearing is not None:
-            self._hearing.gone(candidate.node, cause)
+        if self._diagnosis is not None:
+            self._diagnosis.node_lost(candidate.node, cause)
         self._out.note(NodeLost(now_ns=now_ns, node=candidate.node, cause=cause, left=candidate.leaving))
 
     def _retire(self, candidate: Candidate) -> None:
@@ -487,26 +487,26 @@ class CoordinatorCore:
         if candidate.node in self._history.base:
             self._record(Left(candidate.node))
 
-    def _depart_leavers(self, now_ns: int) -> None:
+    def _remove_leavers(self, now_ns: int) -> None:
         for candidate in self._roster:
             if candidate.leaving:
-                self._depart(candidate, f"{candidate.node} left", now_ns)
+                self._remove(candidate, f"{candidate.node} left", now_ns)
 
-    def _evict(self, reasons: Mapping[str, str], now_ns: int) -> None:
+    def _exclude(self, reasons: Mapping[str, str], now_ns: int) -> None:
         """Leave connected nodes out of the next views, each for a while."""
         for node, why in reasons.items():
             candidate = self._roster.get(node)
             if candidate is not None:
-                seconds = self._roster.evict(node, now_ns=now_ns) / 1e9
-                self._out.leave_waiting(candidate, f"left out for {seconds:g} s: {why}")
+                seconds = self._roster.exclude(node, now_ns=now_ns) / 1e9
+                self._out.withhold_from(candidate, f"left out for {seconds:g} s: {why}")
 
     def _waiting_for(self, now_ns: int) -> str:
         """What a node that has just joined waits for; "" when it need not."""
-        if self._work is not None:
-            return f"view {self._work.view.view_id} is at work; the next one comes at a step boundary"
+        if self._active is not None:
+            return f"view {self._active.view.view_id} is at work; the next one comes at a step boundary"
         if self._proposal is not None:
             return f"view {self._proposal.view.view_id} is being formed"
-        return clip(self._muster.missing(self._choose(now_ns), self._history))
+        return clip(self._formation.obstacle(self._choose(now_ns), self._history))
 
     # Outputs
 

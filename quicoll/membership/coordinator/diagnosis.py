@@ -26,18 +26,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quicoll.membership.coordinator.accusations import Complaints
+from quicoll.membership.coordinator.suspicions import Suspicions
 from quicoll.membership.messages import Decline, FailureKind, Report, clip
 
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.ballot import Ballot
     from quicoll.membership.view import View
 
-__all__ = ["Hearing", "Judgement", "suspect"]
+__all__ = ["Diagnosis", "ViewFailure", "most_suspected"]
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class ViewFailure:
     """What every member is told. culprit: a node, "" where no single one is to blame. lost: gone, or left out."""
 
     cause: str
@@ -46,7 +46,7 @@ class Judgement:
     lost: tuple[str, ...] = ()
 
 
-def suspect(pairs: Iterable[tuple[str, str]]) -> tuple[str, int, int]:
+def most_suspected(pairs: Iterable[tuple[str, str]]) -> tuple[str, int, int]:
     """The node in most pairs, in how many it is, and how many nodes are in any; no node where two are in as many.
 
     pairs: in any order and direction; both directions of a pair count once.
@@ -60,24 +60,24 @@ def suspect(pairs: Iterable[tuple[str, str]]) -> tuple[str, int, int]:
     return (worst[0] if len(worst) == 1 else ""), most, len(partners)
 
 
-class Hearing:
+class Diagnosis:
     """From the end of an installed view to the next proposal. ballot: of the step that was open, if one was."""
 
     def __init__(self, view: View, ballot: Ballot | None, *, gather_ns: int) -> None:
         self.view = view
         self.ballot = ballot
-        self.judged = False
+        self.announced = False
         self.deadline_ns: int | None = None
         self._gather_ns = gather_ns
         self._kind: FailureKind = "failed"
         self._causes: list[str] = []
-        self._culprit = ""  # as the first report has it
-        self._gone: dict[str, str] = {}
-        self._complaints = Complaints()
+        self._reported_culprit = ""  # as the first report has it
+        self._lost: dict[str, str] = {}
+        self._suspicions = Suspicions()
         self._blamed: dict[tuple[str, str], None] = {}  # an ordered set
         self._reporters: dict[str, None] = {}  # an ordered set
 
-    def hear(self, node: str, report: Report | Decline, *, connected: Sequence[str], now_ns: int) -> None:
+    def add_report(self, node: str, report: Report | Decline, *, connected: Sequence[str], now_ns: int) -> None:
         """`node` says that the view cannot go on. connected: nodes that may be judged.
 
         One that declines has confirmed, then lost a link while the installation was on its way: the same as a report.
@@ -91,10 +91,10 @@ class Hearing:
         blamed = [other for other in report.blamed if other in others]
         if not self._reporters:
             self._kind = report.kind
-            self._culprit = report.culprit
+            self._reported_culprit = report.culprit
         self._reporters[node] = None
         for other, cause in lost:
-            self._complaints.add(node, other, cause)
+            self._suspicions.add(node, other, cause)
         if report.kind == self._kind:
             self._blamed |= {(node, other): None for other in blamed}
             if report.reason or not lost:
@@ -102,33 +102,33 @@ class Hearing:
         if (lost or blamed) and self.deadline_ns is None:
             self.deadline_ns = now_ns + self._gather_ns
 
-    def gone(self, node: str, cause: str) -> None:
+    def node_lost(self, node: str, cause: str) -> None:
         """`node` is known to be gone; what is said by and about it needs no other reason."""
         if self.view.rank_of(node) is not None:
-            self._gone[node] = cause
-            self._complaints.drop(node)
+            self._lost[node] = cause
+            self._suspicions.drop(node)
 
-    def over(self, present: Sequence[str], *, now_ns: int) -> bool:
+    def complete(self, present: Sequence[str], *, now_ns: int) -> bool:
         """Whether there is nothing to wait for. present: nodes of the view that are still connected."""
-        accused = self._complaints or (self._blamed and not self.judged)
+        accused = self._suspicions or (self._blamed and not self.announced)
         heard = all(node in self._reporters for node in present)
         return self.deadline_ns is None or not accused or heard or now_ns >= self.deadline_ns
 
-    def judgement(self, present: Sequence[str]) -> Judgement:
+    def failure(self, present: Sequence[str]) -> ViewFailure:
         """By what has been heard so far. present: as in `over`."""
         if self._kind == "failed":
-            lost = tuple(node for node in self.view.nodes if node in self._gone or node in self.left_out(present))
-            order = (*self._gone, *self.left_out(present), self._culprit)
-            told = [*self._gone.values(), self._complaints.told(), *self._causes]
-            return Judgement(clip("; ".join(filter(None, told))), culprit=order[0], lost=lost)
-        return Judgement(clip("; ".join(self._causes)), self._kind, self._blame())
+            lost = tuple(node for node in self.view.nodes if node in self._lost or node in self.excluded(present))
+            order = (*self._lost, *self.excluded(present), self._reported_culprit)
+            causes = [*self._lost.values(), self._suspicions.describe(), *self._causes]
+            return ViewFailure(clip("; ".join(filter(None, causes))), culprit=order[0], lost=lost)
+        return ViewFailure(clip("; ".join(self._causes)), self._kind, self._cause_node())
 
-    def left_out(self, present: Sequence[str]) -> dict[str, str]:
+    def excluded(self, present: Sequence[str]) -> dict[str, str]:
         """Connected nodes that the next view is formed without, each with the reason, in the order of the decision."""
-        return self._complaints.verdict(present)
+        return self._suspicions.excluded(present)
 
-    def _blame(self) -> str:
-        node, pairs, involved = suspect(self._blamed)
+    def _cause_node(self) -> str:
+        node, pairs, involved = most_suspected(self._blamed)
         if self._kind == "mismatch" and self._blamed:
             return node if 2 * pairs > involved else ""
-        return node or self._culprit
+        return node or self._reported_culprit

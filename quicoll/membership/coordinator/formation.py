@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError
-from quicoll.membership.coordinator.admission import lack, name_list
+from quicoll.membership.coordinator.admission import name_list, shortfall
 from quicoll.membership.view import View
 
 if TYPE_CHECKING:
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.history import History
     from quicoll.membership.coordinator.roster import Candidate, Roster
 
-__all__ = ["Formation", "Muster"]
+__all__ = ["Formation", "Readiness"]
 
 
 @dataclass(frozen=True, slots=True)
-class Formation:
+class Readiness:
     """What a look at the nodes found. chosen: by rank. missing: why they wait; "" when they are ready.
 
     again_ns: when to look again although nothing came in; None where only an input can change it.
     """
 
     chosen: list[Candidate]
-    missing: str = ""
-    again_ns: int | None = None
+    obstacle: str = ""
+    retry_ns: int | None = None
 
 
-class Muster:
+class Formation:
     """Chooses from `roster`; remembers only whether the missing are still waited for.
 
     The history is an argument everywhere, since it is replaced with every record: one owner, and no second copy.
@@ -58,7 +58,7 @@ class Muster:
     def __init__(self, roster: Roster, config: CoordinatorConfig, *, history: History) -> None:
         self._roster = roster
         self._config = config
-        self._patient = history.view is not None
+        self._waits_for_absent = history.view is not None
         self._settle_ns: int | None = None  # the end of the grace, once it has begun
 
     def choose(self, history: History, *, now_ns: int) -> list[Candidate]:
@@ -67,38 +67,38 @@ class Muster:
         preferred = last.nodes if last is not None else ()
         return self._roster.choose(now_ns=now_ns, limit=self._config.max_world_size, preferred=preferred)
 
-    def lack(self, chosen: list[Candidate], history: History) -> str:
+    def shortfall(self, chosen: list[Candidate], history: History) -> str:
         """Why these are too few for a view, "" if they are not. All that is asked of a view that follows another."""
-        return lack([candidate.node for candidate in chosen], history=history, config=self._config)
+        return shortfall([candidate.node for candidate in chosen], history=history, config=self._config)
 
-    def missing(self, chosen: list[Candidate], history: History) -> str:
+    def obstacle(self, chosen: list[Candidate], history: History) -> str:
         """Why these cannot be a view where none is at work, "" if they can: too few, or none with the state."""
-        return self.lack(chosen, history) or self._stateless(chosen, history)
+        return self.shortfall(chosen, history) or self._state_absent(chosen, history)
 
-    def call(self, history: History, *, now_ns: int) -> Formation:
+    def evaluate(self, history: History, *, now_ns: int) -> Readiness:
         """Look at who is here, while no view is proposed or at work; idempotent, but for the begin of the grace."""
         chosen = self.choose(history, now_ns=now_ns)
-        missing = self.missing(chosen, history)
-        if missing:
-            self._patient = history.view is not None
+        obstacle = self.obstacle(chosen, history)
+        if obstacle:
+            self._waits_for_absent = history.view is not None
             self._settle_ns = None
-            return Formation(chosen, missing, self._roster.next_retry(now_ns=now_ns))
+            return Readiness(chosen, obstacle, self._roster.next_retry(now_ns=now_ns))
         absent = [node for node in history.base if node not in self._roster]
-        if absent and self._patient:
+        if absent and self._waits_for_absent:
             self._settle_ns = now_ns + self._config.settle_ns if self._settle_ns is None else self._settle_ns
             if now_ns < self._settle_ns:
                 waiting = f"there is a quorum; {name_list(absent)} of the last view may still come"
-                return Formation(chosen, waiting, self._settle_ns)
-        return Formation(chosen)
+                return Readiness(chosen, waiting, self._settle_ns)
+        return Readiness(chosen)
 
-    def form(self, chosen: list[Candidate], history: History) -> View:
+    def next_view(self, chosen: list[Candidate], history: History) -> View:
         """The next view, of these by rank, for the caller to record and to propose; ends the patience with the missing.
 
         Raises LocalError without a seed.
         """
         if history.seed is None:
             raise LocalError("there is no view before the seed is recorded")
-        self._patient = False
+        self._waits_for_absent = False
         committed_step = history.committed_step
         if history.view is None:
             # A new journal: go on from the newest state that a node has loaded.
@@ -112,7 +112,7 @@ class Muster:
             tiers=dict(self._config.tiers),
         )
 
-    def _stateless(self, chosen: list[Candidate], history: History) -> str:
+    def _state_absent(self, chosen: list[Candidate], history: History) -> str:
         """Why these must not go on: nobody of them holds the last committed step, and a node that may is elsewhere.
 
         Nodes count for the quorum by name, so a majority of new processes is one. To begin from what they have would

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quicoll.membership.coordinator.accusations import Complaints
+from quicoll.membership.coordinator.suspicions import Suspicions
 from quicoll.membership.messages import Confirm, Decline, Report
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ class Proposal:
         self._timeout_ns = timeout_ns
         self._gather_ns = gather_ns
         self._deadline_ns = now_ns + timeout_ns
-        self.judge_ns = self._deadline_ns
+        self.decide_ns = self._deadline_ns
         self._confirmed: dict[str, None] = {}  # an ordered set
         self._declined: dict[str, str] = {}
-        self._complaints = Complaints()
+        self._suspicions = Suspicions()
 
     @property
     def confirmed(self) -> bool:
@@ -40,11 +40,11 @@ class Proposal:
     def disputed(self) -> bool:
         return bool(self._declined)
 
-    def due(self, now_ns: int) -> bool:
+    def decidable(self, now_ns: int) -> bool:
         """Whether those who are silent are waited for no more."""
-        return not self._silent or now_ns >= self.judge_ns
+        return not self._silent or now_ns >= self.decide_ns
 
-    def hear(self, node: str, message: Confirm | Decline | Report | BeginStep | Vote, *, now_ns: int) -> None:
+    def receive(self, node: str, message: Confirm | Decline | Report | BeginStep | Vote, *, now_ns: int) -> None:
         """The member `node` spoke of this view; what belongs to an installed one says nothing here."""
         if isinstance(message, Confirm):
             self._confirmed[node] = None
@@ -57,17 +57,17 @@ class Proposal:
     def decline(self, node: str, *, unreachable: tuple[str, ...], reason: str, now_ns: int) -> None:
         others = [other for other in unreachable if other != node and self.view.rank_of(other) is not None]
         for other in others:
-            self._complaints.add(node, other, reason)
+            self._suspicions.add(node, other, reason)
         self._declined[node] = "" if others else f"{node} declined" + (f": {reason}" if reason else "")
-        self.judge_ns = min(self.judge_ns, now_ns + self._gather_ns)
+        self.decide_ns = min(self.decide_ns, now_ns + self._gather_ns)
 
-    def verdict(self, *, now_ns: int) -> dict[str, str]:
+    def excluded(self, *, now_ns: int) -> dict[str, str]:
         """Who is left out, each with the reason. A dispute always costs somebody the place, or it would repeat."""
         out = {node: why for node in self.view.nodes if (why := self._declined.get(node))}
         if now_ns >= self._deadline_ns:
             seconds = self._timeout_ns / 1e9
             out |= {node: f"{node} did not answer within {seconds:g} s" for node in self._silent}
-        return out | self._complaints.verdict([node for node in self.view.nodes if node not in out])
+        return out | self._suspicions.excluded([node for node in self.view.nodes if node not in out])
 
     @property
     def _silent(self) -> list[str]:

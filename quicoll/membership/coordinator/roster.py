@@ -6,14 +6,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from quicoll.membership.coordinator.accusations import Backoff
 from quicoll.membership.view import Member, rank_key
 
 if TYPE_CHECKING:
     from quicoll.membership.messages import Join
     from quicoll.membership.view import View
 
-__all__ = ["Candidate", "Roster"]
+__all__ = ["Backoff", "Candidate", "Roster"]
 
 
 @dataclass(slots=True)
@@ -28,7 +27,7 @@ class Candidate:
     join: Join
     committed_step: int
     leaving: bool = False
-    told: str = ""
+    wait_reason: str = ""
     rank_key: tuple[object, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,6 +46,28 @@ class Candidate:
             site=self.join.site,
             committed_step=self.committed_step,
         )
+
+
+@dataclass(slots=True)
+class Backoff:
+    """When a node that was left out may be tried again; times in nanoseconds on the coordinator's clock."""
+
+    count: int = 0
+    retry_ns: int = 0
+
+    def exclude(self, now_ns: int, *, shortest_ns: int, longest_ns: int) -> int:
+        """Left out once more; the time from which it may be tried again.
+
+        The wait doubles from `shortest_ns` to `longest_ns`. A node that was in for longer than the longest wait starts
+        anew: what broke then has little to do with what breaks now.
+        """
+        if self.count and now_ns - self.retry_ns > 2 * longest_ns:
+            self.count = 0
+        # the exponent is bounded before it is used: a count of years must not make an integer of megabytes
+        wait_ns = min(longest_ns, shortest_ns << min(self.count, 30))
+        self.count += 1
+        self.retry_ns = now_ns + wait_ns
+        return self.retry_ns
 
 
 class Roster:
@@ -88,10 +109,10 @@ class Roster:
     def remove(self, node: str) -> Candidate | None:
         return self._candidates.pop(node, None)
 
-    def evict(self, node: str, *, now_ns: int) -> int:
+    def exclude(self, node: str, *, now_ns: int) -> int:
         """Leave the node out for a while; the nanoseconds until it may be tried again."""
         backoff = self._backoffs.setdefault(node, Backoff())
-        return backoff.evict(now_ns, shortest_ns=self._retry_min_ns, longest_ns=self._retry_max_ns) - now_ns
+        return backoff.exclude(now_ns, shortest_ns=self._retry_min_ns, longest_ns=self._retry_max_ns) - now_ns
 
     def choose(self, *, now_ns: int, limit: int, preferred: Collection[str]) -> list[Candidate]:
         """Who would be in a view proposed now, by rank; at most `limit`, `preferred` nodes first, others stand by."""

@@ -45,8 +45,8 @@ from quicoll.membership.member.actions import (
     Resumed,
     TellCoordinator,
 )
-from quicoll.membership.member.knowledge import Knowledge
-from quicoll.membership.member.seat import Seat
+from quicoll.membership.member.job_progress import JobProgress
+from quicoll.membership.member.local_view import LocalView
 from quicoll.membership.messages import (
     Aborted,
     CoordinatorMessage,
@@ -161,15 +161,15 @@ class MemberCore:
         self._decision_timeout_ns = decision_timeout_ns
         self._state = MemberState.DETACHED
         self._out: deque[MemberAction] = deque()
-        self._known = Knowledge(committed_step)
+        self._progress = JobProgress(committed_step)
         self._welcomed = False
-        self._seat: Seat | None = None  # in the proposed or installed view
+        self._local: LocalView | None = None  # in the proposed or installed view
         self._leaving = False
         self._held = ""
         self._deadline_ns: int | None = None
 
     def __repr__(self) -> str:
-        view = self._seat.view.view_id if self._seat is not None else None
+        view = self._local.view.view_id if self._local is not None else None
         return f"<MemberCore {self.node}#{self.incarnation} {self._state.name} view={view} step={self.open_step}>"
 
     @property
@@ -179,28 +179,28 @@ class MemberCore:
     @property
     def view(self) -> View | None:
         """The view that is being formed or active."""
-        return self._seat.view if self._seat is not None else None
+        return self._local.view if self._local is not None else None
 
     @property
     def committed_step(self) -> int:
         """The last step whose result this node holds."""
-        return self._known.holds
+        return self._progress.holds
 
     @property
     def next_step(self) -> int | None:
         """The only step that can be begun now; None while none can."""
-        free = self._state is MemberState.ACTIVE and self._seat is not None and self._seat.free
-        return self._known.committed + 1 if free and not self._leaving else None
+        free = self._state is MemberState.ACTIVE and self._local is not None and self._local.free
+        return self._progress.committed + 1 if free and not self._leaving else None
 
     @property
     def open_step(self) -> int | None:
         """The step that was begun and is not decided."""
-        return self._seat.step if self._seat is not None else None
+        return self._local.step if self._local is not None else None
 
     @property
     def doubt(self) -> tuple[int, int] | None:
         """(view_id, step) of a vote whose decision is not known because the link was lost."""
-        return self._known.doubt
+        return self._progress.doubt
 
     # Inputs: the link to the coordinator
 
@@ -211,18 +211,18 @@ class MemberCore:
         self._move(MemberCause.CONNECTED)
         self._welcomed = False
         self._deadline_ns = now_ns + self._answer_timeout_ns
-        known = self._known
-        self._tell(msgspec.structs.replace(self._join, committed_step=known.holds, doubt=known.doubt))
+        progress = self._progress
+        self._tell(msgspec.structs.replace(self._join, committed_step=progress.holds, doubt=progress.doubt))
 
     def disconnected(self, cause: str, *, now_ns: int) -> None:
         """The link to the coordinator is gone; nothing of it will be delivered any more."""
         if self._state in (MemberState.DETACHED, MemberState.LEFT):
             return
         cause = f"the coordinator was lost: {cause}"
-        self._doubt_vote()
+        self._keep_doubt()
         self._end_view(cause, partitioned=True)
         self._deadline_ns = None
-        if self._leaving and self._known.doubt is None:
+        if self._leaving and self._progress.doubt is None:
             self._move(MemberCause.DONE)
             return
         self._move(MemberCause.DISCONNECTED)
@@ -230,7 +230,7 @@ class MemberCore:
 
     def receive(self, message: CoordinatorMessage, *, now_ns: int) -> None:
         """A message of the coordinator came."""
-        view_id = self._seat.view.view_id if self._seat is not None else None
+        view_id = self._local.view.view_id if self._local is not None else None
         if self._state in (MemberState.DETACHED, MemberState.LEFT):
             return
         if isinstance(message, RefuseJoin):
@@ -249,41 +249,41 @@ class MemberCore:
         elif isinstance(message, Decide) and message.view_id == view_id and self._state is MemberState.ACTIVE:
             self._decide(message, now_ns)
         elif isinstance(message, Aborted) and message.view_id == view_id:
-            self._over(message.cause, message.lost, message.culprit, message.kind)
+            self._view_over(message.cause, message.lost, message.culprit, message.kind)
         else:
-            self._broken(f"{type(message).__name__} while {self._state.name}")
+            self._protocol_broken(f"{type(message).__name__} while {self._state.name}")
 
     # Inputs: the links to other members
 
     def links_ready(self, view_id: int, *, now_ns: int) -> None:
         """There is a link to every other member of the proposed view."""
-        seat = self._forming(view_id)
-        if seat is not None and not seat.answered:
-            self._answer(seat.confirm(), now_ns)
+        local = self._forming(view_id)
+        if local is not None and not local.answered:
+            self._answer(local.confirm(), now_ns)
 
     def links_failed(self, view_id: int, unreachable: Sequence[str], reason: str, *, now_ns: int) -> None:
         """There is no link to the members `unreachable`; or, where that is empty, this node cannot take part."""
-        seat = self._forming(view_id)
-        if seat is not None:
-            self._answer(seat.decline(tuple(unreachable), reason), now_ns)
+        local = self._forming(view_id)
+        if local is not None:
+            self._answer(local.decline(tuple(unreachable), reason), now_ns)
 
     def peer_lost(self, node: str, cause: str, *, now_ns: int) -> None:
         """The link to a member of the view is lost."""
-        seat = self._seat
-        if seat is None or not seat.is_news(node):
+        local = self._local
+        if local is None or not local.is_new_loss(node):
             return
         if self._state is MemberState.ACTIVE:
-            self._tell(seat.lost(node, cause))
-        elif seat.confirmed:
-            self._answer(seat.take_back(node, cause), now_ns)
+            self._tell(local.lost(node, cause))
+        elif local.confirmed:
+            self._answer(local.withdraw(node, cause), now_ns)
 
     # Inputs: the user's steps
 
     def begin(self, step: int, *, now_ns: int) -> None:
         """This node is inside `step`, which has to be `next_step`. Raises LocalError when it is not."""
-        if self._seat is None or step != self.next_step:
+        if self._local is None or step != self.next_step:
             raise LocalError(f"step {step} cannot begin; next is {self.next_step}", step=step)
-        self._tell(self._seat.begin(step))
+        self._tell(self._local.begin(step))
 
     def vote(
         self,
@@ -297,10 +297,10 @@ class MemberCore:
         now_ns: int,
     ) -> None:
         """Vote for the open step; with ok, it can be committed from now on. Raises LocalError when it is not open."""
-        if self._seat is None or step != self._seat.step or self._seat.vote is not None:
+        if self._local is None or step != self._local.step or self._local.vote is not None:
             raise LocalError(f"there is nothing to vote on step {step}; open is {self.open_step}", step=step)
         self._deadline_ns = now_ns + self._decision_timeout_ns
-        self._tell(self._seat.cast(step, ok=ok, digest=digest, reason=reason, culprit=culprit, groups=groups))
+        self._tell(self._local.cast_vote(step, ok=ok, digest=digest, reason=reason, culprit=culprit, groups=groups))
 
     def failed(
         self,
@@ -315,12 +315,12 @@ class MemberCore:
 
         blamed: members whose bits came spoiled, or who called something else, as `kind` says.
         """
-        if self._state is MemberState.ACTIVE and self._seat is not None and not self._seat.failed:
-            self._tell(self._seat.fail(reason, culprit=culprit, kind=kind, blamed=tuple(blamed)))
+        if self._state is MemberState.ACTIVE and self._local is not None and not self._local.failed:
+            self._tell(self._local.fail(reason, culprit=culprit, kind=kind, blamed=tuple(blamed)))
 
     def caught_up(self, step: int) -> None:
         """This node got the state after `step` from another member. Raises LocalError where no member can hold it."""
-        self._known.caught_up(step)
+        self._progress.caught_up(step)
 
     def leave(self, reason: str = "", *, now_ns: int) -> None:
         """Leave the job: at once, or after the decision of the step that is open or in doubt."""
@@ -330,7 +330,7 @@ class MemberCore:
         if self._welcomed and self._state is not MemberState.DETACHED:
             self._tell(Leave(reason=clip(reason)))
         unanswered = self._state is MemberState.JOINING and not self._welcomed
-        if self.open_step is None and self._known.doubt is None and not unanswered:
+        if self.open_step is None and self._progress.doubt is None and not unanswered:
             self._end_view("this node left")
             self._done()
 
@@ -341,8 +341,8 @@ class MemberCore:
         if self._deadline_ns is None or now_ns < self._deadline_ns:
             return
         self._deadline_ns = None
-        if self._state is MemberState.FORMING and self._seat is not None and not self._seat.answered:
-            self._answer(self._seat.decline((), f"no links within {self._form_timeout_ns / 1e9:g} s"), now_ns)
+        if self._state is MemberState.FORMING and self._local is not None and not self._local.answered:
+            self._answer(self._local.decline((), f"no links within {self._form_timeout_ns / 1e9:g} s"), now_ns)
             return
         awaited = "the answer to Join" if self._state is MemberState.JOINING else "the installation of the view"
         cause = (
@@ -361,15 +361,15 @@ class MemberCore:
     # The coordinator's messages
 
     def _welcome(self, message: Welcome) -> None:
-        if contradiction := self._known.contradiction(message):
-            self._broken(contradiction)
+        if contradiction := self._progress.contradiction(message):
+            self._protocol_broken(contradiction)
             return
         self._welcomed = True
         self._deadline_ns = None
-        doubt = self._known.welcome(message)
+        doubt = self._progress.welcome(message)
         cause = "settled after the coordinator was lost"
         if doubt is not None and message.doubt_committed:
-            self._settle(*doubt, cause)
+            self._committed(*doubt, cause)
         elif doubt is not None:
             self._out.append(Decided(*doubt, False, cause))
         if self._leaving:
@@ -379,54 +379,54 @@ class MemberCore:
             self._hold(message.waiting_for)
 
     def _propose(self, view: View, now_ns: int) -> None:
-        if contradiction := self._known.contradiction_of_view(view, node=self.node, incarnation=self.incarnation):
-            self._broken(contradiction)
+        if contradiction := self._progress.contradiction_of_view(view, node=self.node, incarnation=self.incarnation):
+            self._protocol_broken(contradiction)
             return
-        seat = self._seat
-        if seat is not None:
+        local = self._local
+        if local is not None:
             # The coordinator took no step to be open, or the decision would have come first, on the same link. The
             # proposal tells all the same what became of one.
-            if seat.step is not None and seat.vote and view.committed_step >= seat.step:
-                if view.committed_view != seat.view.view_id:
-                    self._broken(f"step {seat.step} is committed, and this node was not told by which view")
+            if local.step is not None and local.vote and view.committed_step >= local.step:
+                if view.committed_view != local.view.view_id:
+                    self._protocol_broken(f"step {local.step} is committed, and this node was not told by which view")
                     return
-                self._settle(seat.view.view_id, seat.step)
-            self._over(f"view {view.view_id} is proposed", (), "")
+                self._committed(local.view.view_id, local.step)
+            self._view_over(f"view {view.view_id} is proposed", (), "")
             if self._leaving:
                 return
         self._move(MemberCause.PROPOSED)
-        self._seat = Seat(view, self.node)
-        self._known.proposed(view)
+        self._local = LocalView(view, self.node)
+        self._progress.proposed(view)
         self._deadline_ns = now_ns + self._form_timeout_ns
         self._out.append(FormLinks(view))
 
     def _install(self) -> None:
-        if self._seat is None or not self._seat.confirmed:
-            self._broken("Install of a view that was not confirmed")
+        if self._local is None or not self._local.confirmed:
+            self._protocol_broken("Install of a view that was not confirmed")
             return
         self._move(MemberCause.INSTALLED)
         self._deadline_ns = None
         if self._held:
             self._held = ""
             self._out.append(Resumed())
-        self._out.append(Activate(self._seat.view))
+        self._out.append(Activate(self._local.view))
 
     def _decide(self, message: Decide, now_ns: int) -> None:
         if message.commit:
-            step, vote = (self._seat.step, self._seat.vote) if self._seat is not None else (None, None)
+            step, vote = (self._local.step, self._local.vote) if self._local is not None else (None, None)
             if message.step != step or not vote:
-                self._broken(f"step {message.step} is committed, but open here is {step} with vote {vote}")
+                self._protocol_broken(f"step {message.step} is committed, but open here is {step} with vote {vote}")
                 return
             self._deadline_ns = None
-            self._settle(message.view_id, message.step)
+            self._committed(message.view_id, message.step)
             if self._leaving:
-                self._over("this node left", (), "")
+                self._view_over("this node left", (), "")
             elif message.next_view is not None:
                 self._propose(message.next_view, now_ns)
         else:
-            self._over(message.cause, message.lost, message.culprit, message.kind)
+            self._view_over(message.cause, message.lost, message.culprit, message.kind)
 
-    def _over(self, cause: str, lost: tuple[str, ...], culprit: str, kind: FailureKind = "failed") -> None:
+    def _view_over(self, cause: str, lost: tuple[str, ...], culprit: str, kind: FailureKind = "failed") -> None:
         """The view is over, and the link to the coordinator is not."""
         self._end_view(cause, lost=lost, culprit=culprit, kind=kind)
         self._deadline_ns = None
@@ -447,27 +447,27 @@ class MemberCore:
         kind: FailureKind = "failed",
     ) -> None:
         """Forget the view. A step that is open by now was committed nowhere."""
-        seat, self._seat = self._seat, None
-        if seat is not None:
-            self._out += seat.give_up(cause, lost=lost, culprit=culprit, partitioned=partitioned, kind=kind)
+        local, self._local = self._local, None
+        if local is not None:
+            self._out += local.end(cause, lost=lost, culprit=culprit, partitioned=partitioned, kind=kind)
 
-    def _doubt_vote(self) -> None:
+    def _keep_doubt(self) -> None:
         """A step that was voted for with ok may have been committed; keep it until the journal answers."""
-        doubt = self._seat.step_in_doubt() if self._seat is not None else None
+        doubt = self._local.step_in_doubt() if self._local is not None else None
         if doubt is not None:
-            self._known.doubt = doubt
+            self._progress.doubt = doubt
 
-    def _settle(self, view_id: int, step: int, cause: str = "") -> None:
+    def _committed(self, view_id: int, step: int, cause: str = "") -> None:
         """The step is committed."""
-        if self._seat is not None:
-            self._seat.decided()
-        self._known.commit(step)
+        if self._local is not None:
+            self._local.decided()
+        self._progress.commit(step)
         self._out.append(Decided(view_id, step, True, cause))
 
-    def _forming(self, view_id: int) -> Seat | None:
+    def _forming(self, view_id: int) -> LocalView | None:
         """The seat, if `view_id` is being formed."""
-        seat = self._seat if self._state is MemberState.FORMING else None
-        return seat if seat is not None and seat.view.view_id == view_id else None
+        local = self._local if self._state is MemberState.FORMING else None
+        return local if local is not None and local.view.view_id == view_id else None
 
     def _answer(self, message: Confirm | Decline, now_ns: int) -> None:
         """Answer the proposal; what follows from it is waited for."""
@@ -480,12 +480,12 @@ class MemberCore:
             self._out.append(Held(cause))
 
     def _refused(self, reason: str) -> None:
-        self._doubt_vote()
+        self._keep_doubt()
         self._end_view(f"refused: {reason}")
         self._done()
         self._out.append(Refused(reason))
 
-    def _broken(self, what: str) -> None:
+    def _protocol_broken(self, what: str) -> None:
         self._refused(f"the coordinator broke the protocol: {what}")
 
     def _done(self) -> None:

@@ -9,25 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quicoll.membership import messages as m
-from quicoll.membership.coordinator.diagnosis import Hearing, Judgement, suspect
+from quicoll.membership.coordinator.diagnosis import Diagnosis, ViewFailure, most_suspected
 from quicoll.membership.view import Member, View
 
 GATHER_NS = 500
 
 
-def hearing(nodes: str) -> Hearing:
+def diagnosis(nodes: str) -> Diagnosis:
     members = tuple(Member(rank=rank, node=node, incarnation=1) for rank, node in enumerate(nodes))
-    return Hearing(
+    return Diagnosis(
         View(view_id=1, members=members, seed=7, committed_step=0, committed_view=0), None, gather_ns=GATHER_NS
     )
 
 
-def judged(nodes: str, words: list[tuple[str, dict[str, Any]]], *, without: str = "") -> Judgement:
+def judged(nodes: str, words: list[tuple[str, dict[str, Any]]], *, without: str = "") -> ViewFailure:
     present = [node for node in nodes if node not in without]
-    heard = hearing(nodes)
+    heard = diagnosis(nodes)
     for node, fields in words:
-        heard.hear(node, m.Report(view_id=1, **fields), connected=present, now_ns=0)
-    return heard.judgement(present)
+        heard.add_report(node, m.Report(view_id=1, **fields), connected=present, now_ns=0)
+    return heard.failure(present)
 
 
 def lost(*nodes: str) -> dict[str, Any]:
@@ -55,9 +55,9 @@ def differs(*nodes: str) -> dict[str, Any]:
     ],
 )
 def test_the_node_in_most_spoiled_pairs_is_to_blame_or_the_source_of_the_first(words: Any, culprit: str) -> None:
-    judgement = judged("abcd", words)
-    assert judgement.culprit == (culprit or words[0][1]["culprit"])
-    assert (judgement.kind, judgement.lost) == ("corrupted", ())
+    failure = judged("abcd", words)
+    assert failure.culprit == (culprit or words[0][1]["culprit"])
+    assert (failure.kind, failure.lost) == ("corrupted", ())
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_the_node_in_most_spoiled_pairs_is_to_blame_or_the_source_of_the_first(w
     ],
 )
 def test_of_different_calls_one_that_differs_from_all_others_is_to_blame(nodes: str, words: Any, culprit: str) -> None:
-    judgement = judged(nodes, words)
-    assert (judgement.kind, judgement.culprit) == ("mismatch", culprit)
-    assert "a: differs" in judgement.cause
+    failure = judged(nodes, words)
+    assert (failure.kind, failure.culprit) == ("mismatch", culprit)
+    assert "a: differs" in failure.cause
 
 
 @pytest.mark.parametrize(
-    ("words", "culprit", "left_out"),
+    ("words", "culprit", "excluded"),
     [
         ([("a", lost("b"))], "b", "b"),  # of a single pair the higher rank
         ([("b", lost("a"))], "b", "b"),
@@ -86,56 +86,56 @@ def test_of_different_calls_one_that_differs_from_all_others_is_to_blame(nodes: 
         ([("a", lost("b")), ("c", lost("d"))], "d", "bd"),
     ],
 )
-def test_who_lost_most_others_is_to_blame_and_told_as_lost(words: Any, culprit: str, left_out: str) -> None:
-    judgement = judged("abcd", words)
-    assert (judgement.kind, judgement.culprit, judgement.lost) == ("failed", culprit, tuple(left_out))
+def test_who_lost_most_others_is_to_blame_and_told_as_lost(words: Any, culprit: str, excluded: str) -> None:
+    failure = judged("abcd", words)
+    assert (failure.kind, failure.culprit, failure.lost) == ("failed", culprit, tuple(excluded))
 
 
 def test_a_node_that_is_gone_explains_what_was_said_of_it() -> None:
-    heard = hearing("abc")
-    heard.hear("b", m.Report(view_id=1, lost=(("a", "silence"),)), connected="abc", now_ns=0)
-    heard.gone("a", "a was lost: silence")
-    assert heard.over("bc", now_ns=0)
-    assert heard.judgement("bc") == Judgement("a was lost: silence", culprit="a", lost=("a",))
-    assert heard.left_out("bc") == {}
+    heard = diagnosis("abc")
+    heard.add_report("b", m.Report(view_id=1, lost=(("a", "silence"),)), connected="abc", now_ns=0)
+    heard.node_lost("a", "a was lost: silence")
+    assert heard.complete("bc", now_ns=0)
+    assert heard.failure("bc") == ViewFailure("a was lost: silence", culprit="a", lost=("a",))
+    assert heard.excluded("bc") == {}
 
 
 def test_a_node_of_no_part_in_the_view_that_is_gone_explains_nothing() -> None:
-    heard = hearing("abc")
-    heard.hear("b", m.Report(view_id=1, reason="why"), connected="abc", now_ns=0)
-    heard.gone("x", "x left")
-    assert heard.judgement("abc") == Judgement("b: why")
+    heard = diagnosis("abc")
+    heard.add_report("b", m.Report(view_id=1, reason="why"), connected="abc", now_ns=0)
+    heard.node_lost("x", "x left")
+    assert heard.failure("abc") == ViewFailure("b: why")
 
 
 def test_an_accusation_waits_for_the_others_and_anything_else_for_nobody() -> None:
-    heard = hearing("abc")
-    heard.hear("a", m.Report(view_id=1, reason="left its step", culprit="a"), connected="abc", now_ns=0)
-    assert heard.over("abc", now_ns=0)
+    heard = diagnosis("abc")
+    heard.add_report("a", m.Report(view_id=1, reason="left its step", culprit="a"), connected="abc", now_ns=0)
+    assert heard.complete("abc", now_ns=0)
     for words in (lost("b"), spoiled("b"), differs("b")):
-        heard = hearing("abc")
-        heard.hear("a", m.Report(view_id=1, **words), connected="abc", now_ns=10)
-        assert not heard.over("abc", now_ns=10 + GATHER_NS - 1)
-        assert heard.over("abc", now_ns=10 + GATHER_NS)
-        assert heard.over("a", now_ns=10)  # all who are there have spoken
+        heard = diagnosis("abc")
+        heard.add_report("a", m.Report(view_id=1, **words), connected="abc", now_ns=10)
+        assert not heard.complete("abc", now_ns=10 + GATHER_NS - 1)
+        assert heard.complete("abc", now_ns=10 + GATHER_NS)
+        assert heard.complete("a", now_ns=10)  # all who are there have spoken
 
 
 def test_the_first_report_says_what_kind_of_failure_it_was_and_others_add_nothing_of_their_own_kind() -> None:
-    judgement = judged("abc", [("a", spoiled("b")), ("c", {"reason": "left its step", "culprit": "c"})])
-    assert judgement == Judgement("a: spoiled", "corrupted", "b")
+    failure = judged("abc", [("a", spoiled("b")), ("c", {"reason": "left its step", "culprit": "c"})])
+    assert failure == ViewFailure("a: spoiled", "corrupted", "b")
 
 
 def test_what_names_nobody_of_the_view_accuses_nobody() -> None:
     words = [("a", lost("x")), ("a", lost("a"))]
-    assert judged("abc", words) == Judgement("a: the view cannot go on; a: the view cannot go on", culprit="x")
+    assert judged("abc", words) == ViewFailure("a: the view cannot go on; a: the view cannot go on", culprit="x")
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from("abcde")), max_size=12), st.randoms())
 def test_the_suspect_does_not_depend_on_order_or_direction(pairs: list[tuple[str, str]], random: Any) -> None:
     pairs = [(a, b) for a, b in pairs if a != b]
-    found = suspect(pairs)
+    found = most_suspected(pairs)
     turned = [random.choice([(a, b), (b, a)]) for a, b in pairs]
     random.shuffle(turned)
-    assert suspect(turned) == found
+    assert most_suspected(turned) == found
     node, most, involved = found
     assert involved == len({name for pair in pairs for name in pair})
     if node:

@@ -33,7 +33,7 @@ from quicoll.membership.messages import (
 
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.ballot import Ballot
-    from quicoll.membership.coordinator.diagnosis import Judgement
+    from quicoll.membership.coordinator.diagnosis import ViewFailure
     from quicoll.membership.coordinator.history import JournalRecord
     from quicoll.membership.coordinator.roster import Candidate, Roster
     from quicoll.membership.view import Member, View
@@ -47,7 +47,7 @@ class ActionQueue:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._actions: deque[CoordinatorAction] = deque()
-        self._held = ""
+        self._withheld = ""
 
     def pop(self) -> CoordinatorAction | None:
         return self._actions.popleft() if self._actions else None
@@ -75,21 +75,21 @@ class ActionQueue:
         self._actions.append(TellMember(node, incarnation, RefuseJoin(reason=clip(reason))))
         self.drop(node, incarnation, reason)
 
-    def hold(self, cause: str, *, now_ns: int) -> None:
+    def withhold(self, cause: str, *, now_ns: int) -> None:
         """Tell everybody who waits for a view why there is none; each hears each reason once."""
         cause = clip(cause)
-        if cause != self._held:
-            self._held = cause
+        if cause != self._withheld:
+            self._withheld = cause
             self.note(ViewWithheld(now_ns=now_ns, cause=cause))
         for candidate in self._roster:
-            if candidate.told != cause:
-                self.leave_waiting(candidate, cause)
+            if candidate.wait_reason != cause:
+                self.withhold_from(candidate, cause)
 
-    def leave_waiting(self, candidate: Candidate, cause: str) -> None:
-        candidate.told = clip(cause)
-        self.tell(candidate, Withhold(cause=candidate.told))
+    def withhold_from(self, candidate: Candidate, cause: str) -> None:
+        candidate.wait_reason = clip(cause)
+        self.tell(candidate, Withhold(cause=candidate.wait_reason))
 
-    def proposed(self, view: View, previous: View | None, boundary: Decide | None, *, now_ns: int) -> None:
+    def announce_proposal(self, view: View, previous: View | None, boundary: Decide | None, *, now_ns: int) -> None:
         """A view is proposed: its members are asked, and those who are in it no more are told so.
 
         previous: the view at work until now. boundary: the decision of its step, if one has just been taken; who stays
@@ -110,23 +110,23 @@ class ActionQueue:
                 self.tell(member, Propose(view=view))
             candidate = self._roster.get(member.node)
             if candidate is not None:
-                candidate.told = ""
-        self._held = ""
+                candidate.wait_reason = ""
+        self._withheld = ""
         self.note(ViewProposed(now_ns=now_ns, view=view))
 
-    def installed(self, view: View, *, now_ns: int) -> None:
+    def announce_installation(self, view: View, *, now_ns: int) -> None:
         self.tell_all(view, Install(view_id=view.view_id))
         self.note(ViewInstalled(now_ns=now_ns, view=view))
 
-    def failed(self, view: View, *, cause: str, lost: tuple[str, ...], now_ns: int) -> None:
+    def announce_failed_proposal(self, view: View, *, cause: str, lost: tuple[str, ...], now_ns: int) -> None:
         """The proposed view comes to nothing."""
         self.tell_all(view, Aborted(view_id=view.view_id, cause=cause, lost=lost))
         self.note(ViewAborted(now_ns=now_ns, view_id=view.view_id, installed=False, cause=cause, lost=lost, culprit=""))
 
-    def broken(self, view: View, ballot: Ballot | None, judgement: Judgement, *, now_ns: int) -> None:
+    def announce_end(self, view: View, ballot: Ballot | None, failure: ViewFailure, *, now_ns: int) -> None:
         """The installed view is over, and the step of `ballot` is committed nowhere."""
         view_id = view.view_id
-        cause, kind, culprit, lost = judgement.cause, judgement.kind, judgement.culprit, judgement.lost
+        cause, kind, culprit, lost = failure.cause, failure.kind, failure.culprit, failure.lost
         aborted = Aborted(view_id=view_id, cause=cause, lost=lost, culprit=culprit, kind=kind)
         if ballot is None:
             self.tell_all(view, aborted)

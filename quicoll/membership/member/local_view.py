@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from quicoll.membership.member.actions import MemberAction
     from quicoll.membership.view import View
 
-__all__ = ["Seat"]
+__all__ = ["LocalView"]
 
 
-class Seat:
+class LocalView:
     """The seat of `node` in `view`."""
 
     def __init__(self, view: View, node: str) -> None:
@@ -48,7 +48,7 @@ class Seat:
         self.vote: bool | None = None  # how it was voted on, None before
         self.failed = False  # a report of this view is on its way
         self._node = node
-        self._named: dict[str, None] = {}  # lost peers; an ordered set
+        self._lost: dict[str, None] = {}  # lost peers; an ordered set
 
     @property
     def free(self) -> bool:
@@ -67,18 +67,18 @@ class Seat:
 
     # Other members
 
-    def is_news(self, node: str) -> bool:
+    def is_new_loss(self, node: str) -> bool:
         """Whether the loss of `node` concerns this view and was not named yet."""
-        return self.view.rank_of(node) is not None and node != self._node and node not in self._named
+        return self.view.rank_of(node) is not None and node != self._node and node not in self._lost
 
-    def take_back(self, node: str, cause: str) -> Decline:
+    def withdraw(self, node: str, cause: str) -> Decline:
         """A peer is lost after the confirmation, before the installation."""
-        self._named[node] = None
+        self._lost[node] = None
         return self.decline((node,), cause)
 
     def lost(self, node: str, cause: str) -> Report:
         """A peer is lost in the installed view."""
-        self._named[node] = None
+        self._lost[node] = None
         self.failed = True
         return Report(view_id=self.view.view_id, lost=((node, clip(cause)),), culprit=node)
 
@@ -94,7 +94,7 @@ class Seat:
         self.vote = None
         return BeginStep(view_id=self.view.view_id, step=step)
 
-    def cast(
+    def cast_vote(
         self, step: int, *, ok: bool, digest: bytes, reason: str, culprit: str, groups: tuple[tuple[int, bytes], ...]
     ) -> Vote:
         """Vote on the step that is open."""
@@ -126,7 +126,7 @@ class Seat:
 
     # The end
 
-    def give_up(
+    def end(
         self, cause: str, *, lost: tuple[str, ...], culprit: str, partitioned: bool, kind: FailureKind
     ) -> tuple[MemberAction, ...]:
         """What the shell has to do at the end of the view. A step that is open by now was committed nowhere."""

@@ -13,12 +13,11 @@ of the time, and one that is repaired comes back by itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-__all__ = ["Backoff", "Complaints", "cover"]
+__all__ = ["Suspicions", "vertex_cover"]
 
 
-def cover(ranked: Sequence[str], pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+def vertex_cover(ranked: Sequence[str], pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """The nodes to leave out so that no broken pair is left, in the order of the decision.
 
     ranked: nodes by rank. pairs: broken ones, in any order and direction; pairs with a node not in `ranked`, and of a
@@ -38,7 +37,7 @@ def cover(ranked: Sequence[str], pairs: Iterable[tuple[str, str]]) -> tuple[str,
     return tuple(out)
 
 
-class Complaints:
+class Suspicions:
     """Broken pairs as told so far, each with its first cause."""
 
     def __init__(self) -> None:
@@ -55,36 +54,14 @@ class Complaints:
         """Forget what is said by or about `node`: it is gone, or came anew."""
         self._causes = {pair: cause for pair, cause in self._causes.items() if node not in pair}
 
-    def verdict(self, ranked: Sequence[str]) -> dict[str, str]:
+    def excluded(self, ranked: Sequence[str]) -> dict[str, str]:
         """Who is left out, each with the reason."""
-        return {node: self.told(node) for node in cover(ranked, self._causes)}
+        return {node: self.describe(node) for node in vertex_cover(ranked, self._causes)}
 
-    def told(self, node: str = "") -> str:
+    def describe(self, node: str = "") -> str:
         """What was said by or about `node`; "": by and about everybody."""
         return "; ".join(
             f"{a} cannot reach {b}" + (f": {cause}" if cause else "")
             for (a, b), cause in self._causes.items()
             if node in ("", a, b)
         )
-
-
-@dataclass(slots=True)
-class Backoff:
-    """When a node that was left out may be tried again; times in nanoseconds on the coordinator's clock."""
-
-    count: int = 0
-    retry_ns: int = 0
-
-    def evict(self, now_ns: int, *, shortest_ns: int, longest_ns: int) -> int:
-        """Left out once more; the time from which it may be tried again.
-
-        The wait doubles from `shortest_ns` to `longest_ns`. A node that was in for longer than the longest wait starts
-        anew: what broke then has little to do with what breaks now.
-        """
-        if self.count and now_ns - self.retry_ns > 2 * longest_ns:
-            self.count = 0
-        # the exponent is bounded before it is used: a count of years must not make an integer of megabytes
-        wait_ns = min(longest_ns, shortest_ns << min(self.count, 30))
-        self.count += 1
-        self.retry_ns = now_ns + wait_ns
-        return self.retry_ns

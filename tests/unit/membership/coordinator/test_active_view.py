@@ -7,10 +7,10 @@ from coordinator_bench import SECOND, Bench, letters
 
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
+from quicoll.membership.coordinator.active_view import ActiveView
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorState
 from quicoll.membership.coordinator.history import Committed
-from quicoll.membership.coordinator.installed import ActiveView
 from quicoll.membership.coordinator.roster import Roster
 from quicoll.membership.view import Member, View
 
@@ -214,15 +214,15 @@ def work() -> ActiveView:
 
 def test_votes_are_late_only_after_a_first_one_and_until_the_decision() -> None:
     part = work()
-    part.hear("a", m.BeginStep(view_id=1, step=5), expected=5, now_ns=1001)
+    part.receive("a", m.BeginStep(view_id=1, step=5), expected=5, now_ns=1001)
     assert part.late_ns is None
     assert part.late(10_000) == ()
     for now_ns, node in ((1002, "b"), (1050, "a")):
-        assert part.hear(node, m.Vote(view_id=1, step=5, ok=True, digest=b"d"), expected=5, now_ns=now_ns) is None
+        assert part.receive(node, m.Vote(view_id=1, step=5, ok=True, digest=b"d"), expected=5, now_ns=now_ns) is None
     assert part.late_ns == 1102  # of the first vote
     assert part.late(1101) == ()
     assert part.late(1102) == ("c",)
-    part.decided(now_ns=1060)
+    part.step_decided(now_ns=1060)
     assert part.late_ns is None
     assert part.late(10_000) == ()
 
@@ -230,14 +230,14 @@ def test_votes_are_late_only_after_a_first_one_and_until_the_decision() -> None:
 def test_the_quiet_of_a_boundary_begins_with_the_installation_and_anew_with_each_decision() -> None:
     part = work()
     assert part.quiet_ns == 1010
-    part.decided(now_ns=2000)
+    part.step_decided(now_ns=2000)
     assert part.quiet_ns == 2010
 
 
 @pytest.mark.parametrize("message", [m.BeginStep(view_id=1, step=6), m.Vote(view_id=1, step=4, ok=True)])
 def test_another_step_than_the_next_opens_none(message: m.BeginStep | m.Vote) -> None:
     part = work()
-    outcome = part.hear("a", message, expected=5, now_ns=1001)
+    outcome = part.receive("a", message, expected=5, now_ns=1001)
     assert outcome is not None
     assert (outcome.commit, outcome.culprit) == (False, "a")
     assert part.ballot is None

@@ -6,7 +6,7 @@ import pytest
 
 from quicoll.errors import LocalError
 from quicoll.membership import messages as m
-from quicoll.membership.member.knowledge import Knowledge
+from quicoll.membership.member.job_progress import JobProgress
 from quicoll.membership.view import Member, View
 
 
@@ -15,11 +15,11 @@ def view(view_id: int = 3, *, seed: int = 7, committed_step: int = 4) -> View:
     return View(view_id=view_id, members=members, seed=seed, committed_step=committed_step, committed_view=0)
 
 
-def known() -> Knowledge:
-    knowledge = Knowledge(4)
-    knowledge.welcome(m.Welcome(seed=7, committed_step=4))
-    knowledge.proposed(view())
-    return knowledge
+def begun() -> JobProgress:
+    progress = JobProgress(4)
+    progress.welcome(m.Welcome(seed=7, committed_step=4))
+    progress.proposed(view())
+    return progress
 
 
 @pytest.mark.parametrize(
@@ -31,31 +31,31 @@ def known() -> Knowledge:
     ],
 )
 def test_a_view_that_takes_something_back_contradicts(proposed: View, words: str) -> None:
-    assert words in known().contradiction_of_view(proposed, node="a", incarnation=1)
+    assert words in begun().contradiction_of_view(proposed, node="a", incarnation=1)
 
 
 def test_a_view_without_this_process_contradicts_and_a_later_one_with_it_does_not() -> None:
-    assert "no a of incarnation 2" in known().contradiction_of_view(view(4), node="a", incarnation=2)
-    assert "no x of incarnation 1" in known().contradiction_of_view(view(4), node="x", incarnation=1)
-    assert known().contradiction_of_view(view(4), node="a", incarnation=1) == ""
+    assert "no a of incarnation 2" in begun().contradiction_of_view(view(4), node="a", incarnation=2)
+    assert "no x of incarnation 1" in begun().contradiction_of_view(view(4), node="x", incarnation=1)
+    assert begun().contradiction_of_view(view(4), node="a", incarnation=1) == ""
 
 
 @pytest.mark.parametrize("committed", [None, True, False])
 @pytest.mark.parametrize("doubt", [None, (3, 5)])
 def test_a_doubt_is_answered_and_nothing_else_is(doubt: tuple[int, int] | None, committed: bool | None) -> None:
-    knowledge = known()
-    knowledge.doubt = doubt
+    progress = begun()
+    progress.doubt = doubt
     welcome = m.Welcome(seed=7, committed_step=4, doubt_committed=committed)
-    assert bool(knowledge.contradiction(welcome)) == ((doubt is None) != (committed is None))
-    assert knowledge.welcome(welcome) == doubt
-    assert knowledge.doubt is None
+    assert bool(progress.contradiction(welcome)) == ((doubt is None) != (committed is None))
+    assert progress.welcome(welcome) == doubt
+    assert progress.doubt is None
 
 
 def test_the_state_of_another_member_is_of_a_step_that_can_be_committed() -> None:
-    knowledge = Knowledge(2)
-    knowledge.proposed(view(committed_step=4))
-    knowledge.caught_up(3)
+    progress = JobProgress(2)
+    progress.proposed(view(committed_step=4))
+    progress.caught_up(3)
     for step in (2, 5):
         with pytest.raises(LocalError, match=f"step {step} is not in 3..4"):
-            knowledge.caught_up(step)
-    assert (knowledge.holds, knowledge.committed) == (3, 4)
+            progress.caught_up(step)
+    assert (progress.holds, progress.committed) == (3, 4)

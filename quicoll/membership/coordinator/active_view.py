@@ -47,7 +47,7 @@ class ActiveView:
         """Whether `node` is known to be inside the step that is open."""
         return self.ballot is not None and self.ballot.entered(node)
 
-    def hear(self, node: str, message: BeginStep | Vote, *, expected: int, now_ns: int) -> BallotResult | None:
+    def receive(self, node: str, message: BeginStep | Vote, *, expected: int, now_ns: int) -> BallotResult | None:
         """The member `node` began a step or voted; what that decides, None if nothing yet.
 
         expected: the step after the last committed one.
@@ -74,7 +74,7 @@ class ActiveView:
             return ()
         return self.ballot.silent
 
-    def decided(self, *, now_ns: int) -> None:
+    def step_decided(self, *, now_ns: int) -> None:
         """The step is decided and the view goes on: the next boundary begins."""
         self.ballot = None
         self.late_ns = None

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from quicoll.membership.messages import Welcome
     from quicoll.membership.view import View
 
-__all__ = ["Knowledge"]
+__all__ = ["JobProgress"]
 
 
-class Knowledge:
+class JobProgress:
     """Of a process that has begun with the state after step `holds`."""
 
     def __init__(self, holds: int) -> None:
