@@ -1,4 +1,4 @@
-"""What coordinator and members say to each other: typed, closed, bounded.
+"""Messages between coordinator and members: typed, closed, bounded.
 
 Each message is a tagged msgpack map with exactly the fields of its class; an unknown tag or field, a value out of its
 bounds or a message above `MAX_MESSAGE` is refused as a whole. msgspec checks the declared length of an array or string
@@ -65,7 +65,7 @@ MAX_MESSAGE: Final = 2 * 1024 * 1024
 MAX_TEXT: Final = 512
 MAX_DIGEST: Final = 64
 MAX_GROUPS: Final = 256
-"""Sub-groups of one rank whose results a vote tells of."""
+"""Sub-groups of one rank whose results a vote can name."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Site = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
@@ -73,7 +73,7 @@ _MaybeNode = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 _Nodes = Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 FailureKind: TypeAlias = Literal["failed", "mismatch", "corrupted"]
 """Why a view ends: a failure of a member or a link; ranks that called different things; ranks or messages with
-different bits. Callers get an error of the corresponding class on every rank, whoever saw it first."""
+different bits. Callers get an error of the corresponding class on every rank, whichever rank saw it first."""
 
 _Losses = Annotated[tuple[tuple[NodeName, _Text], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 _Digest = Annotated[bytes, msgspec.Meta(max_length=MAX_DIGEST)]
@@ -141,7 +141,7 @@ class Vote(_Message, frozen=True, tag="vote"):
 class Report(_Message, frozen=True, tag="report"):
     """This view cannot go on: members were lost (node, cause), or a collective failed or was cancelled.
 
-    blamed: members whose bits came spoiled, or who called something else, as `kind` says.
+    blamed: members whose bits came corrupt, or who called something else, as `kind` says.
     """
 
     view_id: ViewId
@@ -153,7 +153,7 @@ class Report(_Message, frozen=True, tag="report"):
 
 
 class Leave(_Message, frozen=True, tag="leave"):
-    """I go of my own will: at once, or after the decision of the step that I am inside."""
+    """I leave of my own will: at once, or after the decision of the step that I am inside."""
 
     reason: _Text = ""
 
@@ -229,7 +229,7 @@ _from_coordinator: msgspec.msgpack.Decoder[CoordinatorMessage] = msgspec.msgpack
 
 
 def encode(message: MemberMessage | CoordinatorMessage) -> bytes:
-    """The bytes of a message. Raises LocalError when the receiver would refuse them.
+    """Return the bytes of a message. Raises LocalError when the receiver would refuse them.
 
     msgspec does not check bounds when a value is built, only when it is decoded; decoding what we send costs a few
     microseconds and makes a broken bound our error, here, instead of the peer's.
@@ -251,7 +251,7 @@ def decode(data: bytes, *, sender: Literal["coordinator"], node: str = "") -> Co
 def decode(
     data: bytes, *, sender: Literal["member", "coordinator"], node: str = ""
 ) -> MemberMessage | CoordinatorMessage:
-    """The message in `data`, which came from a `sender` called `node`. Raises PeerError when it is malformed."""
+    """Return the message in `data`, which came from a `sender` named `node`. Raises PeerError when it is malformed."""
     if len(data) > MAX_MESSAGE:
         raise PeerError(f"a membership message of {len(data)} bytes is above {MAX_MESSAGE}", node=node)
     try:
@@ -262,5 +262,5 @@ def decode(
 
 
 def clip(text: str) -> str:
-    """`text` within MAX_TEXT characters; causes are for people, and a long one must not break the message."""
+    """Cut `text` to MAX_TEXT characters; causes are for people, and a long one must not break the message."""
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."

@@ -1,4 +1,4 @@
-"""The coordinator's actions in the order in which they are to be carried out, and the phrases that it says often."""
+"""The coordinator's actions, in the order in which they are carried out, and the announcements made of several."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = ["ActionQueue"]
 
 
 class ActionQueue:
-    """A queue of actions; tells only those members of a view that are still connected as the same process."""
+    """A queue of actions. Messages to a view go only to members still connected as the same process."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
@@ -50,33 +50,39 @@ class ActionQueue:
         self._withheld = ""
 
     def pop(self) -> CoordinatorAction | None:
+        """Remove and return the next action; None when there is none."""
         return self._actions.popleft() if self._actions else None
 
     def persist(self, record: JournalRecord) -> None:
+        """Write a record to the journal before anything that follows."""
         self._actions.append(Persist(record))
 
     def note(self, event: MembershipEvent) -> None:
+        """Pass an event to observers."""
         self._actions.append(Note(event))
 
     def tell(self, member: Member | Candidate, message: CoordinatorMessage) -> None:
+        """Send to a member, if it is still connected as the same process."""
         candidate = self._roster.get(member.node)
         if candidate is not None and candidate.incarnation == member.incarnation:
             self._actions.append(TellMember(member.node, member.incarnation, message))
 
     def tell_all(self, view: View, message: CoordinatorMessage) -> None:
+        """Send to all members of a view."""
         for member in view.members:
             self.tell(member, message)
 
     def drop(self, node: str, incarnation: int, reason: str) -> None:
+        """Close the link of a process."""
         self._actions.append(DropLink(node, incarnation, reason))
 
     def refuse(self, node: str, incarnation: int, reason: str) -> None:
-        """Say no to a process that is on no list, and close its link."""
+        """Refuse a process that is not in the roster, and close its link."""
         self._actions.append(TellMember(node, incarnation, RefuseJoin(reason=clip(reason))))
         self.drop(node, incarnation, reason)
 
     def withhold(self, cause: str, *, now_ns: int) -> None:
-        """Tell everybody who waits for a view why there is none; each hears each reason once."""
+        """Tell every node that waits why there is no view; each gets each reason once."""
         cause = clip(cause)
         if cause != self._withheld:
             self._withheld = cause
@@ -86,15 +92,19 @@ class ActionQueue:
                 self.withhold_from(candidate, cause)
 
     def withhold_from(self, candidate: Candidate, cause: str) -> None:
+        """Tell one node why it is in no view."""
         candidate.wait_reason = clip(cause)
         self.tell(candidate, Withhold(cause=candidate.wait_reason))
 
     def announce_proposal(self, view: View, previous: View | None, boundary: Decide | None, *, now_ns: int) -> None:
-        """A view is proposed: its members are asked, and those who are in it no more are told so.
+        """Send a proposal to its members, and the end of the view before it to members it has no more.
 
-        previous: the view at work until now. boundary: the decision of its step, if one has just been taken; who stays
-        gets the proposal inside of it, in one message: between the two nobody could begin a step of the old view.
-        What was said about having to wait is over.
+        Args:
+            view: The proposal.
+            previous: The view installed until now.
+            boundary: The decision of its step, if one has just been taken. Members that stay get the proposal inside
+                of it, in one message: between two messages they could begin a step of the old view.
+            now_ns: The time now.
         """
         informed: tuple[str, ...] = ()
         if previous is not None:
@@ -115,16 +125,17 @@ class ActionQueue:
         self.note(ViewProposed(now_ns=now_ns, view=view))
 
     def announce_installation(self, view: View, *, now_ns: int) -> None:
+        """Tell the members that the view is installed."""
         self.tell_all(view, Install(view_id=view.view_id))
         self.note(ViewInstalled(now_ns=now_ns, view=view))
 
     def announce_failed_proposal(self, view: View, *, cause: str, lost: tuple[str, ...], now_ns: int) -> None:
-        """The proposed view comes to nothing."""
+        """Tell the members that the proposed view is given up."""
         self.tell_all(view, Aborted(view_id=view.view_id, cause=cause, lost=lost))
         self.note(ViewAborted(now_ns=now_ns, view_id=view.view_id, installed=False, cause=cause, lost=lost, culprit=""))
 
     def announce_end(self, view: View, ballot: Ballot | None, failure: ViewFailure, *, now_ns: int) -> None:
-        """The installed view is over, and the step of `ballot` is committed nowhere."""
+        """Tell the members that the installed view is over, and that the step of `ballot` is committed nowhere."""
         view_id = view.view_id
         cause, kind, culprit, lost = failure.cause, failure.kind, failure.culprit, failure.lost
         aborted = Aborted(view_id=view_id, cause=cause, lost=lost, culprit=culprit, kind=kind)

@@ -1,8 +1,8 @@
-"""What the coordinator's core asks its shell to do, and what it tells observers.
+"""Actions that the coordinator's core asks its shell to carry out, and events for observers.
 
 Actions are carried out one by one, in order, and a `Persist` is durable before the next is begun. That one rule makes
-every announcement true for ever: whatever was told was written first. A crash between two actions is like a crash
-before the first message: the journal knows, and nobody was told anything else.
+every announcement true for ever: it was written before it was sent. A crash between two actions is like a crash
+before the first message: the journal knows, and nothing else was sent.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StepRejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewWithheld:
-    """There can be no view now, and why; told once per reason."""
+    """There can be no view now, and why; once per reason."""
 
     now_ns: int
     cause: str
@@ -125,7 +125,7 @@ class TellMember:
 
 @dataclass(frozen=True, slots=True)
 class DropLink:
-    """Close the link of this incarnation of the node (0: whichever it has), after what it was told has been sent."""
+    """Close the link of this incarnation of the node (0: of any), after all messages before this have been sent."""
 
     node: str
     incarnation: int

@@ -1,17 +1,17 @@
-"""An installed view at work: which of its steps is open, and until when its votes are waited for.
+"""An installed view: which of its steps is open, and until when its votes are awaited.
 
     boundary    no step is open. Members may come or go; once `quiet_ns` have passed since the last decision, no Begin
                 can be on its way any more, and the boundary is taken to be one on every member
     open        the first Begin or Vote of a step has come; its ballot collects the votes (ballot.py)
-    counting    the first vote has come, and the last one has to come within `vote_timeout_ns` of it
+    voting      the first vote has come, and the last one has to come within `vote_timeout_ns` of it
 
 and back to the boundary with the decision. A view that ends takes what is open with it.
 
 Invariants: a ballot is for the step after the last committed one, and there is one at a time; a member votes once. A
 member that breaks this ends its view, since its state may be in doubt: the outcome is then an abort that names it.
 
-Failure cases: votes that do not come (`late`). What follows from an outcome or from lateness is the coordinator's to do
-(coordinator.py); nothing here is durable, and nobody is told anything from here.
+Failure cases: votes that do not come (`late`). The core decides what follows from an outcome or from lateness; nothing
+here is durable, and nothing is sent from here.
 """
 
 from __future__ import annotations
@@ -29,12 +29,18 @@ __all__ = ["ActiveView"]
 
 
 class ActiveView:
-    """From the installation of `view`, at `now_ns`, to its end."""
+    """Steps and votes of `view`, from its installation at `now_ns` to its end.
+
+    Attributes:
+        view: The view.
+        ballot: Of the step that is open; None at a boundary.
+        late_ns: When a vote that has not come is late; None before the first vote.
+    """
 
     def __init__(self, view: View, config: CoordinatorConfig, *, now_ns: int) -> None:
         self.view = view
-        self.ballot: Ballot | None = None  # of the step that is open
-        self.late_ns: int | None = None  # when a vote that has not come is late
+        self.ballot: Ballot | None = None
+        self.late_ns: int | None = None
         self._config = config
         self._boundary_ns = now_ns
 
@@ -48,9 +54,15 @@ class ActiveView:
         return self.ballot is not None and self.ballot.entered(node)
 
     def receive(self, node: str, message: BeginStep | Vote, *, expected: int, now_ns: int) -> BallotResult | None:
-        """The member `node` began a step or voted; what that decides, None if nothing yet.
+        """Take in that a member began a step or voted.
 
-        expected: the step after the last committed one.
+        Args:
+            node: The member.
+            message: Its message.
+            expected: The step after the last committed one.
+            now_ns: The time now.
+        Returns:
+            The result of the ballot; None while there is none.
         """
         if message.step != expected:
             word = "voted on" if isinstance(message, Vote) else "began"
@@ -69,13 +81,13 @@ class ActiveView:
         return outcome
 
     def late(self, now_ns: int) -> tuple[str, ...]:
-        """Members whose votes are late, by rank; none while the votes are still waited for."""
+        """Return members whose votes are late, by rank; none while votes are still awaited."""
         if self.ballot is None or self.late_ns is None or now_ns < self.late_ns:
             return ()
         return self.ballot.silent
 
     def step_decided(self, *, now_ns: int) -> None:
-        """The step is decided and the view goes on: the next boundary begins."""
+        """Close the ballot: the step is decided and the view goes on."""
         self.ballot = None
         self.late_ns = None
         self._boundary_ns = now_ns

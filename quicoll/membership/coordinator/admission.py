@@ -1,4 +1,4 @@
-"""When there can be a view, and who cannot take part at all: pure functions that always explain a "no"."""
+"""Whether nodes are enough for a view, and whether a node can take part at all: pure functions that explain a "no"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["join_refusal", "name_list", "shortfall"]
 
 
 def shortfall(nodes: Sequence[str], *, history: History, config: CoordinatorConfig) -> str:
-    """Why these nodes cannot be a view, "" if they can.
+    """Return why these nodes are too few for a view, "" if they are not.
 
     The first view needs `world_size` nodes; so does one after all nodes have left. Every other needs a quorum of the
     nodes of the last view that have not left.
@@ -35,7 +35,7 @@ def shortfall(nodes: Sequence[str], *, history: History, config: CoordinatorConf
 
 
 def join_refusal(join: Join, *, history: History, config: CoordinatorConfig) -> str:
-    """Why a node cannot take part, whatever comes later; "" if it can.
+    """Return why a node cannot take part, whatever comes later; "" if it can.
 
     A journal that knows less than a member was lost, restored from a copy, or is another job's. To go on with it would
     commit steps a second time. Only a new journal takes a member's step, as the checkpoint to go on from.
@@ -51,6 +51,6 @@ def join_refusal(join: Join, *, history: History, config: CoordinatorConfig) -> 
 
 
 def name_list(nodes: Iterable[str]) -> str:
-    """Names for a message to people, few enough to be read."""
+    """Return names for a message to people, few enough to be read."""
     listed = list(nodes)
     return ", ".join(listed) if len(listed) <= 8 else f"{', '.join(listed[:8])} and {len(listed) - 8} more"

@@ -1,12 +1,12 @@
-"""One step's ballot: who is inside the step, how each member votes, what follows.
+"""One step's ballot: who is inside the step, how each member votes, and the result.
 
     every member votes ok, all digests equal     commit
     a member votes no                            abort at once: one "no" decides, and the others need not finish
-    every member votes ok, digests differ        abort; blame the minority, or both sides of a tie
+    every member votes ok, digests differ        abort; name the minority, or both sides of a tie
     the same, but the digests of a sub-group     abort likewise; the digests of one id are compared with each other
 
 Digests are compared only when all are there: with the votes of a part, a minority could look like a majority, and the
-wrong node would be blamed.
+wrong node would be named.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ __all__ = ["Ballot", "BallotResult"]
 
 @dataclass(frozen=True, slots=True)
 class BallotResult:
-    """commit, or abort with its cause and, where a single node is to blame, the culprit."""
+    """Commit, or abort with its cause.
+
+    Attributes:
+        commit: Whether the step is committed.
+        digest: Of the result, where it is committed.
+        cause: Of an abort, for people.
+        culprit: The node that caused the abort; "" where no single one did.
+        kind: Kind of failure.
+    """
 
     commit: bool
     digest: bytes = b""
@@ -34,7 +42,7 @@ class BallotResult:
 
 
 class Ballot:
-    """Collects the votes of `view` on `step`; says nothing about time."""
+    """Collects the votes of `view` on `step`; knows nothing of time."""
 
     def __init__(self, view: View, *, step: int) -> None:
         self.view = view
@@ -51,17 +59,19 @@ class Ballot:
         return tuple(node for node in self.view.nodes if node not in self._votes)
 
     def entered(self, node: str) -> bool:
-        """Whether `node` is known to be inside the step."""
+        """Return whether `node` is known to be inside the step."""
         return node in self._inside
 
     def voted(self, node: str) -> bool:
+        """Return whether `node` has voted."""
         return node in self._votes
 
     def begin(self, node: str) -> None:
+        """Take in that `node` is inside the step."""
         self._inside[node] = None
 
     def vote(self, node: str, vote: Vote) -> BallotResult | None:
-        """Count a vote, which says by itself that `node` is inside; the outcome once there is one."""
+        """Count a vote, which also shows that `node` is inside; return the result once there is one."""
         self._inside[node] = None
         self._votes[node] = vote
         if not vote.ok:

@@ -3,27 +3,31 @@
 It carries no tensors and knows no clock, socket or disk; messages, losses and time come in, actions go out
 (actions.py). It has one state:
 
-    FORMING     no view is at work. Candidates are counted; a view is proposed as soon as there can be one.
+    FORMING     no view is installed. Candidates are counted; a view is proposed as soon as there can be one.
     PROPOSED    a view was sent to its members; each forms its links and confirms or declines.
     INSTALLED   all confirmed, the view is in the journal; its members take steps.
 
-`COORDINATOR_TRANSITIONS` is the whole of what can happen to it. What each state knows has an owner: muster.py says
-whether there can be a view, and of whom; proposal.py hears the answers to one; work.py keeps the steps and votes of the
-installed one; hearing.py finds out why it ended. They say what is so; what follows from it is done here, and only here.
+`COORDINATOR_TRANSITIONS` has every transition. The parts say what is so; what follows from it is done here, and only
+here:
+
+    formation.py     whether there can be a view, and of which nodes
+    proposal.py      the answers to a proposed view
+    active_view.py   the steps and votes of the installed view
+    diagnosis.py     why a view ended, from the reports of its members
+    suspicions.py    which nodes are left out when some cannot reach each other
 
 Rules, and why:
 
-- Any change of members and any failed step ends the view; the next has a larger id. So a message can be judged by
-  its view id alone, and nothing of an old view can be taken for something of a new one.
-- A new view needs a quorum, and a member that holds the last committed step (muster.py).
+- Any change of members and any failed step ends the view; the next has a larger id. So the view id alone says whether
+  a message is current, and nothing of an old view can be taken for something of a new one.
+- A new view needs a quorum, and a member that holds the last committed step (formation.py).
 - A step is committed when every member of the installed view has voted ok for `committed_step + 1` with the same
   digest, and by nothing else; the record comes first, the announcement after it. Everything else aborts.
 - A member that is lost, joins anew or breaks a rule ends its view at once: its state may be in doubt. A node that only
-  wants to come in waits for a step boundary, and a little longer where no step is open (`quiet_ns`), because Begins
+  wants to join waits for a step boundary, and a little longer where no step is open (`quiet_ns`), because Begins
   that are on their way would be aborted.
-- A view that cannot go on is closed with the first word of it; who is told what waits, for `gather_ns` at most, until
-  members that accuse each other have been heard (hearing.py), so that all are told the same. complaints.py says who is
-  left out.
+- The first report of a failure ends a view. The announcement waits for more reports, for `gather_ns` at most, where
+  members suspect each other (diagnosis.py), so that all members get the same cause.
 """
 
 from __future__ import annotations
@@ -115,12 +119,17 @@ def coordinator_transition(state: CoordinatorState, cause: CoordinatorCause) -> 
 
 
 class CoordinatorCore:
-    """Messages, losses and time in, actions out; see the module for the rules.
+    """Messages, losses and time in, actions out; see the head of this module for the rules.
 
     After every input the shell takes actions by `next_action` until there is none, carries them out in order, and arms
     one timer for `next_timer`. Times are nanoseconds of one monotonic clock.
 
-    config: see there. history: what the journal holds. Raises LocalError when the two contradict each other.
+    Args:
+        config: Settings.
+        history: What the journal holds.
+        now_ns: The time now.
+    Raises:
+        LocalError: The settings contradict the journal.
     """
 
     def __init__(self, config: CoordinatorConfig, history: History, *, now_ns: int) -> None:
@@ -135,7 +144,7 @@ class CoordinatorCore:
         self._formation = Formation(self._roster, config, history=history)
         self._out = ActionQueue(self._roster)
         self._proposal: Proposal | None = None
-        self._active: ActiveView | None = None  # of the installed view
+        self._active: ActiveView | None = None  # while a view is installed
         self._diagnosis: Diagnosis | None = None  # from the end of a view to the next proposal
         self._wake_ns: int | None = None  # when to look again although nothing came in
         if history.seed is None and config.seed is not None:
@@ -164,7 +173,14 @@ class CoordinatorCore:
     # Inputs
 
     def receive(self, node: str, message: MemberMessage, *, now_ns: int, incarnation: int | None = None) -> None:
-        """A message of `node` came. incarnation: of the link's other end; None where a node has one link at most."""
+        """Take in a message.
+
+        Args:
+            node: The sender, by the name in its certificate.
+            message: The message.
+            now_ns: The time now.
+            incarnation: Of the process at the other end of the link; None where a node has one link at most.
+        """
         if isinstance(message, Join):
             self._join(node, message, now_ns)
         else:
@@ -178,7 +194,14 @@ class CoordinatorCore:
         self._reconsider(now_ns)
 
     def member_lost(self, node: str, cause: str, *, now_ns: int, incarnation: int | None = None) -> None:
-        """The link to `node` is gone for good; ignored when `incarnation` is given and another one is connected."""
+        """Take in that the link to a node is gone for good.
+
+        Args:
+            node: The node.
+            cause: Why, for people.
+            now_ns: The time now.
+            incarnation: Of the process at its other end; ignored when another one is connected by now.
+        """
         candidate = self._roster.get(node)
         if candidate is None or (incarnation is not None and incarnation != candidate.incarnation):
             return
@@ -186,7 +209,7 @@ class CoordinatorCore:
         self._reconsider(now_ns)
 
     def handle_timer(self, now_ns: int) -> None:
-        """Time has come to `now_ns`; harmless when it is early."""
+        """Do what is due at `now_ns`; harmless when nothing is."""
         if self._proposal is not None:
             self._check_proposal(self._proposal, now_ns)
         elif self._active is not None and (late := self._active.late(now_ns)):
@@ -196,12 +219,13 @@ class CoordinatorCore:
     # Outputs
 
     def next_timer(self) -> int | None:
-        """When `handle_timer` has to be called at the latest; None when nothing is pending."""
+        """Return when `handle_timer` has to be called at the latest; None when nothing is pending."""
         decide_ns = self._proposal.decide_ns if self._proposal is not None else None
         late_ns = self._active.late_ns if self._active is not None else None
         return min((at for at in (decide_ns, late_ns, self._wake_ns) if at is not None), default=None)
 
     def next_action(self) -> CoordinatorAction | None:
+        """Return the next action to carry out; None when there is none."""
         return self._out.pop()
 
     # Messages
@@ -224,7 +248,7 @@ class CoordinatorCore:
             self._out.refuse(node, candidate.incarnation, cause)
             self._node_lost(candidate, cause, now_ns)
         elif view is None:
-            pass  # of a view that is over: it crossed the news on the way
+            pass  # of a view that is over: the sender did not know of its end yet
         elif proposal is not None and view is proposal.view:
             proposal.receive(node, message, now_ns=now_ns)
             self._check_proposal(proposal, now_ns)
@@ -289,7 +313,7 @@ class CoordinatorCore:
     def _leave(self, candidate: Candidate, message: Leave, now_ns: int) -> None:
         if candidate.leaving:
             return
-        self._announce_end(candidate.node, now_ns)  # it has to be told as well
+        self._announce_end(candidate.node, now_ns)  # while it is still there to get it
         candidate.leaving = True
         node, active = candidate.node, self._active
         if active is not None and active.entered(node):
@@ -376,13 +400,13 @@ class CoordinatorCore:
         self._exclude(out, now_ns)
 
     def _fail(self, view: View, cause: str, lost: tuple[str, ...], now_ns: int) -> None:
-        """The proposed view comes to nothing."""
+        """Give up the proposed view."""
         self._state = coordinator_transition(self._state, CoordinatorCause.FAILED)
         self._proposal = None
         self._out.announce_failed_proposal(view, cause=cause, lost=lost, now_ns=now_ns)
 
     def _change_view(self, active: ActiveView, cause: str, now_ns: int, boundary: Decide | None = None) -> None:
-        """Go from the installed view to the next, at a boundary; what is left may be too little for one."""
+        """Replace the installed view by the next, at a boundary; end it where too few nodes are left for one."""
         chosen = self._choose(now_ns)
         obstacle = self._formation.shortfall(chosen, self._history)
         if not obstacle:
@@ -402,18 +426,18 @@ class CoordinatorCore:
         *,
         kind: FailureKind = "failed",
     ) -> None:
-        """The installed view is over, and the step that is open is committed nowhere; tell everybody."""
+        """End the installed view and announce it. The step that is open is committed nowhere."""
         self._announce(self._end_active(active), ViewFailure(cause, kind, culprit, lost), now_ns)
 
     def _end_active(self, active: ActiveView) -> Diagnosis:
-        """The installed view is over. Nothing of it can be committed any more; nobody is told yet."""
+        """End the installed view without announcing it. Nothing of it can be committed any more."""
         self._diagnosis = Diagnosis(active.view, active.ballot, gather_ns=self._config.gather_ns)
         self._state = coordinator_transition(self._state, CoordinatorCause.BROKEN)
         self._active = None
         return self._diagnosis
 
     def _announce_end(self, node: str, now_ns: int) -> None:
-        """Judge a closed view that is not judged, by what has been heard; because of `node`, if it is one of its."""
+        """Announce the end of a view, if it is not announced yet; because of `node`, only if it was in the view."""
         diagnosis = self._diagnosis
         if diagnosis is not None and not diagnosis.announced and (not node or diagnosis.view.rank_of(node) is not None):
             self._announce(diagnosis, diagnosis.failure(self._connected(diagnosis.view)), now_ns)
@@ -447,7 +471,7 @@ class CoordinatorCore:
         self._remove_leavers(now_ns)
 
     def _votes_late(self, active: ActiveView, late: tuple[str, ...], now_ns: int) -> None:
-        """The votes of some members did not come: they are named, and left out where the others can go on."""
+        """End the view for votes that did not come; leave the late members out where the others can go on."""
         seconds = self._config.vote_timeout_ns / 1e9
         cause = clip(f"no vote on step {self._history.committed_step + 1} within {seconds:g} s from {name_list(late)}")
         self._abort_view(active, cause, late, late[0] if len(late) == 1 else "", now_ns)
@@ -458,13 +482,13 @@ class CoordinatorCore:
     # Nodes
 
     def _node_lost(self, candidate: Candidate, cause: str, now_ns: int) -> None:
-        """The node is gone, and with it any view that it is in."""
+        """Remove a node, and end any view that it is in."""
         node = candidate.node
         self._remove(candidate, cause, now_ns)
         proposal = self._proposal
         if proposal is not None and proposal.view.rank_of(node) is not None:
             if proposal.disputed:
-                # what the others have said by now must not be lost
+                # what the others reported by now must not be lost
                 proposal.decline(node, unreachable=(), reason=cause, now_ns=now_ns)
                 self._reject(proposal, now_ns)
             else:
@@ -483,7 +507,7 @@ class CoordinatorCore:
         self._out.note(NodeLost(now_ns=now_ns, node=candidate.node, cause=cause, left=candidate.leaving))
 
     def _retire(self, candidate: Candidate) -> None:
-        """The node no longer counts in the base of quorums; durable, or a restart would wait for it."""
+        """Take the node out of the base of quorums; durable, or a restart would wait for it."""
         if candidate.node in self._history.base:
             self._record(Left(candidate.node))
 
@@ -501,7 +525,7 @@ class CoordinatorCore:
                 self._out.withhold_from(candidate, f"left out for {seconds:g} s: {why}")
 
     def _waiting_for(self, now_ns: int) -> str:
-        """What a node that has just joined waits for; "" when it need not."""
+        """Return what a node that has just joined waits for; "" when it need not."""
         if self._active is not None:
             return f"view {self._active.view.view_id} is at work; the next one comes at a step boundary"
         if self._proposal is not None:

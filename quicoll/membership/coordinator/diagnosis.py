@@ -1,21 +1,21 @@
-"""Why a view ended, and who is to blame: heard from its members, then told to all of them alike.
+"""Why a view ended: collected from reports of its members, then announced to all of them alike.
 
-    closed    the first report has come. No step of the view can be committed any more; those who wait are not told yet
-    judged    every member is told the same cause, the same kind of failure and the same culprit
-    over      what came in after that is heard too; then the next view may be proposed, without those left out
+    ended       the first report has come. No step of the view can be committed any more; it is not announced yet
+    announced   every member gets the same cause, the same kind of failure and the same culprit
+    complete    reports that come after that count too; then the next view may be proposed, without nodes left out
 
-One report is the word of one end of a pair. Its other end names the first, and a third member would hear whichever came
-sooner. So the judgement waits for the others, for `gather_ns` from the first word against a pair or until all have
-spoken; the next view waits as long in any case. Where nobody accuses a pair (an exception in a step, a deadline), or a
-node is known to be gone, nothing is waited for.
+A report comes from one end of a pair. Its other end reports the first, and a third member would get whichever came
+sooner. So the announcement waits for the others, for `gather_ns` from the first report against a pair or until all have
+reported; the next view waits as long in any case. Where no report is about a pair (an exception in a step, a deadline),
+or a node is known to be gone, nothing is waited for.
 
-    failure      accused are pairs of                  culprit
-    failed       who lost whom                         the first of those left out (complaints.py)
-    corrupted    who got spoiled bits from whom        who is in most pairs, or the source of the first
+    failure      pairs in the reports                  culprit
+    failed       who lost whom                         the first of those left out (suspicions.py)
+    corrupted    who got corrupt bits from whom        who is in most pairs, or the source of the first
     mismatch     who called something else than whom   who is in most pairs, if in more than half as many as there are
                                                        nodes in any; otherwise nobody
 
-A node with damaged memory spoils what it gets from everybody, or what everybody gets from it; both show as many pairs
+A node with damaged memory corrupts what it gets from everybody, or what everybody gets from it; both show as many pairs
 that share one node. A single pair does not tell which end it was, or whether it was the path; the source is named,
 since its checksum is what the bits do not fit, and the cause names both.
 """
@@ -38,7 +38,14 @@ __all__ = ["Diagnosis", "ViewFailure", "most_suspected"]
 
 @dataclass(frozen=True, slots=True)
 class ViewFailure:
-    """What every member is told. culprit: a node, "" where no single one is to blame. lost: gone, or left out."""
+    """Why a view ended, as announced to every member.
+
+    Attributes:
+        cause: For people.
+        kind: Kind of failure; decides which error callers get.
+        culprit: The node that caused it, "" where no single one did.
+        lost: Nodes that are gone, or left out of the next view.
+    """
 
     cause: str
     kind: FailureKind = "failed"
@@ -47,9 +54,10 @@ class ViewFailure:
 
 
 def most_suspected(pairs: Iterable[tuple[str, str]]) -> tuple[str, int, int]:
-    """The node in most pairs, in how many it is, and how many nodes are in any; no node where two are in as many.
+    """Return the node in most pairs ("" where two are in as many), its number of pairs, and the number of nodes.
 
-    pairs: in any order and direction; both directions of a pair count once.
+    Args:
+        pairs: In any order and direction; both directions of a pair count once.
     """
     partners: dict[str, dict[str, None]] = {}
     for a, b in pairs:
@@ -61,7 +69,14 @@ def most_suspected(pairs: Iterable[tuple[str, str]]) -> tuple[str, int, int]:
 
 
 class Diagnosis:
-    """From the end of an installed view to the next proposal. ballot: of the step that was open, if one was."""
+    """Reports on the end of `view`, from its end to the next proposal.
+
+    Attributes:
+        view: The view that ended.
+        ballot: Of the step that was open; None if none was.
+        announced: Whether the members know the cause.
+        deadline_ns: When further reports are waited for no more; None while none is about a pair.
+    """
 
     def __init__(self, view: View, ballot: Ballot | None, *, gather_ns: int) -> None:
         self.view = view
@@ -78,9 +93,14 @@ class Diagnosis:
         self._reporters: dict[str, None] = {}  # an ordered set
 
     def add_report(self, node: str, report: Report | Decline, *, connected: Sequence[str], now_ns: int) -> None:
-        """`node` says that the view cannot go on. connected: nodes that may be judged.
+        """Take in a report.
 
-        One that declines has confirmed, then lost a link while the installation was on its way: the same as a report.
+        Args:
+            node: The member that reports.
+            report: That the view cannot go on. A Decline comes from a member that confirmed, then lost a link while
+                the installation was on its way: the same as a report.
+            connected: Nodes that may be named; what is reported about others does not count.
+            now_ns: The time now.
         """
         if isinstance(report, Decline):
             unreachable = tuple((other, report.reason) for other in report.unreachable)
@@ -103,19 +123,19 @@ class Diagnosis:
             self.deadline_ns = now_ns + self._gather_ns
 
     def node_lost(self, node: str, cause: str) -> None:
-        """`node` is known to be gone; what is said by and about it needs no other reason."""
+        """Take in that `node` is gone; that explains every suspicion by or about it."""
         if self.view.rank_of(node) is not None:
             self._lost[node] = cause
             self._suspicions.drop(node)
 
     def complete(self, present: Sequence[str], *, now_ns: int) -> bool:
-        """Whether there is nothing to wait for. present: nodes of the view that are still connected."""
-        accused = self._suspicions or (self._blamed and not self.announced)
-        heard = all(node in self._reporters for node in present)
-        return self.deadline_ns is None or not accused or heard or now_ns >= self.deadline_ns
+        """Return whether no further report is waited for. present: nodes of the view that are still connected."""
+        suspected = self._suspicions or (self._blamed and not self.announced)
+        all_reported = all(node in self._reporters for node in present)
+        return self.deadline_ns is None or not suspected or all_reported or now_ns >= self.deadline_ns
 
     def failure(self, present: Sequence[str]) -> ViewFailure:
-        """By what has been heard so far. present: as in `over`."""
+        """Return the failure by the reports so far. present: as in `complete`."""
         if self._kind == "failed":
             lost = tuple(node for node in self.view.nodes if node in self._lost or node in self.excluded(present))
             order = (*self._lost, *self.excluded(present), self._reported_culprit)
@@ -124,7 +144,7 @@ class Diagnosis:
         return ViewFailure(clip("; ".join(self._causes)), self._kind, self._cause_node())
 
     def excluded(self, present: Sequence[str]) -> dict[str, str]:
-        """Connected nodes that the next view is formed without, each with the reason, in the order of the decision."""
+        """Return connected nodes that the next view is formed without, each with the reason, in order of decision."""
         return self._suspicions.excluded(present)
 
     def _cause_node(self) -> str:

@@ -1,9 +1,8 @@
-"""Whether there can be a view now, of whom, and how long those who are missing are waited for.
+"""Whether there can be a view now, of which nodes, and how long missing ones are waited for.
 
-The muster looks at the connected nodes (roster.py) and at what is durable (history.py), and changes neither. What it
-finds is one of
+It looks at the connected nodes (roster.py) and at what is durable (history.py), and changes neither. It finds one of
 
-    lacking     no view can be made of these; to be looked at again when a node that was left out may be tried anew
+    obstacle    no view can be made of these; look again when a node that was left out may be tried anew
     settling    a view can be made, but nodes of the last one are missing; the rest wait for them, once, for a while
     ready       a view can be made, and is to be proposed
 
@@ -11,13 +10,13 @@ Rules, and why:
 
 - A new view needs more than half of the nodes of the last installed one, less those that left of their own will. The
   first needs `world_size` nodes. The journal makes the coordinator the single decider; the quorum keeps a handful of
-  nodes at the coordinator's side of a partition from going on alone. (`rules.lack`)
+  nodes at the coordinator's side of a partition from going on alone. (`admission.shortfall`)
 - A new view has a member that holds the last committed step, unless no node is left that could: a quorum of new
   processes waits for the one whose state they would take back.
 - Where nodes of the last view are missing although there is a quorum, and nothing was installed a moment ago (after a
   restart of the coordinator, or of everything), the rest get `settle_ns` to arrive: one view instead of several. Once
-  a view was formed nobody is waited for, until there is too little for one again: whoever is missing then is missing
-  because of what happened to that view.
+  a view was formed nobody is waited for, until there are too few nodes for one again: a node that is missing then is
+  missing because of what happened to that view.
 """
 
 from __future__ import annotations
@@ -39,9 +38,12 @@ __all__ = ["Formation", "Readiness"]
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """What a look at the nodes found. chosen: by rank. missing: why they wait; "" when they are ready.
+    """Whether a view can be proposed.
 
-    again_ns: when to look again although nothing came in; None where only an input can change it.
+    Attributes:
+        chosen: Nodes that would be in it, by rank.
+        obstacle: Why there can be no view now; "" when there can.
+        retry_ns: When to look again although nothing came in; None where only an input can change it.
     """
 
     chosen: list[Candidate]
@@ -50,7 +52,7 @@ class Readiness:
 
 
 class Formation:
-    """Chooses from `roster`; remembers only whether the missing are still waited for.
+    """Chooses the members of the next view; remembers only whether missing nodes are still waited for.
 
     The history is an argument everywhere, since it is replaced with every record: one owner, and no second copy.
     """
@@ -59,24 +61,24 @@ class Formation:
         self._roster = roster
         self._config = config
         self._waits_for_absent = history.view is not None
-        self._settle_ns: int | None = None  # the end of the grace, once it has begun
+        self._settle_ns: int | None = None  # the end of the grace period, once it has begun
 
     def choose(self, history: History, *, now_ns: int) -> list[Candidate]:
-        """Who would be in a view proposed now, by rank."""
+        """Return who would be in a view proposed now, by rank."""
         last = history.view
         preferred = last.nodes if last is not None else ()
         return self._roster.choose(now_ns=now_ns, limit=self._config.max_world_size, preferred=preferred)
 
     def shortfall(self, chosen: list[Candidate], history: History) -> str:
-        """Why these are too few for a view, "" if they are not. All that is asked of a view that follows another."""
+        """Return why these are too few for a view, "" if they are not."""
         return shortfall([candidate.node for candidate in chosen], history=history, config=self._config)
 
     def obstacle(self, chosen: list[Candidate], history: History) -> str:
-        """Why these cannot be a view where none is at work, "" if they can: too few, or none with the state."""
+        """Return why these cannot be a view while none is installed, "" if they can."""
         return self.shortfall(chosen, history) or self._state_absent(chosen, history)
 
     def evaluate(self, history: History, *, now_ns: int) -> Readiness:
-        """Look at who is here, while no view is proposed or at work; idempotent, but for the begin of the grace."""
+        """Evaluate the nodes while no view is proposed or installed; idempotent, but for the start of the grace period."""
         chosen = self.choose(history, now_ns=now_ns)
         obstacle = self.obstacle(chosen, history)
         if obstacle:
@@ -92,9 +94,13 @@ class Formation:
         return Readiness(chosen)
 
     def next_view(self, chosen: list[Candidate], history: History) -> View:
-        """The next view, of these by rank, for the caller to record and to propose; ends the patience with the missing.
+        """Return the next view, for the caller to record and to propose. Missing nodes are waited for no more.
 
-        Raises LocalError without a seed.
+        Args:
+            chosen: Its members, by rank.
+            history: What the journal holds.
+        Raises:
+            LocalError: The seed is not recorded.
         """
         if history.seed is None:
             raise LocalError("there is no view before the seed is recorded")
@@ -113,7 +119,7 @@ class Formation:
         )
 
     def _state_absent(self, chosen: list[Candidate], history: History) -> str:
-        """Why these must not go on: nobody of them holds the last committed step, and a node that may is elsewhere.
+        """Return why these must not go on: none holds the last committed step, and a node that may is elsewhere.
 
         Nodes count for the quorum by name, so a majority of new processes is one. To begin from what they have would
         take back a step that was committed. Where no node is left that could hold it, there is nothing to wait for.

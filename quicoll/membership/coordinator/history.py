@@ -46,7 +46,7 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class InstalledView:
-    """All members confirmed the view; from here on it is the base of quorums."""
+    """All members confirmed the view; from here on quorums are counted of its nodes."""
 
     view: View
 
@@ -90,7 +90,7 @@ class History:
     committed_digest: bytes = b""
 
     def apply(self, record: JournalRecord) -> History:
-        """The history after `record`. Raises LocalError when the record contradicts what is there."""
+        """Return the history after `record`. Raises LocalError when the record contradicts what is there."""
         if isinstance(record, Seeded):
             if self.seed is not None:
                 raise LocalError(f"the seed is {self.seed} already")
@@ -109,17 +109,18 @@ class History:
 
     @property
     def base(self) -> tuple[str, ...]:
-        """The nodes of which a new view needs more than half, by rank; empty before the first view."""
+        """Nodes of which a new view needs more than half, by rank; empty before the first view."""
         if self.view is None:
             return ()
         return tuple(node for node in self.view.nodes if node not in self.left)
 
     def committed(self, view_id: int, step: int) -> bool:
-        """Whether `view_id` committed `step`; a final answer for every view but the one installed now."""
+        """Return whether `view_id` committed `step`; final for every view but the one installed now."""
         return any(view == view_id and first <= step <= last for view, first, last in self.commits)
 
     @classmethod
     def of(cls, records: Iterable[JournalRecord]) -> History:
+        """Return the history of all these records, in their order."""
         history = cls()
         for record in records:
             history = history.apply(record)

@@ -15,7 +15,7 @@ Each row carries a checksum, because SQLite itself does not see a flipped bit in
 refused as it stands: no row is repaired, cut off or overwritten, so that a person can still read what is there.
 
 After a failed write the journal accepts nothing more. Whether the record is on the disk is known only to a process
-that opens it anew (Rebello et al. 2020, "Can Applications Recover from fsync Failures?", USENIX ATC); nobody was told,
+that opens it anew (Rebello et al. 2020, "Can Applications Recover from fsync Failures?", USENIX ATC); nothing was announced,
 so either is right.
 
 But what the new process reads is in the page cache, and the disk may hold something else: the record of a failed fsync
@@ -55,7 +55,7 @@ __all__ = ["Database", "Journal", "MemoryJournal", "RecordStore", "Rows", "conne
 
 _APPLICATION_ID = 0x71434A31  # "qCJ1": tells `file` and us that this is ours
 _SCHEMA = 1
-_PROBE_SECONDS = 0.0  # a lock is never waited for: whoever has it will keep it
+_PROBE_SECONDS = 0.0  # a lock is never waited for: its owner keeps it
 
 # `facts` holds what is small and is replaced; views and commits grow, and are kept for the audit.
 _TABLES = """
@@ -223,7 +223,7 @@ class Journal:
         self._identify()
 
     def _settle(self) -> None:
-        """Make durable what was read, before anybody is told of it; see the head of this module."""
+        """Make durable what was read, before any of it is announced; see the head of this module."""
         self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         with self._transaction():
             self._database.execute(f"PRAGMA user_version={_SCHEMA}")

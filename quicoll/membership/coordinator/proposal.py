@@ -1,4 +1,9 @@
-"""A proposed view and the answers to it."""
+"""A proposed view and the answers to it.
+
+open        answers are awaited; a member that is silent for too long counts as one that declined
+disputed    a member declined; the others have `gather_ns` to report what they cannot reach
+decidable   all have answered or the time is up: the view is installed, or rejected without some of its members
+"""
 
 from __future__ import annotations
 
@@ -15,10 +20,14 @@ __all__ = ["Proposal"]
 
 
 class Proposal:
-    """Waits for every member's answer; says who is to be left out when some decline or are silent.
+    """Collects every member's answer; decides who is left out when some decline or are silent.
 
-    A member that declines names those it cannot reach, which is evidence against the pair; so the others are heard too,
-    for `gather_ns` from the first complaint, before anyone is judged. One that names nobody is left out itself.
+    A member that declines names those it cannot reach, which is evidence against the pair and not against either end;
+    so the others' answers are awaited too, for `gather_ns` from the first. One that names nobody is left out itself.
+
+    Attributes:
+        view: The proposed view.
+        decide_ns: When missing answers are awaited no more.
     """
 
     def __init__(self, view: View, *, now_ns: int, timeout_ns: int, gather_ns: int) -> None:
@@ -33,19 +42,20 @@ class Proposal:
 
     @property
     def confirmed(self) -> bool:
-        """Every member confirmed, and none took it back."""
+        """Whether every member confirmed and none withdrew that."""
         return not self._declined and not self._silent
 
     @property
     def disputed(self) -> bool:
+        """Whether a member declined."""
         return bool(self._declined)
 
     def decidable(self, now_ns: int) -> bool:
-        """Whether those who are silent are waited for no more."""
+        """Return whether no further answer is awaited."""
         return not self._silent or now_ns >= self.decide_ns
 
     def receive(self, node: str, message: Confirm | Decline | Report | BeginStep | Vote, *, now_ns: int) -> None:
-        """The member `node` spoke of this view; what belongs to an installed one says nothing here."""
+        """Take in a message of `node` about this view. BeginStep and Vote belong to installed views and are ignored."""
         if isinstance(message, Confirm):
             self._confirmed[node] = None
         elif isinstance(message, Decline):
@@ -55,6 +65,7 @@ class Proposal:
             self.decline(node, unreachable=lost, reason=message.reason, now_ns=now_ns)
 
     def decline(self, node: str, *, unreachable: tuple[str, ...], reason: str, now_ns: int) -> None:
+        """Take in that `node` cannot take part, because of members it cannot reach or for a reason of its own."""
         others = [other for other in unreachable if other != node and self.view.rank_of(other) is not None]
         for other in others:
             self._suspicions.add(node, other, reason)
@@ -62,7 +73,7 @@ class Proposal:
         self.decide_ns = min(self.decide_ns, now_ns + self._gather_ns)
 
     def excluded(self, *, now_ns: int) -> dict[str, str]:
-        """Who is left out, each with the reason. A dispute always costs somebody the place, or it would repeat."""
+        """Return who is left out, each with the reason. A dispute always leaves somebody out, or it would repeat."""
         out = {node: why for node in self.view.nodes if (why := self._declined.get(node))}
         if now_ns >= self._deadline_ns:
             seconds = self._timeout_ns / 1e9

@@ -1,4 +1,8 @@
-"""The nodes that are connected to the coordinator, and which of them may be in the next view."""
+"""The nodes that are connected to the coordinator, and which of them may be in the next view.
+
+A node that was left out of a view is tried again after a back-off that doubles, so that a pair which stays broken costs
+a bounded share of the time, and one that is repaired comes back by itself.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,12 @@ __all__ = ["Backoff", "Candidate", "Roster"]
 class Candidate:
     """A connected node.
 
-    committed_step: the last step whose result it holds. leaving: it goes at the next boundary. told: what it was last
-    told to wait for, so that it hears each reason once.
+    Attributes:
+        node: Its name.
+        join: Its Join.
+        committed_step: The last step whose result it holds.
+        leaving: Whether it goes at the next boundary.
+        wait_reason: Why it waits, as last sent to it, so that it gets each reason once.
     """
 
     node: str
@@ -50,13 +58,13 @@ class Candidate:
 
 @dataclass(slots=True)
 class Backoff:
-    """When a node that was left out may be tried again; times in nanoseconds on the coordinator's clock."""
+    """Time from which a node that was left out may be tried again, on the coordinator's clock."""
 
     count: int = 0
     retry_ns: int = 0
 
     def exclude(self, now_ns: int, *, shortest_ns: int, longest_ns: int) -> int:
-        """Left out once more; the time from which it may be tried again.
+        """Count one more exclusion; return the time from which the node may be tried again.
 
         The wait doubles from `shortest_ns` to `longest_ns`. A node that was in for longer than the longest wait starts
         anew: what broke then has little to do with what breaks now.
@@ -96,7 +104,7 @@ class Roster:
         return self._candidates.get(node)
 
     def newest(self, node: str) -> int:
-        """The largest incarnation of the node ever seen, -1 if none."""
+        """Return the largest incarnation of the node ever seen, -1 if none."""
         return self._newest.get(node, -1)
 
     def add(self, candidate: Candidate) -> None:
@@ -110,12 +118,12 @@ class Roster:
         return self._candidates.pop(node, None)
 
     def exclude(self, node: str, *, now_ns: int) -> int:
-        """Leave the node out for a while; the nanoseconds until it may be tried again."""
+        """Leave the node out for a while; return the nanoseconds until it may be tried again."""
         backoff = self._backoffs.setdefault(node, Backoff())
         return backoff.exclude(now_ns, shortest_ns=self._retry_min_ns, longest_ns=self._retry_max_ns) - now_ns
 
     def choose(self, *, now_ns: int, limit: int, preferred: Collection[str]) -> list[Candidate]:
-        """Who would be in a view proposed now, by rank; at most `limit`, `preferred` nodes first, others stand by."""
+        """Return who would be in a view proposed now, by rank: at most `limit`, `preferred` nodes first."""
         fit = [candidate for candidate in self if not candidate.leaving and self._retry_ns(candidate.node) <= now_ns]
         if len(fit) > limit:
             fit.sort(key=lambda candidate: candidate.node not in preferred)  # stable: by rank within each part
@@ -123,7 +131,7 @@ class Roster:
         return fit
 
     def next_retry(self, *, now_ns: int) -> int | None:
-        """When the next connected node that is left out may be tried again."""
+        """Return when the next connected node that is left out may be tried again; None if none is."""
         waits = [self._retry_ns(node) for node in self._candidates]
         return min((wait for wait in waits if wait > now_ns), default=None)
 

@@ -1,13 +1,10 @@
-"""Who is left out when members cannot reach each other.
+"""Which nodes are left out when members cannot reach each other.
 
-A complaint "a cannot reach b" proves that the pair is broken, not which end is: in a one-way or partial partition both
-may hear the coordinator well. Pairs that can both stay must not be broken, so those left out form a vertex cover of
-the graph of broken pairs. The smallest cover is NP-hard (Karp 1972) and its choice among equals arbitrary; what is
-needed is a rule which is deterministic, explains itself, and puts the blame on a node cut off from many before one
-cut off from few: take out the node with most broken pairs, of equals the one of the highest rank, and repeat.
-
-A node left out is tried again after a back-off that doubles, so that a pair which stays broken costs a bounded share
-of the time, and one that is repaired comes back by itself.
+A suspicion "a cannot reach b" proves that the pair is broken, not which end is: in a one-way or partial partition both
+may reach the coordinator well. Both ends of a broken pair cannot stay, so those left out form a vertex cover of the
+graph of broken pairs. The smallest cover is NP-hard (Karp 1972) and its choice among equals arbitrary; what is needed
+is a rule that is deterministic, explains itself, and leaves out a node cut off from many before one cut off from few:
+take out the node with most broken pairs, of equals the one of the highest rank, and repeat.
 """
 
 from __future__ import annotations
@@ -18,10 +15,12 @@ __all__ = ["Suspicions", "vertex_cover"]
 
 
 def vertex_cover(ranked: Sequence[str], pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """The nodes to leave out so that no broken pair is left, in the order of the decision.
+    """Return the nodes to leave out so that no broken pair is left, in the order of the decision.
 
-    ranked: nodes by rank. pairs: broken ones, in any order and direction; pairs with a node not in `ranked`, and of a
-    node with itself, do not count.
+    Args:
+        ranked: Nodes by rank.
+        pairs: Broken pairs, in any order and direction; pairs with a node not in `ranked`, and of a node with itself,
+            do not count.
     """
     rank = {node: index for index, node in enumerate(ranked)}
     broken = {(min(a, b), max(a, b)) for a, b in pairs if a in rank and b in rank and a != b}
@@ -38,7 +37,7 @@ def vertex_cover(ranked: Sequence[str], pairs: Iterable[tuple[str, str]]) -> tup
 
 
 class Suspicions:
-    """Broken pairs as told so far, each with its first cause."""
+    """Broken pairs as reported so far, each with its first cause."""
 
     def __init__(self) -> None:
         self._causes: dict[tuple[str, str], str] = {}
@@ -47,19 +46,19 @@ class Suspicions:
         return bool(self._causes)
 
     def add(self, node: str, other: str, cause: str) -> None:
-        """`node` cannot reach `other`."""
+        """Add that `node` cannot reach `other`; the first cause of a pair is kept."""
         self._causes.setdefault((node, other), cause)
 
     def drop(self, node: str) -> None:
-        """Forget what is said by or about `node`: it is gone, or came anew."""
+        """Drop what was reported by or about `node`: it is gone, or came anew."""
         self._causes = {pair: cause for pair, cause in self._causes.items() if node not in pair}
 
     def excluded(self, ranked: Sequence[str]) -> dict[str, str]:
-        """Who is left out, each with the reason."""
+        """Return the nodes to leave out, each with the reason."""
         return {node: self.describe(node) for node in vertex_cover(ranked, self._causes)}
 
     def describe(self, node: str = "") -> str:
-        """What was said by or about `node`; "": by and about everybody."""
+        """Return what was reported by or about `node`, for people; with "", by and about all."""
         return "; ".join(
             f"{a} cannot reach {b}" + (f": {cause}" if cause else "")
             for (a, b), cause in self._causes.items()

@@ -1,4 +1,4 @@
-"""What a member's core asks its shell to do.
+"""Actions that a member's core asks its shell to carry out.
 
 Actions are carried out one by one, in order. `Deactivate` is complete when nothing of its view can act any more: no
 collective runs, none can begin, no buffer of the caller can change.
@@ -70,7 +70,7 @@ class Deactivate:
 class Decided:
     """The step was committed on all members, or on none.
 
-    Told once for every step that was begun, after the answer of the journal where that is needed; only a step in doubt
+    Comes once for every step that was begun, after the answer of the journal where that is needed; only a step in doubt
     when `Refused` ends everything stays open.
     """
 
@@ -85,14 +85,14 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The coordinator will not have this node, or breaks the protocol. Nothing follows."""
+    """The coordinator refuses this node, or breaks the protocol. Nothing follows."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """No progress is possible now, and why; until `Resumed`. Told again when the reason changes."""
+    """No progress is possible now, and why; until `Resumed`. Comes again when the reason changes."""
 
     cause: str
 

@@ -9,9 +9,9 @@
 `MEMBER_TRANSITIONS` is the whole of what can happen. Each `FormLinks(v)` is followed by exactly one `Deactivate(v)`,
 with `Activate(v)` between them if the view was installed, and before any other `FormLinks`. So the shell has at most
 one view at a time, and a Confirm, which says "I act in no other view", can only follow the Deactivate of the old one.
-What belongs to that one view, its answer, its step and its reports, is its seat (seat.py); what is known from view to
-view, the seed, the steps, the doubt, is its knowledge (knowledge.py). Here are the link to the coordinator, the one
-deadline, and what follows from each message and call.
+What belongs to that one view (its answer, its step, its reports) is in local_view.py; what is kept from view to view
+(the seed, the steps, the doubt) in job_progress.py. Here are the link to the coordinator, the one deadline, and what
+follows from each message and call.
 
 The vote is the point of no return. Before it, this member alone can make sure that the step is not committed: losing
 the coordinator aborts the step here. After a vote with ok, only the coordinator knows. So from an ok vote to the
@@ -21,7 +21,7 @@ Hadzilacos and Goodman 1987, "Concurrency Control and Recovery in Database Syste
 with a single decider, and costs time only, never state.
 
 The coordinator is trusted to decide, not to be free of faults: a message that its rules exclude (a view id that goes
-back, a decision on a step that was not voted) means that it runs on another journal (knowledge.py). The member then
+back, a decision on a step that was not voted) means that it runs on another journal (job_progress.py). The member then
 stops with `Refused` rather than guess.
 """
 
@@ -123,16 +123,21 @@ _SECOND = 1_000_000_000
 
 
 class MemberCore:
-    """Messages, link changes, the user's steps and time in, actions out; see the module.
+    """Messages, link changes, the user's steps and time in, actions out; see the head of this module.
 
     After every input the shell takes actions by `next_action` until there is none, carries them out in order, and arms
     one timer for `next_timer`. Times are nanoseconds of one monotonic clock.
 
-    node: the name in this node's certificate. incarnation: larger at every start of the process. addresses, world_size,
-    rank_hint, site: for `Join`. committed_step: the last step whose result this process holds (of a loaded checkpoint).
-    form_timeout_ns: for `links_ready` or `links_failed`, after which the view is declined. answer_timeout_ns: for the
-    coordinator's answer to a Join and to a Confirm. decision_timeout_ns: from an ok vote to the decision; has to be
-    longer than the coordinator's `vote_timeout_ns`.
+    Args:
+        node: The name in this node's certificate.
+        incarnation: Larger at every start of the process.
+        addresses: For `Join`, as world_size, rank_hint and site are.
+        committed_step: The last step whose result this process holds (of a loaded checkpoint).
+        form_timeout_ns: For `links_ready` or `links_failed`, after which the view is declined.
+        answer_timeout_ns: For the coordinator's answer to a Join and to a Confirm.
+        decision_timeout_ns: From an ok vote to the decision; longer than the coordinator's `vote_timeout_ns`.
+    Raises:
+        LocalError: A timeout is not above 0.
     """
 
     def __init__(
@@ -163,7 +168,7 @@ class MemberCore:
         self._out: deque[MemberAction] = deque()
         self._progress = JobProgress(committed_step)
         self._welcomed = False
-        self._local: LocalView | None = None  # in the proposed or installed view
+        self._local: LocalView | None = None  # of the proposed or installed view
         self._leaving = False
         self._held = ""
         self._deadline_ns: int | None = None
@@ -205,7 +210,7 @@ class MemberCore:
     # Inputs: the link to the coordinator
 
     def connected(self, *, now_ns: int) -> None:
-        """There is a link to the coordinator."""
+        """Take in that there is a link to the coordinator; join by it."""
         if self._state is not MemberState.DETACHED:
             return
         self._move(MemberCause.CONNECTED)
@@ -215,7 +220,7 @@ class MemberCore:
         self._tell(msgspec.structs.replace(self._join, committed_step=progress.holds, doubt=progress.doubt))
 
     def disconnected(self, cause: str, *, now_ns: int) -> None:
-        """The link to the coordinator is gone; nothing of it will be delivered any more."""
+        """Take in that the link to the coordinator is gone; nothing of it will be delivered any more."""
         if self._state in (MemberState.DETACHED, MemberState.LEFT):
             return
         cause = f"the coordinator was lost: {cause}"
@@ -229,7 +234,7 @@ class MemberCore:
         self._hold(cause)
 
     def receive(self, message: CoordinatorMessage, *, now_ns: int) -> None:
-        """A message of the coordinator came."""
+        """Take in a message of the coordinator."""
         view_id = self._local.view.view_id if self._local is not None else None
         if self._state in (MemberState.DETACHED, MemberState.LEFT):
             return
@@ -238,7 +243,7 @@ class MemberCore:
         elif isinstance(message, Welcome) and self._state is MemberState.JOINING and not self._welcomed:
             self._welcome(message)
         elif not self._welcomed:
-            # Meant for the link before this one: the coordinator told it before it read our Join, and then forgot it.
+            # Meant for the link before this one: the coordinator sent it before it read our Join.
             return
         elif isinstance(message, Propose):
             self._propose(message.view, now_ns)
@@ -256,19 +261,19 @@ class MemberCore:
     # Inputs: the links to other members
 
     def links_ready(self, view_id: int, *, now_ns: int) -> None:
-        """There is a link to every other member of the proposed view."""
+        """Take in that there is a link to every other member of the proposed view."""
         local = self._forming(view_id)
         if local is not None and not local.answered:
             self._answer(local.confirm(), now_ns)
 
     def links_failed(self, view_id: int, unreachable: Sequence[str], reason: str, *, now_ns: int) -> None:
-        """There is no link to the members `unreachable`; or, where that is empty, this node cannot take part."""
+        """Decline the view: some members are unreachable; or, where none is named, this node cannot take part."""
         local = self._forming(view_id)
         if local is not None:
             self._answer(local.decline(tuple(unreachable), reason), now_ns)
 
     def peer_lost(self, node: str, cause: str, *, now_ns: int) -> None:
-        """The link to a member of the view is lost."""
+        """Take in that the link to a member of the view is lost."""
         local = self._local
         if local is None or not local.is_new_loss(node):
             return
@@ -280,7 +285,7 @@ class MemberCore:
     # Inputs: the user's steps
 
     def begin(self, step: int, *, now_ns: int) -> None:
-        """This node is inside `step`, which has to be `next_step`. Raises LocalError when it is not."""
+        """Begin `step`. Raises LocalError when it is not `next_step`."""
         if self._local is None or step != self.next_step:
             raise LocalError(f"step {step} cannot begin; next is {self.next_step}", step=step)
         self._tell(self._local.begin(step))
@@ -311,15 +316,20 @@ class MemberCore:
         blamed: Sequence[str] = (),
         now_ns: int,
     ) -> None:
-        """A collective of the active view failed or was cancelled, so that the view cannot go on.
+        """Report that a collective of the active view failed or was cancelled, so that the view cannot go on.
 
-        blamed: members whose bits came spoiled, or who called something else, as `kind` says.
+        Args:
+            reason: For people.
+            culprit: The node that caused it; "" where none is known.
+            kind: Kind of failure.
+            blamed: Members whose bits came corrupt, or who called something else, as `kind` says.
+            now_ns: The time now.
         """
         if self._state is MemberState.ACTIVE and self._local is not None and not self._local.failed:
             self._tell(self._local.fail(reason, culprit=culprit, kind=kind, blamed=tuple(blamed)))
 
     def caught_up(self, step: int) -> None:
-        """This node got the state after `step` from another member. Raises LocalError where no member can hold it."""
+        """Take in that the state after `step` is here. Raises LocalError where no member can hold it."""
         self._progress.caught_up(step)
 
     def leave(self, reason: str = "", *, now_ns: int) -> None:
@@ -337,7 +347,7 @@ class MemberCore:
     # Time and outputs
 
     def handle_timer(self, now_ns: int) -> None:
-        """Time has come to `now_ns`; harmless when it is early."""
+        """Do what is due at `now_ns`; harmless when nothing is."""
         if self._deadline_ns is None or now_ns < self._deadline_ns:
             return
         self._deadline_ns = None
@@ -352,10 +362,11 @@ class MemberCore:
         self.disconnected(cause, now_ns=now_ns)
 
     def next_timer(self) -> int | None:
-        """When `handle_timer` has to be called at the latest; None when nothing is pending."""
+        """Return when `handle_timer` has to be called at the latest; None when nothing is pending."""
         return self._deadline_ns
 
     def next_action(self) -> MemberAction | None:
+        """Return the next action to carry out; None when there is none."""
         return self._out.popleft() if self._out else None
 
     # The coordinator's messages
@@ -385,7 +396,7 @@ class MemberCore:
         local = self._local
         if local is not None:
             # The coordinator took no step to be open, or the decision would have come first, on the same link. The
-            # proposal tells all the same what became of one.
+            # proposal itself says what became of one.
             if local.step is not None and local.vote and view.committed_step >= local.step:
                 if view.committed_view != local.view.view_id:
                     self._protocol_broken(f"step {local.step} is committed, and this node was not told by which view")
@@ -427,7 +438,7 @@ class MemberCore:
             self._view_over(message.cause, message.lost, message.culprit, message.kind)
 
     def _view_over(self, cause: str, lost: tuple[str, ...], culprit: str, kind: FailureKind = "failed") -> None:
-        """The view is over, and the link to the coordinator is not."""
+        """End the view; the link to the coordinator stays."""
         self._end_view(cause, lost=lost, culprit=culprit, kind=kind)
         self._deadline_ns = None
         if self._leaving:
@@ -446,26 +457,26 @@ class MemberCore:
         partitioned: bool = False,
         kind: FailureKind = "failed",
     ) -> None:
-        """Forget the view. A step that is open by now was committed nowhere."""
+        """Drop the view. A step that is still open was committed nowhere."""
         local, self._local = self._local, None
         if local is not None:
             self._out += local.end(cause, lost=lost, culprit=culprit, partitioned=partitioned, kind=kind)
 
     def _keep_doubt(self) -> None:
-        """A step that was voted for with ok may have been committed; keep it until the journal answers."""
+        """Keep a step that was voted on with ok until the journal answers: it may have been committed."""
         doubt = self._local.step_in_doubt() if self._local is not None else None
         if doubt is not None:
             self._progress.doubt = doubt
 
     def _committed(self, view_id: int, step: int, cause: str = "") -> None:
-        """The step is committed."""
+        """Take in that the step is committed."""
         if self._local is not None:
             self._local.decided()
         self._progress.commit(step)
         self._out.append(Decided(view_id, step, True, cause))
 
     def _forming(self, view_id: int) -> LocalView | None:
-        """The seat, if `view_id` is being formed."""
+        """Return the local view, if `view_id` is being formed."""
         local = self._local if self._state is MemberState.FORMING else None
         return local if local is not None and local.view.view_id == view_id else None
 

@@ -1,4 +1,4 @@
-"""What a member knows of the job from view to view, and by which it sees that a coordinator runs on another journal.
+"""What a member keeps from view to view, and by which it detects a coordinator that runs on another journal.
 
     seed            of the job; of the first Welcome, and the same in every other
     last_view_id    the largest view ever proposed to this process; views only grow
@@ -6,8 +6,8 @@
     holds           the last step whose result is here; where it is behind `committed`, another member's state is needed
     doubt           the step voted on with ok in a view that is over, until a Welcome says what the journal has of it
 
-The coordinator is trusted to decide, not to be free of faults. What its rules exclude, a view id that goes back,
-another seed, a view that begins before what is held here, an answer to no question, means that it has lost its journal
+The coordinator is trusted to decide, not to be free of faults. What its rules exclude (a view id that goes back,
+another seed, a view that begins before what is held here, an answer to no question) means that it has lost its journal
 or has another job's. The member then does not guess: each check says what contradicts, and the core stops with
 `Refused`.
 """
@@ -26,7 +26,7 @@ __all__ = ["JobProgress"]
 
 
 class JobProgress:
-    """Of a process that has begun with the state after step `holds`."""
+    """Progress of the job, as known to a process that started with the state after step `holds`."""
 
     def __init__(self, holds: int) -> None:
         self.seed: int | None = None
@@ -36,7 +36,7 @@ class JobProgress:
         self.doubt: tuple[int, int] | None = None  # (view_id, step)
 
     def contradiction(self, message: Welcome) -> str:
-        """What of a Welcome cannot be, "" if all can."""
+        """Return what of a Welcome contradicts this progress, "" if nothing does."""
         if (self.doubt is None) != (message.doubt_committed is None):
             return f"the doubt is {self.doubt}, the answer {message.doubt_committed}"
         if self.seed is not None and self.seed != message.seed:
@@ -44,13 +44,13 @@ class JobProgress:
         return ""
 
     def welcome(self, message: Welcome) -> tuple[int, int] | None:
-        """Take in a Welcome that contradicts nothing; the doubt that it settles, if there was one."""
+        """Take in a Welcome that contradicts nothing; return the doubt that it settles, if there was one."""
         self.seed = message.seed
         doubt, self.doubt = self.doubt, None
         return doubt
 
     def contradiction_of_view(self, view: View, *, node: str, incarnation: int) -> str:
-        """Why `view` cannot be proposed to this process of `node`, "" if it can."""
+        """Return why `view` cannot be proposed to this process of `node`, "" if it can."""
         member = view.member(node)
         if view.view_id <= self.last_view_id:
             return f"view {view.view_id} is proposed after view {self.last_view_id}"
@@ -62,16 +62,16 @@ class JobProgress:
         return ""
 
     def proposed(self, view: View) -> None:
-        """This process has a part in `view`."""
+        """Take in a proposal that has this process."""
         self.last_view_id = view.view_id
         self.committed = view.committed_step
 
     def commit(self, step: int) -> None:
-        """The step is committed, and its result is here."""
+        """Take in that the step is committed and its result is here."""
         self.holds = self.committed = step
 
     def caught_up(self, step: int) -> None:
-        """The state after `step` came from another member. Raises LocalError where no member can hold it."""
+        """Take in the state after `step` from another member. Raises LocalError where no member can hold it."""
         if not self.holds <= step <= self.committed:
             raise LocalError(f"step {step} is not in {self.holds}..{self.committed}", step=step)
         self.holds = step

@@ -1,10 +1,10 @@
-"""This member's seat in one view: what it answered, what it does there, and what it has said of the others.
+"""This member's state in one view: what it answered, its step, and what it reported of the others.
 
-A seat is taken with the proposal and given up with the end of the view, whatever ends it. In between
+It begins with the proposal and ends with the view. In between
 
     asked       the view is proposed, and not answered
-    confirmed   this member acts in no other view; until the installation it may take that back
-    declined    it cannot take part; what it says after that is more of the same
+    confirmed   this member acts in no other view; until the installation it may withdraw that
+    declined    it cannot take part; any later answer declines as well
 
 and, while the view is installed, for one step after another
 
@@ -14,13 +14,12 @@ and, while the view is installed, for one step after another
 
 until the view has `failed`: a report is on its way, the view cannot go on, and no step is begun in it any more.
 
-Invariants: a step is voted on once, after it was begun; each lost peer is named once; at the end `Deactivate` comes
-before the news of the step that was open, since who hears of the abort may rely on it that nothing of the step is
-running any more. Where the coordinator is lost after an ok vote, the step outlives the seat as a doubt
-(`step_in_doubt`), and the end says nothing of it.
+Invariants: a step is voted on once, after it was begun; each lost peer is reported once; at the end `Deactivate` comes
+before the decision of the step that was open, since code that sees the abort may rely on it that nothing of the step
+is running any more. Where the coordinator is lost after an ok vote, the step outlives the view as a doubt
+(`step_in_doubt`), and the end of the view does not decide it.
 
-Messages and actions are made here, and returned; the member's core (member.py) says when, sends them, and has the
-clock.
+Messages and actions are made here and returned; core.py says when, sends them, and has the clock.
 """
 
 from __future__ import annotations
@@ -38,15 +37,24 @@ __all__ = ["LocalView"]
 
 
 class LocalView:
-    """The seat of `node` in `view`."""
+    """The state of `node` in `view`.
+
+    Attributes:
+        view: The view.
+        confirmed: Whether it was confirmed.
+        answered: Whether it was confirmed or declined.
+        step: The step that is open here; None without one.
+        vote: How it was voted on; None before.
+        failed: Whether a report of this view is on its way.
+    """
 
     def __init__(self, view: View, node: str) -> None:
         self.view = view
         self.confirmed = False
-        self.answered = False  # confirmed or declined
-        self.step: int | None = None  # the step that is open here
-        self.vote: bool | None = None  # how it was voted on, None before
-        self.failed = False  # a report of this view is on its way
+        self.answered = False
+        self.step: int | None = None
+        self.vote: bool | None = None
+        self.failed = False
         self._node = node
         self._lost: dict[str, None] = {}  # lost peers; an ordered set
 
@@ -58,38 +66,41 @@ class LocalView:
     # Answers to the proposal
 
     def confirm(self) -> Confirm:
+        """Confirm the proposal."""
         self.confirmed = self.answered = True
         return Confirm(view_id=self.view.view_id)
 
     def decline(self, unreachable: tuple[str, ...], reason: str) -> Decline:
+        """Decline the proposal."""
         self.answered = True
         return Decline(view_id=self.view.view_id, unreachable=unreachable, reason=clip(reason))
 
     # Other members
 
     def is_new_loss(self, node: str) -> bool:
-        """Whether the loss of `node` concerns this view and was not named yet."""
+        """Return whether the loss of `node` concerns this view and was not reported yet."""
         return self.view.rank_of(node) is not None and node != self._node and node not in self._lost
 
     def withdraw(self, node: str, cause: str) -> Decline:
-        """A peer is lost after the confirmation, before the installation."""
+        """Withdraw a confirmation: a peer was lost before the installation."""
         self._lost[node] = None
         return self.decline((node,), cause)
 
     def lost(self, node: str, cause: str) -> Report:
-        """A peer is lost in the installed view."""
+        """Report that a peer was lost in the installed view."""
         self._lost[node] = None
         self.failed = True
         return Report(view_id=self.view.view_id, lost=((node, clip(cause)),), culprit=node)
 
     def fail(self, reason: str, *, culprit: str, kind: FailureKind, blamed: tuple[str, ...]) -> Report:
-        """A collective of the installed view failed or was cancelled."""
+        """Report that a collective of the installed view failed or was cancelled."""
         self.failed = True
         return Report(view_id=self.view.view_id, blamed=blamed, reason=clip(reason), culprit=culprit, kind=kind)
 
     # Steps
 
     def begin(self, step: int) -> BeginStep:
+        """Begin a step."""
         self.step = step
         self.vote = None
         return BeginStep(view_id=self.view.view_id, step=step)
@@ -110,13 +121,13 @@ class LocalView:
         )
 
     def decided(self) -> None:
-        """The coordinator has decided the open step, and the view goes on."""
+        """Close the step: the coordinator has decided it, and the view goes on."""
         self.step = self.vote = None
 
     def step_in_doubt(self) -> tuple[int, int] | None:
-        """The link to the coordinator is lost: (view_id, step) of a step that may have been committed, if there is one.
+        """Return (view_id, step) of a step that may be committed although the coordinator was lost; None without one.
 
-        It is no part of the seat any more: neither the end of the view nor anything else here decides it.
+        It is removed from this view: neither the end of the view nor anything else here decides it.
         """
         if self.step is None or not self.vote:
             return None
@@ -129,7 +140,7 @@ class LocalView:
     def end(
         self, cause: str, *, lost: tuple[str, ...], culprit: str, partitioned: bool, kind: FailureKind
     ) -> tuple[MemberAction, ...]:
-        """What the shell has to do at the end of the view. A step that is open by now was committed nowhere."""
+        """Return the shell's actions at the end of the view. A step that is still open was committed nowhere."""
         view_id = self.view.view_id
         deactivate = Deactivate(view_id, cause, lost, culprit, partitioned, kind)
         if self.step is None:
