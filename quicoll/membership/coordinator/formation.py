@@ -78,7 +78,7 @@ class Formation:
         return self.shortfall(chosen, history) or self._state_absent(chosen, history)
 
     def evaluate(self, history: History, *, now_ns: int) -> Readiness:
-        """Evaluate the nodes while no view is proposed or installed; idempotent, but for the start of the grace period."""
+        """Evaluate the nodes while no view is proposed or installed; repeatable, but for the grace period's start."""
         chosen = self.choose(history, now_ns=now_ns)
         obstacle = self.obstacle(chosen, history)
         if obstacle:

@@ -15,8 +15,8 @@ Each row carries a checksum, because SQLite itself does not see a flipped bit in
 refused as it stands: no row is repaired, cut off or overwritten, so that a person can still read what is there.
 
 After a failed write the journal accepts nothing more. Whether the record is on the disk is known only to a process
-that opens it anew (Rebello et al. 2020, "Can Applications Recover from fsync Failures?", USENIX ATC); nothing was announced,
-so either is right.
+that opens it anew (Rebello et al. 2020, "Can Applications Recover from fsync Failures?", USENIX ATC); nothing was
+announced, so either is right.
 
 But what the new process reads is in the page cache, and the disk may hold something else: the record of a failed fsync
 may be read and not be there, and a log that SQLite removed, without a sync of the directory, may come back with a
