@@ -118,7 +118,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self._ranks.get(node)
 
     def quorum(self, base: Iterable[str]) -> bool:
-        """Whether this view holds more than half of the nodes named in `base`."""
+        """Return whether this view holds more than half of the nodes named in `base`."""
         return has_quorum(self.nodes, base)
 
     @cached_property
@@ -127,7 +127,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def has_quorum(nodes: Iterable[str], base: Iterable[str]) -> bool:
-    """Whether `nodes` hold more than half of `base`.
+    """Return whether `nodes` hold more than half of `base`.
 
     Nodes count by name: a restarted one counts, a new one does not. So any two sets with a quorum of the same base
     have a node in common, and a minority can never go on by itself.

@@ -51,11 +51,15 @@ _CLOSE_NS = 60_000_000_000  # for the end of the coordinator
 class Simulation:
     """One run of one cluster. Write the scenario with `at` and `every`, then `run` it, once.
 
-    worker: a coroutine function, called on every rank with the job it has joined (`async def worker(job)`), and with
-    the simulation as well if it takes two arguments. What it raises fails the run, but for those of quicoll's errors by
-    which a process is started again (see fleet.py).
-    reference: the digest of the registered state after a step, where it is known beforehand. recorder: is told of
-    everything that happens (quicoll.sim.trace.recording has one).
+    Args:
+        worker: A coroutine function, called on every rank with the job it has joined (`async def worker(job)`), and
+            with the simulation as well if it takes two arguments. What it raises fails the run, except quicoll's errors
+            after which a process is started again (see fleet.py).
+        seed: Determines everything that happens.
+        settings: Of the cluster; None for the defaults.
+        events: Scheduled faults, in addition to those written with `at` and `every`.
+        reference: Digest of the registered state after a step, where it is known beforehand.
+        recorder: Gets every event (quicoll.sim.trace.recording has one).
     """
 
     def __init__(
@@ -83,17 +87,23 @@ class Simulation:
         self.checker: Checker
 
     def __repr__(self) -> str:
-        """Without an address: an assertion of the worker may show us, and its text is part of the run."""
+        # Without an address: an assertion of the worker may show this, and its text is part of the run.
         return f"<Simulation seed={self.seed} ranks={self.settings.ranks}>"
 
     # -- the scenario --------------------------------------------------------------------------------------------
 
     def at(self, seconds: float) -> FaultSchedule:
-        """Something happens after so many seconds: `sim.at(1.2).partition({0, 1}, {2, 3})`."""
+        """Schedule a fault after so many seconds: `sim.at(1.2).partition({0, 1}, {2, 3})`."""
         return scenario.at(seconds, self.events.append)
 
     def every(self, seconds: float, *, start: float, until: float) -> FaultSchedule:
-        """Something happens again and again, from `start` (included) to `until` (not included)."""
+        """Schedule a fault repeatedly.
+
+        Args:
+            seconds: Time between two.
+            start: Time of the first.
+            until: They end before this time.
+        """
         return scenario.every(seconds, start=start, until=until, add=self.events.append)
 
     # -- what a worker may ask -----------------------------------------------------------------------------------
@@ -104,7 +114,7 @@ class Simulation:
         return self._world.elapsed_ns / 1e9
 
     def everyone_at(self, step: int) -> bool:
-        """Whether every worker that is not done has committed `step` and is in the last view, and no fault is to come.
+        """Return whether all workers that are not done have committed `step` in the last view, and no fault is to come.
 
         In the view, since one that was left out would come back to a job that the others have left, and wait in vain.
         """
@@ -118,13 +128,13 @@ class Simulation:
         )
 
     def disk(self, job: Job) -> SimDisk:
-        """The disk of the job's node, for `checkpoint.save(..., disk=sim.disk(job))`. It outlives processes."""
+        """Return the disk of the job's node, for `checkpoint.save(..., disk=sim.disk(job))`. It outlives processes."""
         return self._fleet.machines[job.node].disk
 
     # -- running -------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """Run it to its end. Never raises for what the simulated code does, SystemExit too: see `Outcome.error`."""
+        """Run to the end. What the simulated code raises, SystemExit too, is in `Outcome.error`."""
         started = time.perf_counter()
         settings = self.settings
         self._check_nodes()
@@ -180,7 +190,7 @@ class Simulation:
             self._world.note("fault_void", "sim", fault.source(), detail=fault)
 
     def _carry_out(self, fault: Fault) -> bool:
-        """Whether it could be done: a process that is gone cannot be paused."""
+        """Return whether it could be done: a process that is gone cannot be paused."""
         network = self._world.network
         match fault:
             case scenario.PartitionPath():

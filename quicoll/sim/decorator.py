@@ -54,7 +54,7 @@ _ARGUMENT = "sim_seed"  # by which pytest gives the seed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What `scenario` was given: see there."""
+    """The arguments of `scenario`: see there."""
 
     seeds: tuple[int, ...]
     ranks: int
@@ -66,7 +66,7 @@ class Trial:
     shrink_runs: int
 
     def drawn(self, seed: int) -> Scenario | None:
-        """What this seed generates; None where a script writes the faults."""
+        """Return the scenario that this seed generates; None where a script writes the faults."""
         if self.script is not None:
             return None
         return generate(seed, ranks=self.ranks, steps=self.steps, kinds=self.faults, settings=self.settings)
@@ -74,7 +74,7 @@ class Trial:
     def simulation(
         self, worker: Worker, seed: int, *, drawn: Scenario | None = None, recorder: Recorder | None = None
     ) -> Simulation:
-        """The run of this seed. drawn: its scenario, or a smaller one instead; None for the one that it has."""
+        """Return the run of this seed. drawn: a smaller scenario in place of its own; None for its own."""
         if self.script is not None:
             given = replace(self.settings or Settings(), ranks=self.ranks)
             sim = Simulation(worker, seed=seed, settings=given, reference=self.reference, recorder=recorder)
@@ -104,7 +104,7 @@ class Trial:
 
 
 class SimulatedTest(Protocol):
-    """What becomes of the decorated function. run: one run by hand, which raises nothing that happened inside."""
+    """A decorated test. `run` makes one run by hand; it raises nothing that happened inside."""
 
     sim_trial: Trial
     __name__: str
@@ -128,15 +128,23 @@ def scenario(
 ) -> Callable[[Worker], SimulatedTest]:
     """Run the decorated `async def test(job)` or `async def test(job, sim)` on a simulated cluster, once for each seed.
 
-    seeds: how many, from 0 on, or which; pytest's `--sim-seed N` and `--sim-seeds A:B` choose others. ranks: workers;
-    None takes those of `settings`. steps: about so many steps the test does, so that faults fall into them. faults:
-    kinds of faults to generate, None for all (see quicoll.sim.scenario.swarm). script: writes the faults instead, `def
-    script(sim): sim.at(1.2).partition({0, 1}, {2, 3}); sim.at(3.0).heal()`; chance (of losses, of delays) still is the
-    seed's. settings: of the cluster; None has generated scenarios draw them too. reference: digest of the registered
-    state after a step, if it is known. shrink_runs: at most so many runs to find fewer faults that fail alike, for the
-    first seed of the test that fails; 0 for none.
+    The test fails with InvariantBroken or RunFailed.
 
-    The test fails with InvariantBroken or RunFailed. Raises LocalError for arguments or a function that cannot work.
+    Args:
+        seeds: How many, from 0 on, or which; pytest's `--sim-seed N` and `--sim-seeds A:B` choose others.
+        ranks: Number of workers; None for that of `settings`.
+        steps: About so many steps the test does, so that faults fall into them.
+        faults: Kinds of faults to generate; None for all (see quicoll.sim.scenario.swarm).
+        script: Writes the faults instead: `def script(sim): sim.at(1.2).partition({0, 1}, {2, 3}); sim.at(3.0).heal()`.
+            Randomness (of losses, of delays) still depends on the seed.
+        settings: Of the cluster; None to generate them with the scenario.
+        reference: Digest of the registered state after a step, if it is known.
+        shrink_runs: Runs that may be spent on finding fewer faults that fail alike, for the first seed of the test that
+            fails; 0 for none.
+    Returns:
+        A decorator; the test that it makes also has `run(seed)`.
+    Raises:
+        LocalError: An argument, or the function, cannot work.
     """
     if function is not None:
         raise LocalError(f"{_name(function)}: write @scenario() with its parentheses")

@@ -1,4 +1,4 @@
-"""How a simulated run ends badly."""
+"""Errors of a simulated run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulated cluster is given, and what comes of its run."""
+"""Settings of a simulated cluster, and the outcome of its run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,22 @@ __all__ = ["Outcome", "Settings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """A cluster's settings. Seconds of simulated time, bytes.
+    """Settings of a simulated cluster. Times are seconds of simulated time.
 
-    ranks: workers at the start, the world size of the first view. lost_after, timeout, join_timeout, hold_timeout,
-    chunk_bytes: as for `quicoll.join`. sites: the site of each of these workers; none has one by default. conditions:
-    every path's. restart_after: until a process that ended by an error is started again. recovery: after a heal every
-    rank commits within it. limit: of the whole run.
+    Attributes:
+        ranks: Workers at the start, the world size of the first view.
+        lost_after: As for `quicoll.join`.
+        timeout: As for `quicoll.join`.
+        join_timeout: As for `quicoll.join`.
+        hold_timeout: As for `quicoll.join`.
+        chunk_bytes: As for `quicoll.join`.
+        sites: The site of each worker; () for no sites.
+        conditions: Of every path.
+        restart_after: Time until a process that ended by an error is started again.
+        recovery: After a heal every rank has to commit within it.
+        limit: Of the whole run.
+    Raises:
+        LocalError: A value is out of its range.
     """
 
     ranks: int = 4
@@ -48,12 +58,21 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a run.
+    """The outcome of a run.
 
-    error: None if all is well. injected: faults by kind; of scheduled ones the events that were carried out, without
-    those that only end others (heal, repair, ...); of the network's the datagrams.
-    committed, aborted, views: by the coordinator. virtual_s, wall_s: simulated and real seconds. digest: of the trace.
-    results: what the workers returned, by rank.
+    Attributes:
+        seed: Its seed.
+        error: None if all is well.
+        injected: Number of faults by kind: of scheduled ones the events carried out, without those that only end others
+            (heal, repair, ...); of the network's the datagrams.
+        committed: Steps that the coordinator committed.
+        aborted: Steps that it aborted.
+        views: Views that it installed.
+        virtual_s: Simulated seconds.
+        wall_s: Real seconds.
+        digest: Of the trace.
+        events: Number of events in it.
+        results: What the workers returned, by rank.
     """
 
     seed: int

@@ -143,7 +143,7 @@ class Break:
         self._left = large
         self._begun = begun
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         if not self.armed:
             return None
         if self._left > 0:
@@ -287,9 +287,9 @@ async def test_ranks_that_lost_each_other_are_told_of_one_culprit() -> None:
         ports = {job._engine.endpoint.address[1] for job in jobs[:2]}
 
         class Apart(Break):
-            def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+            def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
                 between = {datagram.source[1], datagram.destination[1]}
-                return super().judge(datagram, now_ns, rng) if between == ports else None
+                return super().decide(datagram, now_ns, rng) if between == ports else None
 
         rule = Apart(0, lambda: None)
         async with disturb_network(jobs[0], rule):

@@ -57,7 +57,7 @@ async def test_what_was_held_arrives_at_the_release_and_the_step_goes_on() -> No
         class Watch:
             """No opinion; tells of the first datagram of tensor data, from the engine's thread."""
 
-            def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+            def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
                 if len(datagram.data) > 1000:
                     loop.call_soon_threadsafe(large.set)
                 return None

@@ -372,7 +372,7 @@ async def test_lost_packets_are_counted(world: World) -> None:
     assert ours.snapshot().lost_packets == 0
     with faults.add(Drop(0.1)) as rule:
         await exchange(ours, theirs, 1, 1_000_000)
-    assert rule.judged > 0
+    assert rule.decided > 0
     assert ours.snapshot().lost_packets > 0
 
 

@@ -50,7 +50,7 @@ class ActiveView:
         return self._boundary_ns + self._config.quiet_ns
 
     def entered(self, node: str) -> bool:
-        """Whether `node` is known to be inside the step that is open."""
+        """Return whether `node` is known to be inside the step that is open."""
         return self.ballot is not None and self.ballot.entered(node)
 
     def receive(self, node: str, message: BeginStep | Vote, *, expected: int, now_ns: int) -> BallotResult | None:

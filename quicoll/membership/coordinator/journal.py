@@ -229,7 +229,7 @@ class Journal:
             self._database.execute(f"PRAGMA user_version={_SCHEMA}")
 
     def _is_empty(self) -> bool:
-        """Whether the database has no table and no owner: then there is nothing in it to lose.
+        """Return whether the database has no table and no owner: then there is nothing in it to lose.
 
         Not the same as a file without bytes. The mode is written before the tables are, and a coordinator that ends
         between the two leaves a header behind, which the next one takes over.

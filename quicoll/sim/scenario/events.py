@@ -312,7 +312,7 @@ def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
 
 
 def is_end(fault: Fault, usual: Conditions) -> bool:
-    """Whether it only ends faults, and so is none itself. A restart is one: the process that comes is another one."""
+    """Return whether it only ends faults, and so is none itself. A restart is one: the process that comes is another one."""
     match fault:
         case Heal() | Repair() | Resume():
             return True

@@ -55,7 +55,7 @@ class _Search:
     known: dict[Scenario, bool] = field(default_factory=dict)
 
     def take(self, scenario: Scenario) -> bool:
-        """Whether it fails as the first one did; it is the best one from now on if so."""
+        """Return whether it fails as the first one did; it is the best one from now on if so."""
         found = self.known.get(scenario)
         if found is None:
             if self.runs >= self.limit:

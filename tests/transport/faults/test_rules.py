@@ -39,54 +39,54 @@ IN = Datagram(b"hello", B, outgoing=False)
 PASSED = [Delivery(b"hello")]
 
 
-def judged(rule: Rule, datagram: Datagram = OUT, now_ns: int = 0) -> list[Delivery]:
+def decided(rule: Rule, datagram: Datagram = OUT, now_ns: int = 0) -> list[Delivery]:
     faults = Faults(random.Random(1))
     faults.add(rule)
-    return faults.judge(datagram, now_ns)
+    return faults.decide(datagram, now_ns)
 
 
 def test_without_rules_everything_passes_unchanged() -> None:
-    assert Faults(random.Random(1)).judge(OUT, 0) == PASSED
+    assert Faults(random.Random(1)).decide(OUT, 0) == PASSED
 
 
 def test_cut_drops_everything_until_its_time() -> None:
-    assert judged(Cut()) == judged(Cut(), IN) == []
-    assert judged(Cut(until_ns=10), now_ns=9) == []
-    assert judged(Cut(until_ns=10), now_ns=10) == PASSED
+    assert decided(Cut()) == decided(Cut(), IN) == []
+    assert decided(Cut(until_ns=10), now_ns=9) == []
+    assert decided(Cut(until_ns=10), now_ns=10) == PASSED
 
 
 def test_cut_may_concern_one_direction_or_some_addresses() -> None:
-    assert judged(Cut(outgoing=True), OUT) == []
-    assert judged(Cut(outgoing=True), IN) == PASSED
-    assert judged(Cut(outgoing=False), OUT) == PASSED
-    assert judged(Cut(addresses=(A,)), OUT) == []
-    assert judged(Cut(addresses=(A,)), IN) == PASSED
+    assert decided(Cut(outgoing=True), OUT) == []
+    assert decided(Cut(outgoing=True), IN) == PASSED
+    assert decided(Cut(outgoing=False), OUT) == PASSED
+    assert decided(Cut(addresses=(A,)), OUT) == []
+    assert decided(Cut(addresses=(A,)), IN) == PASSED
     six = Datagram(b"hello", ("::1", 1, 0, 0), outgoing=True)
-    assert judged(Cut(addresses=(("::1", 1),)), six) == [], "flow and scope of an IPv6 address do not matter"
+    assert decided(Cut(addresses=(("::1", 1),)), six) == [], "flow and scope of an IPv6 address do not matter"
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.25, 1.0])
 def test_drop_loses_about_its_share(probability: float) -> None:
     faults = Faults(random.Random(7))
     installed = faults.add(Drop(probability))
-    lost = sum(faults.judge(OUT, 0) == [] for _ in range(2000))
-    assert installed.judged == lost
+    lost = sum(faults.decide(OUT, 0) == [] for _ in range(2000))
+    assert installed.decided == lost
     assert abs(lost / 2000 - probability) < 0.04
 
 
 def test_delay_is_constant_plus_jitter() -> None:
-    assert judged(Delay(500)) == [Delivery(b"hello", 500)]
+    assert decided(Delay(500)) == [Delivery(b"hello", 500)]
     faults = Faults(random.Random(3))
     faults.add(Delay(100, jitter_ns=50, reorder=True))
-    delays = {faults.judge(OUT, 0)[0].delay_ns for _ in range(500)}
+    delays = {faults.decide(OUT, 0)[0].delay_ns for _ in range(500)}
     assert min(delays) == 100
     assert max(delays) == 150
     assert len(delays) > 40, "all of the jitter comes up"
 
 
 def test_duplicate_delivers_twice() -> None:
-    assert judged(Duplicate(1.0, later_ns=9)) == [Delivery(b"hello"), Delivery(b"hello", 9)]
-    assert judged(Duplicate(0.0)) == PASSED
+    assert decided(Duplicate(1.0, later_ns=9)) == [Delivery(b"hello"), Delivery(b"hello", 9)]
+    assert decided(Duplicate(0.0)) == PASSED
 
 
 def test_corrupt_flips_exactly_one_bit() -> None:
@@ -94,13 +94,13 @@ def test_corrupt_flips_exactly_one_bit() -> None:
     faults.add(Corrupt(1.0))
     seen = set()
     for _ in range(400):
-        (delivery,) = faults.judge(OUT, 0)
+        (delivery,) = faults.decide(OUT, 0)
         assert len(delivery.data) == len(OUT.data)
         difference = int.from_bytes(delivery.data, "big") ^ int.from_bytes(OUT.data, "big")
         assert difference.bit_count() == 1
         seen.add(difference)
     assert len(seen) == 8 * len(OUT.data), "every bit comes up"
-    assert faults.judge(Datagram(b"", A, outgoing=True), 0) == [Delivery(b"")]
+    assert faults.decide(Datagram(b"", A, outgoing=True), 0) == [Delivery(b"")]
 
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1, float("nan")])
@@ -113,11 +113,11 @@ def test_probability_out_of_range_is_refused(probability: float) -> None:
 def test_first_opinion_wins_in_the_order_of_installation() -> None:
     faults = Faults(random.Random(1))
     silent, delay, cut = faults.add(Drop(0.0)), faults.add(Delay(7)), faults.add(Cut())
-    assert faults.judge(OUT, 0) == [Delivery(b"hello", 7)]
-    assert (silent.judged, delay.judged, cut.judged) == (0, 1, 0)
+    assert faults.decide(OUT, 0) == [Delivery(b"hello", 7)]
+    assert (silent.decided, delay.decided, cut.decided) == (0, 1, 0)
     delay.remove()
-    assert faults.judge(OUT, 0) == []
-    assert cut.judged == 1
+    assert faults.decide(OUT, 0) == []
+    assert cut.decided == 1
 
 
 def test_removal_takes_away_just_that_rule_even_among_equal_ones() -> None:
@@ -129,20 +129,20 @@ def test_removal_takes_away_just_that_rule_even_among_equal_ones() -> None:
     assert len(faults.rules) == 1
     with faults.add(Cut()):
         second.remove()
-        assert faults.judge(OUT, 0) == []
-    assert faults.judge(OUT, 0) == PASSED
+        assert faults.decide(OUT, 0) == []
+    assert faults.decide(OUT, 0) == PASSED
 
 
-def test_a_rule_that_removes_itself_while_judging_does_not_disturb_the_others() -> None:
+def test_a_rule_that_removes_itself_while_deciding_does_not_disturb_the_others() -> None:
     class Once:
-        def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+        def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
             once.remove()
             return None
 
     faults = Faults(random.Random(1))
     once = faults.add(Once())
     cut = faults.add(Cut())
-    assert faults.judge(OUT, 0) == []
+    assert faults.decide(OUT, 0) == []
     assert [other is cut for other in faults.rules] == [True]
 
 
@@ -150,7 +150,7 @@ def trace(seed: int) -> list[list[Delivery]]:
     faults = Faults(random.Random(seed))
     for rule in (Drop(0.2), Duplicate(0.2), Corrupt(0.2), Delay(5, jitter_ns=100)):
         faults.add(rule)
-    return [faults.judge(Datagram(bytes([i % 256] * 20), A, outgoing=bool(i % 2)), i) for i in range(500)]
+    return [faults.decide(Datagram(bytes([i % 256] * 20), A, outgoing=bool(i % 2)), i) for i in range(500)]
 
 
 def test_the_same_seed_gives_the_same_faults() -> None:
@@ -181,7 +181,7 @@ def at(size: int, *, outgoing: bool = True, mark: int = 0) -> Datagram:
 
 
 class Wire:
-    """Carries deliveries out on a virtual clock, as a simulator would: by due time, equal ones in order of judging."""
+    """Carries deliveries out on a virtual clock, as a simulator would: by due time, equal ones in their order."""
 
     def __init__(self, rule: Rule, *, seed: int = 1) -> None:
         self.faults = Faults(random.Random(seed))
@@ -189,7 +189,7 @@ class Wire:
         self.arrivals: list[tuple[int, int, bytes]] = []
 
     def send(self, datagram: Datagram, now_ns: int) -> None:
-        self._carry(self.faults.judge(datagram, now_ns), now_ns)
+        self._carry(self.faults.decide(datagram, now_ns), now_ns)
 
     def take_released(self, now_ns: int) -> None:
         for _, deliveries in self.faults.released(now_ns):
@@ -228,14 +228,14 @@ class Script:
 def test_who_goes_another_way_does_not_wait_for_this_one() -> None:
     rule, rng = Delay(100, jitter_ns=50), Script(50, 10, 20, 30, 5)
     other = Datagram(b"x", ("10.0.0.3", 3), outgoing=True)
-    answers = [rule.judge(each, 0, rng) for each in (OUT, IN, other, OUT, IN)]
+    answers = [rule.decide(each, 0, rng) for each in (OUT, IN, other, OUT, IN)]
     assert [answer[0].delay_ns for answer in answers if answer] == [150, 110, 120, 150, 110]
 
 
 def test_the_memory_of_a_delay_is_bounded() -> None:
     rule, rng = Delay(1, jitter_ns=5), random.Random(1)
     for port in range(10_000):
-        rule.judge(Datagram(b"x", ("192.0.2.1", port), True), 0, rng)
+        rule.decide(Datagram(b"x", ("192.0.2.1", port), True), 0, rng)
     assert len(rule._last) == 4096
 
 
@@ -250,12 +250,12 @@ def test_reorder_delays_its_share_by_exactly_its_time() -> None:
 
 
 def test_copies_follow_each_other() -> None:
-    assert judged(Duplicate(1.0, later_ns=9, copies=3)) == [Delivery(b"hello", delay) for delay in (0, 9, 18, 27)]
+    assert decided(Duplicate(1.0, later_ns=9, copies=3)) == [Delivery(b"hello", delay) for delay in (0, 9, 18, 27)]
 
 
 @pytest.mark.parametrize("bits", [1, 2, 7, 40, 64])
 def test_corrupt_flips_exactly_so_many_different_bits(bits: int) -> None:
-    (delivery,) = judged(Corrupt(1.0, bits=bits))
+    (delivery,) = decided(Corrupt(1.0, bits=bits))
     difference = int.from_bytes(delivery.data, "big") ^ int.from_bytes(OUT.data, "big")
     assert difference.bit_count() == min(bits, 8 * len(OUT.data))
 
@@ -266,7 +266,7 @@ def test_a_partition_cuts_between_two_sets_and_nothing_else() -> None:
     def passes(rule: Rule, source: tuple[str, int], destination: tuple[str, int]) -> bool:
         leaving = Datagram(b"x", destination, True, source)
         entering = Datagram(b"x", source, False, destination)
-        verdicts = [rule.judge(each, 0, random.Random(1)) is None for each in (leaving, entering)]
+        verdicts = [rule.decide(each, 0, random.Random(1)) is None for each in (leaving, entering)]
         assert verdicts[0] == verdicts[1], "seen from either end it is the same datagram"
         return verdicts[0]
 
@@ -277,8 +277,8 @@ def test_a_partition_cuts_between_two_sets_and_nothing_else() -> None:
     assert not passes(both, one, ("10.0.0.9", 77)), "a host without a port is all its ports"
     one_way = Partition((one,), (two,), one_way=True)
     assert [passes(one_way, one, two), passes(one_way, two, one)] == [False, True]
-    assert Partition((one,), (two,), until_ns=5).judge(Datagram(b"x", two, True, one), 5, random.Random(1)) is None
-    assert both.judge(Datagram(b"x", two, True), 0, random.Random(1)) is None, "our end is not known"
+    assert Partition((one,), (two,), until_ns=5).decide(Datagram(b"x", two, True, one), 5, random.Random(1)) is None
+    assert both.decide(Datagram(b"x", two, True), 0, random.Random(1)) is None, "our end is not known"
 
 
 def test_an_address_that_is_only_text_is_refused() -> None:
@@ -296,7 +296,7 @@ def test_an_address_that_is_only_text_is_refused() -> None:
 
 def losses(rule: BurstLoss, count: int, seed: int) -> list[bool]:
     rng = random.Random(seed)
-    return [rule.judge(OUT, 0, rng) is not None for _ in range(count)]
+    return [rule.decide(OUT, 0, rng) is not None for _ in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_burst_loss_at_its_limits() -> None:
 
 def test_the_directions_of_burst_loss_are_independent() -> None:
     rule, rng = BurstLoss(1.0, 0.0), random.Random(1)
-    rule.judge(OUT, 0, rng)
+    rule.decide(OUT, 0, rng)
     assert rule._bad == {True: True}
 
 
@@ -362,7 +362,7 @@ def test_a_bucket_lets_its_burst_through_and_then_its_rate() -> None:
 
 
 def test_a_datagram_larger_than_the_bucket_waits_for_what_it_would_have_held() -> None:
-    assert judged(Rate(1000, burst_bytes=50), at(150)) == [Delivery(at(150).data, SECOND // 10)]
+    assert decided(Rate(1000, burst_bytes=50), at(150)) == [Delivery(at(150).data, SECOND // 10)]
 
 
 def test_the_queue_drops_its_tail_by_bytes() -> None:
@@ -373,7 +373,7 @@ def test_the_queue_drops_its_tail_by_bytes() -> None:
     assert wire.installed.stats.dropped == 2
     wire.send(at(100, mark=9), 50 * MS)
     assert [data[0] for _, data in wire.received()] == [0, 1, 9], "50 bytes were through, so there is room for 100"
-    assert judged(Rate(1000, queue_bytes=0), at(100)) != [], "what finds nothing waiting is never dropped"
+    assert decided(Rate(1000, queue_bytes=0), at(100)) != [], "what finds nothing waiting is never dropped"
 
 
 def test_the_queue_drops_its_tail_by_time() -> None:
@@ -394,7 +394,7 @@ def test_directions_have_a_line_each_and_the_backlog_can_be_read() -> None:
 
 
 def test_overhead_counts_on_the_line() -> None:
-    assert judged(Rate(1000, overhead_bytes=28), at(72))[0].delay_ns == SECOND // 10
+    assert decided(Rate(1000, overhead_bytes=28), at(72))[0].delay_ns == SECOND // 10
 
 
 def test_a_queue_without_an_end_is_refused() -> None:
@@ -418,7 +418,7 @@ def test_a_rate_is_never_exceeded_in_any_interval_nor_wasted(
     tokens, tokens_at = burst * SECOND, 0  # an ordinary bucket beside it, in exact arithmetic
     for gap, size in traffic:
         now += gap
-        answer = rule.judge(at(size), now, rng)
+        answer = rule.decide(at(size), now, rng)
         if answer:
             left.append((now + answer[0].delay_ns, size))
             start = max(now * rate, tokens_at)  # scaled by the rate: no rounding
@@ -522,7 +522,7 @@ def plain(seed: int) -> list[Rule]:
 
 def story(rule: Rule, seed: int) -> list[list[Delivery] | None]:
     rng = random.Random(seed)
-    return [rule.judge(Datagram(bytes([i % 256]) * (20 + i % 7), A, outgoing=bool(i % 3)), i, rng) for i in range(400)]
+    return [rule.decide(Datagram(bytes([i % 256]) * (20 + i % 7), A, outgoing=bool(i % 3)), i, rng) for i in range(400)]
 
 
 @pytest.mark.parametrize("kind", [Chain, First])
@@ -546,35 +546,35 @@ def test_a_chain_adds_delays_and_lets_each_rule_see_the_time_of_arrival() -> Non
     seen: list[tuple[int, bytes]] = []
 
     class Watch:
-        def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+        def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
             seen.append((now_ns, datagram.data))
             return None
 
-    assert judged(Chain(Delay(100), Duplicate(1.0, later_ns=7), Watch(), Delay(1)), now_ns=1000) == [
+    assert decided(Chain(Delay(100), Duplicate(1.0, later_ns=7), Watch(), Delay(1)), now_ns=1000) == [
         Delivery(b"hello", 101),
         Delivery(b"hello", 108),
     ]
     assert seen == [(1100, b"hello"), (1107, b"hello")]
-    assert judged(Chain(Delay(100), Between(1100, None, Cut())), now_ns=1000) == []
-    assert judged(Chain(Delay(99), Between(1100, None, Cut())), now_ns=1000) == [Delivery(b"hello", 99)]
+    assert decided(Chain(Delay(100), Between(1100, None, Cut())), now_ns=1000) == []
+    assert decided(Chain(Delay(99), Between(1100, None, Cut())), now_ns=1000) == [Delivery(b"hello", 99)]
 
 
 def test_what_one_rule_drops_no_later_one_sees() -> None:
     chain = Chain(Cut(), Drop(0.0))
-    assert judged(chain) == []
+    assert decided(chain) == []
     assert [stats.seen for stats in chain.stats] == [1, 0]
 
 
 def test_copies_in_a_chain_are_bounded() -> None:
-    assert len(judged(Chain(*[Duplicate(1.0, copies=16)] * 5))) == 256
+    assert len(decided(Chain(*[Duplicate(1.0, copies=16)] * 5))) == 256
 
 
 def test_only_and_between_leave_all_else_alone() -> None:
-    assert judged(Only(Cut(), outgoing=True), OUT) == []
-    assert judged(Only(Cut(), outgoing=True), IN) == PASSED
-    assert judged(Only(Cut(), addresses=((A[0],),)), OUT) == []
-    assert judged(Only(Cut(), addresses=((A[0],),)), IN) == PASSED
-    times = [judged(Between(10, 20, Cut()), now_ns=now) == [] for now in (9, 10, 19, 20)]
+    assert decided(Only(Cut(), outgoing=True), OUT) == []
+    assert decided(Only(Cut(), outgoing=True), IN) == PASSED
+    assert decided(Only(Cut(), addresses=((A[0],),)), OUT) == []
+    assert decided(Only(Cut(), addresses=((A[0],),)), IN) == PASSED
+    times = [decided(Between(10, 20, Cut()), now_ns=now) == [] for now in (9, 10, 19, 20)]
     assert times == [False, True, True, False]
     with pytest.raises(ConfigurationError, match="ends"):
         Between(2, 1, Cut())
@@ -585,7 +585,7 @@ def test_statistics_say_what_each_rule_did() -> None:
     chain = Chain(Drop(0.5), Corrupt(1.0), Delay(5), Duplicate(1.0))
     whole = faults.add(chain)
     for _ in range(100):
-        faults.judge(OUT, 0)
+        faults.decide(OUT, 0)
     drop, corrupt, delay, duplicate = chain.stats
     assert drop.seen == whole.stats.seen == 100
     assert drop.decided == drop.dropped == whole.stats.dropped

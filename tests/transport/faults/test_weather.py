@@ -25,11 +25,11 @@ class Weather:
         self.rules = [Drop(0.05), Duplicate(0.05), Corrupt(0.05)]
         self.late = Delay(0, jitter_ns=2 * MS)
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         for rule in self.rules:
-            if (deliveries := rule.judge(datagram, now_ns, rng)) is not None:
+            if (deliveries := rule.decide(datagram, now_ns, rng)) is not None:
                 return deliveries
-        return self.late.judge(datagram, now_ns, rng) if rng.random() < 0.2 else None
+        return self.late.decide(datagram, now_ns, rng) if rng.random() < 0.2 else None
 
 
 async def test_all_arrives_right_through_loss_duplication_corruption_and_reordering(world: World) -> None:
@@ -42,7 +42,7 @@ async def test_all_arrives_right_through_loss_duplication_corruption_and_reorder
     await asyncio.gather(*(exchange(*((a, b) if n % 2 else (b, a)), n, 60_000 * (n % 5)) for n in range(30)))
     await watch.until(lambda: len(watch.words) == 50)
     assert watch.words == [str(n).encode() for n in range(50)]
-    assert all(rule.judged > 20 for rule in installed)
+    assert all(rule.decided > 20 for rule in installed)
     assert a.stats.corrupt == b.stats.corrupt == 0, "what the network spoils, QUIC drops"
     assert a.stats.connections == 1
 
@@ -149,7 +149,7 @@ async def test_garbage_datagrams_do_no_harm(world: World) -> None:
     seen: list[bytes] = []
 
     class Record:
-        def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+        def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
             seen.append(datagram.data)
             return None
 

@@ -193,7 +193,7 @@ def test_a_rule_of_its_own_comes_after_the_conditions_and_counts(world: World, n
         a.send(b, b"1", b"2")
         b.send(a, b"back")
         pass_time(world)
-        assert installed.judged == 2
+        assert installed.decided == 2
     a.send(b, b"3")
     pass_time(world)
     assert (b.data, a.data) == ([b"3"], [b"back"])

@@ -9,7 +9,7 @@
 
 `Faults` is a First of what was installed, in the order of installation, and gives a handle for each that counts and
 takes it away again. Laws, which the tests check: Chain() has no opinion; Chain(a) is a; a chain in a chain is as if its
-rules stood there; likewise First. In a chain a later rule judges a datagram at the time at which it leaves the one
+rules stood there; likewise First. In a chain a later rule sees a datagram at the time at which it leaves the one
 before, but in the order in which they were sent: rules that keep order come before those that break it.
 
 Whoever carries out deliveries sets `Faults.wake`, which is called when datagrams that a Hold kept are free, and takes
@@ -120,7 +120,7 @@ def _flat(kind: type[Chain] | type[First], rules: Sequence[Rule]) -> tuple[Rule,
 
 
 class Chain:
-    """Each rule judges what those before it deliver, at the time at which they deliver it. `stats`: by rule."""
+    """Each rule decides on what those before it deliver, at the time at which they deliver it. `stats`: by rule."""
 
     __slots__ = ("rules", "stats")
 
@@ -131,7 +131,7 @@ class Chain:
     def __repr__(self) -> str:
         return f"Chain({', '.join(map(repr, self.rules))})"
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         deliveries, decided = self._pass(datagram, [Delivery(datagram.data)], 0, now_ns, rng)
         return deliveries if decided else None
 
@@ -147,7 +147,7 @@ class Chain:
                 seen = (
                     datagram if same else Datagram(delivery.data, datagram.address, datagram.outgoing, datagram.local)
                 )
-                answer = self.rules[i].judge(seen, now_ns + delivery.delay_ns, rng)
+                answer = self.rules[i].decide(seen, now_ns + delivery.delay_ns, rng)
                 self.stats[i].count(seen, answer)
                 if answer is None:
                     through.append(delivery)
@@ -180,9 +180,9 @@ class First:
     def __repr__(self) -> str:
         return f"First({', '.join(map(repr, self.rules))})"
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         for rule, stats in zip(self.rules, self.stats, strict=True):
-            answer = rule.judge(datagram, now_ns, rng)
+            answer = rule.decide(datagram, now_ns, rng)
             stats.count(datagram, answer)
             if answer is not None:
                 return answer
@@ -204,12 +204,12 @@ class Only:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_wanted", address_set(self.addresses))
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         if self.outgoing is not None and datagram.outgoing is not self.outgoing:
             return None
         if self.addresses and not matches(datagram.address, self._wanted):
             return None
-        return self.rule.judge(datagram, now_ns, rng)
+        return self.rule.decide(datagram, now_ns, rng)
 
     def release(self, now_ns: int, rng: Rng) -> list[Released]:
         return _release(self.rule, now_ns, rng)
@@ -230,10 +230,10 @@ class Between:
         if self.stop_ns is not None and self.stop_ns < self.start_ns:
             raise ConfigurationError(f"a time that ends ({self.stop_ns} ns) before it starts ({self.start_ns} ns)")
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         if now_ns < self.start_ns or (self.stop_ns is not None and now_ns >= self.stop_ns):
             return None
-        return self.rule.judge(datagram, now_ns, rng)
+        return self.rule.decide(datagram, now_ns, rng)
 
     def release(self, now_ns: int, rng: Rng) -> list[Released]:
         return _release(self.rule, now_ns, rng)
@@ -299,7 +299,7 @@ class Installed:
     stats: RuleStats = field(default_factory=RuleStats)
 
     @property
-    def judged(self) -> int:
+    def decided(self) -> int:
         """Datagrams that it decided."""
         return self.stats.decided
 
@@ -362,10 +362,10 @@ class Faults:
         self.payload_rules = [*self.payload_rules, installed]
         return installed
 
-    def judge(self, datagram: Datagram, now_ns: int) -> list[Delivery]:
+    def decide(self, datagram: Datagram, now_ns: int) -> list[Delivery]:
         """What becomes of one datagram. What is to be released (see there) comes before it."""
         for installed in self.rules:
-            deliveries = installed.rule.judge(datagram, now_ns, self.rng)
+            deliveries = installed.rule.decide(datagram, now_ns, self.rng)
             installed.stats.count(datagram, deliveries)
             if deliveries is not None:
                 return deliveries

@@ -87,14 +87,14 @@ class Rule(Protocol):
     which gives them back in order and keeps nothing from then on.
     """
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None: ...
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None: ...
 
 
 Addresses = tuple[tuple[Any, ...], ...]
 
 
 def matches(address: tuple[Any, ...], wanted: frozenset[tuple[Any, ...]]) -> bool:
-    """Whether an address is among the wanted: (host, port), or (host,) for every port of it. Flow and scope of an
+    """Return whether an address is among the wanted: (host, port), or (host,) for every port of it. Flow and scope of an
     IPv6 address do not matter."""
     return address[:2] in wanted or address[:1] in wanted
 
@@ -130,7 +130,7 @@ class Cut:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_wanted", address_set(self.addresses))
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         if self.until_ns is not None and now_ns >= self.until_ns:
             return None
         if self.outgoing is not None and datagram.outgoing is not self.outgoing:
@@ -159,7 +159,7 @@ class Partition:
         object.__setattr__(self, "_one", address_set(self.one))
         object.__setattr__(self, "_other", address_set(self.other))
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         if self.until_ns is not None and now_ns >= self.until_ns:
             return None
         source, destination = datagram.source, datagram.destination
@@ -179,7 +179,7 @@ class Drop:
     def __post_init__(self) -> None:
         check_probability(self.probability)
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         return [] if rng.random() < self.probability else None
 
 
@@ -217,7 +217,7 @@ class BurstLoss:
         bad = self.to_bad / (self.to_bad + self.to_good)
         return bad * self.bad_loss + (1.0 - bad) * self.good_loss
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         bad = self._bad.get(datagram.outgoing, False)
         move, lose = rng.random(), rng.random()
         if move < (self.to_good if bad else self.to_bad):
@@ -244,7 +244,7 @@ class Delay:
         check_least("delay_ns", self.delay_ns, 0)
         check_least("jitter_ns", self.jitter_ns, 0)
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         delay = self.delay_ns
         if self.jitter_ns:
             delay += rng.randrange(self.jitter_ns + 1)
@@ -272,7 +272,7 @@ class Reorder:
         check_probability(self.probability)
         check_least("later_ns", self.later_ns, 1)
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         return [Delivery(datagram.data, self.later_ns)] if rng.random() < self.probability else None
 
 
@@ -290,7 +290,7 @@ class Duplicate:
         if not 1 <= self.copies <= 16:
             raise ConfigurationError(f"copies are 1 to 16, not {self.copies}")
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         if rng.random() >= self.probability:
             return None
         return [Delivery(datagram.data, i * self.later_ns) for i in range(self.copies + 1)]
@@ -309,7 +309,7 @@ class Corrupt:
         if not 1 <= self.bits <= 64:
             raise ConfigurationError(f"bits are 1 to 64, not {self.bits}")
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         if not datagram.data or rng.random() >= self.probability:
             return None
         changed = bytearray(datagram.data)
@@ -372,7 +372,7 @@ class Rate:
         now = now_ns * self.bytes_per_second
         return max(self._full.get(outgoing, now), now) - self.burst_bytes * _SECOND - now
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         cost = (len(datagram.data) + self.overhead_bytes) * _SECOND
         behind = self._behind(now_ns, datagram.outgoing)
         waits = behind + cost  # until there are tokens for it
@@ -407,7 +407,7 @@ class Hold:
         """How many datagrams wait here for `release`."""
         return len(self._kept)
 
-    def judge(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
+    def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:
         if self._open or (self.until_ns is not None and now_ns >= self.until_ns):
             return None
         if self._count >= self.limit or self._bytes + len(datagram.data) > self.limit_bytes:

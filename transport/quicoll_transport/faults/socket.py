@@ -1,4 +1,4 @@
-"""Faults on a real socket: a DatagramIO that carries out what `faults` judges, on the loop's own clock."""
+"""Faults on a real socket: a DatagramIO that carries out what `faults` decides, on the loop's own clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["FaultyIO"]
 class FaultyIO:
     """A DatagramIO with faults between it and the endpoint, in both directions.
 
-    Each direction has a queue by due time, equal times in the order of judging; so what the rules say about order holds
+    Each direction has a queue by due time, equal times in order of decision; so what the rules say about order holds
     also where the loop is late. It keeps `limit` datagrams and `limit_bytes` in each; what does not fit is lost, and
     counted in `overflowed`. On close, what was sent and is still under way goes out at once, by due time: it had left
     here, and it may hold the news of the close. What a Hold keeps, and what was coming in, is gone.
@@ -42,7 +42,7 @@ class FaultyIO:
         self._on_datagrams: OnDatagrams | None = None
         self._queues: dict[bool, list[tuple[int, int, bytes, Address]]] = {True: [], False: []}  # by `outgoing`
         self._bytes = {True: 0, False: 0}
-        self._judged = 0
+        self._decisions = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._closed = False
@@ -100,7 +100,7 @@ class FaultyIO:
         local = self._inner.local_address
         for data, address in datagrams:
             datagram = Datagram(data, address, outgoing, local)
-            for delivery in self._faults.judge(datagram, now_ns):
+            for delivery in self._faults.decide(datagram, now_ns):
                 self._put(outgoing, address, delivery.data, now_ns + max(0, delivery.delay_ns))
         self._deliver_due(now_ns, outgoing=outgoing)
         self._arm()
@@ -111,8 +111,8 @@ class FaultyIO:
             self.overflowed += 1
             return
         self._bytes[outgoing] += len(data)
-        self._judged += 1
-        heapq.heappush(queue, (due_ns, self._judged, data, address))
+        self._decisions += 1
+        heapq.heappush(queue, (due_ns, self._decisions, data, address))
 
     def _woken(self) -> None:
         """Something that was held is free. It queues before whatever comes now, but is passed on by the timer only, as

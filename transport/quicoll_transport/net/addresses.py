@@ -56,7 +56,7 @@ def parse_address(text: str, *, default_port: int | None = None) -> tuple[str, i
 
 
 def is_numeric(host: str) -> bool:
-    """Whether `host` is an IP address, so that sending to it needs no look-up (which would block the loop)."""
+    """Return whether `host` is an IP address, so that sending to it needs no look-up (which would block the loop)."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -65,7 +65,7 @@ def is_numeric(host: str) -> bool:
 
 
 def is_unspecified(host: str) -> bool:
-    """Whether `host` stands for every address of its host, 0.0.0.0 or ::, which can be bound but not sent to."""
+    """Return whether `host` stands for every address of its host, 0.0.0.0 or ::, which can be bound but not sent to."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -73,7 +73,7 @@ def is_unspecified(host: str) -> bool:
 
 
 def is_v6(address: Address) -> bool:
-    """Whether a canonical address is of IPv6."""
+    """Return whether a canonical address is of IPv6."""
     return ":" in str(address[0])
 
 

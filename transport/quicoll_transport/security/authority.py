@@ -65,7 +65,12 @@ _MAX_DAYS = 100 * 365
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Authority:
-    """An authority in memory. `create_authority` and `issue` keep one in a directory."""
+    """An authority in memory. `create_authority` and `issue` keep one in a directory.
+
+    Attributes:
+        certificate: Its certificate.
+        private_key: The key that signs.
+    """
 
     certificate: x509.Certificate
     private_key: PrivateKey = field(repr=False)
@@ -80,9 +85,16 @@ class Authority:
         now: datetime | None = None,
         entropy: Entropy | None = None,
     ) -> Self:
-        """A new authority for `job`, valid for `days` from `now` (aware; None takes the system's clock).
+        """Make a new authority.
 
-        entropy: for tests and simulations only, see `ephemeral`; no authority in a directory is ever made with it.
+        Args:
+            job: The job whose nodes it signs.
+            algorithm: Kind of its key and of its nodes' keys.
+            days: How long it is valid.
+            now: From when, aware; None for the system's clock.
+            entropy: For tests and simulations only, see `ephemeral`; no authority in a directory is made with it.
+        Raises:
+            ConfigurationError: The name of the job, or the time, cannot be used.
         """
         Identity(job, "any", "any")
         now = _now(now)
@@ -107,7 +119,7 @@ class Authority:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Self:
-        """The authority that `create_authority` wrote. Raises ConfigurationError, which names the file."""
+        """Load the authority that `create_authority` wrote. Raises ConfigurationError, which names the file."""
         path = Path(directory, AUTHORITY_FILE)
         key = read_private_key(Path(directory, AUTHORITY_KEY_FILE))
         # While an authority is being replaced, ca.pem holds the old one too; the key says which of them signs.
@@ -118,7 +130,7 @@ class Authority:
 
     @property
     def job(self) -> str:
-        """The job whose nodes this authority signs; ConfigurationError where its subject names none."""
+        """The job whose nodes this authority signs. Raises ConfigurationError where its subject names none."""
         return job_of(self.certificate)
 
     def sign(
@@ -132,10 +144,18 @@ class Authority:
         now: datetime | None = None,
         entropy: Entropy | None = None,
     ) -> tuple[x509.Certificate, PrivateKey]:
-        """A certificate and a new key, of the authority's own kind, for one node.
+        """Make a certificate and a new key, of the authority's own kind, for one node.
 
-        days: at most until the authority itself ends. dns, ip: further names, for tools that look at them; quicoll
-        does not. now, entropy: as in `create`. Raises ConfigurationError.
+        Args:
+            role: The node's role.
+            node: Its name.
+            days: How long the certificate is valid; at most until the authority itself ends.
+            dns: Further names, for tools that read them; quicoll does not.
+            ip: Further addresses, likewise.
+            now: As in `create`.
+            entropy: As in `create`.
+        Raises:
+            ConfigurationError: A name or the time cannot be used.
         """
         identity = Identity(self.job, role, node)
         now = _now(now)
@@ -183,9 +203,16 @@ def create_authority(
     days: int = 3650,
     now: datetime | None = None,
 ) -> Authority:
-    """Make `ca.pem` and `ca.key` in `directory`, which is made too (mode 0700) where it is missing.
+    """Make `ca.pem` and `ca.key`.
 
-    Raises ConfigurationError: an authority is already there (nothing was changed), or the directory cannot be written.
+    Args:
+        directory: Where; it is made too (mode 0700) when it is missing.
+        job: The job whose nodes the authority signs.
+        algorithm: Kind of its key and of its nodes' keys.
+        days: How long it is valid.
+        now: From when, aware; None for the system's clock.
+    Raises:
+        ConfigurationError: An authority is already there (nothing was changed), or the directory cannot be written.
     """
     authority = Authority.create(job=job, algorithm=algorithm, days=days, now=now)
     try:
@@ -212,10 +239,20 @@ def issue(
     ip: Sequence[str] = (),
     now: datetime | None = None,
 ) -> Credentials:
-    """Make `<role>-<node>.pem` and `.key` beside the authority in `directory`; the credentials that they hold.
+    """Make `<role>-<node>.pem` and `.key` beside the authority in `directory`.
 
-    Arguments as in `Authority.sign`. What is returned was read back from the files, so they are known to work.
-    Raises ConfigurationError: no authority here, or the node has a key already (nothing was changed).
+    Args:
+        directory: Where the authority lies.
+        role: As in `Authority.sign`, and so are the following.
+        node: Likewise.
+        days: Likewise.
+        dns: Likewise.
+        ip: Likewise.
+        now: Likewise.
+    Returns:
+        The credentials, read back from the files, so they are known to work.
+    Raises:
+        ConfigurationError: There is no authority, or the node has a key already (nothing was changed).
     """
     authority = Authority.load(directory)
     certificate, key = authority.sign(role=role, node=node, days=days, dns=dns, ip=ip, now=now)
@@ -233,12 +270,21 @@ def ephemeral(
     now: datetime | None = None,
     entropy: Entropy | None = None,
 ) -> dict[Identity, Credentials]:
-    """Credentials of a whole job in memory, in the order of `nodes`; the authority's key is gone on return.
+    """Make the credentials of a whole job in memory, for tests, simulations and a cluster inside one process.
 
-    nodes: pairs of role and node. For tests, simulations and a cluster inside one process.
-    entropy: FOR TESTS AND SIMULATIONS ONLY: gives all keys and serial numbers, so that with the same `now` the same
-    bytes come out; whoever can repeat it has every key, the authority's too. None: the operating system's randomness.
-    Raises ConfigurationError.
+    Args:
+        job: The job.
+        nodes: Pairs of role and node.
+        algorithm: Kind of all keys.
+        days: How long the certificates are valid.
+        now: From when, aware; None for the system's clock.
+        entropy: FOR TESTS AND SIMULATIONS ONLY: the source of all keys and serial numbers, so that with the same `now`
+            the same bytes come out. Anyone who can repeat it has every key, the authority's too. None for the
+            operating system's randomness.
+    Returns:
+        Credentials by identity, in the order of `nodes`. The authority's key is gone.
+    Raises:
+        ConfigurationError: A name or the time cannot be used, or a node is named twice.
     """
     now = _now(now)
     authority = Authority.create(job=job, algorithm=algorithm, days=days, now=now, entropy=entropy)
@@ -253,7 +299,7 @@ def ephemeral(
 
 
 def job_of(certificate: x509.Certificate) -> str:
-    """The job that an authority of `create_authority` is for. Raises ConfigurationError for any other certificate."""
+    """Return the job of an authority that `create_authority` made. Raises ConfigurationError for other certificates."""
     subject = certificate.subject
     organizations = [entry.value for entry in subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
     units = subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
@@ -303,7 +349,7 @@ def _serial(entropy: Entropy | None) -> int:
 
 
 def _repeats(key: PrivateKey, entropy: Entropy | None) -> bool | None:
-    """Whether an ECDSA signature has to be that of RFC 6979; Ed25519, for which one may not ask, always repeats."""
+    """Return whether an ECDSA signature has to be that of RFC 6979; Ed25519, for which one may not ask, always repeats."""
     return None if entropy is None or isinstance(key, Ed25519PrivateKey) else True
 
 

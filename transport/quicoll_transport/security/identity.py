@@ -78,8 +78,14 @@ _NO_ISSUER = (18, 19, 20, 21)
 class Identity:
     """A node of a job. Ordered by (job, role, node).
 
-    job, role, node: 1 to 64 of A-Z a-z 0-9 . _ - each, but neither "." nor ".." (SPIFFE-ID section 2.2).
-    Raises ConfigurationError for any other name.
+    Each name has 1 to 64 of A-Z a-z 0-9 . _ - and is neither "." nor ".." (SPIFFE-ID section 2.2).
+
+    Attributes:
+        job: The job; nodes of different jobs never meet.
+        role: Such as "worker" or "coordinator".
+        node: Unique in the job for its role.
+    Raises:
+        ConfigurationError: One of the names is none.
     """
 
     job: str
@@ -99,7 +105,7 @@ class Identity:
 
     @classmethod
     def parse(cls, uri: str) -> Self:
-        """The identity that `uri` names; ConfigurationError unless `uri` is exactly what `.uri` would give."""
+        """Return the identity named by `uri`. Raises ConfigurationError unless `uri` is exactly what `.uri` gives."""
         parts = uri.removeprefix(_PREFIX).split("/")
         if not uri.startswith(_PREFIX) or len(parts) != 3:
             raise ConfigurationError(f"not of the form {_PREFIX}<job>/<role>/<node>: {uri!r:.280}")
@@ -113,8 +119,12 @@ class Identity:
 class Credentials:
     """What a node needs to prove itself and to verify others. Made by `load`, `from_directory` or `from_parts`.
 
-    identity: what `certificate` says. chain: intermediates in the order of signing, mostly empty.
-    trust: the authorities that peers may be signed by; more than one while an authority is being replaced.
+    Attributes:
+        identity: What `certificate` says.
+        certificate: The node's own.
+        chain: Intermediates in the order of signing, mostly empty.
+        private_key: The certificate's key.
+        trust: Authorities that peers may be signed by; more than one while an authority is being replaced.
     """
 
     identity: Identity
@@ -133,9 +143,16 @@ class Credentials:
         chain: Sequence[x509.Certificate] = (),
         now: datetime | None = None,
     ) -> Self:
-        """Credentials from what is in memory, under the same checks that a peer would make.
+        """Make credentials of what is in memory, under the same checks that a peer would make.
 
-        now: aware; None takes the system's clock. Raises ConfigurationError.
+        Args:
+            certificate: The node's own.
+            private_key: Its key.
+            trust: Authorities that peers may be signed by.
+            chain: Intermediates in the order of signing.
+            now: The date at which certificates have to be valid, aware; None for the system's clock.
+        Raises:
+            ConfigurationError: The key is not the certificate's, or every peer would refuse the certificate.
         """
         if not _belongs(private_key, certificate):
             raise ConfigurationError("the private key does not belong to the certificate")
@@ -163,11 +180,15 @@ class Credentials:
         authority: str | os.PathLike[str],
         now: datetime | None = None,
     ) -> Self:
-        """Credentials from PEM files.
+        """Load credentials from PEM files.
 
-        certificate: the node's own, then any intermediates. key: unencrypted PKCS#8, Ed25519 or P-256, readable by its
-        owner alone. authority: one or more CA certificates. now: as in `from_parts`.
-        Raises ConfigurationError, which names the file and what is wrong with it.
+        Args:
+            certificate: The node's own certificate, then any intermediates.
+            key: Unencrypted PKCS#8, Ed25519 or P-256, readable by its owner alone.
+            authority: One or more CA certificates.
+            now: As in `from_parts`.
+        Raises:
+            ConfigurationError: Names the file and what is wrong with it.
         """
         own, *chain = read_certificates(certificate)
         trust = read_certificates(authority)
@@ -186,9 +207,15 @@ class Credentials:
     def from_directory(
         cls, directory: str | os.PathLike[str], *, role: str, node: str, now: datetime | None = None
     ) -> Self:
-        """Credentials from `ca.pem`, `<role>-<node>.pem` and `<role>-<node>.key`, as `quicoll certs` writes them.
+        """Load credentials from `ca.pem`, `<role>-<node>.pem` and `<role>-<node>.key`, as `quicoll certs` writes them.
 
-        Raises ConfigurationError, also where the certificate is another node's.
+        Args:
+            directory: Where they lie.
+            role: The node's role.
+            node: Its name.
+            now: As in `from_parts`.
+        Raises:
+            ConfigurationError: A file is missing or wrong, or the certificate is another node's.
         """
         wanted = Identity("any", role, node)
         certificate, key = node_files(directory, role=role, node=node)
@@ -222,11 +249,17 @@ def verify_peer(
     job: str,
     now: datetime,
 ) -> Identity:
-    """The identity of a peer that has proved to hold `certificate`'s key.
+    """Verify the certificate of a peer that has proved to hold its key, and return the peer's identity.
 
-    certificate: None when the peer sent none. chain: the other certificates that it sent, in any order.
-    trust: our authorities. job: the only job whose nodes may come in. now: aware.
-    Raises AuthenticationError with the reason; ConfigurationError when `trust` or `now` cannot be used.
+    Args:
+        certificate: The peer's; None when it sent none.
+        chain: The other certificates that it sent, in any order.
+        trust: Our authorities.
+        job: The only job whose nodes are accepted.
+        now: The date at which the certificates have to be valid, aware.
+    Raises:
+        AuthenticationError: The peer is not accepted, with the reason.
+        ConfigurationError: `trust` or `now` cannot be used.
     """
     if now.tzinfo is None:
         raise ConfigurationError("now must be an aware datetime: certificates are dated in UTC")
@@ -243,7 +276,7 @@ def verify_peer(
 
 
 def identity_of(certificate: x509.Certificate) -> Identity:
-    """The identity that `certificate` claims, unverified. Raises AuthenticationError where it names not just one."""
+    """Return the identity that `certificate` claims, unverified. Raises AuthenticationError unless it names one."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
@@ -260,7 +293,7 @@ def identity_of(certificate: x509.Certificate) -> Identity:
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
-    """Whether `certificate` says that it may sign others (basicConstraints CA)."""
+    """Return whether `certificate` says that it may sign others (basicConstraints CA)."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except (x509.ExtensionNotFound, *_UNREADABLE):
@@ -268,13 +301,13 @@ def is_authority(certificate: x509.Certificate) -> bool:
 
 
 def node_files(directory: str | os.PathLike[str], *, role: str, node: str) -> tuple[Path, Path]:
-    """Where a node's certificate and key lie in a directory of certificates."""
+    """Return the paths of a node's certificate and key in a directory of certificates."""
     stem = f"{role}-{node}"
     return Path(directory, f"{stem}.pem"), Path(directory, f"{stem}.key")
 
 
 def read_certificates(path: str | os.PathLike[str]) -> list[x509.Certificate]:
-    """The PEM certificates of a file, at least one. Raises ConfigurationError."""
+    """Read the PEM certificates of a file, at least one. Raises ConfigurationError."""
     data = _read(path, private=False)
     try:
         return x509.load_pem_x509_certificates(data)
@@ -283,7 +316,7 @@ def read_certificates(path: str | os.PathLike[str]) -> list[x509.Certificate]:
 
 
 def read_private_key(path: str | os.PathLike[str]) -> PrivateKey:
-    """The PEM key of a file that only its owner may read. Raises ConfigurationError."""
+    """Read the PEM key of a file that only its owner may read. Raises ConfigurationError."""
     data = _read(path, private=True)
     # Raised outside of the except clause: what a parser says about a key does not belong into a traceback.
     key, reason = None, "holds no readable PEM private key"

@@ -172,13 +172,13 @@ class Guard(Generic[Key]):
         return len(self._buckets) + len(self._known) + len(self._open) + len(self._of_source)
 
     def initial(self, address: Address, now_ns: int) -> bool:
-        """Whether to look at a first datagram, whose source may be invented."""
+        """Return whether to look at a first datagram, whose source may be invented."""
         allowed = self._lane(source_of(address)).initials.take(now_ns)
         self.dropped += not allowed
         return allowed
 
     def handshake(self, address: Address, now_ns: int) -> bool:
-        """Whether to begin a handshake with a source that has shown its address."""
+        """Return whether to begin a handshake with a source that has shown its address."""
         source = source_of(address)
         # Its own bucket first: a source that has used up its share must not use up that of others.
         allowed = self._bucket(source).take(now_ns) and self._lane(source).handshakes.take(now_ns)

@@ -1,4 +1,4 @@
-"""Who may have a link here, beyond having a certificate of ours: roles, nodes, and certificates that are denied.
+"""Which peers with a certificate of ours may have a link here: roles, nodes, denied certificates.
 
 A certificate says who a peer is; a policy says whether that one may come in. Roles and nodes are fixed when the policy
 is made, because they are what the job is. Denied fingerprints change at run time, because a key is stolen at run time:
@@ -32,7 +32,7 @@ class Named(Protocol):
 
 
 def parse_fingerprint(text: str) -> str:
-    """A SHA-256 fingerprint as `Credentials.fingerprint` gives it; colons and upper case, as OpenSSL has it, are fine.
+    """Return a SHA-256 fingerprint in plain form. Colons and upper case, as OpenSSL writes it, are accepted.
 
     Raises ConfigurationError for anything else: a typing error must not leave a stolen key at work.
     """
@@ -43,7 +43,15 @@ def parse_fingerprint(text: str) -> str:
 
 
 class Policy:
-    """roles, nodes: who may come in; None: any. denied: fingerprints of certificates that may not."""
+    """Decides which identities and certificates may have a link here. Call it with an identity for the answer.
+
+    Args:
+        roles: Roles that may; None for any.
+        nodes: Nodes that may; None for any.
+        denied: Fingerprints of certificates that may not.
+    Raises:
+        ConfigurationError: An argument is one string, or a fingerprint is none.
+    """
 
     def __init__(
         self, *, roles: Iterable[str] | None = None, nodes: Iterable[str] | None = None, denied: Iterable[str] = ()
@@ -56,7 +64,7 @@ class Policy:
         self._denied = {parse_fingerprint(one): None for one in denied}
 
     def __call__(self, peer: Named) -> str | None:
-        """Why this identity may not come in; None: it may."""
+        """Return why this identity may not have a link; None if it may."""
         if self._roles is not None and peer.role not in self._roles:
             return f"role {peer.role!r} may not come in here"
         if self._nodes is not None and peer.node not in self._nodes:
@@ -69,15 +77,23 @@ class Policy:
         return tuple(self._denied)
 
     def deny(self, fingerprint: str) -> str:
-        """Keep a certificate out from now on; the fingerprint in plain form. Raises ConfigurationError."""
+        """Deny a certificate from now on.
+
+        Args:
+            fingerprint: SHA-256 of the certificate, in any form that `parse_fingerprint` takes.
+        Returns:
+            The fingerprint in plain form.
+        Raises:
+            ConfigurationError: It is no fingerprint.
+        """
         plain = parse_fingerprint(fingerprint)
         self._denied[plain] = None
         return plain
 
     def forgive(self, fingerprint: str) -> None:
-        """Take a fingerprint off the list; one that is not on it is fine. Raises ConfigurationError."""
+        """Allow a certificate again; one that was not denied is fine. Raises ConfigurationError for no fingerprint."""
         self._denied.pop(parse_fingerprint(fingerprint), None)
 
     def judge_certificate(self, fingerprint: str) -> str | None:
-        """Why a certificate may not come in; None: it may. fingerprint: in plain form."""
+        """Return why a certificate may not be used; None if it may. fingerprint: in plain form."""
         return f"the certificate sha256={fingerprint[:16]}... is denied" if fingerprint in self._denied else None

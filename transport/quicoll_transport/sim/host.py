@@ -175,7 +175,7 @@ class Host:
     # -- running -------------------------------------------------------------------------------------------------
 
     def admit(self, handle: asyncio.Handle) -> bool:
-        """Whether a callback of this host's process may run now; if not, it is kept until it may."""
+        """Return whether a callback of this host's process may run now; if not, it is kept until it may."""
         if self.state is HostState.PAUSED or self._backlog or self._busy_until > self.timeline.now_ns:
             self._backlog.append(handle)
             self._let_go()

@@ -333,14 +333,14 @@ class Network:
         datagram = Datagram(data, address, True, local)
         now_ns = self._timeline.now_ns
         rng = path.faults.rng
-        deliveries = path.chain.judge(datagram, now_ns, rng) or []
+        deliveries = path.chain.decide(datagram, now_ns, rng) or []
         if not deliveries:
             self.count("loss")
         elif path.faults.rules:
             further: list[Delivery] = []
             for delivery in deliveries:
                 changed = Datagram(delivery.data, address, True, local)
-                after = path.faults.judge(changed, now_ns + delivery.delay_ns)
+                after = path.faults.decide(changed, now_ns + delivery.delay_ns)
                 further += [Delivery(each.data, delivery.delay_ns + each.delay_ns) for each in after]
             deliveries = further
         if len(deliveries) > 1:
