@@ -21,6 +21,7 @@ import logging
 import random
 from typing import TYPE_CHECKING
 
+from quicoll.deadlines import Deadlines
 from quicoll.engine.communicator import Call, Communicator
 from quicoll.engine.decisions import Decision, Steps, Verdicts
 from quicoll.engine.messages import Announce, Farewell, decode_word, encode_word
@@ -102,10 +103,10 @@ class Engine:
         self._parted = ""  # why the last link to the coordinator ended
         self._leaving = False
         self._closing = False
-        connect_ns = round(max(2.0, 1.5 * config.lost_after) * 1e9)
+        deadlines = Deadlines.of(config.lost_after)
         self.endpoint = Endpoint(
             credentials=credentials,
-            config=EndpointConfig(lost_after_ns=round(config.lost_after * 1e9), connect_ns=connect_ns),
+            config=EndpointConfig(lost_after_ns=deadlines.lost_ns, connect_ns=deadlines.connect_ns),
             io=io,
             loop=loop,
             incarnation=incarnation,
@@ -122,9 +123,9 @@ class Engine:
             world_size=config.world_size,
             rank_hint=config.rank_hint,
             site=config.site,
-            # Links first, then the proposal's deadline at the coordinator, then ours for its answer.
-            form_timeout_ns=connect_ns + 500_000_000,
-            answer_timeout_ns=round((2 * config.lost_after + 30) * 1e9),
+            form_timeout_ns=deadlines.form_ns,
+            answer_timeout_ns=deadlines.answer_ns,
+            decision_timeout_ns=deadlines.decision_ns,
         )
         observers.emit("listening", address=format_address(self.endpoint.address))
         self._dial_coordinator()

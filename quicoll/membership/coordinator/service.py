@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quicoll.checks import seconds, whole
+from quicoll.deadlines import Deadlines
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.coordinator.actions import (
     DropLink,
@@ -248,7 +249,7 @@ async def serve(
             io=io,
             journal=store,
             config=config,
-            transport=EndpointConfig(lost_after_ns=round(lost_after * 1e9)),
+            transport=EndpointConfig(lost_after_ns=Deadlines.of(lost_after).lost_ns),
             loop=loop,
             incarnation=time.time_ns(),
             observers=observers,
@@ -265,11 +266,19 @@ async def serve(
 
 
 def coordinator_config(world_size: int, lost_after: float, seed: int | None) -> CoordinatorConfig:
-    """The core's deadlines for a loss deadline: forming a view must outlast one peer that turns out to be lost."""
+    """Return the core's settings with the deadlines that follow from `lost_after`.
+
+    Args:
+        world_size: Ranks that the first view waits for.
+        lost_after: Seconds of silence after which a member is lost.
+        seed: The job's; None takes the journal's.
+    """
+    at = Deadlines.of(lost_after)
     return CoordinatorConfig(
         world_size=world_size,
         seed=seed,
-        propose_timeout_ns=round((2 * lost_after + 2) * 1e9),
-        gather_ns=round(min(0.1, lost_after / 10) * 1e9),
-        settle_ns=round(lost_after * 1e9),
+        propose_timeout_ns=at.propose_ns,
+        gather_ns=at.gather_ns,
+        settle_ns=at.settle_ns,
+        vote_timeout_ns=at.vote_ns,
     )
