@@ -41,21 +41,26 @@ from quicoll.membership.member.actions import (
 from quicoll.membership.member.core import MemberCore
 from quicoll.membership.messages import FailureKind, clip, decode, encode
 from quicoll.observability.stragglers import Stragglers
+from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, LinkState
-from quicoll_transport.errors import LinkLost
+from quicoll_transport.errors import LinkLost, TransportError
 from quicoll_transport.faults.compose import Faults
 from quicoll_transport.net.addresses import format_address
+from quicoll_transport.security.access import AccessControl
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.security.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from quicoll.config import Config
     from quicoll.membership.view import Member, View
     from quicoll.observability.events import Observers
+    from quicoll_transport.events import LinkSnapshot
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.udp import DatagramIO
+    from quicoll_transport.security.access import Access
 
 __all__ = ["Engine"]
 
@@ -80,6 +85,7 @@ class Engine:
         observers: Observers,
         coordinator_address: Address,
         wall_clock: Callable[[], datetime] | None = None,
+        denied: Sequence[str] = (),
     ) -> None:
         self.config = config
         self.observers = observers
@@ -104,17 +110,22 @@ class Engine:
         self._leaving = False
         self._closing = False
         deadlines = Deadlines.of(config.lost_after)
+        policy = Policy(roles=(WORKER,), denied=denied)
         self.endpoint = Endpoint(
             credentials=credentials,
-            config=EndpointConfig(lost_after_ns=deadlines.lost_ns, connect_ns=deadlines.connect_ns),
+            config=EndpointConfig(
+                lost_after_ns=deadlines.lost_ns, connect_ns=deadlines.connect_ns, qlog_directory=config.qlog
+            ),
             io=io,
             loop=loop,
             incarnation=incarnation,
-            authorize=self._authorize,
+            authorize=policy,
             on_link=self._on_link,
             faults=self.faults,
+            observer=forward_to(observers) if config.transport_events else None,
             wall_clock=wall_clock,
         )
+        self._access = AccessControl(self.endpoint, policy, listed=denied)
         host, port = self.endpoint.address[:2]
         self._member = MemberCore(
             config.node,
@@ -293,10 +304,33 @@ class Engine:
         await self.endpoint.aclose()
         self.observers.close()
 
-    # -- links ---------------------------------------------------------------------------------------------------
+    # -- what operators ask for ----------------------------------------------------------------------------------
 
-    def _authorize(self, identity: Identity) -> str | None:
-        return None if identity.role == WORKER else f"{identity} is no worker"
+    async def rotate(self, access: Access) -> str:
+        """Use what was read from the node's files from now on; the new certificate's fingerprint. Raises LocalError."""
+        try:
+            denied = self._access.renew(access)
+        except TransportError as error:
+            raise LocalError(str(error)) from error
+        fingerprint = access.credentials.fingerprint
+        self.observers.emit("certificates_rotated", fingerprint=fingerprint)
+        for one in denied:
+            self.observers.emit("certificate_denied", fingerprint=one)
+        return fingerprint
+
+    async def deny(self, fingerprint: str) -> None:
+        """Shut a certificate out: its links end at once. Raises LocalError for what is no fingerprint."""
+        try:
+            plain = self._access.deny(fingerprint)
+        except TransportError as error:
+            raise LocalError(str(error)) from error
+        self.observers.emit("certificate_denied", fingerprint=plain)
+
+    async def links(self) -> tuple[LinkSnapshot, ...]:
+        """The figures of all links, in the order of the peers' names."""
+        return tuple(self.endpoint.links[identity].snapshot() for identity in sorted(self.endpoint.links))
+
+    # -- links ---------------------------------------------------------------------------------------------------
 
     def _dial_coordinator(self) -> None:
         self._redial = None

@@ -82,17 +82,7 @@ class _GivenUp(Exception):
 
 
 class Supervisor:
-    """Runs a command as N workers with a coordinator; used once.
-
-    command: what each worker runs, for instance [sys.executable, "train.py"]. certs: directory with the nodes'
-    certificates; None makes a throw-away authority in a temporary directory (mode 0700, gone afterwards). events:
-    directory for the events files; None takes the temporary one. journal: the coordinator's; None likewise, then the
-    job begins anew. listen: the coordinator's address; port 0 lets it pick one. max_restarts: per node. backoff:
-    seconds before the first restart, doubled for each further one up to 10. grace: seconds between the polite signal
-    and SIGKILL. lost_after: seconds of silence after which the members take a peer for lost; None leaves the default.
-    environment: for the workers, on top of this process's. output: called with (node, line) for every line that a child
-    writes; one that raises ends the run. coordinator: command to run instead of our coordinator.
-    """
+    """Runs a command as N workers with a coordinator; used once."""
 
     def __init__(
         self,
@@ -102,6 +92,7 @@ class Supervisor:
         job: str = "local",
         certs: Path | None = None,
         events: Path | None = None,
+        qlog: Path | None = None,
         journal: Path | None = None,
         listen: str = "127.0.0.1:0",
         max_restarts: int = 3,
@@ -112,6 +103,28 @@ class Supervisor:
         output: Callable[[str, str], None] | None = None,
         coordinator: Sequence[str] | None = None,
     ) -> None:
+        """Say what is to be run; `run` does it.
+
+        Args:
+            command: What each worker runs, for instance [sys.executable, "train.py"].
+            workers: How many.
+            job: The job's name.
+            certs: Directory with the nodes' certificates; None makes a throw-away authority in a temporary directory
+                (mode 0700, gone afterwards).
+            events: Directory for the events files; None takes the temporary one.
+            qlog: Directory for a qlog trace of each connection of every process; None writes none.
+            journal: The coordinator's; None takes a temporary one, and the job begins anew.
+            listen: The coordinator's address; port 0 lets it pick one.
+            max_restarts: How often each node is started again.
+            backoff: Seconds before the first restart, doubled for each further one up to 10.
+            grace: Seconds between the polite signal and SIGKILL.
+            lost_after: Seconds of silence after which members take a peer for lost; None leaves the default.
+            environment: For the workers, on top of this process's.
+            output: Called with (node, line) for every line that a child writes; one that raises ends the run.
+            coordinator: Command to run instead of our coordinator.
+        Raises:
+            LocalError: A setting makes no sense.
+        """
         if workers < 1:
             raise LocalError(f"a run has 1 worker or more, not {workers}")
         if max_restarts < 0:
@@ -129,6 +142,7 @@ class Supervisor:
         self._job = job
         self._certs = certs
         self._events = events
+        self._qlog = qlog
         self._journal = journal
         self._listen = listen
         self._max_restarts = max_restarts
@@ -196,6 +210,8 @@ class Supervisor:
             "QUICOLL_WORLD_SIZE": str(len(self._workers)),
             "QUICOLL_EVENTS": str(events),
         }
+        if self._qlog is not None:
+            shared["QUICOLL_QLOG"] = str(self._qlog.resolve())
         if self._lost_after is not None:
             shared["QUICOLL_LOST_AFTER"] = str(self._lost_after)
         report = events / f"{COORDINATOR}.jsonl"

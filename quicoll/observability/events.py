@@ -6,6 +6,7 @@ long takes the calls of its rank with it (quicoll.engine.runtime). One that rais
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from typing import Any, TypeAlias
 
 from quicoll.errors import LocalError
 
-__all__ = ["Event", "JsonLines", "Observer", "Observers"]
+__all__ = ["Event", "JsonLines", "Observer", "Observers", "make_directory"]
 
 log = logging.getLogger("quicoll")
 
@@ -29,7 +30,8 @@ class Event:
     view_proposed(view, nodes); view_installed(view, world_size, nodes, rank); view_ended(view, cause, lost);
     step_committed(step, view); step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left);
     held(cause); state_received(from_rank, step); fault(what); refused(reason);
-    straggler(rank, peer, op, seconds, view). docs/settings.md says which come of whom.
+    straggler(rank, peer, op, seconds, view); certificates_rotated(fingerprint); certificate_denied(fingerprint). With
+    `transport_events` also those of quicoll.observability.transport. docs/settings.md says which come of whom.
     """
 
     t_ns: int
@@ -72,8 +74,8 @@ class JsonLines:
 
     def __init__(self, path: str | Path) -> None:
         path = Path(path)
+        make_directory(path.parent, "events")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise LocalError(f"cannot write events to {path}: {error.strerror or error}") from error
@@ -88,3 +90,21 @@ class JsonLines:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def make_directory(path: str | Path, what: str) -> None:
+    """Make a directory for files that are written while the job runs, unless it is there.
+
+    Args:
+        path: The directory.
+        what: What it is for, for the error.
+    Raises:
+        LocalError: It cannot be made, or nothing can be written there.
+    """
+    directory = Path(path)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise LocalError(f"cannot write {what} to {directory}: {error.strerror or error}") from error
