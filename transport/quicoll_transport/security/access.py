@@ -12,6 +12,7 @@ refused as a whole: then the endpoint goes on with what it has.
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -77,6 +78,8 @@ def read_deny_list(path: str | os.PathLike[str]) -> tuple[str, ...]:
     name = os.fsdecode(path)
     try:
         with open(path, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigurationError(f"{name}: is not a regular file")  # an empty FIFO would deny nobody
             data = file.read(_MAX_DENY_LIST + 1)
     except OSError as error:
         raise ConfigurationError(f"{name}: cannot be read: {error.strerror}") from error
