@@ -92,11 +92,12 @@ async def test_workers_are_told_who_they_are(run: Run) -> None:
         """
         import json, os
         first = ("QUICOLL_COORDINATOR", "QUICOLL_JOB", "QUICOLL_NODE", "QUICOLL_WORLD_SIZE", "QUICOLL_LOST_AFTER")
-        second = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "QUICOLL_RESTARTS", "EXTRA")
+        second = ("QUICOLL_QLOG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "QUICOLL_RESTARTS", "EXTRA")
         print(json.dumps({name: os.environ[name] for name in first + second}))
         """,
         job="alpha",
         lost_after=1.5,
+        qlog=run.directory / "qlog",
         environment={"EXTRA": "yes", "RANK": "7"},
     ).run()
     assert (outcome.exit_status, outcome.reason) == (0, "")
@@ -106,6 +107,7 @@ async def test_workers_are_told_who_they_are(run: Run) -> None:
         "QUICOLL_NODE": "worker-1",
         "QUICOLL_WORLD_SIZE": "2",
         "QUICOLL_LOST_AFTER": "1.5",
+        "QUICOLL_QLOG": str(run.directory / "qlog"),
         "RANK": "1",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "2",
