@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quicoll.errors import LocalError
-from quicoll.launch import reaper as lifeline
+from quicoll.launch import reaper
 from quicoll.launch.supervisor import Supervisor
 from quicoll_transport.security.authority import create_authority, issue
 
@@ -354,10 +354,10 @@ async def test_output_of_any_form_is_passed_on_line_by_line(run: Run) -> None:
 
 def test_the_watchers_list_ignores_what_would_reach_too_far() -> None:
     lines = ["+12\n", "+13\n", "-12\n", "+0\n", "+1\n", "+-5\n", "+\n", "junk\n", "-99\n", "+14"]
-    assert lifeline.watch(lines) == [13, 14]
+    assert reaper.watch(lines) == [13, 14]
 
 
 def test_the_watcher_needs_nothing_of_quicoll() -> None:
-    done = subprocess.run([sys.executable, "-I", "-S", lifeline.__file__], input="", check=True, text=True)
+    done = subprocess.run([sys.executable, "-I", "-S", reaper.__file__], input="", check=True, text=True)
     assert done.returncode == 0
-    assert stat.S_ISREG(os.stat(lifeline.__file__).st_mode)
+    assert stat.S_ISREG(os.stat(reaper.__file__).st_mode)
