@@ -7,7 +7,8 @@ and the reason that the inner one was about to give would be lost. So each deadl
     connect  <  form  <  propose  <  answer         a view is proposed, its links form, it is installed
     vote  <  decision                               a step is voted for and decided
 
-The ranks and the coordinator compute them by themselves, so they have to hold the same `lost_after`.
+The ranks and the coordinator compute them by themselves, so they have to hold the same `lost_after`: a rank that does
+not set it takes the coordinator's, and one that sets another is refused (quicoll.membership.coordinator.admission).
 """
 
 from __future__ import annotations
@@ -60,7 +61,15 @@ class Deadlines:
         Args:
             lost_after: Seconds, above 0 and below a million, as the setting of this name.
         """
-        lost_ns = max(round(lost_after * _SECOND_NS), 1)
+        return cls.of_ns(max(round(lost_after * _SECOND_NS), 1))
+
+    @classmethod
+    def of_ns(cls, lost_ns: int) -> Deadlines:
+        """Return the deadlines that follow from a silence of so many nanoseconds.
+
+        Args:
+            lost_ns: Above 0.
+        """
         connect_ns = max(2 * _SECOND_NS, lost_ns + lost_ns // 2)
         form_ns = connect_ns + _SECOND_NS // 2
         return cls(

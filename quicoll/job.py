@@ -575,7 +575,7 @@ async def join(*, observer: Observer | None = None, **settings: Any) -> AsyncIte
     except BaseException:
         await _shut(engine, runtime)
         raise
-    async with attended(Job(config, engine, runtime, view)) as job:
+    async with attended(Job(engine.config, engine, runtime, view)) as job:
         yield job
 
 

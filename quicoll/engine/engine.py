@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quicoll.deadlines import Deadlines
@@ -29,6 +30,7 @@ from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerErr
 from quicoll.membership.coordinator.service import NODE as COORDINATOR_NODE
 from quicoll.membership.member.actions import (
     Activate,
+    AdoptLostAfter,
     Deactivate,
     Decided,
     FormLinks,
@@ -134,6 +136,8 @@ class Engine:
             world_size=config.world_size,
             rank_hint=config.rank_hint,
             site=config.site,
+            lost_after_ns=deadlines.lost_ns,
+            adopts=config.sources["lost_after"] == "default",
             form_timeout_ns=deadlines.form_ns,
             answer_timeout_ns=deadlines.answer_ns,
             decision_timeout_ns=deadlines.decision_ns,
@@ -470,6 +474,8 @@ class Engine:
                     self.observers.emit("held", cause=action.cause)
                 case Resumed():
                     self._held = ""
+                case AdoptLostAfter():
+                    self._adopt(action.lost_after_ns)
                 case Reconnect():
                     if self._coordinator_link is not None:
                         self._coordinator_link.close(action.cause)
@@ -479,6 +485,17 @@ class Engine:
             self._timer = None
         if at is not None and not self._closing:
             self._timer = self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
+
+    def _adopt(self, lost_after_ns: int) -> None:
+        """Go on with the coordinator's setting. There is no view now, so no link but the coordinator's is in use."""
+        at = Deadlines.of_ns(lost_after_ns)
+        sources = {**self.config.sources, "lost_after": "coordinator"}
+        self.config = replace(self.config, lost_after=lost_after_ns / 1e9, sources=sources)
+        self.endpoint.set_deadlines(lost_after_ns=at.lost_ns, connect_ns=at.connect_ns)
+        self._coordinator_link = None  # its end is no loss
+        for link in list(self.endpoint.links.values()):  # each was made with the deadline from before
+            link.close("takes lost_after from the coordinator")
+        self._redial = self._loop.call_later(_REDIAL_S, self._dial_coordinator)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -232,3 +232,25 @@ async def test_a_running_coordinator_reads_its_files_anew_on_sighup_and_has_the_
     assert kinds.count("certificates_rotated") == 1
     assert "connection_up" in kinds
     assert list((here / "qlog").glob("coordinator-*.qlog"))
+
+
+async def test_a_rank_that_does_not_set_lost_after_takes_the_coordinators_for_every_link(certs: Path) -> None:
+    seen = Seen()
+    async with coordinator(certs, world_size=2, lost_after=7.5, observer=seen) as service, AsyncExitStack() as stack:
+        jobs = await asyncio.gather(
+            stack.enter_async_context(joining(service, certs, "a", observer=seen)),
+            stack.enter_async_context(joining(service, certs, "b", observer=seen, lost_after=7.5)),
+        )
+        await commit(jobs)
+        assert [job.config.lost_after for job in jobs] == [7.5, 7.5]
+        assert [job.config.sources["lost_after"] for job in jobs] == ["coordinator", "argument"]
+        for job in jobs:
+            assert [link.lost_after_ns for link in await job.links()] == [7_500_000_000] * 2
+        assert not seen.of("peer_lost")  # that a link is made anew for it is no loss
+        assert len(seen.of("node_joined")) == 2
+
+
+async def test_a_rank_that_sets_another_lost_after_is_refused_with_both_values(certs: Path) -> None:
+    async with coordinator(certs, world_size=1, lost_after=1.0) as service:
+        with pytest.raises(PeerError, match="the coordinator's lost_after is 1 s, this node's 10 s"):
+            await joining(service, certs, "a", lost_after=10.0).__aenter__()

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError
 from quicoll.membership.coordinator.actions import CoordinatorAction, NodeJoined, NodeLost, StepCommitted
-from quicoll.membership.coordinator.admission import name_list, refusal
+from quicoll.membership.coordinator.admission import differs, name_list, refusal
 from quicoll.membership.coordinator.diagnosis import Hearing, Judgement
 from quicoll.membership.coordinator.formation import Muster
 from quicoll.membership.coordinator.history import (
@@ -249,6 +249,9 @@ class CoordinatorCore:
             reason = f"{MAX_MEMBERS} nodes are connected already"
         if reason:
             self._out.refuse(node, message.incarnation, reason)
+            return
+        if self._config.lost_after_ns is not None and differs(message, config=self._config):
+            self._out.have_adopt(node, message.incarnation, self._config.lost_after_ns)
             return
         committed: bool | None = None
         holds = message.committed_step

@@ -22,6 +22,7 @@ from quicoll.membership.coordinator.actions import (
 )
 from quicoll.membership.messages import (
     Aborted,
+    Adopt,
     CoordinatorMessage,
     Decide,
     Install,
@@ -74,6 +75,10 @@ class ActionQueue:
         """Say no to a process that is on no list, and close its link."""
         self._actions.append(TellMember(node, incarnation, RefuseJoin(reason=clip(reason))))
         self.drop(node, incarnation, reason)
+
+    def have_adopt(self, node: str, incarnation: int, lost_after_ns: int) -> None:
+        """Tell a process that is on no list which setting it has to join with."""
+        self._actions.append(TellMember(node, incarnation, Adopt(lost_after_ns=lost_after_ns)))
 
     def hold(self, cause: str, *, now_ns: int) -> None:
         """Tell everybody who waits for a view why there is none; each hears each reason once."""

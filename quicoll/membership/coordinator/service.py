@@ -279,7 +279,7 @@ async def serve(
         world_size: Ranks that the first view waits for.
         node: The coordinator's name in its certificate.
         seed: The job's; None takes the journal's or a random one.
-        lost_after: Seconds of silence after which a member is lost.
+        lost_after: Seconds of silence after which a member is lost. Ranks that do not set it take this one.
         observer: Gets every event, on the running loop.
         transport_events: Whether the transport's own events are told as well.
         qlog: Directory for a qlog trace of each connection.
@@ -350,6 +350,7 @@ def coordinator_config(world_size: int, lost_after: float, seed: int | None) -> 
     return CoordinatorConfig(
         world_size=world_size,
         seed=seed,
+        lost_after_ns=at.lost_ns,
         propose_timeout_ns=at.propose_ns,
         gather_ns=at.gather_ns,
         settle_ns=at.settle_ns,
