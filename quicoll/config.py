@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Config", "Setting"]
 
 
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One setting: its value as text or object, and where it came from ("argument", a variable's name, "default")."""
@@ -58,6 +61,15 @@ def _seconds(value: Any) -> float:
     if not 0 < given < MAX_SECONDS:
         raise ValueError("must be above 0 and below a million seconds")
     return given
+
+
+def _switch(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    try:
+        return _SWITCH[str(value).lower()]
+    except KeyError:
+        raise ValueError(f"must be one of {', '.join(_SWITCH)}") from None
 
 
 def _address(value: Any) -> str:
@@ -113,6 +125,9 @@ _FIELDS: dict[str, _Field] = {
     "chunk_bytes": _Field(partial(_integer, least=1, most=1 << 40), 1 << 20),
     "straggler_after": _Field(_seconds, 0.25),
     "events": _Field(_text, None),
+    "transport_events": _Field(_switch, False),
+    "qlog": _Field(_text, None),
+    "deny": _Field(_text, None),
 }
 
 
@@ -130,7 +145,10 @@ class Config:
     dead peers, so it is longer than the longest computation between two calls. join_timeout: until the first view.
     hold_timeout: how long a cut-off rank waits for a quorum. chunk_bytes: of a large tensor, one message each.
     straggler_after: how much later than most a rank calls a collective to be reported as a straggler.
-    events: directory for one JSON-lines file of events per node; None writes none.
+    events: directory for one JSON-lines file of events per node; None writes none. transport_events: whether the
+    transport's own events (connections, suspicion, resends, refusals) are told as well.
+    qlog: directory for a qlog trace of each QUIC connection; None writes none, as it costs CPU time.
+    deny: file of SHA-256 fingerprints of certificates that may not come in; None denies none.
     """
 
     coordinator: str
@@ -148,6 +166,9 @@ class Config:
     chunk_bytes: int
     straggler_after: float
     events: str | None
+    transport_events: bool
+    qlog: str | None
+    deny: str | None
     sources: Mapping[str, str]
 
     @classmethod

@@ -40,7 +40,7 @@ from quicoll.collectives.context import Caller
 from quicoll.collectives.group import Group
 from quicoll.collectives.subgroups import STATE
 from quicoll.config import Config
-from quicoll.engine.start import start
+from quicoll.engine.start import read_access, start
 from quicoll.errors import (
     AuditError,
     Corrupted,
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll.observability.events import Observer
     from quicoll.observability.stragglers import Straggler
+    from quicoll_transport.events import LinkSnapshot
 
 __all__ = ["Job", "Step", "attended", "join"]
 
@@ -470,6 +471,42 @@ class Job:
             op=error.op,
         )
 
+    # -- certificates and links ----------------------------------------------------------------------------------
+
+    async def rotate_certificates(self) -> str:
+        """Read this rank's certificate, key, authorities and deny list anew, and use them from now on.
+
+        New handshakes show the new certificate; links that live go on, but for those of certificates that the deny list
+        (`deny`) names now. The event "certificates_rotated" tells of it.
+
+        Returns:
+            The SHA-256 fingerprint of the certificate in use.
+        Raises:
+            LocalError: The files cannot be used, or are another node's or job's. Nothing has changed.
+        """
+        return await self._runtime.call(self._engine.rotate(read_access(self.config)))
+
+    async def deny(self, fingerprint: str) -> None:
+        """Shut a certificate out: its links to this rank end at once, and it gets no new one.
+
+        It holds until this process ends; name the certificate in the coordinator's deny list, and it stays out of the
+        job. Its node may come back with another certificate. The event "certificate_denied" tells of it.
+
+        Args:
+            fingerprint: SHA-256 of the certificate, 64 hexadecimal digits, colons allowed.
+        Raises:
+            LocalError: It is no fingerprint.
+        """
+        await self._runtime.call(self._engine.deny(fingerprint))
+
+    async def links(self) -> tuple[LinkSnapshot, ...]:
+        """Return the figures of each link of this rank at this moment: round trips, bytes, resends, congestion window.
+
+        Returns:
+            One for each peer that it has a link to and for the coordinator, in the order of their roles and names.
+        """
+        return await self._runtime.call(self._engine.links())
+
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def aclose(self, reason: str = "done") -> None:
@@ -538,7 +575,7 @@ async def join(*, observer: Observer | None = None, **settings: Any) -> AsyncIte
     except BaseException:
         await _shut(engine, runtime)
         raise
-    async with attended(Job(config, engine, runtime, view)) as job:
+    async with attended(Job(engine.config, engine, runtime, view)) as job:
         yield job
 
 

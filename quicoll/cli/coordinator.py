@@ -1,20 +1,24 @@
-"""`quicoll coordinator`: the job's coordinator, until it is told to end. It carries no tensors."""
+"""`quicoll coordinator`: the job's coordinator, until a signal ends it. It carries no tensors."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quicoll.errors import LocalError
 from quicoll.observability.events import Event, JsonLines
 from quicoll_transport.security.identity import COORDINATOR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
+
+    from quicoll.membership.coordinator.service import CoordinatorService
 
 __all__ = ["register"]
 
@@ -36,11 +40,27 @@ def coordinator(
     events: Annotated[
         Path | None, typer.Option(envvar="QUICOLL_EVENTS", help="Directory for coordinator.jsonl, the events file.")
     ] = None,
+    transport_events: Annotated[
+        bool,
+        typer.Option(
+            "--transport-events", envvar="QUICOLL_TRANSPORT_EVENTS", help="Tell the transport's own events as well."
+        ),
+    ] = False,
+    qlog: Annotated[
+        Path | None, typer.Option(envvar="QUICOLL_QLOG", help="Directory for a qlog trace of each connection.")
+    ] = None,
+    deny: Annotated[
+        Path | None,
+        typer.Option(envvar="QUICOLL_DENY", help="File of SHA-256 fingerprints of certificates to refuse, one a line."),
+    ] = None,
 ) -> None:
     """Run the coordinator of a job in the foreground. Started again with the same journal, it goes on from there.
 
-    Exit status 0 when SIGTERM ended it, 130 when Ctrl-C did, 2 for an error.
+    SIGHUP makes it read its certificates and the deny list anew. Exit status 0 when SIGTERM ended it, 130 when Ctrl-C
+    did, 2 for an error.
     """
+    from quicoll.membership.coordinator.service import serve
+
     writer = JsonLines(events / f"{COORDINATOR}.jsonl") if events is not None else None
 
     def observe(event: Event) -> None:
@@ -49,47 +69,51 @@ def coordinator(
         if event.kind == "listening":
             typer.echo(f"coordinator of job {job} listening on {event.fields['address']}")
 
+    start = partial(
+        serve,
+        listen=listen,
+        job=job,
+        certs=certs,
+        journal=journal,
+        world_size=world_size,
+        lost_after=lost_after,
+        observer=observe,
+        transport_events=transport_events,
+        qlog=qlog,
+        deny=deny,
+    )
     try:
-        told = asyncio.run(_serve(listen, job, certs, journal, world_size, lost_after, observe))
+        ended_by = asyncio.run(_serve(start))
     finally:
         if writer is not None:
             writer.close()
-    if told is signal.SIGINT:
+    if ended_by is signal.SIGINT:
         raise KeyboardInterrupt  # everything is closed by now; SIGTERM, of a service manager, is no failure
 
 
-async def _serve(
-    listen: str,
-    job: str,
-    certs: Path,
-    journal: Path,
-    world_size: int,
-    lost_after: float,
-    observe: Callable[[Event], None],
-) -> signal.Signals | None:
-    """The signal that ended it."""
-    from quicoll.membership.coordinator.service import serve
+async def _serve(start: Callable[..., Coroutine[Any, Any, None]]) -> signal.Signals | None:
+    """Run the coordinator that `start` makes; return the signal that ended it."""
+    services: list[CoordinatorService] = []
+    serving = asyncio.create_task(start(ready=services.append))
+    ended_by: list[signal.Signals] = []
 
-    serving = asyncio.create_task(
-        serve(
-            listen=listen,
-            job=job,
-            certs=certs,
-            journal=journal,
-            world_size=world_size,
-            lost_after=lost_after,
-            observer=observe,
-        )
-    )
-    loop = asyncio.get_running_loop()
-    told: list[signal.Signals] = []
-
-    def tell(number: signal.Signals) -> None:
-        told.append(number)
+    def end(number: signal.Signals) -> None:
+        ended_by.append(number)
         serving.cancel()
 
+    def reload() -> None:
+        for service in services:  # none before it is ready: then it is reading the files by itself
+            try:
+                service.reload()
+            except LocalError as error:  # of the files; the coordinator goes on with what it has
+                typer.echo(f"quicoll: nothing is changed by SIGHUP: {error}", err=True)
+            else:
+                typer.echo("certificates and deny list are read anew")
+
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, tell, number)
+        loop.add_signal_handler(number, end, number)
+    loop.add_signal_handler(signal.SIGHUP, reload)
     with contextlib.suppress(asyncio.CancelledError):
         await serving
-    return told[0] if told else None
+    return ended_by[0] if ended_by else None

@@ -41,6 +41,9 @@ def run(
         typer.Option(help="The job's name; else the one in the certificates, or 'local'.", show_default=False),
     ] = None,
     events: Annotated[Path | None, typer.Option(help="Keep the events of every process in this directory.")] = None,
+    qlog: Annotated[
+        Path | None, typer.Option(help="Write qlog traces of every connection of every process to this directory.")
+    ] = None,
     journal: Annotated[
         Path | None, typer.Option(help="Keep the coordinator's journal in this file, and go on from it.")
     ] = None,
@@ -56,6 +59,7 @@ def run(
         job=job or (_job_in(certs) if certs is not None else _DEFAULT_JOB),
         certs=certs,
         events=events,
+        qlog=qlog,
         journal=journal,
         listen=listen,
         max_restarts=restarts,

@@ -19,8 +19,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from quicoll.deadlines import Deadlines
 from quicoll.engine.communicator import Call, Communicator
 from quicoll.engine.decisions import Decision, Steps, Verdicts
 from quicoll.engine.messages import Announce, Farewell, decode_word, encode_word
@@ -28,6 +30,7 @@ from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerErr
 from quicoll.membership.coordinator.service import NODE as COORDINATOR_NODE
 from quicoll.membership.member.actions import (
     Activate,
+    AdoptLostAfter,
     Deactivate,
     Decided,
     FormLinks,
@@ -40,21 +43,26 @@ from quicoll.membership.member.actions import (
 from quicoll.membership.member.core import MemberCore
 from quicoll.membership.messages import FailureKind, clip, decode, encode
 from quicoll.observability.stragglers import Stragglers
+from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, LinkState
-from quicoll_transport.errors import LinkLost
+from quicoll_transport.errors import LinkLost, TransportError
 from quicoll_transport.faults.compose import Faults
 from quicoll_transport.net.addresses import format_address
+from quicoll_transport.security.access import AccessControl
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.security.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from quicoll.config import Config
     from quicoll.membership.view import Member, View
     from quicoll.observability.events import Observers
+    from quicoll_transport.events import LinkSnapshot
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.udp import DatagramIO
+    from quicoll_transport.security.access import Access
 
 __all__ = ["Engine"]
 
@@ -79,6 +87,7 @@ class Engine:
         observers: Observers,
         coordinator_address: Address,
         wall_clock: Callable[[], datetime] | None = None,
+        denied: Sequence[str] = (),
     ) -> None:
         self.config = config
         self.observers = observers
@@ -102,18 +111,23 @@ class Engine:
         self._parted = ""  # why the last link to the coordinator ended
         self._leaving = False
         self._closing = False
-        connect_ns = round(max(2.0, 1.5 * config.lost_after) * 1e9)
+        deadlines = Deadlines.of(config.lost_after)
+        policy = Policy(roles=(WORKER,), denied=denied)
         self.endpoint = Endpoint(
             credentials=credentials,
-            config=EndpointConfig(lost_after_ns=round(config.lost_after * 1e9), connect_ns=connect_ns),
+            config=EndpointConfig(
+                lost_after_ns=deadlines.lost_ns, connect_ns=deadlines.connect_ns, qlog_directory=config.qlog
+            ),
             io=io,
             loop=loop,
             incarnation=incarnation,
-            authorize=self._authorize,
+            authorize=policy,
             on_link=self._on_link,
             faults=self.faults,
+            observer=forward_to(observers) if config.transport_events else None,
             wall_clock=wall_clock,
         )
+        self._access = AccessControl(self.endpoint, policy, listed=denied)
         host, port = self.endpoint.address[:2]
         self._member = MemberCore(
             config.node,
@@ -122,9 +136,11 @@ class Engine:
             world_size=config.world_size,
             rank_hint=config.rank_hint,
             site=config.site,
-            # Links first, then the proposal's deadline at the coordinator, then ours for its answer.
-            form_timeout_ns=connect_ns + 500_000_000,
-            answer_timeout_ns=round((2 * config.lost_after + 30) * 1e9),
+            lost_after_ns=deadlines.lost_ns,
+            adopts=config.sources["lost_after"] == "default",
+            form_timeout_ns=deadlines.form_ns,
+            answer_timeout_ns=deadlines.answer_ns,
+            decision_timeout_ns=deadlines.decision_ns,
         )
         observers.emit("listening", address=format_address(self.endpoint.address))
         self._dial_coordinator()
@@ -292,10 +308,33 @@ class Engine:
         await self.endpoint.aclose()
         self.observers.close()
 
-    # -- links ---------------------------------------------------------------------------------------------------
+    # -- what operators ask for ----------------------------------------------------------------------------------
 
-    def _authorize(self, identity: Identity) -> str | None:
-        return None if identity.role == WORKER else f"{identity} is no worker"
+    async def rotate(self, access: Access) -> str:
+        """Use what was read from the node's files from now on; the new certificate's fingerprint. Raises LocalError."""
+        try:
+            denied = self._access.renew(access)
+        except TransportError as error:
+            raise LocalError(str(error)) from error
+        fingerprint = access.credentials.fingerprint
+        self.observers.emit("certificates_rotated", fingerprint=fingerprint)
+        for one in denied:
+            self.observers.emit("certificate_denied", fingerprint=one)
+        return fingerprint
+
+    async def deny(self, fingerprint: str) -> None:
+        """Shut a certificate out: its links end at once. Raises LocalError for what is no fingerprint."""
+        try:
+            plain = self._access.deny(fingerprint)
+        except TransportError as error:
+            raise LocalError(str(error)) from error
+        self.observers.emit("certificate_denied", fingerprint=plain)
+
+    async def links(self) -> tuple[LinkSnapshot, ...]:
+        """The figures of all links, in the order of the peers' names."""
+        return tuple(self.endpoint.links[identity].snapshot() for identity in sorted(self.endpoint.links))
+
+    # -- links ---------------------------------------------------------------------------------------------------
 
     def _dial_coordinator(self) -> None:
         self._redial = None
@@ -435,6 +474,8 @@ class Engine:
                     self.observers.emit("held", cause=action.cause)
                 case Resumed():
                     self._held = ""
+                case AdoptLostAfter():
+                    self._adopt(action.lost_after_ns)
                 case Reconnect():
                     if self._coordinator_link is not None:
                         self._coordinator_link.close(action.cause)
@@ -444,6 +485,17 @@ class Engine:
             self._timer = None
         if at is not None and not self._closing:
             self._timer = self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
+
+    def _adopt(self, lost_after_ns: int) -> None:
+        """Go on with the coordinator's setting. There is no view now, so no link but the coordinator's is in use."""
+        at = Deadlines.of_ns(lost_after_ns)
+        sources = {**self.config.sources, "lost_after": "coordinator"}
+        self.config = replace(self.config, lost_after=lost_after_ns / 1e9, sources=sources)
+        self.endpoint.set_deadlines(lost_after_ns=at.lost_ns, connect_ns=at.connect_ns)
+        self._coordinator_link = None  # its end is no loss
+        for link in list(self.endpoint.links.values()):  # each was made with the deadline from before
+            link.close("takes lost_after from the coordinator")
+        self._redial = self._loop.call_later(_REDIAL_S, self._dial_coordinator)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -15,32 +15,44 @@ from typing import TYPE_CHECKING
 from quicoll.engine.engine import Engine
 from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.errors import LocalError
-from quicoll.observability.events import JsonLines, Observer, Observers
+from quicoll.observability.events import JsonLines, Observer, Observers, make_directory
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.addresses import is_numeric, is_v6, parse_address
 from quicoll_transport.net.resolver import Resolver
 from quicoll_transport.net.udp import DatagramIO, UdpSocket
-from quicoll_transport.security.identity import WORKER, Credentials
+from quicoll_transport.security.access import Access, read_deny_list
+from quicoll_transport.security.identity import WORKER
 
 if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll_transport.net.addresses import Address
+    from quicoll_transport.security.identity import Credentials
 
-__all__ = ["start", "start_with"]
+__all__ = ["read_access", "start", "start_with"]
 
 
 async def start(
     config: Config, *, observer: Observer | None = None, runtime: Runtime | None = None
 ) -> tuple[Engine, Runtime]:
-    """An engine on its own thread (or on `runtime`). Raises LocalError when it cannot start."""
+    """Start an engine from its settings: certificates from files, a UDP socket, the system's clock.
+
+    Args:
+        config: Settings of the rank.
+        observer: Gets every event, on the engine's loop.
+        runtime: Where the engine runs; None makes a thread of its own.
+    Returns:
+        The engine and the runtime that it is on.
+    Raises:
+        LocalError: Settings, certificates or an address cannot work.
+    """
+    credentials = read_access(config).credentials
     try:
-        credentials = Credentials.from_directory(config.certs, role=WORKER, node=config.node)
         host, port = parse_address(config.listen)
     except TransportError as error:
         raise LocalError(str(error)) from error
     await _check_way(config.listen, config.coordinator, config.join_timeout)
-    if credentials.identity.job != config.job:
-        raise LocalError(f"the certificate is for job {credentials.identity.job!r}, not {config.job!r}")
+    if config.qlog is not None:
+        make_directory(config.qlog, "qlog")
     events = JsonLines(Path(config.events) / f"{config.node}.jsonl") if config.events is not None else None
     return await start_with(
         config,
@@ -64,12 +76,23 @@ async def start_with(
     runtime: Runtime | None = None,
     wall_clock: Callable[[], datetime] | None = None,
 ) -> tuple[Engine, Runtime]:
-    """An engine over the given credentials and network: what tests and simulations call.
+    """Start an engine over the given credentials and network: what tests and simulations call.
 
-    coordinator_address: (host, port); a name is looked up whenever the coordinator is dialled, so it may move.
-    incarnation: positive, above every earlier one of this node; it also seeds the chance of `faults`. wall_clock:
-    the date that certificates are judged by, aware; None: the system's.
+    Args:
+        config: Settings of the rank. Of its files only the deny list is read.
+        credentials: The rank's own.
+        make_io: Makes the network on the engine's loop.
+        coordinator_address: (host, port); a name is looked up whenever the coordinator is dialled, so it may move.
+        incarnation: Positive, above every earlier one of this node; it also seeds the chance of `faults`.
+        observers: Each gets every event, on the engine's loop.
+        runtime: Where the engine runs; None makes a thread of its own.
+        wall_clock: The date that certificates are checked against, aware; None takes the system's.
+    Returns:
+        The engine and the runtime that it is on.
+    Raises:
+        LocalError: The deny list cannot be used, or the network not made.
     """
+    denied = _listed(config)
     owned = runtime is None
     runtime = ThreadRuntime(config.node) if runtime is None else runtime
     loop = runtime.loop
@@ -88,6 +111,7 @@ async def start_with(
                 observers=told,
                 coordinator_address=coordinator_address,
                 wall_clock=wall_clock,
+                denied=denied,
             )
         except BaseException:
             io.close()
@@ -111,6 +135,30 @@ async def start_with(
         if isinstance(error, TransportError):
             raise LocalError(str(error)) from error
         raise
+
+
+def read_access(config: Config) -> Access:
+    """Read what the rank's files say now: its credentials and its deny list.
+
+    Args:
+        config: Settings of the rank.
+    Raises:
+        LocalError: A file cannot be used, or its certificate is another job's.
+    """
+    try:
+        access = Access.read(config.certs, role=WORKER, node=config.node, deny=config.deny)
+    except TransportError as error:
+        raise LocalError(str(error)) from error
+    if access.credentials.identity.job != config.job:
+        raise LocalError(f"the certificate is for job {access.credentials.identity.job!r}, not {config.job!r}")
+    return access
+
+
+def _listed(config: Config) -> tuple[str, ...]:
+    try:
+        return () if config.deny is None else read_deny_list(config.deny)
+    except TransportError as error:
+        raise LocalError(str(error)) from error
 
 
 async def _check_way(listen: str, coordinator: str, timeout: float) -> None:

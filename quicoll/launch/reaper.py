@@ -21,7 +21,11 @@ __all__ = ["watch"]
 
 
 def watch(lines: Iterable[str]) -> list[int]:
-    """Read lines until they end; return the process groups that were added and not taken away, in order of adding."""
+    """Read lines until they end; return the process groups that were added and not taken away, in order of adding.
+
+    Args:
+        lines: "+PGID" or "-PGID" each; others are skipped.
+    """
     groups: dict[int, None] = {}
     for line in lines:
         sign, number = line[:1], line[1:].strip()

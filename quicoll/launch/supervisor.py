@@ -34,7 +34,7 @@ from pathlib import Path
 
 from quicoll.checks import MAX_SECONDS, seconds
 from quicoll.errors import LocalError
-from quicoll.launch import reaper as lifeline
+from quicoll.launch import reaper
 from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.security.authority import create_authority, issue
 from quicoll_transport.security.identity import AUTHORITY_KEY_FILE, COORDINATOR, WORKER, node_files
@@ -57,9 +57,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunExit:
-    """How a run ended. exit_status: 0 when every worker was done, 1 when one kept dying, 128 + signal when told to end.
+    """How a run ended.
 
-    reason: one sentence, "" for success. restarts: how often each node was started again, by node.
+    Attributes:
+        exit_status: 0 when every worker was done, 1 when one kept dying, 128 + number of the signal that ended it.
+        reason: One sentence, "" for success.
+        restarts: How often each node was started again, by node.
     """
 
     exit_status: int
@@ -82,17 +85,7 @@ class _GivenUp(Exception):
 
 
 class Supervisor:
-    """Runs a command as N workers with a coordinator; used once.
-
-    command: what each worker runs, for instance [sys.executable, "train.py"]. certs: directory with the nodes'
-    certificates; None makes a throw-away authority in a temporary directory (mode 0700, gone afterwards). events:
-    directory for the events files; None takes the temporary one. journal: the coordinator's; None likewise, then the
-    job begins anew. listen: the coordinator's address; port 0 lets it pick one. max_restarts: per node. backoff:
-    seconds before the first restart, doubled for each further one up to 10. grace: seconds between the polite signal
-    and SIGKILL. lost_after: seconds of silence after which the members take a peer for lost; None leaves the default.
-    environment: for the workers, on top of this process's. output: called with (node, line) for every line that a child
-    writes; one that raises ends the run. coordinator: command to run instead of our coordinator.
-    """
+    """Runs a command as N workers with a coordinator; used once."""
 
     def __init__(
         self,
@@ -102,6 +95,7 @@ class Supervisor:
         job: str = "local",
         certs: Path | None = None,
         events: Path | None = None,
+        qlog: Path | None = None,
         journal: Path | None = None,
         listen: str = "127.0.0.1:0",
         max_restarts: int = 3,
@@ -112,6 +106,28 @@ class Supervisor:
         output: Callable[[str, str], None] | None = None,
         coordinator: Sequence[str] | None = None,
     ) -> None:
+        """Say what is to be run; `run` does it.
+
+        Args:
+            command: What each worker runs, for instance [sys.executable, "train.py"].
+            workers: How many.
+            job: The job's name.
+            certs: Directory with the nodes' certificates; None makes a throw-away authority in a temporary directory
+                (mode 0700, gone afterwards).
+            events: Directory for the events files; None takes the temporary one.
+            qlog: Directory for a qlog trace of each connection of every process; None writes none.
+            journal: The coordinator's; None takes a temporary one, and the job begins anew.
+            listen: The coordinator's address; port 0 lets it pick one.
+            max_restarts: How often each node is started again.
+            backoff: Seconds before the first restart, doubled for each further one up to 10.
+            grace: Seconds between the polite signal and SIGKILL.
+            lost_after: Seconds of silence after which members take a peer for lost; None leaves the default.
+            environment: For the workers, on top of this process's.
+            output: Called with (node, line) for every line that a child writes; one that raises ends the run.
+            coordinator: Command to run instead of our coordinator.
+        Raises:
+            LocalError: A setting makes no sense.
+        """
         if workers < 1:
             raise LocalError(f"a run has 1 worker or more, not {workers}")
         if max_restarts < 0:
@@ -129,6 +145,7 @@ class Supervisor:
         self._job = job
         self._certs = certs
         self._events = events
+        self._qlog = qlog
         self._journal = journal
         self._listen = listen
         self._max_restarts = max_restarts
@@ -141,41 +158,55 @@ class Supervisor:
         self._coordinator = _Child(COORDINATOR)
         self._workers = [_Child(f"worker-{number}") for number in range(workers)]
         self._address: str | None = None
-        self._told: signal.Signals | None = None
-        self._verdict: asyncio.Future[str]
+        self._ended_by: signal.Signals | None = None
+        self._outcome: asyncio.Future[str]
         self._watcher: asyncio.subprocess.Process | None = None
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The workers' node names, in order of their first rank."""
+        """Names of the workers' nodes, in the order of their first ranks."""
         return tuple(child.node for child in self._workers)
 
     def pid(self, node: str) -> int | None:
-        """Process id of the node's present process; None while it has none."""
+        """Return the id of a node's present process; None while it has none.
+
+        Args:
+            node: "coordinator", or one of `nodes`.
+        Raises:
+            LocalError: There is no such node.
+        """
         for child in (self._coordinator, *self._workers):
             if child.node == node:
                 return child.process.pid if child.process is not None and child.process.returncode is None else None
         raise LocalError(f"no node is called {node!r}")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Pass the signal on to the workers and end the run; a second call kills them without grace."""
-        if self._told is not None:
+        """Pass a signal on to the workers and end the run; a second call kills them without grace.
+
+        Args:
+            number: The signal.
+        """
+        if self._ended_by is not None:
             for child in self._workers:
                 _signal_group(child, signal.SIGKILL)
             return
-        self._told = number
+        self._ended_by = number
         self._decide("")
 
     async def run(self) -> RunExit:
         """Start everything, wait until all workers are done, end everything.
 
-        SIGINT and SIGTERM to this process are passed on to the workers. Raises LocalError when the run cannot begin:
-        no such program, the port is taken, the certificates do not fit.
+        SIGINT and SIGTERM to this process are passed on to the workers.
+
+        Returns:
+            How it ended.
+        Raises:
+            LocalError: The run cannot begin: no such program, the port is taken, the certificates do not fit.
         """
-        self._verdict = asyncio.get_running_loop().create_future()
+        self._outcome = asyncio.get_running_loop().create_future()
         with tempfile.TemporaryDirectory(prefix="quicoll-") as temporary, self._signals():
             certs, events, journal = self._prepare(Path(temporary))
-            async with self._lifeline():
+            async with self._reaper():
                 return await self._run(certs, events, journal)
 
     def _prepare(self, temporary: Path) -> tuple[Path, Path, Path]:
@@ -196,6 +227,8 @@ class Supervisor:
             "QUICOLL_WORLD_SIZE": str(len(self._workers)),
             "QUICOLL_EVENTS": str(events),
         }
+        if self._qlog is not None:
+            shared["QUICOLL_QLOG"] = str(self._qlog.resolve())
         if self._lost_after is not None:
             shared["QUICOLL_LOST_AFTER"] = str(self._lost_after)
         report = events / f"{COORDINATOR}.jsonl"
@@ -208,9 +241,9 @@ class Supervisor:
             host = _LOOPBACK.get(host, host)
             shared["QUICOLL_COORDINATOR"] = format_address((host, port))
             shared["QUICOLL_LISTEN"] = format_address((host, 0))
-            for rank, child in enumerate(self._workers if self._told is None else ()):
+            for rank, child in enumerate(self._workers if self._ended_by is None else ()):
                 tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared))))
-            reason = await self._verdict
+            reason = await self._outcome
         finally:
             for task in tasks:
                 task.cancel()
@@ -218,8 +251,10 @@ class Supervisor:
             await self._end(self._workers)
             await self._end([self._coordinator])
         restarts = {child.node: child.restarts for child in (self._coordinator, *self._workers)}
-        if self._told is not None:
-            return RunExit(exit_status=128 + self._told, reason=f"ended by {self._told.name}", restarts=restarts)
+        if self._ended_by is not None:
+            return RunExit(
+                exit_status=128 + self._ended_by, reason=f"ended by {self._ended_by.name}", restarts=restarts
+            )
         return RunExit(exit_status=1 if reason else 0, reason=reason, restarts=restarts)
 
     async def _guard(self, keeping: Coroutine[None, None, None]) -> None:
@@ -229,19 +264,19 @@ class Supervisor:
         except _GivenUp as error:
             self._decide(str(error))
         except Exception as error:
-            if not self._verdict.done():
-                self._verdict.set_exception(error)
+            if not self._outcome.done():
+                self._outcome.set_exception(error)
 
     def _decide(self, reason: str) -> None:
-        if not self._verdict.done():
-            self._verdict.set_result(reason)
+        if not self._outcome.done():
+            self._outcome.set_result(reason)
 
     async def _first_address(self, report: Path, seen: int) -> str:
         """Wait for the coordinator's report of where it listens, after the `seen` bytes of earlier runs."""
         deadline = asyncio.get_running_loop().time() + _START_S
         while (address := _listening(report, seen)) is None:
-            if self._verdict.done():
-                self._verdict.result()  # raises what the coordinator failed with
+            if self._outcome.done():
+                self._outcome.result()  # raises what the coordinator failed with
                 return ""
             if asyncio.get_running_loop().time() > deadline:
                 raise LocalError(f"the coordinator reported no address within {_START_S:g} s")
@@ -369,8 +404,8 @@ class Supervisor:
         """Polite signal, grace, SIGKILL, to the whole process group of each."""
         alive = [child for child in children if child.process is not None]
         for child in alive:
-            # SIGINT is for programs that people write; ours is told to end in its own way, whatever ended the run.
-            _signal_group(child, signal.SIGTERM if child is self._coordinator else self._told or signal.SIGTERM)
+            # SIGINT is for programs that people write; our coordinator ends in its own way, whatever ended the run.
+            _signal_group(child, signal.SIGTERM if child is self._coordinator else self._ended_by or signal.SIGTERM)
         waits = [asyncio.create_task(child.process.wait()) for child in alive if child.process is not None]
         if waits:
             await asyncio.wait(waits, timeout=self._grace)
@@ -412,7 +447,7 @@ class Supervisor:
             for number in _SIGNALS:
                 loop.add_signal_handler(number, self.stop, number)
         except (RuntimeError, ValueError):
-            # Not the main thread: signals are somebody else's here, and `stop` is there to be called.
+            # Not the main thread: signals are handled elsewhere, and `stop` is there to be called.
             yield
             return
         try:
@@ -422,9 +457,9 @@ class Supervisor:
                 loop.remove_signal_handler(number)
 
     @contextlib.asynccontextmanager
-    async def _lifeline(self) -> AsyncIterator[None]:
+    async def _reaper(self) -> AsyncIterator[None]:
         self._watcher = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", lifeline.__file__, stdin=asyncio.subprocess.PIPE, start_new_session=True
+            sys.executable, "-I", "-S", reaper.__file__, stdin=asyncio.subprocess.PIPE, start_new_session=True
         )
         try:
             yield

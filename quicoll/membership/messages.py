@@ -9,7 +9,7 @@ The shells carry every message exactly once and in order per link; after a link 
 on the next one, and nothing of the old link is ever delivered after it. The protocol needs no more than that.
 
     member -> coordinator    Join Confirm Decline Begin Vote Report Leave
-    coordinator -> member    Welcome Refuse Propose Install Decision Aborted Hold
+    coordinator -> member    Welcome Refuse Adopt Propose Install Decision Aborted Hold
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ __all__ = [
     "MAX_MESSAGE",
     "MAX_TEXT",
     "Aborted",
+    "Adopt",
     "BeginStep",
     "Confirm",
     "CoordinatorMessage",
@@ -79,6 +80,7 @@ _Losses = Annotated[tuple[tuple[NodeName, _Text], ...], msgspec.Meta(max_length=
 _Digest = Annotated[bytes, msgspec.Meta(max_length=MAX_DIGEST)]
 _GroupId = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 _Groups = Annotated[tuple[tuple[_GroupId, _Digest], ...], msgspec.Meta(max_length=MAX_GROUPS)]
+_Duration = Annotated[int, msgspec.Meta(ge=1, le=10**15)]  # nanoseconds, up to the million seconds of a setting
 _RankHint = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 
 
@@ -90,7 +92,8 @@ class Join(_Message, frozen=True, tag="join"):
     """First message of every link: who I am and what I hold.
 
     world_size: None, or the size that the first view has to have. committed_step: the last step whose result I hold.
-    doubt: (view_id, step) that I voted for without hearing the decision.
+    doubt: (view_id, step) that I voted for without hearing the decision. lost_after_ns: my setting, which all members
+    and the coordinator share; None says nothing of it. adopts: whether I take the coordinator's where it has another.
     """
 
     incarnation: Incarnation
@@ -100,6 +103,8 @@ class Join(_Message, frozen=True, tag="join"):
     committed_step: StepNumber = 0
     doubt: tuple[ViewId, StepNumber] | None = None
     site: _Site = ""
+    lost_after_ns: _Duration | None = None
+    adopts: bool = False
 
 
 class Confirm(_Message, frozen=True, tag="confirm"):
@@ -176,6 +181,12 @@ class RefuseJoin(_Message, frozen=True, tag="refuse"):
     reason: _Text
 
 
+class Adopt(_Message, frozen=True, tag="adopt"):
+    """Answer to a Join that adopts: take this setting, and join again over a link that was made with it."""
+
+    lost_after_ns: _Duration
+
+
 class Propose(_Message, frozen=True, tag="propose"):
     """Stop acting in any earlier view, form links to all members, then Confirm or Decline."""
 
@@ -221,7 +232,7 @@ class Withhold(_Message, frozen=True, tag="hold"):
 
 
 MemberMessage: TypeAlias = Join | Confirm | Decline | BeginStep | Vote | Report | Leave
-CoordinatorMessage: TypeAlias = Welcome | RefuseJoin | Propose | Install | Decide | Aborted | Withhold
+CoordinatorMessage: TypeAlias = Welcome | RefuseJoin | Adopt | Propose | Install | Decide | Aborted | Withhold
 
 _encoder = msgspec.msgpack.Encoder()
 _from_member: msgspec.msgpack.Decoder[MemberMessage] = msgspec.msgpack.Decoder(MemberMessage)

@@ -1,11 +1,12 @@
 """What happened, for people and programs: events with a monotonic time, one observer interface, a JSON-lines writer.
 
 Observers are called on the engine's loop and must be quick: no heartbeat is sent meanwhile, and one that waits for
-long takes the calls of its rank with it (quicoll.engine.runtime). One that raises is logged and does no harm.
+long ends the calls of its rank (quicoll.engine.runtime). One that raises is logged and does no harm.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -16,20 +17,27 @@ from typing import Any, TypeAlias
 
 from quicoll.errors import LocalError
 
-__all__ = ["Event", "JsonLines", "Observer", "Observers"]
+__all__ = ["Event", "JsonLines", "Observer", "Observers", "make_directory"]
 
 log = logging.getLogger("quicoll")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """t_ns: the loop's monotonic clock (on Linux the same for all processes of a host), or virtual time.
+    """One thing that happened. docs/settings.md says which kinds come of ranks, which of the coordinator.
 
-    Kinds and fields, of ranks and the coordinator: listening(address); node_joined(peer, incarnation);
-    view_proposed(view, nodes); view_installed(view, world_size, nodes, rank); view_ended(view, cause, lost);
-    step_committed(step, view); step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left);
-    held(cause); state_received(from_rank, step); fault(what); refused(reason);
-    straggler(rank, peer, op, seconds, view). docs/settings.md says which come of whom.
+    Kinds and fields: listening(address); node_joined(peer, incarnation); view_proposed(view, nodes);
+    view_installed(view, world_size, nodes, rank); view_ended(view, cause, lost); step_committed(step, view);
+    step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left); held(cause);
+    state_received(from_rank, step); fault(what); refused(reason); straggler(rank, peer, op, seconds, view);
+    certificates_rotated(fingerprint); certificate_denied(fingerprint). With `transport_events` also those of
+    quicoll.observability.transport.
+
+    Attributes:
+        t_ns: When: the loop's monotonic clock (on Linux the same for all processes of a host), or virtual time.
+        node: Where: the node's name.
+        kind: What.
+        fields: The kind's fields.
     """
 
     t_ns: int
@@ -45,11 +53,24 @@ class Observers:
     """Gives each event to every observer, and to the log."""
 
     def __init__(self, node: str, now_ns: Callable[[], int], *observers: Observer | None) -> None:
+        """Name those who get the events.
+
+        Args:
+            node: Where the events happen.
+            now_ns: The loop's clock.
+            observers: Called in this order; None is left out.
+        """
         self._node = node
         self._now_ns = now_ns
         self._observers = [observer for observer in observers if observer is not None]
 
     def emit(self, kind: str, **fields: Any) -> None:
+        """Give an event to every observer, and to the log at level INFO.
+
+        Args:
+            kind: One of those that Event lists.
+            fields: The kind's fields.
+        """
         event = Event(self._now_ns(), self._node, kind, fields)
         log.info("%s: %s %s", self._node, kind, fields)
         for observer in self._observers:
@@ -61,30 +82,60 @@ class Observers:
                 log.exception("an observer failed on %s", kind)
 
     def close(self) -> None:
+        """Close the files among the observers."""
         for observer in self._observers:
             if isinstance(observer, JsonLines):
                 observer.close()
 
 
 class JsonLines:
-    """Appends one JSON object a line: {"t": seconds, "node": ..., "kind": ..., fields...}. Each line is one write,
-    so that a reader never sees half a line of a killed process but at its very end."""
+    """Appends one JSON object a line: {"t": seconds, "node": ..., "kind": ..., fields...}.
+
+    Each line is one write, so that a reader sees half a line of a killed process at most at the very end.
+    """
 
     def __init__(self, path: str | Path) -> None:
+        """Open the file, and make its directory unless it is there.
+
+        Args:
+            path: The file; what is in it stays.
+        Raises:
+            LocalError: It cannot be written.
+        """
         path = Path(path)
+        make_directory(path.parent, "events")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise LocalError(f"cannot write events to {path}: {error.strerror or error}") from error
 
     def __call__(self, event: Event) -> None:
+        """Write an event; after `close` it is dropped."""
         if self._fd < 0:
             return
         line = {"t": event.t_ns / 1e9, "node": event.node, "kind": event.kind, **event.fields}
         os.write(self._fd, (json.dumps(line, default=str) + "\n").encode())
 
     def close(self) -> None:
+        """Close the file; another time it does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def make_directory(path: str | Path, what: str) -> None:
+    """Make a directory for files that are written while the job runs, unless it is there.
+
+    Args:
+        path: The directory.
+        what: What it is for, for the error.
+    Raises:
+        LocalError: It cannot be made, or nothing can be written there.
+    """
+    directory = Path(path)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise LocalError(f"cannot write {what} to {directory}: {error.strerror or error}") from error

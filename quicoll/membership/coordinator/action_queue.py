@@ -22,6 +22,7 @@ from quicoll.membership.coordinator.actions import (
 )
 from quicoll.membership.messages import (
     Aborted,
+    Adopt,
     CoordinatorMessage,
     Decide,
     Install,
@@ -80,6 +81,10 @@ class ActionQueue:
         """Refuse a process that is not in the roster, and close its link."""
         self._actions.append(TellMember(node, incarnation, RefuseJoin(reason=clip(reason))))
         self.drop(node, incarnation, reason)
+
+    def have_adopt(self, node: str, incarnation: int, lost_after_ns: int) -> None:
+        """Tell a process that is on no list which setting it has to join with."""
+        self._actions.append(TellMember(node, incarnation, Adopt(lost_after_ns=lost_after_ns)))
 
     def withhold(self, cause: str, *, now_ns: int) -> None:
         """Tell every node that waits why there is no view; each gets each reason once."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.history import History
     from quicoll.membership.messages import Join
 
-__all__ = ["join_refusal", "name_list", "shortfall"]
+__all__ = ["differs", "join_refusal", "name_list", "shortfall"]
 
 
 def shortfall(nodes: Sequence[str], *, history: History, config: CoordinatorConfig) -> str:
@@ -42,12 +42,26 @@ def join_refusal(join: Join, *, history: History, config: CoordinatorConfig) -> 
     """
     if join.world_size is not None and join.world_size != config.world_size:
         return f"the coordinator was started for world size {config.world_size}, not {join.world_size}"
+    if not join.adopts and differs(join, config=config):
+        return (
+            f"the coordinator's lost_after is {_seconds(config.lost_after_ns)}, this node's "
+            f"{_seconds(join.lost_after_ns)}; set both alike, or leave the node's out"
+        )
     if history.view is not None and join.committed_step > history.committed_step:
         return f"the node holds step {join.committed_step}, the journal ends at {history.committed_step}"
     if join.doubt is not None and join.doubt[0] > history.last_view_id:
         view_id, step = join.doubt
         return f"the node is in doubt of step {step} in view {view_id}, of which the journal knows nothing"
     return ""
+
+
+def differs(join: Join, *, config: CoordinatorConfig) -> bool:
+    """Whether node and coordinator have different values of a setting that they have to share."""
+    return None is not join.lost_after_ns != config.lost_after_ns is not None
+
+
+def _seconds(duration_ns: int | None) -> str:
+    return f"{(duration_ns or 0) / 1e9:.12g} s"
 
 
 def name_list(nodes: Iterable[str]) -> str:

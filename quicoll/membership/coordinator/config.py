@@ -20,18 +20,24 @@ _SECOND = 1_000_000_000
 class CoordinatorConfig:
     """Raises LocalError for settings that cannot work. Times are nanoseconds.
 
-    world_size: nodes of the first view. min_world_size, max_world_size: bounds of every view; nodes beyond the latter
-    stand by and take the places of those that go. seed: the job's, None to take the journal's. tiers: tier metadata
-    for every view.
-
-    propose_timeout_ns: a member that neither confirms nor declines a proposal for so long is left out. Has to be longer
-    than a member takes to form its links.
-    gather_ns: from the first complaint to the judgement; about as long as detectors differ in seeing the same loss.
-    settle_ns: grace for nodes of the last view that are missing although there is a quorum.
-    quiet_ns: without an open step for so long, the boundary is taken to be one on every member; about a round trip.
-    vote_timeout_ns: from the first vote of a step to the last; the members that are late are left out. Has to be longer
-    than ranks may differ in the work of a step.
-    retry_min_ns, retry_max_ns: bounds of the back-off of a node that was left out.
+    Attributes:
+        world_size: Nodes of the first view.
+        min_world_size: Least nodes of every view.
+        max_world_size: Most nodes of every view; those beyond stand by and take the places of those that go.
+        seed: The job's; None takes the journal's.
+        tiers: Tier metadata for every view.
+        lost_after_ns: Silence after which a member is lost. A node that insists on another one is refused; None lets
+            each have its own.
+        propose_timeout_ns: A member that neither confirms nor declines a proposal for so long is left out. Has to be
+            longer than a member takes to form its links.
+        gather_ns: From the first report of a failure to the decision; about as long as detectors differ in seeing the
+            same loss.
+        settle_ns: Grace for nodes of the last view that are missing although there is a quorum.
+        quiet_ns: Without an open step for so long, the boundary is taken to be one on every member; about a round trip.
+        vote_timeout_ns: From the first vote of a step to the last; the members that are late are left out. Has to be
+            longer than ranks may differ in the work of a step.
+        retry_min_ns: Least back-off of a node that was left out.
+        retry_max_ns: Most back-off of a node that was left out.
     """
 
     world_size: int
@@ -39,6 +45,7 @@ class CoordinatorConfig:
     max_world_size: int = MAX_MEMBERS
     seed: int | None = None
     tiers: Mapping[str, str] = field(default_factory=dict)
+    lost_after_ns: int | None = None
     propose_timeout_ns: int = 20 * _SECOND
     gather_ns: int = _SECOND // 2
     settle_ns: int = 5 * _SECOND
@@ -55,6 +62,8 @@ class CoordinatorConfig:
             )
         if self.seed is not None and not 0 <= self.seed <= MAX_INT:
             raise LocalError(f"seed {self.seed} is not in 0..2**63-1")
+        if self.lost_after_ns is not None and self.lost_after_ns <= 0:
+            raise LocalError("lost_after_ns has to be above 0")
         if min(self.propose_timeout_ns, self.vote_timeout_ns, self.retry_min_ns) <= 0:
             raise LocalError("propose_timeout_ns, vote_timeout_ns and retry_min_ns have to be above 0")
         if min(self.gather_ns, self.settle_ns, self.quiet_ns) < 0 or self.retry_max_ns < self.retry_min_ns:

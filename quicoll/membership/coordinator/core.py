@@ -39,7 +39,7 @@ from quicoll.errors import LocalError
 from quicoll.membership.coordinator.action_queue import ActionQueue
 from quicoll.membership.coordinator.actions import CoordinatorAction, NodeJoined, NodeLost, StepCommitted
 from quicoll.membership.coordinator.active_view import ActiveView
-from quicoll.membership.coordinator.admission import join_refusal, name_list
+from quicoll.membership.coordinator.admission import differs, join_refusal, name_list
 from quicoll.membership.coordinator.diagnosis import Diagnosis, ViewFailure
 from quicoll.membership.coordinator.formation import Formation
 from quicoll.membership.coordinator.history import (
@@ -273,6 +273,9 @@ class CoordinatorCore:
             reason = f"{MAX_MEMBERS} nodes are connected already"
         if reason:
             self._out.refuse(node, message.incarnation, reason)
+            return
+        if self._config.lost_after_ns is not None and differs(message, config=self._config):
+            self._out.have_adopt(node, message.incarnation, self._config.lost_after_ns)
             return
         committed: bool | None = None
         holds = message.committed_step

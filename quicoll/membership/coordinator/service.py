@@ -12,13 +12,15 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quicoll.checks import seconds, whole
+from quicoll.deadlines import Deadlines
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.coordinator.actions import (
     DropLink,
@@ -39,13 +41,16 @@ from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.coordinator.journal import Journal
 from quicoll.membership.messages import decode, encode
-from quicoll.observability.events import Observer, Observers
+from quicoll.observability.events import Observer, Observers, make_directory
+from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import LinkLost, TransportError
 from quicoll_transport.faults.compose import Faults
 from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.net.udp import DatagramIO, UdpSocket
-from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.security.access import Access, AccessControl
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials
+from quicoll_transport.security.policy import Policy
 
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.journal import RecordStore
@@ -60,7 +65,7 @@ NODE = "coordinator"  # its node name in the certificate, unless another is give
 
 
 class CoordinatorService:
-    """One coordinator on the running loop. Made by `open`; `wait_failed` ends with its reason, `aclose` ends it."""
+    """One coordinator on the running loop: `wait_failed` waits for its end by an error, `aclose` ends it."""
 
     def __init__(
         self,
@@ -74,27 +79,52 @@ class CoordinatorService:
         incarnation: int,
         observers: Observers,
         wall_clock: Callable[[], datetime] | None = None,
+        denied: Sequence[str] = (),
+        read_access: Callable[[], Access] | None = None,
+        transport_events: bool = False,
     ) -> None:
+        """Open the endpoint; the coordinator is at work from here on.
+
+        Args:
+            credentials: The coordinator's own.
+            io: The network; it belongs to the service from here on.
+            journal: What was decided, and where decisions go. It stays its maker's to close.
+            config: The core's settings.
+            transport: The endpoint's settings.
+            loop: The running loop.
+            incarnation: Positive, above every earlier one of this coordinator; it also seeds the chance of `faults`.
+            observers: Get every event.
+            wall_clock: The date that certificates are checked against, aware; None takes the system's.
+            denied: Fingerprints of certificates that may not come in.
+            read_access: Reads credentials and deny list anew, for `reload`; None where they are no files.
+            transport_events: Whether the transport's own events are told as well.
+        Raises:
+            LocalError: Settings and journal contradict each other.
+        """
         self._loop = loop
         self._journal = journal
         self._observers = observers
+        self._read_access = read_access
         self._timer: asyncio.TimerHandle | None = None
         self._links: dict[str, Link] = {}
         self._failed: asyncio.Future[None] = loop.create_future()
         self._closing = False
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
         self.core = CoordinatorCore(config, journal.load(), now_ns=self._now_ns())
+        policy = Policy(roles=(WORKER,), denied=denied)  # only workers join
         self.endpoint = Endpoint(
             credentials=credentials,
             config=transport,
             io=io,
             loop=loop,
             incarnation=incarnation,
-            authorize=self._authorize,
+            authorize=policy,
             on_link=self._on_link,
             faults=self.faults,
+            observer=forward_to(observers) if transport_events else None,
             wall_clock=wall_clock,
         )
+        self._access = AccessControl(self.endpoint, policy, listed=denied)
         observers.emit("listening", address=format_address(self.endpoint.address))
         self._work()
 
@@ -103,22 +133,42 @@ class CoordinatorService:
 
     @property
     def address(self) -> str:
+        """Where it listens, "host:port"."""
         return format_address(self.endpoint.address)
 
     async def wait_failed(self) -> None:
-        """Returns never, but raises what made the service unable to go on."""
+        """Wait for ever, or until the service cannot go on.
+
+        Raises:
+            QuicollError: Why it cannot; mostly JournalError.
+        """
         await asyncio.shield(self._failed)
 
+    def reload(self) -> None:
+        """Read certificates and deny list anew, and use them: for new handshakes, and for links of who is denied now.
+
+        Raises:
+            LocalError: The files cannot be used, or are another identity's. The service goes on with what it has.
+        """
+        if self._read_access is None:
+            raise LocalError("the coordinator's certificates are not files that could be read anew")
+        try:
+            access = self._read_access()
+            denied = self._access.renew(access)
+        except TransportError as error:
+            raise LocalError(str(error)) from error
+        self._observers.emit("certificates_rotated", fingerprint=access.credentials.fingerprint)
+        for fingerprint in denied:
+            self._observers.emit("certificate_denied", fingerprint=fingerprint)
+
     async def aclose(self) -> None:
+        """End it; members see their links end."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
         await self.endpoint.aclose()
         self._failed.cancel()
         self._observers.close()
-
-    def _authorize(self, identity: Identity) -> str | None:
-        return None if identity.role == WORKER else f"{identity} is no worker; only workers join"
 
     def _on_link(self, link: Link) -> None:
         self._links[link.node] = link
@@ -214,23 +264,42 @@ async def serve(
     seed: int | None = None,
     lost_after: float = 2.0,
     observer: Observer | None = None,
+    transport_events: bool = False,
+    qlog: str | Path | None = None,
+    deny: str | Path | None = None,
+    ready: Callable[[CoordinatorService], None] | None = None,
 ) -> None:
     """Run a coordinator until cancelled.
 
-    listen: "host:port", port 0 for a free one (the event "listening" tells). certs: directory with
-    coordinator-<node>.pem. journal: SQLite file, made if missing; a restarted coordinator goes on from it.
-    world_size: ranks that the first view waits for. seed: the job's; None takes the journal's or a random one.
-    lost_after: seconds of silence after which a member is lost.
-    Raises LocalError for settings, certificates or an address that cannot work, JournalError for the journal.
+    Args:
+        listen: "host:port", port 0 for a free one (the event "listening" has it).
+        job: The job's name, as in the certificates.
+        certs: Directory with coordinator-<node>.pem.
+        journal: SQLite file, made if missing; a coordinator that is started again goes on from it.
+        world_size: Ranks that the first view waits for.
+        node: The coordinator's name in its certificate.
+        seed: The job's; None takes the journal's or a random one.
+        lost_after: Seconds of silence after which a member is lost. Ranks that do not set it take this one.
+        observer: Gets every event, on the running loop.
+        transport_events: Whether the transport's own events are told as well.
+        qlog: Directory for a qlog trace of each connection.
+        deny: File of SHA-256 fingerprints of certificates that may not come in.
+        ready: Called with the service once it listens; `reload` is there for a signal handler.
+    Raises:
+        LocalError: Settings, certificates, the deny list or the address cannot work.
+        JournalError: The journal cannot be read or written.
     """
     seed = None if seed is None else whole(seed, "seed")
     config = coordinator_config(whole(world_size, "world_size"), seconds(lost_after, "lost_after"), seed)
+    if qlog is not None:
+        make_directory(qlog, "qlog")
     loop = asyncio.get_running_loop()
     observers = Observers(node, lambda: round(loop.time() * 1e9), observer)
+    read_access = partial(Access.read, certs, role=COORDINATOR, node=node, deny=deny)
     try:
-        credentials = Credentials.from_directory(certs, role=COORDINATOR, node=node)
-        if credentials.identity.job != job:
-            raise LocalError(f"the certificate is for job {credentials.identity.job!r}, not {job!r}")
+        access = read_access()
+        if access.credentials.identity.job != job:
+            raise LocalError(f"the certificate is for job {access.credentials.identity.job!r}, not {job!r}")
         host, port = parse_address(listen)
         io = UdpSocket(host, port, loop=loop)
     except TransportError as error:
@@ -244,20 +313,25 @@ async def serve(
         if seed is None and store.load().seed is None:
             config = replace(config, seed=int.from_bytes(os.urandom(8), "big") >> 1)
         service = CoordinatorService(
-            credentials=credentials,
+            credentials=access.credentials,
             io=io,
             journal=store,
             config=config,
-            transport=EndpointConfig(lost_after_ns=round(lost_after * 1e9)),
+            transport=EndpointConfig(lost_after_ns=Deadlines.of(lost_after).lost_ns, qlog_directory=qlog),
             loop=loop,
             incarnation=time.time_ns(),
             observers=observers,
+            denied=access.denied,
+            read_access=read_access,
+            transport_events=transport_events,
         )
     except BaseException:
         io.close()
         store.close()
         raise
     try:
+        if ready is not None:
+            ready(service)
         await service.wait_failed()
     finally:
         await service.aclose()
@@ -265,11 +339,20 @@ async def serve(
 
 
 def coordinator_config(world_size: int, lost_after: float, seed: int | None) -> CoordinatorConfig:
-    """The core's deadlines for a loss deadline: forming a view must outlast one peer that turns out to be lost."""
+    """Return the core's settings with the deadlines that follow from `lost_after`.
+
+    Args:
+        world_size: Ranks that the first view waits for.
+        lost_after: Seconds of silence after which a member is lost.
+        seed: The job's; None takes the journal's.
+    """
+    at = Deadlines.of(lost_after)
     return CoordinatorConfig(
         world_size=world_size,
         seed=seed,
-        propose_timeout_ns=round((2 * lost_after + 2) * 1e9),
-        gather_ns=round(min(0.1, lost_after / 10) * 1e9),
-        settle_ns=round(lost_after * 1e9),
+        lost_after_ns=at.lost_ns,
+        propose_timeout_ns=at.propose_ns,
+        gather_ns=at.gather_ns,
+        settle_ns=at.settle_ns,
+        vote_timeout_ns=at.vote_ns,
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Activate",
+    "AdoptLostAfter",
     "Deactivate",
     "Decided",
     "FormLinks",
@@ -109,6 +110,22 @@ class Reconnect:
     cause: str
 
 
+@dataclass(frozen=True, slots=True)
+class AdoptLostAfter:
+    """Take this setting from the coordinator: close all links, which were made with another one, and dial again."""
+
+    lost_after_ns: int
+
+
 MemberAction: TypeAlias = (
-    TellCoordinator | FormLinks | Activate | Deactivate | Decided | Refused | Held | Resumed | Reconnect
+    TellCoordinator
+    | FormLinks
+    | Activate
+    | Deactivate
+    | Decided
+    | Refused
+    | Held
+    | Resumed
+    | Reconnect
+    | AdoptLostAfter
 )

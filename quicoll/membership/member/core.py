@@ -33,9 +33,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from quicoll.deadlines import Deadlines
 from quicoll.errors import LocalError
 from quicoll.membership.member.actions import (
     Activate,
+    AdoptLostAfter,
     Decided,
     FormLinks,
     Held,
@@ -49,6 +51,7 @@ from quicoll.membership.member.job_progress import JobProgress
 from quicoll.membership.member.local_view import LocalView
 from quicoll.membership.messages import (
     Aborted,
+    Adopt,
     CoordinatorMessage,
     Decide,
     FailureKind,
@@ -131,7 +134,7 @@ class MemberCore:
     Args:
         node: The name in this node's certificate.
         incarnation: Larger at every start of the process.
-        addresses: For `Join`, as world_size, rank_hint and site are.
+        addresses: For `Join`, as world_size, rank_hint, site, lost_after_ns and adopts are.
         committed_step: The last step whose result this process holds (of a loaded checkpoint).
         form_timeout_ns: For `links_ready` or `links_failed`, after which the view is declined.
         answer_timeout_ns: For the coordinator's answer to a Join and to a Confirm.
@@ -150,6 +153,8 @@ class MemberCore:
         rank_hint: int | None = None,
         site: str = "",
         committed_step: int = 0,
+        lost_after_ns: int | None = None,
+        adopts: bool = False,
         form_timeout_ns: int = 15 * _SECOND,
         answer_timeout_ns: int = 30 * _SECOND,
         decision_timeout_ns: int = 330 * _SECOND,
@@ -159,7 +164,13 @@ class MemberCore:
         self.node = node
         self.incarnation = incarnation
         self._join = Join(
-            incarnation=incarnation, addresses=tuple(addresses), world_size=world_size, rank_hint=rank_hint, site=site
+            incarnation=incarnation,
+            addresses=tuple(addresses),
+            world_size=world_size,
+            rank_hint=rank_hint,
+            site=site,
+            lost_after_ns=lost_after_ns,
+            adopts=adopts,
         )
         self._form_timeout_ns = form_timeout_ns
         self._answer_timeout_ns = answer_timeout_ns
@@ -240,6 +251,8 @@ class MemberCore:
             return
         if isinstance(message, RefuseJoin):
             self._refused(message.reason)
+        elif isinstance(message, Adopt) and self._state is MemberState.JOINING and not self._welcomed:
+            self._adopt(message.lost_after_ns)
         elif isinstance(message, Welcome) and self._state is MemberState.JOINING and not self._welcomed:
             self._welcome(message)
         elif not self._welcomed:
@@ -388,6 +401,17 @@ class MemberCore:
             self._done()
         elif message.waiting_for:
             self._hold(message.waiting_for)
+
+    def _adopt(self, lost_after_ns: int) -> None:
+        if not self._join.adopts or lost_after_ns == self._join.lost_after_ns:
+            self._protocol_broken(f"a setting that was not asked for: lost_after {lost_after_ns / 1e9:.12g} s")
+            return
+        self._join = msgspec.structs.replace(self._join, lost_after_ns=lost_after_ns)
+        at = Deadlines.of_ns(lost_after_ns)
+        self._form_timeout_ns, self._answer_timeout_ns = at.form_ns, at.answer_ns
+        self._deadline_ns = None
+        self._out.append(AdoptLostAfter(lost_after_ns))
+        self._move(MemberCause.DONE if self._leaving and self._progress.doubt is None else MemberCause.DISCONNECTED)
 
     def _propose(self, view: View, now_ns: int) -> None:
         if contradiction := self._progress.contradiction_of_view(view, node=self.node, incarnation=self.incarnation):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quicoll.errors import LocalError
-from quicoll.launch import reaper as lifeline
+from quicoll.launch import reaper
 from quicoll.launch.supervisor import Supervisor
 from quicoll_transport.security.authority import create_authority, issue
 
@@ -92,11 +92,12 @@ async def test_workers_are_told_who_they_are(run: Run) -> None:
         """
         import json, os
         first = ("QUICOLL_COORDINATOR", "QUICOLL_JOB", "QUICOLL_NODE", "QUICOLL_WORLD_SIZE", "QUICOLL_LOST_AFTER")
-        second = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "QUICOLL_RESTARTS", "EXTRA")
+        second = ("QUICOLL_QLOG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "QUICOLL_RESTARTS", "EXTRA")
         print(json.dumps({name: os.environ[name] for name in first + second}))
         """,
         job="alpha",
         lost_after=1.5,
+        qlog=run.directory / "qlog",
         environment={"EXTRA": "yes", "RANK": "7"},
     ).run()
     assert (outcome.exit_status, outcome.reason) == (0, "")
@@ -106,6 +107,7 @@ async def test_workers_are_told_who_they_are(run: Run) -> None:
         "QUICOLL_NODE": "worker-1",
         "QUICOLL_WORLD_SIZE": "2",
         "QUICOLL_LOST_AFTER": "1.5",
+        "QUICOLL_QLOG": str(run.directory / "qlog"),
         "RANK": "1",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "2",
@@ -352,10 +354,10 @@ async def test_output_of_any_form_is_passed_on_line_by_line(run: Run) -> None:
 
 def test_the_watchers_list_ignores_what_would_reach_too_far() -> None:
     lines = ["+12\n", "+13\n", "-12\n", "+0\n", "+1\n", "+-5\n", "+\n", "junk\n", "-99\n", "+14"]
-    assert lifeline.watch(lines) == [13, 14]
+    assert reaper.watch(lines) == [13, 14]
 
 
 def test_the_watcher_needs_nothing_of_quicoll() -> None:
-    done = subprocess.run([sys.executable, "-I", "-S", lifeline.__file__], input="", check=True, text=True)
+    done = subprocess.run([sys.executable, "-I", "-S", reaper.__file__], input="", check=True, text=True)
     assert done.returncode == 0
-    assert stat.S_ISREG(os.stat(lifeline.__file__).st_mode)
+    assert stat.S_ISREG(os.stat(reaper.__file__).st_mode)

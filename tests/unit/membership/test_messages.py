@@ -33,6 +33,8 @@ FROM_MEMBER: list[m.MemberMessage] = [
         committed_step=8,
         doubt=(3, 9),
         site="fra",
+        lost_after_ns=10**15,
+        adopts=True,
     ),
     m.Confirm(view_id=3),
     m.Decline(view_id=3, unreachable=("b", "c"), reason="timed out"),
@@ -48,6 +50,7 @@ FROM_MEMBER: list[m.MemberMessage] = [
 FROM_COORDINATOR: list[m.CoordinatorMessage] = [
     m.Welcome(seed=5, committed_step=7, doubt_committed=True, waiting_for="b"),
     m.RefuseJoin(reason="other world size"),
+    m.Adopt(lost_after_ns=1),
     m.Propose(view=view()),
     m.Install(view_id=3),
     m.Decide(view_id=3, step=8, commit=True, next_view=view(view_id=4)),

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -168,6 +169,17 @@ class Endpoint:
         log.info("new connections show the certificate sha256=%s", credentials.fingerprint, extra=who())
         if self.observer is not None:
             self._emit(CredentialsRotated(self.now_ns(), credentials.fingerprint))
+
+    def set_deadlines(self, *, lost_after_ns: int | None, connect_ns: int) -> None:
+        """Make links from now on with other deadlines; those that live keep theirs.
+
+        Args:
+            lost_after_ns: As in EndpointConfig.
+            connect_ns: As in EndpointConfig.
+        Raises:
+            ConfigurationError: One of them makes no sense.
+        """
+        self.config = replace(self.config, lost_after_ns=lost_after_ns, connect_ns=connect_ns)
 
     async def aclose(self, *, timeout: float = 1.0) -> None:
         """Close every link within `timeout` seconds: what was given to them is delivered first, if that is quick.

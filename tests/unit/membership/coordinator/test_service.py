@@ -1,0 +1,269 @@
+"""The coordinator's service on a loop whose time is set by hand: what each action of the core becomes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quicoll import Event, LocalError
+from quicoll.errors import JournalError
+from quicoll.membership import messages as m
+from quicoll.membership.coordinator import service as module
+from quicoll.membership.coordinator.journal import MemoryJournal
+from quicoll.membership.coordinator.service import CoordinatorService, coordinator_config
+from quicoll.observability.events import Observers
+from quicoll_transport.endpoint import EndpointConfig
+from quicoll_transport.errors import LinkLost
+from quicoll_transport.security.access import Access
+
+
+class Loop:
+    """A loop's clock and timers; time passes in `pass_to`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.timers: list[SimpleNamespace] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def create_future(self) -> asyncio.Future[None]:
+        return asyncio.get_running_loop().create_future()
+
+    def call_at(self, at: float, callback: Callable[..., None], *arguments: object) -> SimpleNamespace:
+        timer = SimpleNamespace(at=at, run=lambda: callback(*arguments))
+        timer.cancel = lambda: timer in self.timers and self.timers.remove(timer)
+        self.timers.append(timer)
+        return timer
+
+    def call_later(self, seconds: float, callback: Callable[..., None], *arguments: object) -> SimpleNamespace:
+        return self.call_at(self.now + seconds, callback, *arguments)
+
+    def pass_to(self, at: float) -> None:
+        while due := sorted((each for each in self.timers if each.at <= at), key=lambda each: each.at):
+            self.now = due[0].at
+            self.timers.remove(due[0])
+            due[0].run()
+        self.now = at
+
+
+class Link:
+    """A link to a node as the service sees it."""
+
+    def __init__(self, node: str, incarnation: int = 1) -> None:
+        self.node = node
+        self.remote_incarnation = incarnation
+        self.ended = False
+        self.cause = ""
+        self.told: list[m.CoordinatorMessage] = []
+        self.closed: list[str] = []
+
+    def listen(self, on_app: Callable[[Any, bytes], None], on_state: Callable[[Any], None]) -> None:
+        self.on_app, self.on_state = on_app, on_state
+
+    def send_app(self, data: bytes) -> None:
+        if self.ended:
+            raise LinkLost("gone", peer=self.node)
+        self.told.append(m.decode(data, sender="coordinator"))
+
+    def close(self, reason: str) -> None:
+        self.closed.append(reason)
+
+    def say(self, message: m.MemberMessage) -> None:
+        self.on_app(self, m.encode(message))
+
+    def end(self, cause: str) -> None:
+        self.ended, self.cause = True, cause
+        self.on_state(self)
+
+
+class FakeEndpoint:
+    """Takes what an Endpoint takes."""
+
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+        self.address = ("127.0.0.1", 4433)
+        self.rotated: list[Any] = []
+        self.closed = False
+
+    def rotate(self, credentials: Any) -> None:
+        self.rotated.append(credentials)
+
+    def deny(self, fingerprint: str) -> None:
+        self.given["authorize"].deny(fingerprint)
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Bench:
+    """A service for `world_size` members, its journal, and the events it told."""
+
+    def __init__(self, world_size: int = 1, journal: MemoryJournal | None = None, **options: Any) -> None:
+        self.loop = Loop()
+        self.journal = journal or MemoryJournal()
+        self.events: list[Event] = []
+        self.service = CoordinatorService(
+            credentials=SimpleNamespace(),  # type: ignore[arg-type]
+            io=SimpleNamespace(),  # type: ignore[arg-type]
+            journal=self.journal,
+            config=coordinator_config(world_size, 1.0, seed=7),
+            transport=EndpointConfig(),
+            loop=self.loop,  # type: ignore[arg-type]
+            incarnation=1,
+            observers=Observers("coordinator", lambda: round(self.loop.now * 1e9), self.events.append),
+            **options,
+        )
+        self.endpoint: Any = self.service.endpoint
+
+    def link(self, node: str, incarnation: int = 1) -> Link:
+        link = Link(node, incarnation)
+        self.endpoint.given["on_link"](link)
+        return link
+
+    def joined(self, node: str, incarnation: int = 1) -> Link:
+        link = self.link(node, incarnation)
+        link.say(m.Join(incarnation=incarnation))
+        return link
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+
+@pytest.fixture(autouse=True)
+def endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Endpoint", FakeEndpoint)
+
+
+async def test_a_view_is_formed_written_and_told_to_its_member() -> None:
+    bench = Bench()
+    a = bench.joined("a")
+    assert [type(each) for each in a.told] == [m.Welcome, m.Propose]
+    assert isinstance(a.told[1], m.Propose)
+    view = a.told[1].view
+    a.say(m.Confirm(view_id=view.view_id))
+    assert a.told[2] == m.Install(view_id=view.view_id)
+    assert bench.journal.load().view == view
+    assert bench.kinds() == ["listening", "held", "node_joined", "view_proposed", "view_installed"]
+    assert bench.events[-1].fields == {"view": view.view_id, "world_size": 1, "nodes": ["a"]}
+
+
+async def test_only_workers_come_in_and_none_that_is_denied() -> None:
+    policy = Bench(denied=("1" * 64,)).endpoint.given["authorize"]
+    assert policy(SimpleNamespace(role="worker", node="a")) is None
+    assert policy(SimpleNamespace(role="coordinator", node="a")) is not None
+    assert policy.denied == ("1" * 64,)
+
+
+async def test_a_message_that_cannot_be_read_ends_its_link_and_tells_the_core_nothing() -> None:
+    bench = Bench()
+    a = bench.link("a")
+    a.on_app(a, b"\xc1")
+    assert a.closed == ["malformed message"]
+    assert bench.kinds() == ["listening", "held"]
+
+
+async def test_a_node_that_is_refused_hears_why_before_its_link_is_closed() -> None:
+    bench = Bench(world_size=2)
+    a = bench.link("a")
+    a.say(m.Join(incarnation=1, world_size=3))
+    assert [type(each) for each in a.told] == [m.RefuseJoin]
+    assert a.closed == []
+    bench.loop.pass_to(bench.loop.now + 1.0)
+    assert len(a.closed) == 1
+
+
+async def test_what_is_meant_for_an_earlier_process_of_a_node_is_not_sent_to_the_later_one() -> None:
+    bench = Bench()
+    old = bench.joined("a", 1)
+    new = bench.link("a", 2)  # it has not said Join yet
+    before = len(old.told)
+    bench.loop.pass_to(bench.loop.now + 60.0)  # the proposal fails, and is told to the process it was made for
+    assert (len(old.told), new.told) == (before, [])
+
+
+async def test_a_link_that_ends_is_a_member_lost_and_its_successor_is_not() -> None:
+    bench = Bench(world_size=2)
+    old = bench.joined("a", 1)
+    new = bench.joined("a", 2)
+    seen = len(bench.events)
+    old.end("silent")
+    assert bench.events[seen:] == []
+    new.end("silent for 1 s")
+    lost = bench.events[seen]
+    assert lost.kind == "peer_lost"
+    assert lost.fields == {"peer": "a", "cause": "a was lost: silent for 1 s", "left": False}
+
+
+async def test_what_cannot_be_sent_because_the_link_has_just_ended_is_no_error() -> None:
+    bench = Bench()
+    a = bench.link("a")
+    a.ended = True
+    a.say(m.Join(incarnation=1))
+    assert a.told == []
+
+
+async def test_a_proposal_without_an_answer_is_over_at_its_deadline_by_the_timer() -> None:
+    bench = Bench()
+    bench.joined("a")
+    bench.loop.pass_to(bench.loop.now + 3.9)
+    assert "view_ended" not in bench.kinds()
+    bench.loop.pass_to(bench.loop.now + 0.2)  # lost_after 1 s: 4 s for a proposal
+    assert "view_ended" in bench.kinds()
+
+
+async def test_a_journal_that_cannot_be_written_ends_the_service_and_announces_nothing() -> None:
+    class FullDisk(MemoryJournal):
+        def append(self, record: Any) -> None:
+            if "view_proposed" in kinds:
+                raise JournalError("the disk is full", path="journal.db")
+            super().append(record)
+
+    kinds: list[str] = []
+    bench = Bench(journal=FullDisk())
+    a = bench.joined("a")
+    kinds += bench.kinds()
+    told = len(a.told)
+    assert isinstance(a.told[-1], m.Propose)
+    a.say(m.Confirm(view_id=a.told[-1].view.view_id))
+    assert len(a.told) == told
+    with pytest.raises(JournalError, match="the disk is full"):
+        await bench.service.wait_failed()
+    a.say(m.Leave())  # nothing is carried out any more
+    assert bench.kinds() == kinds
+
+
+async def test_reload_uses_the_new_files_and_says_so() -> None:
+    credentials: Any = SimpleNamespace(fingerprint="f" * 64)
+    bench = Bench(read_access=lambda: Access(credentials, ("1" * 64,)))
+    bench.service.reload()
+    assert bench.endpoint.rotated == [credentials]
+    assert [(event.kind, event.fields) for event in bench.events[2:]] == [
+        ("certificates_rotated", {"fingerprint": "f" * 64}),
+        ("certificate_denied", {"fingerprint": "1" * 64}),
+    ]
+
+
+async def test_reload_without_files_is_an_error() -> None:
+    with pytest.raises(LocalError, match="are not files"):
+        Bench().service.reload()
+
+
+async def test_the_transports_events_are_told_on_request_only() -> None:
+    assert Bench().endpoint.given["observer"] is None
+    assert Bench(transport_events=True).endpoint.given["observer"] is not None
+
+
+async def test_a_closed_service_has_no_timer_and_no_endpoint_and_hears_nothing() -> None:
+    bench = Bench()
+    a = bench.joined("a")
+    await bench.service.aclose()
+    assert bench.endpoint.closed
+    assert bench.loop.timers == []
+    seen = len(bench.events)
+    a.end("closed")
+    assert len(bench.events) == seen

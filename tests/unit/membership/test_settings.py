@@ -1,0 +1,117 @@
+"""Settings that coordinator and members share: they agree, or are refused with both values named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from coordinator_bench import Bench
+
+from quicoll.deadlines import Deadlines
+from quicoll.errors import LocalError
+from quicoll.membership import messages as m
+from quicoll.membership.coordinator import actions as c
+from quicoll.membership.coordinator.config import CoordinatorConfig
+from quicoll.membership.member import actions as a
+from quicoll.membership.member.core import MemberCore, MemberState
+
+SECOND = 1_000_000_000
+
+
+def drained(core: MemberCore) -> list[a.MemberAction]:
+    found = []
+    while (action := core.next_action()) is not None:
+        found.append(action)
+    return found
+
+
+def joining(**fields: Any) -> MemberCore:
+    core = MemberCore("a", 1, **fields)
+    core.connected(now_ns=0)
+    assert [type(action) for action in drained(core)] == [a.TellCoordinator]
+    return core
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"lost_after_ns": 2 * SECOND},
+        {"lost_after_ns": 2 * SECOND, "adopts": True},
+    ],
+)
+def test_a_node_that_says_the_same_or_nothing_is_welcome(said: dict[str, Any]) -> None:
+    bench = Bench(1, lost_after_ns=2 * SECOND)
+    bench.join("a", **said)
+    assert bench.all_told("a") == {"a": [m.Welcome, m.Propose]}
+
+
+def test_a_node_that_insists_on_another_value_is_refused_and_hears_both() -> None:
+    bench = Bench(1, lost_after_ns=SECOND)
+    bench.join("a", lost_after_ns=10 * SECOND)
+    assert bench.told("a", m.RefuseJoin).reason == (
+        "the coordinator's lost_after is 1 s, this node's 10 s; set both alike, or leave the node's out"
+    )
+    bench.join("a", lost_after_ns=SECOND + 1)  # a difference that six digits do not show
+    assert "is 1 s, this node's 1.000000001 s" in bench.told("a", m.RefuseJoin).reason
+
+
+def test_a_node_that_adopts_is_told_the_value_and_is_no_candidate_until_it_has_it() -> None:
+    bench = Bench(1, lost_after_ns=10 * SECOND)
+    bench.join("a", lost_after_ns=2 * SECOND, adopts=True)
+    assert bench.told("a", m.Adopt).lost_after_ns == 10 * SECOND
+    joined = [each for each in bench.carried_out if isinstance(each, c.Note) and isinstance(each.event, c.NodeJoined)]
+    assert joined == []
+    bench.lose("a")  # its link with the old setting
+    bench.join("a", lost_after_ns=10 * SECOND, adopts=True)
+    assert bench.all_told("a") == {"a": [m.Welcome, m.Propose]}
+
+
+def test_a_coordinator_without_the_setting_lets_each_node_have_its_own() -> None:
+    bench = Bench(2)
+    bench.join("a", lost_after_ns=SECOND)
+    bench.join("b", lost_after_ns=2 * SECOND, adopts=True)
+    assert bench.all_told("a", "b") == {"a": [m.Welcome, m.Propose], "b": [m.Welcome, m.Propose]}
+
+
+def test_a_member_that_adopts_says_so_to_its_shell_and_joins_again_with_the_value_and_its_deadlines() -> None:
+    core = joining(lost_after_ns=2 * SECOND, adopts=True)
+    core.receive(m.Adopt(lost_after_ns=10 * SECOND), now_ns=0)
+    assert drained(core) == [a.AdoptLostAfter(10 * SECOND)]
+    assert (core.state, core.next_timer()) == (MemberState.DETACHED, None)
+    core.connected(now_ns=SECOND)
+    (told,) = drained(core)
+    assert isinstance(told, a.TellCoordinator)
+    assert told.message == m.Join(incarnation=1, lost_after_ns=10 * SECOND, adopts=True)
+    assert core.next_timer() == SECOND + Deadlines.of(10.0).answer_ns
+
+
+@pytest.mark.parametrize("fields", [{"lost_after_ns": 2 * SECOND}, {"lost_after_ns": 10 * SECOND, "adopts": True}])
+def test_a_coordinator_that_has_a_member_adopt_what_it_did_not_offer_breaks_the_protocol(
+    fields: dict[str, Any],
+) -> None:
+    core = joining(**fields)
+    core.receive(m.Adopt(lost_after_ns=10 * SECOND), now_ns=0)
+    (refused,) = drained(core)
+    assert isinstance(refused, a.Refused)
+    assert "broke the protocol: a setting that was not asked for: lost_after 10 s" in refused.reason
+
+
+def test_nothing_is_adopted_once_the_member_is_in() -> None:
+    core = joining(lost_after_ns=2 * SECOND, adopts=True)
+    core.receive(m.Welcome(seed=7, committed_step=0, waiting_for="1 of 2"), now_ns=0)
+    drained(core)
+    core.receive(m.Adopt(lost_after_ns=10 * SECOND), now_ns=0)
+    assert [type(action) for action in drained(core)] == [a.Refused]
+
+
+def test_a_member_that_leaves_before_it_has_joined_does_not_come_back_to_adopt() -> None:
+    core = joining(lost_after_ns=2 * SECOND, adopts=True)
+    core.leave(now_ns=0)
+    core.receive(m.Adopt(lost_after_ns=10 * SECOND), now_ns=0)
+    assert core.state is MemberState.LEFT
+
+
+def test_a_silence_of_nothing_is_no_setting() -> None:
+    with pytest.raises(LocalError, match="lost_after_ns has to be above 0"):
+        CoordinatorConfig(world_size=1, lost_after_ns=0)
