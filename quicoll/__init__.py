@@ -29,13 +29,14 @@ from quicoll.errors import (
     QuicollError,
     StepAborted,
 )
-from quicoll.job import Job, Step, join
+from quicoll.job import Job, join
 from quicoll.membership.view import Member, View
 from quicoll.numerics.generator import Generator
 from quicoll.numerics.reduce import ReduceOp
 from quicoll.numerics.seed import Seed
 from quicoll.observability.events import Event, JsonLines, Observer
 from quicoll.observability.stragglers import Straggler
+from quicoll.step import Step
 
 __version__ = "0.1.0"
 

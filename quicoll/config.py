@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from quicoll.checks import MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_WHOLE, whole
 from quicoll.errors import LocalError
@@ -23,7 +23,30 @@ from quicoll_transport.net.resolver import Resolver, resolve_all
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["Config", "Setting"]
+__all__ = ["Config", "JoinSettings", "Setting"]
+
+
+class JoinSettings(TypedDict, total=False):
+    """The settings that `quicoll.join` takes, as keyword arguments; `Config` says what each means.
+
+    None stands for a setting that is not given.
+    """
+
+    coordinator: str | None
+    job: str | None
+    node: str | None
+    certs: str | os.PathLike[str] | None
+    world_size: int | None
+    rank_hint: int | None
+    listen: str | None
+    site: str | None
+    lost_after: float | None
+    timeout: float | None
+    join_timeout: float | None
+    hold_timeout: float | None
+    chunk_bytes: int | None
+    straggler_after: float | None
+    events: str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +143,26 @@ _FIELDS: dict[str, _Field] = {
 class Config:
     """Settings of one rank. Durations are seconds, sizes bytes.
 
-    coordinator: "host:port" of the coordinator. job: the job's name, as in the certificates.
-    node: this rank's name; certs/worker-<node>.pem is its certificate. certs: directory of certificates.
-    world_size: ranks that the first view waits for; None leaves it to the coordinator. rank_hint: wished rank.
-    listen: "host:port" that other ranks reach this one at, port 0 for a free one; None takes the address that leads to
-    the coordinator and a free port. So does "0.0.0.0:port" or "[::]:port" with that port: ranks tell each other where
-    they listen, and "every address" is nowhere to send to. site: name of the place, for hierarchical algorithms.
-    lost_after: silence after which a peer is lost. timeout: of one collective; it finds code paths that differ, not
-    dead peers, so it is longer than the longest computation between two calls. join_timeout: until the first view.
-    hold_timeout: how long a cut-off rank waits for a quorum. chunk_bytes: of a large tensor, one message each.
-    straggler_after: how much later than most a rank calls a collective to be reported as a straggler.
-    events: directory for one JSON-lines file of events per node; None writes none.
+    Attributes:
+        coordinator: "host:port" of the coordinator.
+        job: The job's name, as in the certificates.
+        node: This rank's name; certs/worker-<node>.pem is its certificate.
+        certs: Directory of certificates.
+        world_size: Ranks that the first view waits for; None leaves it to the coordinator.
+        rank_hint: The rank that this node would like to have.
+        listen: "host:port" at which other ranks reach this one, port 0 for a free one. None takes the address that
+            leads to the coordinator and a free port; so does "0.0.0.0:port" or "[::]:port" with that port, because
+            ranks send each other the address they listen at, and "every address" is nowhere to send to.
+        site: Name of the place, for hierarchical algorithms.
+        lost_after: Silence after which a peer is lost.
+        timeout: Of one collective. It finds code paths that differ, not dead peers, so it is longer than the longest
+            computation between two calls.
+        join_timeout: Until the first view.
+        hold_timeout: How long a cut-off rank waits for a quorum.
+        chunk_bytes: Size of the messages in which a large tensor travels.
+        straggler_after: How much later than most a rank calls a collective to be reported as a straggler.
+        events: Directory for one JSON-lines file of events for each node; None writes none.
+        sources: By setting, where its value came from.
     """
 
     coordinator: str
@@ -151,11 +183,16 @@ class Config:
     sources: Mapping[str, str]
 
     @classmethod
-    def resolve(cls, *, environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
-        """Settings from the arguments that are not None, then the environment, then defaults.
+    def resolve(cls, *, environ: Mapping[str, str] | None = None, **arguments: Unpack[JoinSettings]) -> Config:
+        """Find the settings: the arguments that are not None, then the environment, then the defaults.
 
-        May look up the coordinator's name, for `join_timeout` seconds at most. Raises LocalError naming the setting and
-        its source when a value is malformed.
+        May look up the coordinator's name, for join_timeout seconds at most.
+
+        Args:
+            environ: The environment; None takes this process's.
+            **arguments: Settings.
+        Raises:
+            LocalError: A value is malformed or an argument unknown; the error names the setting and its source.
         """
         settings = cls._settings(environ, arguments)
         if _follows_route(settings["listen"]):
@@ -168,9 +205,13 @@ class Config:
         return cls._of(settings)
 
     @classmethod
-    async def resolve_in_loop(cls, *, environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
-        """`resolve`, for code in an event loop: it goes on while the name is looked up. No thread of the loop's
-        executor is taken, which the program may have filled with work of its own."""
+    async def resolve_in_loop(
+        cls, *, environ: Mapping[str, str] | None = None, **arguments: Unpack[JoinSettings]
+    ) -> Config:
+        """Do the same as `resolve` in an event loop, which goes on while the name is looked up.
+
+        Takes no thread of the loop's executor: the program may have filled that with work of its own.
+        """
         settings = cls._settings(environ, arguments)
         if _follows_route(settings["listen"]):
             address, timeout = settings["coordinator"].value, settings["join_timeout"].value

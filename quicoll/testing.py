@@ -13,11 +13,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from quicoll.checks import seconds as duration
 from quicoll.checks import whole
-from quicoll.config import Config
+from quicoll.config import Config, JoinSettings
 from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.engine.start import start_with
 from quicoll.errors import LocalError
@@ -41,9 +41,16 @@ _JOB = "test"
 
 
 def cut_network(job: Job, seconds: float) -> None:
-    """Drop every datagram of this rank, both ways, for `seconds` seconds from now."""
+    """Drop every datagram of a rank, both ways, from now on.
+
+    Args:
+        job: The rank's job.
+        seconds: For how long.
+    Raises:
+        LocalError: seconds is no such number, or the job is closed.
+    """
     seconds = duration(seconds, "how long the network is cut")
-    engine, loop = job._engine, job._runtime.loop
+    engine, loop = job.internals.engine, job.internals.runtime.loop
 
     def cut() -> None:
         rule = engine.faults.add(Cut(until_ns=round((loop.time() + seconds) * 1e9)))
@@ -57,50 +64,65 @@ def cut_network(job: Job, seconds: float) -> None:
 
 
 def network_clock_ns(job: Job) -> int:
-    """The time by which this rank's fault rules go (`until_ns`, `Between`), in nanoseconds."""
-    return round(job._runtime.loop.time() * 1e9)
+    """Return the time on the clock of a rank's fault rules (`until_ns`, `Between`), in nanoseconds."""
+    return round(job.internals.runtime.loop.time() * 1e9)
 
 
 @asynccontextmanager
 async def disturb_network(job: Job, rule: Rule) -> AsyncIterator[Installed]:
-    """`rule` judges every datagram of this rank, both ways, until the block ends; what it keeps is released then.
+    """Apply a fault rule to every datagram of a rank, both ways, until the block ends.
 
-    Gives the handle, whose `stats` count. Rules of several blocks at once: the first with an opinion decides; use Chain
-    to have them all.
+    What the rule holds back is released then. Where several blocks are open, the first rule that does not pass a
+    datagram on decides; a Chain applies all of its rules.
+
+    Args:
+        job: The rank's job.
+        rule: What becomes of a datagram; see `quicoll_transport.faults`.
+    Returns:
+        The installed rule, whose `stats` count.
     """
 
+    engine, runtime = job.internals.engine, job.internals.runtime
+
     async def install() -> Installed:
-        job._engine.observers.emit("fault", what=f"network disturbed: {rule!r}")
-        return job._engine.faults.add(rule)
+        engine.observers.emit("fault", what=f"network disturbed: {rule!r}")
+        return engine.faults.add(rule)
 
     async def remove() -> None:
         installed.remove()
 
-    installed = await job._runtime.call(install())
+    installed = await runtime.call(install())
     try:
         yield installed
     finally:
         with suppress(LocalError):  # the job ended inside the block, and its network with it
-            await job._runtime.call(remove())
+            await runtime.call(remove())
 
 
 @asynccontextmanager
 async def corrupt_payloads(job: Job, rule: PayloadRule) -> AsyncIterator[InstalledPayload]:
-    """`rule` may change payloads that this rank received, before their checksums are checked, until the block ends."""
+    """Let a rule change payloads that a rank received, before their checksums are checked, until the block ends.
+
+    Args:
+        job: The rank's job.
+        rule: Takes a payload and returns it, changed or not.
+    """
+
+    engine, runtime = job.internals.engine, job.internals.runtime
 
     async def install() -> InstalledPayload:
-        job._engine.observers.emit("fault", what=f"payloads disturbed: {rule!r}")
-        return job._engine.faults.add_payload(rule)
+        engine.observers.emit("fault", what=f"payloads disturbed: {rule!r}")
+        return engine.faults.add_payload(rule)
 
     async def remove() -> None:
         installed.remove()
 
-    installed = await job._runtime.call(install())
+    installed = await runtime.call(install())
     try:
         yield installed
     finally:
         with suppress(LocalError):
-            await job._runtime.call(remove())
+            await runtime.call(remove())
 
 
 class _Shared:
@@ -131,14 +153,23 @@ async def cluster(
     incarnation: int | None = None,
     observer: Observer | None = None,
     sites: Sequence[str] | None = None,
-    **settings: Any,
+    **settings: Unpack[JoinSettings],
 ) -> AsyncIterator[Cluster]:
-    """`n` ranks that have joined one job, in this process; `jobs[i]` is rank i.
+    """Start a coordinator and `n` ranks that have joined one job, in this process; `jobs[i]` is rank i.
 
-    network: "loopback", real sockets on 127.0.0.1. seed: the job's seed. incarnation: of all its processes,
-    positive; it seeds the chance of `disturb_network` and `corrupt_payloads`; None takes the time. observer: gets the
-    events of all ranks and the coordinator, on the engines' thread. sites: the site of each rank. settings: as for
-    `quicoll.join` (lost_after, timeout, chunk_bytes, ...).
+    Args:
+        n: How many ranks.
+        network: "loopback": real sockets on 127.0.0.1.
+        seed: The job's seed.
+        incarnation: Of all its processes, positive; it seeds the randomness of `disturb_network` and
+            `corrupt_payloads`. None takes the time.
+        observer: Called with the events of all ranks and the coordinator, on the engines' thread.
+        sites: The site of each rank.
+        **settings: As for `quicoll.join` (lost_after, timeout, chunk_bytes, ...).
+    Returns:
+        The jobs, by rank, and the coordinator.
+    Raises:
+        LocalError: An argument or a setting cannot work.
     """
     if network != "loopback":
         raise LocalError(f"network {network!r} is not known; use 'loopback'")
@@ -151,7 +182,8 @@ async def cluster(
     nodes = [f"worker-{i}" for i in range(n)]
     if sites is not None and len(sites) != n:
         raise LocalError(f"{len(sites)} sites for {n} ranks")
-    lost_after = settings["lost_after"] = duration(settings.get("lost_after", 2.0), "lost_after")
+    lost_after = settings.get("lost_after")
+    lost_after = settings["lost_after"] = duration(2.0 if lost_after is None else lost_after, "lost_after")
     settled = coordinator_config(n, lost_after, seed)
     credentials = ephemeral(_JOB, [(COORDINATOR, NODE), *((WORKER, node) for node in nodes)])
     runtime = ThreadRuntime("cluster")
@@ -178,18 +210,16 @@ async def cluster(
     jobs: list[Job] = []
     try:
         for i, node in enumerate(nodes):
-            config = Config.resolve(
-                environ={},
-                **{
-                    "coordinator": service.address,
-                    "job": _JOB,
-                    "node": node,
-                    "world_size": n,
-                    "listen": "127.0.0.1:0",
-                    **({} if sites is None else {"site": sites[i]}),
-                    **settings,
-                },
-            )
+            own: JoinSettings = {
+                "coordinator": service.address,
+                "job": _JOB,
+                "node": node,
+                "world_size": n,
+                "listen": "127.0.0.1:0",
+                "site": None if sites is None else sites[i],
+            }
+            own.update(settings)
+            config = Config.resolve(environ={}, **own)
             engine, _ = await start_with(
                 config,
                 credentials=credentials[Identity(_JOB, WORKER, node)],
@@ -212,6 +242,8 @@ async def cluster(
             await asyncio.gather(*(runtime.call(engine.aclose("test over")) for _, engine in engines))
             await runtime.call(service.aclose())
         finally:
-            await runtime.aclose()
-            for job in jobs:
-                job._end_audit()
+            try:
+                for job in jobs:  # its engine has left; what else it holds is closed here
+                    await job.aclose("test over")
+            finally:
+                await runtime.aclose()
