@@ -318,9 +318,8 @@ class StepProtocol:
         elif isinstance(error, PeerError | Corrupted | Partitioned):
             # The view is dead, so no vote of ours can come from this step any more: it is committed nowhere.
             raise self._aborted(error, attempt.number) from error
-        elif not isinstance(error, QuicollError) or isinstance(error, LocalError | AuditError):
+        elif not isinstance(error, Mismatch | StepAborted):  # those two say that all ranks know
             await self._give_up(view_id, _reason(error))
-        # Else a Mismatch or StepAborted, which says it all.
 
     async def _check_audit(self, view_id: int) -> None:
         if self._caller.auditor is None:
