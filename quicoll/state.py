@@ -28,7 +28,7 @@ import numpy as np
 
 from quicoll.checks import done, plain
 from quicoll.errors import Corrupted, LocalError, PeerError
-from quicoll.numerics.buffers import digest, memory, source, wrap
+from quicoll.numerics.buffers import digest, empty, memory, source, wrap
 from quicoll.numerics.dtypes import DType
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ Load = Callable[[Mapping[str, Any]], None]
 """Put a state in the place of this rank's."""
 
 _MAX_TENSORS = 1 << 20
+_MAX_MANIFEST = 1 << 30  # bytes
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -151,6 +152,8 @@ async def _transfer(state: RankState, group: Group, giver: int, view_id: int) ->
     given = _checked(state.save()) if giving and state.save is not None else {}
     manifest = encode_manifest(given) if giving else b""
     size = int((await group.broadcast(np.array([len(manifest)], np.int64), root=giver))[0])
+    if not 0 <= size <= _MAX_MANIFEST:
+        raise PeerError(f"a state manifest of {size} bytes", rank=giver, view=view_id)
     packed = np.frombuffer(manifest, np.uint8) if giving else np.empty(size, np.uint8)
     packed = await group.broadcast(packed, root=giver)
     received: dict[str, Any] = {}
@@ -193,7 +196,9 @@ def decode_manifest(data: bytes | memoryview, *, giver: int, view_id: int) -> tu
     """
     try:
         tensors = _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+        for tensor in tensors:
+            DType.parse(tensor.dtype)
+    except (msgspec.MsgspecError, LocalError) as error:
         raise PeerError(f"malformed state manifest: {error}", rank=giver, view=view_id) from error
     if len(tensors) > _MAX_TENSORS:
         raise PeerError(f"a state of {len(tensors)} tensors", rank=giver, view=view_id)
@@ -222,5 +227,5 @@ def _describe(name: str, value: Any) -> TensorRecord:
 def _empty(tensor: TensorRecord) -> Any:
     """Allocate memory for an announced tensor. The giver, a member, holds as much itself: that bounds its size."""
     dtype = DType.parse(tensor.dtype)
-    flat = np.empty(math.prod(tensor.shape), dtype.storage)
+    flat = empty(math.prod(tensor.shape), dtype)
     return wrap(flat, dtype, tensor.shape, "torch" if tensor.torch else "numpy")
