@@ -1,4 +1,4 @@
-"""Where the settings of a job come from: argument > QUICOLL_* > torchrun's variables > default.
+"""Find the settings of a rank: argument > QUICOLL_* > torchrun's variables > default.
 
 Every value remembers its source, so that `quicoll env` and error texts can say why a value is what it is. A variable
 that is set but malformed is an error that names it; a default never hides it.
@@ -51,7 +51,12 @@ class JoinSettings(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: its value as text or object, and where it came from ("argument", a variable's name, "default")."""
+    """One setting.
+
+    Attributes:
+        value: Its value.
+        source: Where it came from: "argument", a variable's name or "default".
+    """
 
     value: Any
     source: str
@@ -89,7 +94,7 @@ def _address(value: Any) -> str:
 
 
 def _destination(value: Any) -> str:
-    """One that datagrams can be sent to: what a coordinator listens on may be neither."""
+    """Check an address that datagrams are sent to. One that a coordinator listens at may be no such address."""
     host, port = parse_address(str(value))
     if is_unspecified(host):
         raise ValueError(f"{host} is every address of a host: a coordinator may listen there, ranks need one of them")
@@ -231,7 +236,7 @@ class Config:
         if settings["node"].value is None:
             settings["node"] = Setting(socket.gethostname().split(".")[0] or "node", "host name")
         if not _follows_route(settings["listen"]):
-            _demand_global(parse_address(settings["listen"].value)[0], settings["listen"].source)
+            _refuse_link_local(parse_address(settings["listen"].value)[0], settings["listen"].source)
         return settings
 
     @classmethod
@@ -257,12 +262,12 @@ def _find(name: str, field: _Field, argument: Any, environ: Mapping[str, str]) -
 
 
 def _follows_route(listen: Setting) -> bool:
-    """Whether the address that leads to the coordinator is to be taken: none is named, or all of this host."""
+    """Return True if the address that leads to the coordinator is to be taken: none is named, or all of this host."""
     return listen.value is None or is_unspecified(parse_address(listen.value)[0])
 
 
-def _demand_global(host: str, source: str) -> None:
-    """An interface's number means something on its own host only (RFC 4007 section 6), so it cannot be announced."""
+def _refuse_link_local(host: str, source: str) -> None:
+    """Refuse a link-local address: an interface's number means something on its own host only (RFC 4007 section 6)."""
     if is_v6((host,)) and ipaddress.ip_address(host).is_link_local:
         raise LocalError(
             f"listen = {host!r} (from {source}): other ranks cannot reach a link-local address, since each would have "
@@ -271,11 +276,18 @@ def _demand_global(host: str, source: str) -> None:
 
 
 def _reachable(listen: Setting, coordinator: str, targets: Sequence[Address]) -> Setting:
-    """An address that others can send to, that which leads to the coordinator. It is the one that is bound, so what is
-    announced and what is served cannot differ. targets: the coordinator's addresses."""
+    """Return the address of ours that leads to the coordinator, as a setting; other ranks can send to it.
+
+    It is the one that is bound too, so the announced address and the served one cannot differ.
+
+    Args:
+        listen: The setting as it was given.
+        coordinator: The coordinator's name and port, for errors.
+        targets: The coordinator's addresses.
+    """
     wanted, port = ("", 0) if listen.value is None else parse_address(listen.value)
     host = _route_to(coordinator, targets)
-    _demand_global(host, "route to the coordinator")
+    _refuse_link_local(host, "route to the coordinator")
     if wanted and ":" not in wanted and ":" in host:
         raise LocalError(
             f"listen = {listen.value!r} (from {listen.source}) is IPv4, and the way to the coordinator at "
@@ -286,7 +298,7 @@ def _reachable(listen: Setting, coordinator: str, targets: Sequence[Address]) ->
 
 
 def _route_to(address: str, targets: Sequence[Address]) -> str:
-    """Our address on the way to `address`; connecting a UDP socket asks the routing table and sends nothing."""
+    """Return our address on the way to `targets`. Connecting a UDP socket asks the routing table and sends nothing."""
     failed: Exception | None = None
     for target in targets:
         try:

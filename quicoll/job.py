@@ -253,6 +253,8 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
         observer: Called with every `quicoll.Event` of this rank, on the engine's thread.
         **settings: See `quicoll.Config`. Where one is missing or None, its value comes from QUICOLL_*, then from
             torchrun's variables, then from the default.
+    Yields:
+        The job.
     Raises:
         LocalError: A setting, a certificate or an address cannot work. Nothing was sent.
         PeerError: The coordinator cannot be reached or refuses this rank, or the view is not complete within

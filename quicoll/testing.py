@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from quicoll.checks import seconds as duration
@@ -30,10 +31,11 @@ from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.faults.compose import Cut, Installed, InstalledPayload, PayloadRule, Rule
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.security.authority import ephemeral
-from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
 
 if TYPE_CHECKING:
     from quicoll.engine.engine import Engine
+    from quicoll.membership.coordinator.config import CoordinatorConfig
 
 __all__ = ["Cluster", "Event", "cluster", "corrupt_payloads", "cut_network", "disturb_network", "network_clock_ns"]
 
@@ -78,10 +80,9 @@ async def disturb_network(job: Job, rule: Rule) -> AsyncIterator[Installed]:
     Args:
         job: The rank's job.
         rule: What becomes of a datagram; see `quicoll_transport.faults`.
-    Returns:
+    Yields:
         The installed rule, whose `stats` count.
     """
-
     engine, runtime = job.internals.engine, job.internals.runtime
 
     async def install() -> Installed:
@@ -105,9 +106,10 @@ async def corrupt_payloads(job: Job, rule: PayloadRule) -> AsyncIterator[Install
 
     Args:
         job: The rank's job.
-        rule: Takes a payload and returns it, changed or not.
+        rule: Changes a payload in place, or not; see `quicoll_transport.faults`.
+    Yields:
+        The installed rule; its `seen` and `changed` count payloads.
     """
-
     engine, runtime = job.internals.engine, job.internals.runtime
 
     async def install() -> InstalledPayload:
@@ -125,19 +127,12 @@ async def corrupt_payloads(job: Job, rule: PayloadRule) -> AsyncIterator[Install
             await runtime.call(remove())
 
 
-class _Shared:
-    """The part of one job in a runtime that serves them all, and the coordinator: it goes on when the job leaves."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.loop = runtime.loop
-        self.call = runtime.call
-
-    async def aclose(self) -> None:
-        return None
-
-
 class Cluster(list[Job]):
-    """The jobs of a cluster, by rank at the time of joining. `coordinator`: the service they belong to."""
+    """The jobs of a cluster, by rank at the time of joining.
+
+    Attributes:
+        coordinator: The service they belong to.
+    """
 
     def __init__(self, jobs: list[Job], coordinator: CoordinatorService) -> None:
         super().__init__(jobs)
@@ -166,7 +161,7 @@ async def cluster(
         observer: Called with the events of all ranks and the coordinator, on the engines' thread.
         sites: The site of each rank.
         **settings: As for `quicoll.join` (lost_after, timeout, chunk_bytes, ...).
-    Returns:
+    Yields:
         The jobs, by rank, and the coordinator.
     Raises:
         LocalError: An argument or a setting cannot work.
@@ -179,32 +174,18 @@ async def cluster(
     born = time.time_ns() if incarnation is None else whole(incarnation, "incarnation")
     if not 1 <= born <= MAX_INT:
         raise LocalError(f"an incarnation is from 1 to {MAX_INT}, not {born}")
-    nodes = [f"worker-{i}" for i in range(n)]
     if sites is not None and len(sites) != n:
         raise LocalError(f"{len(sites)} sites for {n} ranks")
     lost_after = settings.get("lost_after")
     lost_after = settings["lost_after"] = duration(2.0 if lost_after is None else lost_after, "lost_after")
     settled = coordinator_config(n, lost_after, seed)
+    nodes = [f"worker-{i}" for i in range(n)]
     credentials = ephemeral(_JOB, [(COORDINATOR, NODE), *((WORKER, node) for node in nodes)])
-    runtime = ThreadRuntime("cluster")
-    loop = runtime.loop
-
-    async def start_coordinator() -> CoordinatorService:
-        return CoordinatorService(
-            credentials=credentials[Identity(_JOB, COORDINATOR, NODE)],
-            io=UdpSocket("127.0.0.1", 0, loop=loop),
-            journal=MemoryJournal(),
-            config=settled,
-            transport=EndpointConfig(lost_after_ns=round(lost_after * 1e9)),
-            loop=loop,
-            incarnation=born,
-            observers=Observers(NODE, lambda: round(loop.time() * 1e9), observer),
-        )
-
+    home = _Home(ThreadRuntime("cluster"), credentials, born, observer)
     try:
-        service = await runtime.call(start_coordinator())
+        service = await home.runtime.call(_start_coordinator(home, settled, lost_after))
     except BaseException:
-        await runtime.aclose()
+        await home.runtime.aclose()
         raise
     engines: list[tuple[Config, Engine]] = []
     jobs: list[Job] = []
@@ -219,31 +200,71 @@ async def cluster(
                 "site": None if sites is None else sites[i],
             }
             own.update(settings)
-            config = Config.resolve(environ={}, **own)
-            engine, _ = await start_with(
-                config,
-                credentials=credentials[Identity(_JOB, WORKER, node)],
-                make_io=lambda loop: UdpSocket("127.0.0.1", 0, loop=loop),
-                coordinator_address=service.endpoint.address,
-                incarnation=born,
-                observers=(observer,),
-                runtime=runtime,
-            )
-            engines.append((config, engine))
+            engines.append(await _start_rank(home, service, own))
         views = await asyncio.gather(
-            *(runtime.call(engine.wait_view(config.join_timeout, joining=True)) for config, engine in engines)
+            *(home.runtime.call(engine.wait_view(config.join_timeout, joining=True)) for config, engine in engines)
         )
-        jobs = [
-            Job(config, engine, _Shared(runtime), view) for (config, engine), view in zip(engines, views, strict=True)
-        ]
+        lent = _Lent(home.runtime)
+        jobs = [Job(config, engine, lent, view) for (config, engine), view in zip(engines, views, strict=True)]
         yield Cluster(sorted(jobs, key=lambda job: job.rank), service)
     finally:
         try:
-            await asyncio.gather(*(runtime.call(engine.aclose("test over")) for _, engine in engines))
-            await runtime.call(service.aclose())
+            await asyncio.gather(*(home.runtime.call(engine.aclose("test over")) for _, engine in engines))
+            await home.runtime.call(service.aclose())
         finally:
             try:
                 for job in jobs:  # its engine has left; what else it holds is closed here
                     await job.aclose("test over")
             finally:
-                await runtime.aclose()
+                await home.runtime.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """What all processes of a cluster would have in common, if they were processes."""
+
+    runtime: Runtime
+    credentials: Mapping[Identity, Credentials]
+    incarnation: int
+    observer: Observer | None
+
+
+class _Lent:
+    """A runtime that serves all jobs of a cluster and its coordinator: it goes on when one job leaves."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.loop = runtime.loop
+        self.call = runtime.call
+
+    async def aclose(self) -> None:
+        return None
+
+
+async def _start_coordinator(home: _Home, config: CoordinatorConfig, lost_after: float) -> CoordinatorService:
+    """Make the coordinator; runs on the loop where it lives."""
+    loop = home.runtime.loop
+    return CoordinatorService(
+        credentials=home.credentials[Identity(_JOB, COORDINATOR, NODE)],
+        io=UdpSocket("127.0.0.1", 0, loop=loop),
+        journal=MemoryJournal(),
+        config=config,
+        transport=EndpointConfig(lost_after_ns=round(lost_after * 1e9)),
+        loop=loop,
+        incarnation=home.incarnation,
+        observers=Observers(NODE, lambda: round(loop.time() * 1e9), home.observer),
+    )
+
+
+async def _start_rank(home: _Home, service: CoordinatorService, settings: JoinSettings) -> tuple[Config, Engine]:
+    """Make the engine of one rank, which joins by itself."""
+    config = Config.resolve(environ={}, **settings)
+    engine, _ = await start_with(
+        config,
+        credentials=home.credentials[Identity(_JOB, WORKER, config.node)],
+        make_io=lambda loop: UdpSocket("127.0.0.1", 0, loop=loop),
+        coordinator_address=service.endpoint.address,
+        incarnation=home.incarnation,
+        observers=(home.observer,),
+        runtime=home.runtime,
+    )
+    return config, engine
