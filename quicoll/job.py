@@ -22,7 +22,7 @@ from quicoll.engine.start import start
 from quicoll.errors import LocalError
 from quicoll.numerics.seed import Seed
 from quicoll.state import RankState, StateVersion
-from quicoll.step import Phase, Step, StepProtocol
+from quicoll.step import Step, StepPhase, StepProtocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,7 +150,7 @@ class Job:
             AuditError: The file cannot be written. If that happens later, the next operation or the end of the step
                 raises it, and the step is not committed.
         """
-        if self._steps.phase is Phase.OPEN:
+        if self._steps.phase is StepPhase.OPEN:
             raise LocalError("audit comes before a step, not inside of one")
         if self._caller.auditor is not None:
             raise LocalError("this job is audited already")
@@ -181,7 +181,7 @@ class Job:
         Raises:
             LocalError: A step was committed or is open, or step is no such number.
         """
-        if self._state.version.decision or self._steps.phase is Phase.OPEN:
+        if self._state.version.decision or self._steps.phase is StepPhase.OPEN:
             raise LocalError("resume_from comes before the first step")
         step = whole(step, "a step number")
         if not 0 <= step < 1 << 63:

@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
 
-__all__ = ["Phase", "Step", "StepAttempt", "StepProtocol"]
+__all__ = ["Step", "StepAttempt", "StepPhase", "StepProtocol"]
 
 
-class Phase(enum.Enum):
+class StepPhase(enum.Enum):
     """Where this rank's protocol stands; see the module's head."""
 
     OUTSIDE = "outside"
@@ -147,7 +147,7 @@ class StepProtocol:
 
     def __init__(
         self,
-        caller: Caller,
+        context: Caller,
         engine: Engine,
         runtime: Runtime,
         *,
@@ -158,7 +158,7 @@ class StepProtocol:
         """Make a protocol that is outside of any step.
 
         Args:
-            caller: The view of the rank's caller, and the results for its vote.
+            context: The view that the rank's caller is in, and the results for its vote.
             engine: The rank's engine, called by way of runtime.
             runtime: The loop on which the engine lives.
             state: What this rank holds.
@@ -166,18 +166,18 @@ class StepProtocol:
             hold_timeout: Seconds to wait for a view, and for a decision.
         """
         self.state = state
-        self._caller = caller
+        self._context = context
         self._engine = engine
         self._runtime = runtime
         self._state_group = state_group
         self._hold_timeout = hold_timeout
-        self._phase = Phase.OUTSIDE
+        self._phase = StepPhase.OUTSIDE
         self._open: StepAttempt | None = None  # in OPEN
         self._doubt: _Doubt | None = None
         self._synchronised = 0  # the view in which our state was compared with the others'
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> StepPhase:
         """Where the protocol stands."""
         return self._phase
 
@@ -198,7 +198,7 @@ class StepProtocol:
             Partitioned: There is no such view, or no decision on a vote in doubt, within timeout.
             StepAborted: A rank was lost meanwhile. Call it again.
         """
-        with self._alone(Phase.ENTRY):
+        with self._alone(StepPhase.ENTRY):
             await self._ready(timeout)
 
     async def enter(self, attempt: StepAttempt) -> None:
@@ -211,15 +211,15 @@ class StepProtocol:
         """
         if attempt.number:
             raise LocalError("a Step is one attempt: call job.step() for the next one")
-        with self._alone(Phase.ENTRY):
+        with self._alone(StepPhase.ENTRY):
             await self._ready()
-            view = self._caller.view
+            view = self._context.view
             attempt.number = self.state.version.step + 1
             attempt.view = view
-            auditor = self._caller.auditor
+            auditor = self._context.auditor
             if auditor is not None:
                 auditor.begin(
-                    step=attempt.number, view=view.view_id, rank=self._caller.rank, world=self._caller.world_size
+                    step=attempt.number, view=view.view_id, rank=self._context.rank, world=self._context.world_size
                 )
             try:
                 await self._runtime.call(self._engine.begin(view.view_id, attempt.number))
@@ -229,22 +229,22 @@ class StepProtocol:
                 # Cancelled, perhaps when the step had begun there: nobody would ever vote for it.
                 await self._give_up(view.view_id, _reason(error))
                 raise
-            self._caller.open(attempt.number)
-            self._open, self._phase = attempt, Phase.OPEN
+            self._context.open(attempt.number)
+            self._open, self._phase = attempt, StepPhase.OPEN
 
     @contextmanager
-    def _alone(self, phase: Phase) -> Iterator[None]:
+    def _alone(self, phase: StepPhase) -> Iterator[None]:
         """Hold off other tasks: two would both bring the state up to date, or begin the step, and the others once."""
-        if self._phase is Phase.OPEN:
+        if self._phase is StepPhase.OPEN:
             raise LocalError("a step is already open; steps do not nest, and ready() comes between them")
-        if self._phase is not Phase.OUTSIDE:
+        if self._phase is not StepPhase.OUTSIDE:
             raise LocalError("another task is in ready(), or at the entry or the end of a step, of this job")
         self._phase = phase
         try:
             yield
         finally:
             if self._phase is phase:  # an entry that went well has made it OPEN
-                self._phase = Phase.OUTSIDE
+                self._phase = StepPhase.OUTSIDE
 
     async def _ready(self, timeout: float | None = None) -> None:
         timeout = self._hold_timeout if timeout is None else seconds(timeout)
@@ -256,7 +256,7 @@ class StepProtocol:
         view = await self._runtime.call(self._engine.wait_view(timeout))
         if view.view_id == self._synchronised:
             return
-        self._caller.enter(view)
+        self._context.enter(view)
         try:
             await self.synchronise()
         except (PeerError, Corrupted, Partitioned) as error:
@@ -269,7 +269,7 @@ class StepProtocol:
 
     async def synchronise(self) -> None:
         """Bring every rank of the present view to the newest state that any of them holds."""
-        got = await synchronise(self.state, self._state_group, view_id=self._caller.view.view_id)
+        got = await synchronise(self.state, self._state_group, view_id=self._context.view.view_id)
         if got is not None:
             version = got.version
             self._runtime.loop.call_soon_threadsafe(
@@ -304,14 +304,14 @@ class StepProtocol:
         if self._open is not attempt:
             raise LocalError("this step is not open: it was left before, or never entered")
         attempt.over = True
-        unfinished = self._caller.settle()
-        self._caller.close()
-        self._open, self._phase = None, Phase.OUTSIDE
-        with self._alone(Phase.END):
+        unfinished = self._context.settle()
+        self._context.close()
+        self._open, self._phase = None, StepPhase.OUTSIDE
+        with self._alone(StepPhase.END):
             await self._end(attempt, error, unfinished)
 
     async def _end(self, attempt: StepAttempt, error: BaseException | None, unfinished: int) -> None:
-        view_id = self._caller.view.view_id
+        view_id = self._context.view.view_id
         if error is None:
             await self._check_audit(view_id)
             await self.commit(attempt, view_id, unfinished)
@@ -322,10 +322,10 @@ class StepProtocol:
             await self._give_up(view_id, _reason(error))
 
     async def _check_audit(self, view_id: int) -> None:
-        if self._caller.auditor is None:
+        if self._context.auditor is None:
             return
         try:
-            self._caller.auditor.check()
+            self._context.auditor.check()
         except AuditError as error:
             await self._give_up(view_id, str(error))
             raise
@@ -342,7 +342,7 @@ class StepProtocol:
             attempt, view_id
         )  # before the vote: whatever ends the wait, it has been cast or it has not
         try:
-            digest, groups = self._caller.digests(attempt.number)
+            digest, groups = self._context.digests(attempt.number)
             decision = await self._runtime.call(
                 self._engine.vote(view_id, digest, groups, timeout=self._hold_timeout, unfinished=unfinished)
             )
@@ -367,7 +367,7 @@ class StepProtocol:
             await self.apply(attempt, decision.index)
             return
         self._doubt = None
-        raise _not_committed(decision, number=attempt.number, view_id=self._caller.view.view_id)
+        raise _not_committed(decision, number=attempt.number, view_id=self._context.view.view_id)
 
     async def apply(self, attempt: StepAttempt, index: int) -> None:
         """Change the state of a step that is committed, and say that it is changed, in this order.
@@ -381,7 +381,7 @@ class StepProtocol:
             attempt.run_callbacks()
         except BaseException as error:
             reason = f"{type(error).__name__} while applying step {attempt.number}"
-            await self._end_view(self._caller.view.view_id, reason)
+            await self._end_view(self._context.view.view_id, reason)
             raise
         self.state.version = StateVersion(index, attempt.number)
 
@@ -406,7 +406,7 @@ class StepProtocol:
             lost=error.lost,
             rank=error.rank,
             node=error.node,
-            view=self._caller.view.view_id,
+            view=self._context.view.view_id,
             step=number,
             op=error.op,
         )

@@ -261,7 +261,7 @@ class CheckedSteps(StepProtocol):
 
     def __init__(
         self,
-        caller: Caller,
+        context: Caller,
         engine: Engine,
         runtime: Runtime,
         *,
@@ -271,11 +271,11 @@ class CheckedSteps(StepProtocol):
         checker: Checker,
     ) -> None:
         super().__init__(
-            caller,
+            context,
             engine,
             runtime,
             state=state,
-            state_group=Group(caller, STATE),
+            state_group=Group(context, STATE),
             hold_timeout=config.hold_timeout,
         )
         self._config = config
@@ -297,7 +297,7 @@ class CheckedSteps(StepProtocol):
         with within(limit, "the entry of a step", machine=self._machine, checker=self._checker):
             await super().enter(attempt)
         self._checker.began(self._config.node, attempt.number)
-        self._machine.note("step_began", step=attempt.number, view=self._caller.view.view_id)
+        self._machine.note("step_began", step=attempt.number, view=self._context.view.view_id)
 
     async def commit(self, attempt: StepAttempt, view_id: int, unfinished: int) -> None:
         opened = self._engine.steps.open
@@ -307,7 +307,7 @@ class CheckedSteps(StepProtocol):
             await super().commit(attempt, view_id, unfinished)
 
     async def decided(self, attempt: StepAttempt, decision: Decision) -> None:
-        self._checker.decided(self._config.node, self._caller.view.view_id, decision.index, decision.commit)
+        self._checker.decided(self._config.node, self._context.view.view_id, decision.index, decision.commit)
         await super().decided(attempt, decision)
 
     async def apply(self, attempt: StepAttempt, index: int) -> None:

@@ -27,7 +27,7 @@ from quicoll.errors import (
 )
 from quicoll.membership.view import Member, View
 from quicoll.state import RankState, StateVersion
-from quicoll.step import Phase, Step, StepProtocol
+from quicoll.step import Step, StepPhase, StepProtocol
 
 HOLD = 60.0
 
@@ -205,13 +205,13 @@ async def test_a_committed_step_runs_its_callbacks_in_order_and_then_counts() ->
     rank = Rank()
     ran: list[tuple[str, int]] = []
     async with rank.step() as step:
-        assert (step.number, step.view, rank.protocol.phase) == (1, view(1), Phase.OPEN)
+        assert (step.number, step.view, rank.protocol.phase) == (1, view(1), StepPhase.OPEN)
         for name in "ab":
             step.on_commit(lambda name=name: ran.append((name, rank.state.version.step)))  # type: ignore[misc]
         assert ran == []
     assert ran == [("a", 0), ("b", 0)]
     assert rank.state.version == StateVersion(11, 1)
-    assert (rank.protocol.phase, rank.protocol.in_doubt) == (Phase.OUTSIDE, False)
+    assert (rank.protocol.phase, rank.protocol.in_doubt) == (StepPhase.OUTSIDE, False)
     assert rank.context.log == [1, "closed"]
     assert rank.engine.calls == [
         ("wait_view", HOLD),
@@ -340,7 +340,7 @@ async def test_while_nothing_is_decided_nothing_is_forgotten_and_nothing_begins(
     for _ in range(2):
         with pytest.raises(Partitioned, match="not known yet"):
             await rank.protocol.ready()
-        assert (rank.protocol.in_doubt, rank.protocol.phase, rank.ran) == (True, Phase.OUTSIDE, [])
+        assert (rank.protocol.in_doubt, rank.protocol.phase, rank.ran) == (True, StepPhase.OUTSIDE, [])
     assert len(rank.engine.asked("begin")) == 1
     rank.engine.answers["decision"] = committed()
     await rank.protocol.ready()
@@ -375,7 +375,7 @@ async def test_a_wait_for_the_decision_that_is_cancelled_knows_whether_the_vote_
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (rank.protocol.in_doubt, rank.protocol.phase, rank.ran) == (doubt, Phase.OUTSIDE, [])
+    assert (rank.protocol.in_doubt, rank.protocol.phase, rank.ran) == (doubt, StepPhase.OUTSIDE, [])
     assert rank.engine.asked("unanswered") == [(1, "CancelledError")]
 
 
@@ -420,7 +420,7 @@ async def test_a_view_that_breaks_while_states_are_compared_aborts_the_step_that
     rank.group.error = kind("worker-1 was lost")
     with pytest.raises(StepAborted, match="step 42 was not committed"):
         await rank.one()
-    assert (rank.protocol.phase, rank.engine.asked("give_up")) == (Phase.OUTSIDE, [])
+    assert (rank.protocol.phase, rank.engine.asked("give_up")) == (StepPhase.OUTSIDE, [])
     rank.group.error = None
     assert await rank.one() == 42
     assert rank.group.compared == 2
@@ -433,7 +433,7 @@ async def test_a_rank_that_cannot_take_the_state_ends_the_view_for_the_others() 
         await rank.one()
     ((view_id, reason),) = rank.engine.asked("give_up")
     assert (view_id, "LocalError: this rank's state is after step 0" in reason) == (1, True)
-    assert rank.protocol.phase is Phase.OUTSIDE
+    assert rank.protocol.phase is StepPhase.OUTSIDE
 
 
 async def test_a_step_that_the_engine_cannot_begin_is_aborted() -> None:
@@ -441,7 +441,7 @@ async def test_a_step_that_the_engine_cannot_begin_is_aborted() -> None:
     rank.engine.answers["begin"] = PeerError("the view is over")
     with pytest.raises(StepAborted, match="step 1 was not committed: the view is over"):
         await rank.one()
-    assert (rank.protocol.phase, rank.context.log, rank.engine.asked("give_up")) == (Phase.OUTSIDE, [], [])
+    assert (rank.protocol.phase, rank.context.log, rank.engine.asked("give_up")) == (StepPhase.OUTSIDE, [], [])
 
 
 async def test_an_entry_that_is_cancelled_ends_the_view_since_the_step_may_have_begun() -> None:
@@ -454,7 +454,7 @@ async def test_an_entry_that_is_cancelled_ends_the_view_since_the_step_may_have_
     with pytest.raises(asyncio.CancelledError):
         await task
     assert rank.engine.asked("give_up") == [(1, "CancelledError")]
-    assert rank.protocol.phase is Phase.OUTSIDE
+    assert rank.protocol.phase is StepPhase.OUTSIDE
 
 
 # -- the phases ------------------------------------------------------------------------------------------------------
@@ -470,8 +470,8 @@ async def test_steps_do_not_nest_and_ready_comes_between_them() -> None:
     assert rank.state.version.step == 1
 
 
-@pytest.mark.parametrize(("method", "phase"), [("wait_view", Phase.ENTRY), ("vote", Phase.END)])
-async def test_one_task_at_a_time_is_at_the_entry_or_the_end(method: str, phase: Phase) -> None:
+@pytest.mark.parametrize(("method", "phase"), [("wait_view", StepPhase.ENTRY), ("vote", StepPhase.END)])
+async def test_one_task_at_a_time_is_at_the_entry_or_the_end(method: str, phase: StepPhase) -> None:
     rank, gate = Rank(), asyncio.Event()
     answer, rank.engine.answers[method] = rank.engine.answers[method], gate
     task = asyncio.ensure_future(rank.one())
