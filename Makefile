@@ -48,7 +48,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports --no-cache --no-logo
 
 types: $(VENV)/.dev
-	$(BIN)/mypy --strict -p quicoll -p quicoll_pytest -p quicoll_transport
+	$(BIN)/mypy --strict -p quicoll -p quicoll_transport
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PARALLEL)
@@ -73,7 +73,7 @@ wheel: $(VENV)/.dev $(WHEEL_VENV)/.deps
 
 OF_THE_TRANSPORT = endpoint/test_dialling endpoint/test_endpoint endpoint/test_admission faults/test_weather
 NOT_OF_THE_WHEEL = demo/test_digits numerics/test_exact membership/test_cluster plan/test_plan plan/test_definitions \
-	numerics/test_reduce plan/test_schedule sim/test_disk
+	numerics/test_reduce plan/test_schedule sim/test_disk test_typing
 
 bench: $(VENV)/.dev
 	set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
@@ -110,7 +110,7 @@ $(WHEEL_VENV)/.deps: $(VENV)/.dev
 define CHECK_INSTALLED
 import importlib.util, pathlib, sysconfig, quicoll, quicoll_transport
 site = pathlib.Path(sysconfig.get_path("purelib")).resolve()
-for name in ("quicoll", "quicoll_pytest", "quicoll_transport"):  # the second needs pytest, which users need not have
+for name in ("quicoll", "quicoll_transport"):
     found = pathlib.Path(importlib.util.find_spec(name).origin).resolve()
     assert found.is_relative_to(site), f"{found} is not the installed one in {site}"
     assert (found.parent / "py.typed").is_file(), f"{name} was built without its py.typed"
@@ -120,7 +120,7 @@ export CHECK_INSTALLED
 # With all extras: every module of the source tree, from where the wheel was installed.
 define IMPORT_ALL
 import importlib, pathlib, sys
-for package in ("quicoll", "quicoll_pytest", "transport/quicoll_transport"):
+for package in ("quicoll", "transport/quicoll_transport"):
     root = pathlib.Path(sys.argv[1], package)
     for path in root.rglob("*.py"):
         importlib.import_module(".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__"))

@@ -9,15 +9,11 @@
 one on a virtual clock whose network breaks.
 """
 
-from importlib import import_module
-from types import ModuleType
+from __future__ import annotations
 
-from quicoll import blocking
-from quicoll.audit.environment import DeterminismReport, determinism_report
-from quicoll.collectives.group import Group
-from quicoll.collectives.handle import Handle
-from quicoll.collectives.shards import Leaves, Shards
-from quicoll.config import Config
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from quicoll.errors import (
     AuditError,
     CheckpointError,
@@ -29,13 +25,26 @@ from quicoll.errors import (
     QuicollError,
     StepAborted,
 )
-from quicoll.job import Job, Step, join
-from quicoll.membership.view import Member, View
-from quicoll.numerics.generator import Generator
-from quicoll.numerics.reduce import ReduceOp
-from quicoll.numerics.seed import Seed
-from quicoll.observability.events import Event, JsonLines, Observer
-from quicoll.observability.stragglers import Straggler
+
+if TYPE_CHECKING:
+    from quicoll import blocking
+    from quicoll import checkpoint as checkpoint
+    from quicoll import sim as sim
+    from quicoll import testing as testing
+    from quicoll import train as train
+    from quicoll.audit.environment import DeterminismReport, determinism_report
+    from quicoll.collectives.group import Group
+    from quicoll.collectives.handle import Handle
+    from quicoll.collectives.shards import Leaves, Shards
+    from quicoll.config import Config
+    from quicoll.job import Job, join
+    from quicoll.membership.view import Member, View
+    from quicoll.numerics.generator import Generator
+    from quicoll.numerics.reduce import ReduceOp
+    from quicoll.numerics.seed import Seed
+    from quicoll.observability.events import Event, JsonLines, Observer
+    from quicoll.observability.stragglers import Straggler
+    from quicoll.step import Step
 
 __version__ = "0.1.0"
 
@@ -72,9 +81,41 @@ __all__ = [
     "join",
 ]
 
+# Imported when first asked for (PEP 562): QUIC, numpy and cryptography take half a second, and neither a command that
+# prints its help nor pytest at its start should wait for them. Type checkers and editors read the imports above.
+_MODULES = ("blocking", "checkpoint", "sim", "testing", "train")
+_HOMES = {
+    "Config": "quicoll.config",
+    "DeterminismReport": "quicoll.audit.environment",
+    "Event": "quicoll.observability.events",
+    "Generator": "quicoll.numerics.generator",
+    "Group": "quicoll.collectives.group",
+    "Handle": "quicoll.collectives.handle",
+    "Job": "quicoll.job",
+    "JsonLines": "quicoll.observability.events",
+    "Leaves": "quicoll.collectives.shards",
+    "Member": "quicoll.membership.view",
+    "Observer": "quicoll.observability.events",
+    "ReduceOp": "quicoll.numerics.reduce",
+    "Seed": "quicoll.numerics.seed",
+    "Shards": "quicoll.collectives.shards",
+    "Step": "quicoll.step",
+    "Straggler": "quicoll.observability.stragglers",
+    "View": "quicoll.membership.view",
+    "determinism_report": "quicoll.audit.environment",
+    "join": "quicoll.job",
+}
 
-def __getattr__(name: str) -> ModuleType:
-    """What not every program needs is imported when it is first asked for."""
-    if name in ("checkpoint", "sim", "testing", "train"):
-        return import_module(f"quicoll.{name}")
-    raise AttributeError(f"module 'quicoll' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker that saw it would take every name for one of ours
+
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return import_module(f"quicoll.{name}")
+        if name in _HOMES:
+            found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+            return found
+        raise AttributeError(f"module 'quicoll' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES})

@@ -14,10 +14,11 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 import quicoll.collectives.group as _groups
 import quicoll.job as _asynchronous
+import quicoll.step as _steps
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from quicoll.collectives.group import AlgorithmName, ReduceOrder
     from quicoll.collectives.handle import Handle
     from quicoll.collectives.shards import Shards
-    from quicoll.config import Config
-    from quicoll.job import Load, Save
+    from quicoll.config import Config, JoinSettings
     from quicoll.membership.view import View
     from quicoll.numerics.codecs import WireFormat
     from quicoll.numerics.reduce import Precision, ReduceOp
     from quicoll.numerics.seed import Seed
     from quicoll.observability.events import Observer
     from quicoll.observability.stragglers import Straggler
+    from quicoll.state import Load, Save
 
 __all__ = ["Group", "Job", "Step", "join"]
 
@@ -237,7 +238,7 @@ class Group:
 class Step:
     """`with job.step() as step`; see `quicoll.Step`."""
 
-    def __init__(self, step: _asynchronous.Step, run: _Run) -> None:
+    def __init__(self, step: _steps.Step, run: _Run) -> None:
         self._step = step
         self._run = run
 
@@ -328,7 +329,7 @@ class Job:
 
 
 @contextmanager
-def join(*, observer: Observer | None = None, **settings: Any) -> Iterator[Job]:
+def join(*, observer: Observer | None = None, **settings: Unpack[JoinSettings]) -> Iterator[Job]:
     """Join a job as one rank; settings and errors are those of `quicoll.join`."""
     try:
         asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""What callers pass, checked before anything else is done with it: each gives the value, or raises LocalError."""
+"""Check what callers pass, before anything else is done with it. Each function raises LocalError for a bad value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ MAX_WHOLE = 2**63 - 1  # SQLite's INTEGER and every struct format "q"
 
 
 def seconds(value: Any, name: str = "timeout") -> float:
-    """A duration: above 0 and finite. A deadline that is not a number would never pass."""
+    """Return a duration as a float.
+
+    Args:
+        value: Any number above 0 and below a million. NaN is refused: a deadline that is no number would never pass.
+        name: What it is, for the error.
+    """
     try:
         given = float(value)
     except (TypeError, ValueError):
@@ -33,7 +38,12 @@ def seconds(value: Any, name: str = "timeout") -> float:
 
 
 def whole(value: Any, name: str) -> int:
-    """An integer of any type that is one exactly: numpy's too, but neither 3.0 nor True."""
+    """Return an integer as an int.
+
+    Args:
+        value: An integer of any type, numpy's too, but neither 3.0 nor True.
+        name: What it is, for the error.
+    """
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -43,7 +53,12 @@ def whole(value: Any, name: str) -> int:
 
 
 def plain(function: F, name: str) -> F:
-    """A function that is to be called here, and has done its work when it returns."""
+    """Return a function that has done its work when it returns; refuse a coroutine function.
+
+    Args:
+        function: The function.
+        name: What it is, for the error.
+    """
     if not callable(function):
         raise LocalError(f"{name} is a function, not {function!r}")
     if inspect.iscoroutinefunction(function):
@@ -52,7 +67,12 @@ def plain(function: F, name: str) -> F:
 
 
 def done(result: Any, name: str) -> None:
-    """What a function returned that is to have done its work: nothing that has yet to be awaited."""
+    """Refuse what a plain function returned if it has yet to be awaited: its work is not done.
+
+    Args:
+        result: What the function returned.
+        name: What the function is, for the error.
+    """
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()

@@ -1,4 +1,4 @@
-"""Where the settings of a job come from: argument > QUICOLL_* > torchrun's variables > default.
+"""Find the settings of a rank: argument > QUICOLL_* > torchrun's variables > default.
 
 Every value remembers its source, so that `quicoll env` and error texts can say why a value is what it is. A variable
 that is set but malformed is an error that names it; a default never hides it.
@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from quicoll.checks import MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_WHOLE, whole
 from quicoll.errors import LocalError
@@ -23,7 +23,33 @@ from quicoll_transport.net.resolver import Resolver, resolve_all
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["Config", "Setting"]
+__all__ = ["Config", "JoinSettings", "Setting"]
+
+
+class JoinSettings(TypedDict, total=False):
+    """The settings that `quicoll.join` takes, as keyword arguments; `Config` says what each means.
+
+    None stands for a setting that is not given.
+    """
+
+    coordinator: str | None
+    job: str | None
+    node: str | None
+    certs: str | os.PathLike[str] | None
+    world_size: int | None
+    rank_hint: int | None
+    listen: str | None
+    site: str | None
+    lost_after: float | None
+    timeout: float | None
+    join_timeout: float | None
+    hold_timeout: float | None
+    chunk_bytes: int | None
+    straggler_after: float | None
+    events: str | os.PathLike[str] | None
+    transport_events: bool | None
+    qlog: str | os.PathLike[str] | None
+    deny: str | os.PathLike[str] | None
 
 
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -31,7 +57,12 @@ _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting: its value as text or object, and where it came from ("argument", a variable's name, "default")."""
+    """One setting.
+
+    Attributes:
+        value: Its value.
+        source: Where it came from: "argument", a variable's name or "default".
+    """
 
     value: Any
     source: str
@@ -78,7 +109,7 @@ def _address(value: Any) -> str:
 
 
 def _destination(value: Any) -> str:
-    """One that datagrams can be sent to: what a coordinator listens on may be neither."""
+    """Check an address that datagrams are sent to. One that a coordinator listens at may be no such address."""
     host, port = parse_address(str(value))
     if is_unspecified(host):
         raise ValueError(f"{host} is every address of a host: a coordinator may listen there, ranks need one of them")
@@ -135,20 +166,30 @@ _FIELDS: dict[str, _Field] = {
 class Config:
     """Settings of one rank. Durations are seconds, sizes bytes.
 
-    coordinator: "host:port" of the coordinator. job: the job's name, as in the certificates.
-    node: this rank's name; certs/worker-<node>.pem is its certificate. certs: directory of certificates.
-    world_size: ranks that the first view waits for; None leaves it to the coordinator. rank_hint: wished rank.
-    listen: "host:port" that other ranks reach this one at, port 0 for a free one; None takes the address that leads to
-    the coordinator and a free port. So does "0.0.0.0:port" or "[::]:port" with that port: ranks tell each other where
-    they listen, and "every address" is nowhere to send to. site: name of the place, for hierarchical algorithms.
-    lost_after: silence after which a peer is lost. timeout: of one collective; it finds code paths that differ, not
-    dead peers, so it is longer than the longest computation between two calls. join_timeout: until the first view.
-    hold_timeout: how long a cut-off rank waits for a quorum. chunk_bytes: of a large tensor, one message each.
-    straggler_after: how much later than most a rank calls a collective to be reported as a straggler.
-    events: directory for one JSON-lines file of events per node; None writes none. transport_events: whether the
-    transport's own events (connections, suspicion, resends, refusals) are told as well.
-    qlog: directory for a qlog trace of each QUIC connection; None writes none, as it costs CPU time.
-    deny: file of SHA-256 fingerprints of certificates that may not come in; None denies none.
+    Attributes:
+        coordinator: "host:port" of the coordinator.
+        job: The job's name, as in the certificates.
+        node: This rank's name; certs/worker-<node>.pem is its certificate.
+        certs: Directory of certificates.
+        world_size: Ranks that the first view waits for; None leaves it to the coordinator.
+        rank_hint: The rank that this node would like to have.
+        listen: "host:port" at which other ranks reach this one, port 0 for a free one. None takes the address that
+            leads to the coordinator and a free port; so does "0.0.0.0:port" or "[::]:port" with that port, because
+            ranks send each other the address they listen at, and "every address" is nowhere to send to.
+        site: Name of the place, for hierarchical algorithms.
+        lost_after: Silence after which a peer is lost.
+        timeout: Of one collective. It finds code paths that differ, not dead peers, so it is longer than the longest
+            computation between two calls.
+        join_timeout: Until the first view.
+        hold_timeout: How long a cut-off rank waits for a quorum.
+        chunk_bytes: Size of the messages in which a large tensor travels.
+        straggler_after: How much later than most a rank calls a collective to be reported as a straggler.
+        events: Directory for one JSON-lines file of events for each node; None writes none.
+        transport_events: Whether the transport's own events (connections, suspicion, resends, refusals) are reported
+            as well.
+        qlog: Directory for a qlog trace of each QUIC connection; None writes none, as it costs CPU time.
+        deny: File of SHA-256 fingerprints of certificates that may not come in; None denies none.
+        sources: By setting, where its value came from.
     """
 
     coordinator: str
@@ -172,11 +213,16 @@ class Config:
     sources: Mapping[str, str]
 
     @classmethod
-    def resolve(cls, *, environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
-        """Settings from the arguments that are not None, then the environment, then defaults.
+    def resolve(cls, *, environ: Mapping[str, str] | None = None, **arguments: Unpack[JoinSettings]) -> Config:
+        """Find the settings: the arguments that are not None, then the environment, then the defaults.
 
-        May look up the coordinator's name, for `join_timeout` seconds at most. Raises LocalError naming the setting and
-        its source when a value is malformed.
+        May look up the coordinator's name, for join_timeout seconds at most.
+
+        Args:
+            environ: The environment; None takes this process's.
+            **arguments: Settings.
+        Raises:
+            LocalError: A value is malformed or an argument unknown; the error names the setting and its source.
         """
         settings = cls._settings(environ, arguments)
         if _follows_route(settings["listen"]):
@@ -189,9 +235,13 @@ class Config:
         return cls._of(settings)
 
     @classmethod
-    async def resolve_in_loop(cls, *, environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
-        """`resolve`, for code in an event loop: it goes on while the name is looked up. No thread of the loop's
-        executor is taken, which the program may have filled with work of its own."""
+    async def resolve_in_loop(
+        cls, *, environ: Mapping[str, str] | None = None, **arguments: Unpack[JoinSettings]
+    ) -> Config:
+        """Do the same as `resolve` in an event loop, which goes on while the name is looked up.
+
+        Takes no thread of the loop's executor: the program may have filled that with work of its own.
+        """
         settings = cls._settings(environ, arguments)
         if _follows_route(settings["listen"]):
             address, timeout = settings["coordinator"].value, settings["join_timeout"].value
@@ -211,7 +261,7 @@ class Config:
         if settings["node"].value is None:
             settings["node"] = Setting(socket.gethostname().split(".")[0] or "node", "host name")
         if not _follows_route(settings["listen"]):
-            _demand_global(parse_address(settings["listen"].value)[0], settings["listen"].source)
+            _refuse_link_local(parse_address(settings["listen"].value)[0], settings["listen"].source)
         return settings
 
     @classmethod
@@ -237,12 +287,12 @@ def _find(name: str, field: _Field, argument: Any, environ: Mapping[str, str]) -
 
 
 def _follows_route(listen: Setting) -> bool:
-    """Whether the address that leads to the coordinator is to be taken: none is named, or all of this host."""
+    """Return True if the address that leads to the coordinator is to be taken: none is named, or all of this host."""
     return listen.value is None or is_unspecified(parse_address(listen.value)[0])
 
 
-def _demand_global(host: str, source: str) -> None:
-    """An interface's number means something on its own host only (RFC 4007 section 6), so it cannot be announced."""
+def _refuse_link_local(host: str, source: str) -> None:
+    """Refuse a link-local address: an interface's number means something on its own host only (RFC 4007 section 6)."""
     if is_v6((host,)) and ipaddress.ip_address(host).is_link_local:
         raise LocalError(
             f"listen = {host!r} (from {source}): other ranks cannot reach a link-local address, since each would have "
@@ -251,11 +301,18 @@ def _demand_global(host: str, source: str) -> None:
 
 
 def _reachable(listen: Setting, coordinator: str, targets: Sequence[Address]) -> Setting:
-    """An address that others can send to, that which leads to the coordinator. It is the one that is bound, so what is
-    announced and what is served cannot differ. targets: the coordinator's addresses."""
+    """Return the address of ours that leads to the coordinator, as a setting; other ranks can send to it.
+
+    It is the one that is bound too, so the announced address and the served one cannot differ.
+
+    Args:
+        listen: The setting as it was given.
+        coordinator: The coordinator's name and port, for errors.
+        targets: The coordinator's addresses.
+    """
     wanted, port = ("", 0) if listen.value is None else parse_address(listen.value)
     host = _route_to(coordinator, targets)
-    _demand_global(host, "route to the coordinator")
+    _refuse_link_local(host, "route to the coordinator")
     if wanted and ":" not in wanted and ":" in host:
         raise LocalError(
             f"listen = {listen.value!r} (from {listen.source}) is IPv4, and the way to the coordinator at "
@@ -266,7 +323,7 @@ def _reachable(listen: Setting, coordinator: str, targets: Sequence[Address]) ->
 
 
 def _route_to(address: str, targets: Sequence[Address]) -> str:
-    """Our address on the way to `address`; connecting a UDP socket asks the routing table and sends nothing."""
+    """Return our address on the way to `targets`. Connecting a UDP socket asks the routing table and sends nothing."""
     failed: Exception | None = None
     for target in targets:
         try:

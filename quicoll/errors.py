@@ -1,4 +1,4 @@
-"""Errors of quicoll: the class says who is at fault, `usable` whether the group goes on.
+"""Errors of quicoll: the class says what went wrong, `usable` whether the group goes on.
 
     LocalError      you broke a rule; nothing was sent, the group is as usable as before
     Mismatch        the ranks called different things; every rank gets it, naming both sides
@@ -32,10 +32,16 @@ __all__ = [
 class QuicollError(Exception):
     """Root of quicoll's errors; never raised itself.
 
-    rank: the rank that caused it, None when no single rank did. node: that rank's node name, "" likewise.
-    view, step, op: where it happened ("all_reduce#12" for the 13th collective of the view, "all_reduce#3@0:1" of the
-    sub-group 0:1), None or "" when outside.
-    lost: nodes whose loss caused it, sorted; may be empty. usable: whether the current view still works.
+    Attributes:
+        message: What happened, without the place.
+        rank: The rank that caused it; None if no single rank did.
+        node: That rank's node name; "" if no single rank did.
+        view: The view in which it happened; None outside of one.
+        step: The step in which it happened; None outside of one.
+        op: The operation in which it happened, "" outside of one: "all_reduce#12" for the 13th collective of the view,
+            "all_reduce#3@0:1" for one of the sub-group 0:1.
+        lost: Nodes whose loss caused it, sorted; may be empty.
+        usable: True if the current view still works.
     """
 
     usable: bool = False
@@ -70,9 +76,17 @@ class QuicollError(Exception):
 
 
 def again(error: QuicollError, *, rank: int | None, node: str, view: int, step: int | None, op: str) -> QuicollError:
-    """The same failure, met by one more operation: each gets an exception of its own, with its own name in it.
+    """Return an error of the same kind for one more operation that the same failure ended.
 
-    Not usable whatever `error` said: others have seen the operation begin and not end.
+    It is not usable, whatever `error` said: other ranks have seen the operation begin and not end.
+
+    Args:
+        error: The failure as the first operation met it.
+        rank: The rank that caused it.
+        node: Its node name.
+        view: The view of this operation.
+        step: The step of this operation; None outside of one.
+        op: The name of this operation.
     """
     return type(error)(error.message, rank=rank, node=node, view=view, step=step, op=op, lost=error.lost, usable=False)
 
@@ -100,11 +114,15 @@ class Partitioned(QuicollError):
 
 
 class StepAborted(QuicollError):
-    """The step was committed on no rank; whatever caused it is the `__cause__` where it was an error of this rank."""
+    """The step was committed on no rank. If an error of this rank is the reason, it is the `__cause__`."""
 
 
 class CheckpointError(QuicollError):
-    """A checkpoint could not be written or read. Earlier checkpoints are untouched, the group is still usable."""
+    """A checkpoint could not be written or read. Earlier checkpoints are untouched, the group is still usable.
+
+    Attributes:
+        path: The file or directory, "" if there is none.
+    """
 
     usable = True
 
@@ -114,7 +132,11 @@ class CheckpointError(QuicollError):
 
 
 class AuditError(QuicollError):
-    """The audit at `path` could not be written or read. The group is still usable."""
+    """An audit could not be written or read. The group is still usable.
+
+    Attributes:
+        path: The file or directory.
+    """
 
     usable = True
 
@@ -124,10 +146,13 @@ class AuditError(QuicollError):
 
 
 class JournalError(QuicollError):
-    """The coordinator's journal at `path` cannot be opened, read or written.
+    """The coordinator's journal cannot be opened, read or written.
 
-    Whatever was announced is in it and stays there. A coordinator that meets this ends: after a write that failed,
-    only a new process that reads the journal again knows whether the record is in it.
+    Every decision that was announced is in it and stays there. The coordinator ends: after a write that failed, only a
+    new process that reads the journal again knows whether the record is in it.
+
+    Attributes:
+        path: The journal's file.
     """
 
     def __init__(self, message: str, *, path: str) -> None:

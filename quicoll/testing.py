@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from quicoll.checks import seconds as duration
 from quicoll.checks import whole
-from quicoll.config import Config
+from quicoll.config import Config, JoinSettings
 from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.engine.start import start_with
 from quicoll.errors import LocalError
@@ -30,10 +31,11 @@ from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.faults.compose import Cut, Installed, InstalledPayload, PayloadRule, Rule
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.security.authority import ephemeral
-from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
 
 if TYPE_CHECKING:
     from quicoll.engine.engine import Engine
+    from quicoll.membership.coordinator.config import CoordinatorConfig
 
 __all__ = ["Cluster", "Event", "cluster", "corrupt_payloads", "cut_network", "disturb_network", "network_clock_ns"]
 
@@ -41,9 +43,16 @@ _JOB = "test"
 
 
 def cut_network(job: Job, seconds: float) -> None:
-    """Drop every datagram of this rank, both ways, for `seconds` seconds from now."""
+    """Drop every datagram of a rank, both ways, from now on.
+
+    Args:
+        job: The rank's job.
+        seconds: For how long.
+    Raises:
+        LocalError: seconds is no such number, or the job is closed.
+    """
     seconds = duration(seconds, "how long the network is cut")
-    engine, loop = job._engine, job._runtime.loop
+    engine, loop = job.internals.engine, job.internals.runtime.loop
 
     def cut() -> None:
         rule = engine.faults.add(Cut(until_ns=round((loop.time() + seconds) * 1e9)))
@@ -57,65 +66,73 @@ def cut_network(job: Job, seconds: float) -> None:
 
 
 def network_clock_ns(job: Job) -> int:
-    """The time by which this rank's fault rules go (`until_ns`, `Between`), in nanoseconds."""
-    return round(job._runtime.loop.time() * 1e9)
+    """Return the time on the clock of a rank's fault rules (`until_ns`, `Between`), in nanoseconds."""
+    return round(job.internals.runtime.loop.time() * 1e9)
 
 
 @asynccontextmanager
 async def disturb_network(job: Job, rule: Rule) -> AsyncIterator[Installed]:
-    """`rule` judges every datagram of this rank, both ways, until the block ends; what it keeps is released then.
+    """Apply a fault rule to every datagram of a rank, both ways, until the block ends.
 
-    Gives the handle, whose `stats` count. Rules of several blocks at once: the first with an opinion decides; use Chain
-    to have them all.
+    What the rule holds back is released then. Where several blocks are open, the first rule that does not pass a
+    datagram on decides; a Chain applies all of its rules.
+
+    Args:
+        job: The rank's job.
+        rule: What becomes of a datagram; see `quicoll_transport.faults`.
+    Yields:
+        The installed rule, whose `stats` count.
     """
+    engine, runtime = job.internals.engine, job.internals.runtime
 
     async def install() -> Installed:
-        job._engine.observers.emit("fault", what=f"network disturbed: {rule!r}")
-        return job._engine.faults.add(rule)
+        engine.observers.emit("fault", what=f"network disturbed: {rule!r}")
+        return engine.faults.add(rule)
 
     async def remove() -> None:
         installed.remove()
 
-    installed = await job._runtime.call(install())
+    installed = await runtime.call(install())
     try:
         yield installed
     finally:
         with suppress(LocalError):  # the job ended inside the block, and its network with it
-            await job._runtime.call(remove())
+            await runtime.call(remove())
 
 
 @asynccontextmanager
 async def corrupt_payloads(job: Job, rule: PayloadRule) -> AsyncIterator[InstalledPayload]:
-    """`rule` may change payloads that this rank received, before their checksums are checked, until the block ends."""
+    """Let a rule change payloads that a rank received, before their checksums are checked, until the block ends.
+
+    Args:
+        job: The rank's job.
+        rule: Changes a payload in place, or not; see `quicoll_transport.faults`.
+    Yields:
+        The installed rule; its `seen` and `changed` count payloads.
+    """
+    engine, runtime = job.internals.engine, job.internals.runtime
 
     async def install() -> InstalledPayload:
-        job._engine.observers.emit("fault", what=f"payloads disturbed: {rule!r}")
-        return job._engine.faults.add_payload(rule)
+        engine.observers.emit("fault", what=f"payloads disturbed: {rule!r}")
+        return engine.faults.add_payload(rule)
 
     async def remove() -> None:
         installed.remove()
 
-    installed = await job._runtime.call(install())
+    installed = await runtime.call(install())
     try:
         yield installed
     finally:
         with suppress(LocalError):
-            await job._runtime.call(remove())
-
-
-class _Shared:
-    """The part of one job in a runtime that serves them all, and the coordinator: it goes on when the job leaves."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.loop = runtime.loop
-        self.call = runtime.call
-
-    async def aclose(self) -> None:
-        return None
+            await runtime.call(remove())
 
 
 class Cluster(list[Job]):
-    """The jobs of a cluster, by rank at the time of joining. `coordinator`: the service they belong to."""
+    """The jobs of a cluster, by rank at the time of joining.
+
+    Attributes:
+        coordinator: The service they belong to.
+    """
 
     def __init__(self, jobs: list[Job], coordinator: CoordinatorService) -> None:
         super().__init__(jobs)
@@ -131,14 +148,23 @@ async def cluster(
     incarnation: int | None = None,
     observer: Observer | None = None,
     sites: Sequence[str] | None = None,
-    **settings: Any,
+    **settings: Unpack[JoinSettings],
 ) -> AsyncIterator[Cluster]:
-    """`n` ranks that have joined one job, in this process; `jobs[i]` is rank i.
+    """Start a coordinator and `n` ranks that have joined one job, in this process; `jobs[i]` is rank i.
 
-    network: "loopback", real sockets on 127.0.0.1. seed: the job's seed. incarnation: of all its processes,
-    positive; it seeds the chance of `disturb_network` and `corrupt_payloads`; None takes the time. observer: gets the
-    events of all ranks and the coordinator, on the engines' thread. sites: the site of each rank. settings: as for
-    `quicoll.join` (lost_after, timeout, chunk_bytes, ...).
+    Args:
+        n: How many ranks.
+        network: "loopback": real sockets on 127.0.0.1.
+        seed: The job's seed.
+        incarnation: Of all its processes, positive; it seeds the randomness of `disturb_network` and
+            `corrupt_payloads`. None takes the time.
+        observer: Called with the events of all ranks and the coordinator, on the engines' thread.
+        sites: The site of each rank.
+        **settings: As for `quicoll.join` (lost_after, timeout, chunk_bytes, ...).
+    Yields:
+        The jobs, by rank, and the coordinator.
+    Raises:
+        LocalError: An argument or a setting cannot work.
     """
     if network != "loopback":
         raise LocalError(f"network {network!r} is not known; use 'loopback'")
@@ -148,70 +174,97 @@ async def cluster(
     born = time.time_ns() if incarnation is None else whole(incarnation, "incarnation")
     if not 1 <= born <= MAX_INT:
         raise LocalError(f"an incarnation is from 1 to {MAX_INT}, not {born}")
-    nodes = [f"worker-{i}" for i in range(n)]
     if sites is not None and len(sites) != n:
         raise LocalError(f"{len(sites)} sites for {n} ranks")
-    lost_after = settings["lost_after"] = duration(settings.get("lost_after", 2.0), "lost_after")
+    lost_after = settings.get("lost_after")
+    lost_after = settings["lost_after"] = duration(2.0 if lost_after is None else lost_after, "lost_after")
     settled = coordinator_config(n, lost_after, seed)
+    nodes = [f"worker-{i}" for i in range(n)]
     credentials = ephemeral(_JOB, [(COORDINATOR, NODE), *((WORKER, node) for node in nodes)])
-    runtime = ThreadRuntime("cluster")
-    loop = runtime.loop
-
-    async def start_coordinator() -> CoordinatorService:
-        return CoordinatorService(
-            credentials=credentials[Identity(_JOB, COORDINATOR, NODE)],
-            io=UdpSocket("127.0.0.1", 0, loop=loop),
-            journal=MemoryJournal(),
-            config=settled,
-            transport=EndpointConfig(lost_after_ns=round(lost_after * 1e9)),
-            loop=loop,
-            incarnation=born,
-            observers=Observers(NODE, lambda: round(loop.time() * 1e9), observer),
-        )
-
+    home = _Home(ThreadRuntime("cluster"), credentials, born, observer)
     try:
-        service = await runtime.call(start_coordinator())
+        service = await home.runtime.call(_start_coordinator(home, settled, lost_after))
     except BaseException:
-        await runtime.aclose()
+        await home.runtime.aclose()
         raise
     engines: list[tuple[Config, Engine]] = []
     jobs: list[Job] = []
     try:
         for i, node in enumerate(nodes):
-            config = Config.resolve(
-                environ={},
-                **{
-                    "coordinator": service.address,
-                    "job": _JOB,
-                    "node": node,
-                    "world_size": n,
-                    "listen": "127.0.0.1:0",
-                    **({} if sites is None else {"site": sites[i]}),
-                    **settings,
-                },
-            )
-            engine, _ = await start_with(
-                config,
-                credentials=credentials[Identity(_JOB, WORKER, node)],
-                make_io=lambda loop: UdpSocket("127.0.0.1", 0, loop=loop),
-                coordinator_address=service.endpoint.address,
-                incarnation=born,
-                observers=(observer,),
-                runtime=runtime,
-            )
-            engines.append((config, engine))
+            own: JoinSettings = {
+                "coordinator": service.address,
+                "job": _JOB,
+                "node": node,
+                "world_size": n,
+                "listen": "127.0.0.1:0",
+                "site": None if sites is None else sites[i],
+            }
+            own.update(settings)
+            engines.append(await _start_rank(home, service, own))
         views = await asyncio.gather(
-            *(runtime.call(engine.wait_view(config.join_timeout, joining=True)) for config, engine in engines)
+            *(home.runtime.call(engine.wait_view(config.join_timeout, joining=True)) for config, engine in engines)
         )
-        jobs = [
-            Job(config, engine, _Shared(runtime), view) for (config, engine), view in zip(engines, views, strict=True)
-        ]
+        lent = _Lent(home.runtime)
+        jobs = [Job(config, engine, lent, view) for (config, engine), view in zip(engines, views, strict=True)]
         yield Cluster(sorted(jobs, key=lambda job: job.rank), service)
     finally:
         try:
-            await asyncio.gather(*(runtime.call(engine.aclose("test over")) for _, engine in engines))
-            await runtime.call(service.aclose())
+            await asyncio.gather(*(home.runtime.call(engine.aclose("test over")) for _, engine in engines))
+            await home.runtime.call(service.aclose())
         finally:
-            await runtime.aclose()
-            for job in jobs:
-                job._end_audit()
+            try:
+                for job in jobs:  # its engine has left; what else it holds is closed here
+                    await job.aclose("test over")
+            finally:
+                await home.runtime.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """What all processes of a cluster would have in common, if they were processes."""
+
+    runtime: Runtime
+    credentials: Mapping[Identity, Credentials]
+    incarnation: int
+    observer: Observer | None
+
+
+class _Lent:
+    """A runtime that serves all jobs of a cluster and its coordinator: it goes on when one job leaves."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.loop = runtime.loop
+        self.call = runtime.call
+
+    async def aclose(self) -> None:
+        return None
+
+
+async def _start_coordinator(home: _Home, config: CoordinatorConfig, lost_after: float) -> CoordinatorService:
+    """Make the coordinator; runs on the loop where it lives."""
+    loop = home.runtime.loop
+    return CoordinatorService(
+        credentials=home.credentials[Identity(_JOB, COORDINATOR, NODE)],
+        io=UdpSocket("127.0.0.1", 0, loop=loop),
+        journal=MemoryJournal(),
+        config=config,
+        transport=EndpointConfig(lost_after_ns=round(lost_after * 1e9)),
+        loop=loop,
+        incarnation=home.incarnation,
+        observers=Observers(NODE, lambda: round(loop.time() * 1e9), home.observer),
+    )
+
+
+async def _start_rank(home: _Home, service: CoordinatorService, settings: JoinSettings) -> tuple[Config, Engine]:
+    """Make the engine of one rank, which joins by itself."""
+    config = Config.resolve(environ={}, **settings)
+    engine, _ = await start_with(
+        config,
+        credentials=home.credentials[Identity(_JOB, WORKER, config.node)],
+        make_io=lambda loop: UdpSocket("127.0.0.1", 0, loop=loop),
+        coordinator_address=service.endpoint.address,
+        incarnation=home.incarnation,
+        observers=(home.observer,),
+        runtime=home.runtime,
+    )
+    return config, engine

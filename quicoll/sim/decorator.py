@@ -18,7 +18,7 @@ What the function says to pytest by `pytest.skip`, `pytest.xfail`, `pytest.fail`
 SkipTest, reaches it as what it is, by whichever rank it is said first; that rank's node, the seed and the time are a
 note of it.
 
-Nothing here imports pytest; what pytest needs is in the package quicoll_pytest.
+Nothing here imports pytest; what pytest needs is in `quicoll.pytest_plugin`.
 """
 
 from __future__ import annotations

@@ -37,11 +37,12 @@ import numpy as np
 
 from quicoll.collectives.group import Group
 from quicoll.collectives.shards import Leaves
-from quicoll.collectives.subgroups import WORLD, Scope
+from quicoll.collectives.subgroups import STATE, WORLD, Scope
 from quicoll.errors import Corrupted, Mismatch, PeerError, QuicollError
-from quicoll.job import Job, Step
+from quicoll.job import Job
 from quicoll.membership.coordinator.history import Committed, InstalledView, Left
 from quicoll.sim.errors import InvariantBroken
+from quicoll.step import StepProtocol
 
 if TYPE_CHECKING:
     from quicoll.collectives.context import Caller
@@ -54,9 +55,11 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.journal import RecordStore
     from quicoll.membership.view import View
     from quicoll.sim.machine import Machine
+    from quicoll.state import RankState
+    from quicoll.step import StepAttempt
     from quicoll_transport.sim import HostLoop
 
-__all__ = ["GRACE_S", "INVARIANTS", "CheckedGroup", "CheckedJob", "CheckedStore", "Checker"]
+__all__ = ["GRACE_S", "INVARIANTS", "CheckedGroup", "CheckedJob", "CheckedSteps", "CheckedStore", "Checker"]
 
 GRACE_S = 1.0  # of the host's own clock: a deadline's own work, and the answer's way back
 
@@ -247,41 +250,70 @@ class CheckedJob(Job):
         self, config: Config, engine: Engine, runtime: Runtime, view: View, *, machine: Machine, checker: Checker
     ) -> None:
         super().__init__(config, engine, runtime, view)
+        self.group = CheckedGroup(self._caller, machine=machine, checker=checker)
+        self._steps = CheckedSteps(
+            self._caller, engine, runtime, state=self._state, config=config, machine=machine, checker=checker
+        )
+
+
+class CheckedSteps(StepProtocol):
+    """A step protocol that reports each of its turns to the checker."""
+
+    def __init__(
+        self,
+        context: Caller,
+        engine: Engine,
+        runtime: Runtime,
+        *,
+        state: RankState,
+        config: Config,
+        machine: Machine,
+        checker: Checker,
+    ) -> None:
+        super().__init__(
+            context,
+            engine,
+            runtime,
+            state=state,
+            state_group=Group(context, STATE),
+            hold_timeout=config.hold_timeout,
+        )
+        self._config = config
         self._machine = machine
         self._checker = checker
-        self.group = CheckedGroup(self._caller, machine=machine, checker=checker)
 
-    def _tell_state(self) -> None:
-        digest = state_digest(self._save()) if self._save is not None else None
-        self._checker.state(self.node, self._decision, self._committed_step, digest)
+    def _report_state(self) -> None:
+        digest = state_digest(self.state.save()) if self.state.save is not None else None
+        version = self.state.version
+        self._checker.state(self._config.node, version.decision, version.step, digest)
 
-    async def _synchronise(self) -> None:
-        await super()._synchronise()
-        self._tell_state()
+    async def synchronise(self) -> None:
+        await super().synchronise()
+        self._report_state()
 
-    async def _enter(self, step: Step) -> None:
+    async def enter(self, attempt: StepAttempt) -> None:
         # Waiting for a view, then three agreements at most to come to one state, each bounded by the job's timeout.
-        limit = self.config.hold_timeout + 4 * self.config.timeout
+        limit = self._config.hold_timeout + 4 * self._config.timeout
         with within(limit, "the entry of a step", machine=self._machine, checker=self._checker):
-            await super()._enter(step)
-        self._checker.began(self.node, step.number)
-        self._machine.note("step_began", step=step.number, view=self.view.view_id)
+            await super().enter(attempt)
+        self._checker.began(self._config.node, attempt.number)
+        self._machine.note("step_began", step=attempt.number, view=self._context.view.view_id)
 
-    async def _commit(self, step: Step, view_id: int, unfinished: int) -> None:
+    async def commit(self, attempt: StepAttempt, view_id: int, unfinished: int) -> None:
         opened = self._engine.steps.open
         if opened is not None:
-            self._checker.voted(self.node, view_id, opened[0])
-        with within(self.config.hold_timeout, "a vote", machine=self._machine, checker=self._checker):
-            await super()._commit(step, view_id, unfinished)
+            self._checker.voted(self._config.node, view_id, opened[0])
+        with within(self._config.hold_timeout, "a vote", machine=self._machine, checker=self._checker):
+            await super().commit(attempt, view_id, unfinished)
 
-    async def _decided(self, step: Step, decision: Decision) -> None:
-        self._checker.decided(self.node, self.view.view_id, decision.index, decision.commit)
-        await super()._decided(step, decision)
+    async def decided(self, attempt: StepAttempt, decision: Decision) -> None:
+        self._checker.decided(self._config.node, self._context.view.view_id, decision.index, decision.commit)
+        await super().decided(attempt, decision)
 
-    async def _apply(self, step: Step, index: int) -> None:
-        await super()._apply(step, index)
+    async def apply(self, attempt: StepAttempt, index: int) -> None:
+        await super().apply(attempt, index)
         self._machine.commits += 1
-        self._tell_state()
+        self._report_state()
 
 
 class CheckedGroup(Group):

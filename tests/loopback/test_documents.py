@@ -84,7 +84,7 @@ def scenarios(head: str) -> Run:
             "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
         )
         search = os.pathsep.join([*SOURCES, str(directory), str(ROOT / "examples" / "partition_safety")])
-        options = ["-q", "-p", "quicoll_pytest", "-p", "no:cacheprovider", "--sim-seed", "1"]
+        options = ["-q", "-p", "quicoll.pytest_plugin", "-p", "no:cacheprovider", "--sim-seed", "1"]
         said = program("-m", "pytest", *options, "test_it.py", cwd=directory, PYTHONPATH=search)
         assert f"{block.count('@quicoll.sim.scenario')} passed" in said
 

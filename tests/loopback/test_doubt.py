@@ -126,7 +126,7 @@ async def test_a_view_that_ends_before_the_vote_leaves_no_doubt_about_the_step()
             async with job.step() as step:
                 step.on_commit(lambda: applied.append(1))
                 await job._runtime.call(cut())
-        assert job._doubtful is None
+        assert not job._steps.in_doubt
         assert not applied
 
 

@@ -22,16 +22,15 @@ import quicoll.collectives.context
 import quicoll.collectives.group
 import quicoll.collectives.subgroups
 import quicoll.engine.engine
-import quicoll.job
 import quicoll.membership.coordinator.admission
 import quicoll.membership.coordinator.core
 import quicoll.numerics.bundle
 import quicoll.plan
 import quicoll.plan.schedule
+import quicoll.state
 import quicoll_transport.link.inbox
 from quicoll.engine.communicator import Communicator
 from quicoll.errors import QuicollError
-from quicoll.job import Job
 from quicoll.membership.coordinator.ballot import Ballot, BallotResult
 from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.coordinator.formation import Formation
@@ -40,10 +39,12 @@ from quicoll.membership.coordinator.journal import Journal
 from quicoll.sim import Conditions, Settings, Simulation, workload
 from quicoll.sim.invariants import CheckedGroup, state_digest
 from quicoll.sim.subgroups import Grouping
+from quicoll.step import StepProtocol
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.link.outbox import Outbox
 
 if TYPE_CHECKING:
+    from quicoll.job import Job
     from quicoll.numerics.buffers import Destination
 
 Patch = pytest.MonkeyPatch
@@ -280,11 +281,11 @@ def a_quorum_needs_no_state(patch: Patch) -> None:
 
 
 def aborted_steps_are_applied(patch: Patch) -> None:
-    async def eager(self: Job, step: Any, decision: Any) -> None:
-        await self._apply(step, decision.index)
+    async def eager(self: StepProtocol, attempt: Any, decision: Any) -> None:
+        await self.apply(attempt, decision.index)
 
     # Below the checks, which stand where the decision arrives.
-    patch.setattr(Job, "_decided", eager)
+    patch.setattr(StepProtocol, "decided", eager)
 
 
 def a_majority_of_votes_is_enough(patch: Patch) -> None:
@@ -300,7 +301,7 @@ def a_majority_of_votes_is_enough(patch: Patch) -> None:
 
 
 def the_oldest_state_is_handed_over(patch: Patch) -> None:
-    patch.setattr(quicoll.job, "max", min, raising=False)
+    patch.setattr(quicoll.state, "max", min, raising=False)
 
 
 def the_coordinator_is_dialled_once(patch: Patch) -> None:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
 import pytest
 from networks import needs_v6
 
-from quicoll import Config, LocalError
+import quicoll
+from quicoll import Config, LocalError, blocking, testing
+from quicoll.config import JoinSettings
 
 LOCAL = {"listen": "127.0.0.1:0"}
 
@@ -68,6 +78,33 @@ def test_what_no_coordinator_could_be_told_is_refused_here_and_not_waited_for(
 def test_an_unknown_setting_is_refused_and_the_known_ones_are_listed() -> None:
     with pytest.raises(LocalError, match=r"unknown setting 'lostafter'.*lost_after"):
         Config.resolve(environ={}, lostafter=1)
+
+
+def kinds(annotation: Any) -> set[Any]:
+    """The types of a setting, of those that may be left out and of paths without these."""
+    return {kind for kind in get_args(annotation) or (annotation,) if kind not in (NoneType, os.PathLike[str])}
+
+
+def test_the_settings_that_editors_show_are_those_there_are_in_their_order_and_types() -> None:
+    shown, held = get_type_hints(JoinSettings), get_type_hints(Config)
+    sources = Config.resolve(environ={}, **LOCAL).sources
+    assert list(shown) == list(sources) == [each.name for each in dataclasses.fields(Config) if each.name != "sources"]
+    assert {name: kinds(shown[name]) for name in shown} == {name: kinds(held[name]) for name in shown}
+    assert JoinSettings.__optional_keys__ == set(shown)
+    assert all(NoneType in get_args(annotation) for annotation in shown.values())
+
+
+@pytest.mark.parametrize(
+    "function", [quicoll.join, blocking.join, testing.cluster, Config.resolve, Config.resolve_in_loop]
+)
+def test_what_takes_settings_names_them_for_type_checkers(function: Callable[..., Any]) -> None:
+    *_, settings = inspect.signature(function).parameters.values()
+    assert (settings.kind, settings.annotation) == (inspect.Parameter.VAR_KEYWORD, "Unpack[JoinSettings]")
+
+
+def test_a_path_is_taken_for_a_directory(tmp_path: Path) -> None:
+    config = Config.resolve(environ={}, certs=tmp_path, events=tmp_path / "events", **LOCAL)
+    assert (config.certs, config.events) == (str(tmp_path), f"{tmp_path}/events")
 
 
 def test_an_ipv6_master_address_is_bracketed() -> None:

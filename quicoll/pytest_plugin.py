@@ -4,8 +4,8 @@
     pytest --sim-seeds 0:5000   with all of these (the second is not included)
 
 A test for each seed, as users of pytest expect: `-x` stops at the first, `-k`, `--lf` and node ids choose, pytest-xdist
-spreads them. pytest loads this at its every start, also where no test uses it; so it is a package of its own that
-imports nothing of quicoll, which would bring in QUIC and numpy.
+spreads them. pytest loads this module at its every start, also where no test uses it. So it imports nothing of quicoll,
+which would bring in QUIC and numpy; `quicoll/__init__.py`, which comes before it, imports only the errors.
 """
 
 from __future__ import annotations

@@ -1,0 +1,429 @@
+"""A step: entered on all ranks, voted on by all, committed on all or on none.
+
+    enter   wait for a view that is at work; if it is a new one, bring every rank to the same state; then begin
+    body    compute, call collectives; an error here ends the step on all ranks
+    leave   vote with the digest of all results; the coordinator decides; committed on all ranks or on none
+
+    outcome         the caller gets             its callbacks of on_commit
+    committed       a normal exit               have run, in order
+    aborted         StepAborted                 never run
+    in doubt        Partitioned                 run at the next step's entry, if it turns out to be committed
+    in doubt        CancelledError, of the      the same
+                    wait for the decision
+    own error       that error; others abort    never run
+
+The phases of a rank's protocol. One task at a time is in ENTRY, OPEN or END; another one gets a LocalError:
+
+    OUTSIDE --ready(), enter()--> ENTRY --begun--> OPEN --leave()--> END --> OUTSIDE
+                                  ENTRY --ready() is done, or the entry failed--> OUTSIDE
+
+Beside its phase the protocol may have one vote in doubt: cast, and its decision not known here. A vote counts as in
+doubt from just before it is cast until its decision arrives, or until it is certain that it was never cast.
+
+Invariants: while a vote is in doubt no other step begins here, because the next number and the state depend on it; the
+callbacks of an attempt run at most once, and only after a commit; `state.version` moves after they have run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from quicoll.checks import done, plain, seconds
+from quicoll.errors import (
+    AuditError,
+    Corrupted,
+    LocalError,
+    Mismatch,
+    Partitioned,
+    PeerError,
+    QuicollError,
+    StepAborted,
+)
+from quicoll.state import RankState, StateVersion, synchronise
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from quicoll.collectives.context import Caller
+    from quicoll.collectives.group import Group
+    from quicoll.engine.decisions import Decision
+    from quicoll.engine.engine import Engine
+    from quicoll.engine.runtime import Runtime
+    from quicoll.membership.view import View
+
+__all__ = ["Step", "StepAttempt", "StepPhase", "StepProtocol"]
+
+
+class StepPhase(enum.Enum):
+    """Where this rank's protocol stands; see the module's head."""
+
+    OUTSIDE = "outside"
+    ENTRY = "entry"
+    OPEN = "open"
+    END = "end"
+
+
+@dataclass(slots=True, eq=False)
+class StepAttempt:
+    """What the protocol knows of one `async with job.step()`.
+
+    number: The step's number; 0 until it is entered. view: The view in which it runs; None until then.
+    over: It has been left.
+    """
+
+    number: int = 0
+    view: View | None = None
+    over: bool = False
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+
+    def run_callbacks(self) -> None:
+        """Run the callbacks in order. None of them runs another time, even if one raises."""
+        callbacks, self.callbacks = self.callbacks, []
+        for callback in callbacks:
+            done(callback(), "a callback of on_commit")
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """A vote that was cast, or is about to be, and whose decision is not known here."""
+
+    attempt: StepAttempt
+    view_id: int
+
+
+class Step:
+    """One attempt at a step; a context manager that is entered once. `Job.step` makes it."""
+
+    def __init__(self, protocol: StepProtocol) -> None:
+        self._protocol = protocol
+        self._attempt = StepAttempt()
+
+    @property
+    def number(self) -> int:
+        """The step's number, from 1; 0 before it is entered. A step that is attempted again keeps its number."""
+        return self._attempt.number
+
+    @property
+    def view(self) -> View | None:
+        """The view in which the step runs; None before it is entered."""
+        return self._attempt.view
+
+    def on_commit(self, callback: Callable[[], None]) -> None:
+        """Run a function if, and only if, the step is committed, before its context is left.
+
+        Callbacks run in the order of these calls. One that raises leaves this rank's state half changed: the caller
+        gets the error, and the rank counts as behind until another one has handed it the state.
+
+        Args:
+            callback: A plain function without arguments. A coroutine would never be awaited.
+        Raises:
+            LocalError: The step has been left, or callback is no plain function.
+        """
+        if self._attempt.over:
+            raise LocalError(f"step {self.number} has been left: nothing can be done at its commit any more")
+        self._attempt.callbacks.append(plain(callback, "a callback of on_commit"))
+
+    async def __aenter__(self) -> Self:
+        await self._protocol.enter(self._attempt)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._protocol.leave(self._attempt, error)
+
+
+class StepProtocol:
+    """One rank's side of the step protocol, on the caller's loop. See the module's head.
+
+    `synchronise`, `enter`, `commit`, `decided` and `apply` may be overridden to look at what happens; the simulator's
+    checks do.
+    """
+
+    def __init__(
+        self,
+        context: Caller,
+        engine: Engine,
+        runtime: Runtime,
+        *,
+        state: RankState,
+        state_group: Group,
+        hold_timeout: float,
+    ) -> None:
+        """Make a protocol that is outside of any step.
+
+        Args:
+            context: The view that the rank's caller is in, and the results for its vote.
+            engine: The rank's engine, called by way of runtime.
+            runtime: The loop on which the engine lives.
+            state: What this rank holds.
+            state_group: All ranks of the present view, for what is sent when a view begins.
+            hold_timeout: Seconds to wait for a view, and for a decision.
+        """
+        self.state = state
+        self._context = context
+        self._engine = engine
+        self._runtime = runtime
+        self._state_group = state_group
+        self._hold_timeout = hold_timeout
+        self._phase = StepPhase.OUTSIDE
+        self._open: StepAttempt | None = None  # in OPEN
+        self._doubt: _Doubt | None = None
+        self._synchronised = 0  # the view in which our state was compared with the others'
+
+    @property
+    def phase(self) -> StepPhase:
+        """Where the protocol stands."""
+        return self._phase
+
+    @property
+    def in_doubt(self) -> bool:
+        """True while a vote was cast whose decision is not known here."""
+        return self._doubt is not None
+
+    # -- entry ---------------------------------------------------------------------------------------------------
+
+    async def ready(self, timeout: float | None = None) -> None:
+        """Wait for a view at work and bring this rank's state up to date in it.
+
+        Args:
+            timeout: Seconds; None takes hold_timeout.
+        Raises:
+            LocalError: A step is open, another task is in the protocol, or the state cannot be taken here.
+            Partitioned: There is no such view, or no decision on a vote in doubt, within timeout.
+            StepAborted: A rank was lost meanwhile. Call it again.
+        """
+        with self._alone(StepPhase.ENTRY):
+            await self._ready(timeout)
+
+    async def enter(self, attempt: StepAttempt) -> None:
+        """Begin a step: `ready`, then tell the engine.
+
+        Raises:
+            LocalError: The attempt was entered before, or as `ready`.
+            Partitioned: As `ready`.
+            StepAborted: The view ended meanwhile; the step was committed nowhere.
+        """
+        if attempt.number:
+            raise LocalError("a Step is one attempt: call job.step() for the next one")
+        with self._alone(StepPhase.ENTRY):
+            await self._ready()
+            view = self._context.view
+            attempt.number = self.state.version.step + 1
+            attempt.view = view
+            auditor = self._context.auditor
+            if auditor is not None:
+                auditor.begin(
+                    step=attempt.number, view=view.view_id, rank=self._context.rank, world=self._context.world_size
+                )
+            try:
+                await self._runtime.call(self._engine.begin(view.view_id, attempt.number))
+            except (PeerError, Corrupted, Partitioned) as error:
+                raise self._aborted(error, attempt.number) from error
+            except BaseException as error:
+                # Cancelled, perhaps when the step had begun there: nobody would ever vote for it.
+                await self._give_up(view.view_id, _reason(error))
+                raise
+            self._context.open(attempt.number)
+            self._open, self._phase = attempt, StepPhase.OPEN
+
+    @contextmanager
+    def _alone(self, phase: StepPhase) -> Iterator[None]:
+        """Hold off other tasks: two would both bring the state up to date, or begin the step, and the others once."""
+        if self._phase is StepPhase.OPEN:
+            raise LocalError("a step is already open; steps do not nest, and ready() comes between them")
+        if self._phase is not StepPhase.OUTSIDE:
+            raise LocalError("another task is in ready(), or at the entry or the end of a step, of this job")
+        self._phase = phase
+        try:
+            yield
+        finally:
+            if self._phase is phase:  # an entry that went well has made it OPEN
+                self._phase = StepPhase.OUTSIDE
+
+    async def _ready(self, timeout: float | None = None) -> None:
+        timeout = self._hold_timeout if timeout is None else seconds(timeout)
+        if self._doubt is not None:
+            clock = asyncio.get_running_loop().time
+            deadline = clock() + timeout
+            await self._settle(self._doubt, timeout)
+            timeout = max(deadline - clock(), 0.0)
+        view = await self._runtime.call(self._engine.wait_view(timeout))
+        if view.view_id == self._synchronised:
+            return
+        self._context.enter(view)
+        try:
+            await self.synchronise()
+        except (PeerError, Corrupted, Partitioned) as error:
+            raise self._aborted(error, self.state.version.step + 1) from error
+        except BaseException as error:
+            # Of save() or load(), or a state that cannot be taken here: the others must not wait for their deadline.
+            await self._give_up(view.view_id, _reason(error))
+            raise
+        self._synchronised = view.view_id
+
+    async def synchronise(self) -> None:
+        """Bring every rank of the present view to the newest state that any of them holds."""
+        got = await synchronise(self.state, self._state_group, view_id=self._context.view.view_id)
+        if got is not None:
+            version = got.version
+            self._runtime.loop.call_soon_threadsafe(
+                self._engine.state_received, got.giver, version.step, version.decision
+            )
+
+    async def _settle(self, doubt: _Doubt, timeout: float) -> None:
+        """Wait for the decision on a vote in doubt, for at most `timeout` seconds. Raises Partitioned without one."""
+        vote = await self._unanswered(doubt.view_id, "left its step before its vote")
+        if vote is not None:
+            decision = await self._runtime.call(self._engine.decision(*vote, timeout))
+            if decision.commit:
+                await self.apply(doubt.attempt, decision.index)
+        self._doubt = None
+
+    # -- end -----------------------------------------------------------------------------------------------------
+
+    async def leave(self, attempt: StepAttempt, error: BaseException | None) -> None:
+        """End the open step: vote for it if its body ended well, else end it on all ranks.
+
+        Args:
+            attempt: The open one.
+            error: What the body raised. An error that says why the step is aborted passes as it is or as the cause of
+                a StepAborted; any other is the caller's own and ends the step on the other ranks too.
+        Raises:
+            LocalError: The attempt is not the open one.
+            StepAborted: The step was committed nowhere.
+            Mismatch: The ranks' results or calls differ; the step was committed nowhere.
+            Partitioned: The vote is in doubt.
+            AuditError: The audit could not be written; the step was committed nowhere.
+        """
+        if self._open is not attempt:
+            raise LocalError("this step is not open: it was left before, or never entered")
+        attempt.over = True
+        unfinished = self._context.settle()
+        self._context.close()
+        self._open, self._phase = None, StepPhase.OUTSIDE
+        with self._alone(StepPhase.END):
+            await self._end(attempt, error, unfinished)
+
+    async def _end(self, attempt: StepAttempt, error: BaseException | None, unfinished: int) -> None:
+        view_id = self._context.view.view_id
+        if error is None:
+            await self._check_audit(view_id)
+            await self.commit(attempt, view_id, unfinished)
+        elif isinstance(error, PeerError | Corrupted | Partitioned):
+            # The view is dead, so no vote of ours can come from this step any more: it is committed nowhere.
+            raise self._aborted(error, attempt.number) from error
+        elif not isinstance(error, Mismatch | StepAborted):  # those two say that all ranks know
+            await self._give_up(view_id, _reason(error))
+
+    async def _check_audit(self, view_id: int) -> None:
+        if self._context.auditor is None:
+            return
+        try:
+            self._context.auditor.check()
+        except AuditError as error:
+            await self._give_up(view_id, str(error))
+            raise
+
+    async def commit(self, attempt: StepAttempt, view_id: int, unfinished: int) -> None:
+        """Vote for a step, wait for the decision and act on it.
+
+        Args:
+            attempt: The step.
+            view_id: The view in which it ran.
+            unfinished: How many of its operations had not ended when it was left. The engine refuses the vote if any.
+        """
+        self._doubt = _Doubt(
+            attempt, view_id
+        )  # before the vote: whatever ends the wait, it has been cast or it has not
+        try:
+            digest, groups = self._context.digests(attempt.number)
+            decision = await self._runtime.call(
+                self._engine.vote(view_id, digest, groups, timeout=self._hold_timeout, unfinished=unfinished)
+            )
+        except (PeerError, Corrupted) as error:
+            self._doubt = None
+            raise self._aborted(error, attempt.number) from error
+        except LocalError:  # the job is closed: there is nobody left to ask
+            raise
+        except BaseException as error:  # Partitioned, cancelled, or of a signal handler
+            # Shielded: another cancellation must not leave us without knowing whether the vote was cast.
+            vote = await asyncio.shield(asyncio.ensure_future(self._unanswered(view_id, type(error).__name__)))
+            if vote is None:
+                self._doubt = None
+                if isinstance(error, Partitioned):
+                    raise self._aborted(error, attempt.number) from error
+            raise
+        await self.decided(attempt, decision)
+
+    async def decided(self, attempt: StepAttempt, decision: Decision) -> None:
+        """Apply a step that was committed; raise the error of one that was not."""
+        if decision.commit:
+            await self.apply(attempt, decision.index)
+            return
+        self._doubt = None
+        raise _not_committed(decision, number=attempt.number, view_id=self._context.view.view_id)
+
+    async def apply(self, attempt: StepAttempt, index: int) -> None:
+        """Change the state of a step that is committed, and say that it is changed, in this order.
+
+        Args:
+            attempt: The step, whose callbacks run.
+            index: The coordinator's number of the decision.
+        """
+        self._doubt = None  # whatever becomes of the callbacks, they are not run another time
+        try:
+            attempt.run_callbacks()
+        except BaseException as error:
+            reason = f"{type(error).__name__} while applying step {attempt.number}"
+            await self._end_view(self._context.view.view_id, reason)
+            raise
+        self.state.version = StateVersion(index, attempt.number)
+
+    # -- what both ends need -------------------------------------------------------------------------------------
+
+    async def _unanswered(self, view_id: int, reason: str) -> tuple[int, int] | None:
+        return await self._runtime.call(self._engine.unanswered(view_id, reason))
+
+    async def _give_up(self, view_id: int, reason: str) -> None:
+        """End the view for all ranks, because our own code failed. Bounded: the engine only queues a message.
+
+        Shielded, since a cancellation is often why we are here.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._end_view(view_id, reason)))
+
+    async def _end_view(self, view_id: int, reason: str) -> None:
+        await self._runtime.call(self._engine.give_up(view_id, reason))
+
+    def _aborted(self, error: QuicollError, number: int) -> StepAborted:
+        return StepAborted(
+            f"step {number} was not committed: {error.message}",
+            lost=error.lost,
+            rank=error.rank,
+            node=error.node,
+            view=self._context.view.view_id,
+            step=number,
+            op=error.op,
+        )
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _not_committed(decision: Decision, *, number: int, view_id: int) -> QuicollError:
+    """Return the error for a step that the coordinator decided not to commit."""
+    if decision.kind == "mismatch":
+        return Mismatch(decision.cause, node=decision.culprit, view=view_id, step=number)
+    return StepAborted(
+        f"step {number} was not committed: {decision.cause}",
+        lost=decision.lost,
+        node=decision.culprit,
+        view=view_id,
+        step=number,
+    )

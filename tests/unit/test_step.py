@@ -1,0 +1,544 @@
+"""The step protocol against an engine that answers as each test says: what the caller gets, what runs, what is sent.
+
+The engine and the caller's context are fakes; the only clock is the tests' own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quicoll.engine.decisions import Decision
+from quicoll.errors import (
+    AuditError,
+    CheckpointError,
+    Corrupted,
+    LocalError,
+    Mismatch,
+    Partitioned,
+    PeerError,
+    QuicollError,
+    StepAborted,
+)
+from quicoll.membership.view import Member, View
+from quicoll.state import RankState, StateVersion
+from quicoll.step import Step, StepPhase, StepProtocol
+
+HOLD = 60.0
+
+
+def view(number: int, world: int = 1) -> View:
+    members = tuple(Member(rank=rank, node=f"worker-{rank}", incarnation=1) for rank in range(world))
+    return View(view_id=number, members=members, seed=0, committed_step=0, committed_view=0)
+
+
+def committed(index: int = 11) -> Decision:
+    return Decision(index, True, "", (), "", "failed")
+
+
+def aborted(kind: Any = "failed") -> Decision:
+    return Decision(11, False, "worker-1 was lost", ("worker-1",), "worker-1", kind)
+
+
+class FakeRuntime:
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+
+    def call(self, work: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
+        return asyncio.ensure_future(work)
+
+
+class FakeEngine:
+    """Answers with `answers[method]`: a value, an error to raise, or a function. `calls`: what was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.answers: dict[str, Any] = {
+            "wait_view": view(1),
+            "begin": None,
+            "vote": committed(),
+            "unanswered": None,
+            "decision": committed(),
+            "give_up": None,
+        }
+
+    async def _answer(self, method: str, *arguments: Any) -> Any:
+        self.calls.append((method, *arguments))
+        answer = self.answers[method]
+        if isinstance(answer, BaseException):
+            raise answer
+        if isinstance(answer, asyncio.Event):  # an answer that nobody waits for to its end
+            await answer.wait()
+        return answer() if callable(answer) else answer
+
+    async def wait_view(self, timeout: float) -> Any:
+        return await self._answer("wait_view", timeout)
+
+    async def begin(self, view_id: int, number: int) -> None:
+        await self._answer("begin", view_id, number)
+
+    async def vote(self, view_id: int, digest: bytes, groups: Any, *, timeout: float, unfinished: int) -> Any:
+        return await self._answer("vote", view_id, digest, groups, timeout, unfinished)
+
+    async def unanswered(self, view_id: int, reason: str) -> Any:
+        return await self._answer("unanswered", view_id, reason)
+
+    async def decision(self, view_id: int, index: int, timeout: float) -> Any:
+        return await self._answer("decision", view_id, index, timeout)
+
+    async def give_up(self, view_id: int, reason: str) -> None:
+        await self._answer("give_up", view_id, reason)
+
+    def state_received(self, rank: int, step: int, index: int) -> None:
+        self.calls.append(("state_received", rank, step, index))
+
+    def asked(self, method: str) -> list[tuple[Any, ...]]:
+        return [call[1:] for call in self.calls if call[0] == method]
+
+
+class FakeAuditor:
+    def __init__(self, error: AuditError | None = None) -> None:
+        self.error = error
+        self.begun: list[dict[str, int]] = []
+
+    def begin(self, **step: int) -> None:
+        self.begun.append(step)
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+class FakeContext:
+    """Of the caller: one rank."""
+
+    def __init__(self) -> None:
+        self.view = view(1)
+        self.rank = 0
+        self.world_size = 1
+        self.auditor: FakeAuditor | None = None
+        self.unfinished = 0
+        self.log: list[Any] = []
+
+    def enter(self, view: View) -> None:
+        self.view = view
+
+    def open(self, step: int) -> None:
+        self.log.append(step)
+
+    def close(self) -> None:
+        self.log.append("closed")
+
+    def settle(self) -> int:
+        return self.unfinished
+
+    def digests(self, step: int) -> tuple[bytes, tuple[tuple[int, bytes], ...]]:
+        return b"digest of %d" % step, ((5, b"of group 5"),)
+
+
+class FakeGroup:
+    """Of this rank, and of others that hold `others`: rows of decision, step and whether they can hand it over."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.compared = 0
+        self.others: list[list[int]] = []
+        self.error: BaseException | None = None
+
+    async def all_gather(self, mine: Any) -> Any:
+        self.compared += 1
+        if self.error is not None:
+            raise self.error
+        return np.concatenate([mine, *(np.array(row, np.int64) for row in self.others)])
+
+
+class Rank:
+    def __init__(self) -> None:
+        self.engine = FakeEngine()
+        self.context = FakeContext()
+        self.group = FakeGroup()
+        self.state = RankState()
+        self.protocol = StepProtocol(
+            self.context,  # type: ignore[arg-type]
+            self.engine,  # type: ignore[arg-type]
+            FakeRuntime(),
+            state=self.state,
+            state_group=self.group,  # type: ignore[arg-type]
+            hold_timeout=HOLD,
+        )
+        self.ran: list[int] = []
+
+    def step(self) -> Step:
+        return Step(self.protocol)
+
+    async def one(self, body: Callable[[], None] = lambda: None) -> int:
+        """A step whose callbacks note its number, and whose body is as given."""
+        async with self.step() as step:
+            step.on_commit(lambda: self.ran.append(step.number))
+            body()
+        return step.number
+
+    async def in_doubt(self, **answers: Any) -> None:
+        """A step that was voted for, and whose decision did not come in time."""
+        self.engine.answers |= {"vote": Partitioned("no decision within 60 s"), "unanswered": (1, 11), **answers}
+        with pytest.raises(Partitioned):
+            await self.one()
+        assert self.protocol.in_doubt
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def body() -> None:
+        raise error
+
+    return body
+
+
+# -- outcomes --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_committed_step_runs_its_callbacks_in_order_and_then_counts() -> None:
+    rank = Rank()
+    ran: list[tuple[str, int]] = []
+    async with rank.step() as step:
+        assert (step.number, step.view, rank.protocol.phase) == (1, view(1), StepPhase.OPEN)
+        for name in "ab":
+            step.on_commit(lambda name=name: ran.append((name, rank.state.version.step)))  # type: ignore[misc]
+        assert ran == []
+    assert ran == [("a", 0), ("b", 0)]
+    assert rank.state.version == StateVersion(11, 1)
+    assert (rank.protocol.phase, rank.protocol.in_doubt) == (StepPhase.OUTSIDE, False)
+    assert rank.context.log == [1, "closed"]
+    assert rank.engine.calls == [
+        ("wait_view", HOLD),
+        ("begin", 1, 1),
+        ("vote", 1, b"digest of 1", ((5, b"of group 5"),), HOLD, 0),
+    ]
+    assert await rank.one() == 2
+
+
+async def test_an_aborted_step_says_who_was_lost_and_is_attempted_under_the_same_number() -> None:
+    rank = Rank()
+    rank.engine.answers["vote"] = aborted()
+    with pytest.raises(StepAborted, match="step 1 was not committed: worker-1 was lost") as caught:
+        await rank.one()
+    error = caught.value
+    assert (error.lost, error.node, error.view, error.step) == (("worker-1",), "worker-1", 1, 1)
+    assert (rank.ran, rank.state.version, rank.protocol.in_doubt) == ([], StateVersion(), False)
+    rank.engine.answers["vote"] = committed()
+    assert await rank.one() == 1
+    assert rank.ran == [1]
+
+
+async def test_ranks_that_did_different_things_get_a_mismatch() -> None:
+    rank = Rank()
+    rank.engine.answers["vote"] = aborted("mismatch")
+    with pytest.raises(Mismatch, match="worker-1 was lost") as caught:
+        await rank.one()
+    assert (caught.value.view, caught.value.step, rank.ran) == (1, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
+        (asyncio.CancelledError(), "CancelledError"),
+        (LocalError("bad option"), "LocalError: bad option"),
+        (CheckpointError("disk full", path="x"), "CheckpointError: disk full: x"),
+        (AuditError("disk full", path="x"), "AuditError: audit x: disk full"),
+    ],
+)
+async def test_an_own_error_reaches_the_caller_and_ends_the_step_on_the_others(
+    error: BaseException, reason: str
+) -> None:
+    rank = Rank()
+    with pytest.raises(type(error)) as caught:
+        await rank.one(raising(error))
+    assert caught.value is error
+    assert rank.engine.asked("give_up") == [(1, reason)]
+    assert (rank.engine.asked("vote"), rank.ran) == ([], [])
+
+
+@pytest.mark.parametrize("kind", [PeerError, Corrupted, Partitioned])
+async def test_an_operation_that_failed_aborts_the_step_without_a_vote(kind: type[QuicollError]) -> None:
+    rank = Rank()
+    error = kind("worker-1 is late", rank=1, node="worker-1", op="all_reduce#3", lost=("worker-1",))
+    with pytest.raises(StepAborted, match="step 1 was not committed: worker-1 is late") as caught:
+        await rank.one(raising(error))
+    found = caught.value
+    assert found.__cause__ is error
+    assert (found.rank, found.node, found.op, found.lost) == (1, "worker-1", "all_reduce#3", ("worker-1",))
+    assert (rank.engine.asked("give_up"), rank.engine.asked("vote"), rank.ran) == ([], [], [])
+
+
+@pytest.mark.parametrize("error", [Mismatch("other shapes"), StepAborted("elsewhere")])
+async def test_an_error_that_all_ranks_have_passes_as_it_is(error: QuicollError) -> None:
+    rank = Rank()
+    with pytest.raises(type(error)) as caught:
+        await rank.one(raising(error))
+    assert caught.value is error
+    assert (rank.engine.asked("give_up"), rank.engine.asked("vote"), rank.ran) == ([], [], [])
+
+
+async def test_operations_that_have_not_ended_are_counted_in_the_vote() -> None:
+    rank = Rank()
+    rank.context.unfinished = 2
+    await rank.one()
+    assert rank.engine.asked("vote")[0][-1] == 2
+
+
+@pytest.mark.parametrize("kind", [PeerError, Corrupted])
+async def test_a_view_that_broke_before_the_vote_leaves_no_doubt(kind: type[QuicollError]) -> None:
+    rank = Rank()
+    rank.engine.answers["vote"] = kind("the view is over")
+    with pytest.raises(StepAborted, match="the view is over"):
+        await rank.one()
+    assert (rank.protocol.in_doubt, rank.ran) == (False, [])
+
+
+async def test_being_cut_off_before_the_vote_was_cast_is_an_abort() -> None:
+    rank = Rank()
+    rank.engine.answers |= {"vote": Partitioned("cut off"), "unanswered": None}
+    with pytest.raises(StepAborted, match="cut off"):
+        await rank.one()
+    assert not rank.protocol.in_doubt
+
+
+async def test_a_step_of_a_job_that_is_closed_stays_in_doubt() -> None:
+    rank = Rank()
+    rank.engine.answers["vote"] = LocalError("the job is closed")
+    with pytest.raises(LocalError, match="closed"):
+        await rank.one()
+    assert (rank.protocol.in_doubt, rank.ran) == (True, [])
+
+
+# -- doubt -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("decision", "ran", "number"), [(committed(), [1, 2], 2), (aborted(), [1], 1)])
+async def test_a_vote_in_doubt_is_settled_before_the_next_step_begins(
+    decision: Decision, ran: list[int], number: int
+) -> None:
+    rank = Rank()
+    await rank.in_doubt()
+    assert rank.ran == []
+    rank.engine.calls.clear()
+    rank.engine.answers |= {"decision": decision, "vote": committed(12)}
+    assert await rank.one() == number
+    assert rank.ran == ran
+    assert [call[0] for call in rank.engine.calls] == ["unanswered", "decision", "wait_view", "begin", "vote"]
+    assert not rank.protocol.in_doubt
+
+
+async def test_while_nothing_is_decided_nothing_is_forgotten_and_nothing_begins() -> None:
+    rank = Rank()
+    await rank.in_doubt(decision=Partitioned("not known yet"))
+    for _ in range(2):
+        with pytest.raises(Partitioned, match="not known yet"):
+            await rank.protocol.ready()
+        assert (rank.protocol.in_doubt, rank.protocol.phase, rank.ran) == (True, StepPhase.OUTSIDE, [])
+    assert len(rank.engine.asked("begin")) == 1
+    rank.engine.answers["decision"] = committed()
+    await rank.protocol.ready()
+    assert (rank.ran, rank.state.version) == ([1], StateVersion(11, 1))
+
+
+async def test_the_wait_for_a_decision_and_for_a_view_share_one_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, now = Rank(), [100.0]
+    await rank.in_doubt()
+    rank.engine.calls.clear()
+
+    def decide() -> Decision:
+        now[0] += 4.0
+        return aborted()
+
+    rank.engine.answers["decision"] = decide
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+    await rank.protocol.ready(10.0)
+    assert rank.engine.asked("decision") == [(1, 11, 10.0)]
+    assert rank.engine.asked("wait_view") == [(6.0,)]
+
+
+@pytest.mark.parametrize(("cast", "doubt"), [((1, 11), True), (None, False)])
+async def test_a_wait_for_the_decision_that_is_cancelled_knows_whether_the_vote_was_cast(
+    cast: tuple[int, int] | None, doubt: bool
+) -> None:
+    rank = Rank()
+    rank.engine.answers |= {"vote": asyncio.Event(), "unanswered": cast}
+    task = asyncio.ensure_future(rank.one())
+    while not rank.engine.asked("vote"):  # noqa: ASYNC110 - one turn of the loop after the other
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (rank.protocol.in_doubt, rank.protocol.phase, rank.ran) == (doubt, StepPhase.OUTSIDE, [])
+    assert rank.engine.asked("unanswered") == [(1, "CancelledError")]
+
+
+async def test_a_callback_that_raises_leaves_the_rank_behind_and_runs_no_other_time() -> None:
+    rank = Rank()
+    ran: list[str] = []
+
+    def fail() -> None:
+        ran.append("failed")
+        raise ValueError("out of memory, say")
+
+    with pytest.raises(ValueError, match="out of memory"):  # noqa: PT012
+        async with rank.step() as step:
+            step.on_commit(fail)
+            step.on_commit(lambda: ran.append("after it"))
+    assert (ran, rank.state.version, rank.protocol.in_doubt) == (["failed"], StateVersion(), False)
+    assert rank.engine.asked("give_up") == [(1, "ValueError while applying step 1")]
+    assert await rank.one() == 1
+    assert ran == ["failed"]
+
+
+# -- entry -----------------------------------------------------------------------------------------------------------
+
+
+async def test_states_are_compared_once_in_each_view() -> None:
+    rank = Rank()
+    for _ in range(2):
+        await rank.one()
+    assert rank.group.compared == 1
+    rank.engine.answers["wait_view"] = view(2)
+    await rank.protocol.ready()
+    await rank.protocol.ready()
+    assert (rank.group.compared, rank.context.view) == (2, view(2))
+
+
+@pytest.mark.parametrize("kind", [PeerError, Corrupted, Partitioned])
+async def test_a_view_that_breaks_while_states_are_compared_aborts_the_step_that_was_to_come(
+    kind: type[QuicollError],
+) -> None:
+    rank = Rank()
+    rank.state.version = StateVersion(0, 41)
+    rank.group.error = kind("worker-1 was lost")
+    with pytest.raises(StepAborted, match="step 42 was not committed"):
+        await rank.one()
+    assert (rank.protocol.phase, rank.engine.asked("give_up")) == (StepPhase.OUTSIDE, [])
+    rank.group.error = None
+    assert await rank.one() == 42
+    assert rank.group.compared == 2
+
+
+async def test_a_rank_that_cannot_take_the_state_ends_the_view_for_the_others() -> None:
+    rank = Rank()
+    rank.group.others = [[9, 9, 1]]
+    with pytest.raises(LocalError, match="register_state"):
+        await rank.one()
+    ((view_id, reason),) = rank.engine.asked("give_up")
+    assert (view_id, "LocalError: this rank's state is after step 0" in reason) == (1, True)
+    assert rank.protocol.phase is StepPhase.OUTSIDE
+
+
+async def test_a_step_that_the_engine_cannot_begin_is_aborted() -> None:
+    rank = Rank()
+    rank.engine.answers["begin"] = PeerError("the view is over")
+    with pytest.raises(StepAborted, match="step 1 was not committed: the view is over"):
+        await rank.one()
+    assert (rank.protocol.phase, rank.context.log, rank.engine.asked("give_up")) == (StepPhase.OUTSIDE, [], [])
+
+
+async def test_an_entry_that_is_cancelled_ends_the_view_since_the_step_may_have_begun() -> None:
+    rank = Rank()
+    rank.engine.answers["begin"] = asyncio.Event()
+    task = asyncio.ensure_future(rank.one())
+    while not rank.engine.asked("begin"):  # noqa: ASYNC110 - one turn of the loop after the other
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rank.engine.asked("give_up") == [(1, "CancelledError")]
+    assert rank.protocol.phase is StepPhase.OUTSIDE
+
+
+# -- the phases ------------------------------------------------------------------------------------------------------
+
+
+async def test_steps_do_not_nest_and_ready_comes_between_them() -> None:
+    rank = Rank()
+    async with rank.step():
+        with pytest.raises(LocalError, match="do not nest"):
+            await rank.one()
+        with pytest.raises(LocalError, match="already open"):
+            await rank.protocol.ready()
+    assert rank.state.version.step == 1
+
+
+@pytest.mark.parametrize(("method", "phase"), [("wait_view", StepPhase.ENTRY), ("vote", StepPhase.END)])
+async def test_one_task_at_a_time_is_at_the_entry_or_the_end(method: str, phase: StepPhase) -> None:
+    rank, gate = Rank(), asyncio.Event()
+    answer, rank.engine.answers[method] = rank.engine.answers[method], gate
+    task = asyncio.ensure_future(rank.one())
+    while not rank.engine.asked(method):  # noqa: ASYNC110 - one turn of the loop after the other
+        await asyncio.sleep(0)
+    assert rank.protocol.phase is phase
+    for other in (rank.protocol.ready(), rank.one()):
+        with pytest.raises(LocalError, match="another task"):
+            await other
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    rank.engine.answers[method] = answer
+    assert await rank.one() == 1
+
+
+async def test_a_step_is_one_attempt() -> None:
+    rank = Rank()
+    attempt = rank.step()
+    assert (attempt.number, attempt.view) == (0, None)
+    async with attempt:
+        pass
+    with pytest.raises(LocalError, match="one attempt"):
+        async with attempt:
+            pass
+    with pytest.raises(LocalError, match="step 1 has been left"):
+        attempt.on_commit(lambda: None)
+
+
+async def test_a_step_that_is_not_open_cannot_be_left() -> None:
+    rank = Rank()
+    for attempt in (rank.step(), rank.step()):
+        with pytest.raises(LocalError, match="not open"):
+            await attempt.__aexit__(None, None, None)
+        await attempt.__aenter__()
+        await attempt.__aexit__(None, None, None)
+        with pytest.raises(LocalError, match="not open"):
+            await attempt.__aexit__(None, None, None)
+    assert len(rank.engine.asked("vote")) == 2
+
+
+async def test_only_plain_functions_run_at_a_commit() -> None:
+    async def later() -> None: ...
+
+    rank = Rank()
+    async with rank.step() as step:
+        with pytest.raises(LocalError, match="a plain function"):
+            step.on_commit(later)  # type: ignore[arg-type]
+    with pytest.raises(LocalError, match="its work is not done"):
+        async with rank.step() as step:
+            step.on_commit(lambda: later())  # type: ignore[arg-type, return-value]
+
+
+# -- the audit -------------------------------------------------------------------------------------------------------
+
+
+async def test_an_audit_hears_of_each_attempt() -> None:
+    rank = Rank()
+    rank.context.auditor = auditor = FakeAuditor()
+    await rank.one()
+    assert auditor.begun == [{"step": 1, "view": 1, "rank": 0, "world": 1}]
+
+
+async def test_a_step_whose_audit_cannot_be_written_is_not_voted_for() -> None:
+    rank = Rank()
+    rank.context.auditor = FakeAuditor(AuditError("disk full", path="x"))
+    with pytest.raises(AuditError, match="disk full"):
+        await rank.one()
+    assert rank.engine.asked("give_up") == [(1, "audit x: disk full")]
+    assert (rank.engine.asked("vote"), rank.ran) == ([], [])
