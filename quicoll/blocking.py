@@ -23,8 +23,8 @@ from quicoll.errors import LocalError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quicoll.collectives.group import AlgorithmName, ReduceOrder
     from quicoll.collectives.handle import Handle
+    from quicoll.collectives.reductions import ReduceOrder
     from quicoll.collectives.shards import Shards
     from quicoll.config import Config
     from quicoll.job import Load, Save
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.seed import Seed
     from quicoll.observability.events import Observer
     from quicoll.observability.stragglers import Straggler
+    from quicoll.plan.schedule import AlgorithmName
 
 __all__ = ["Group", "Job", "Step", "join"]
 

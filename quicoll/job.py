@@ -36,7 +36,7 @@ import numpy as np
 from quicoll.audit.log import AuditLog, audit_file
 from quicoll.audit.recorder import Auditor
 from quicoll.checks import done, plain, seconds, whole
-from quicoll.collectives.context import Caller
+from quicoll.collectives.context import CallContext
 from quicoll.collectives.group import Group
 from quicoll.collectives.subgroups import STATE
 from quicoll.config import Config
@@ -135,7 +135,7 @@ class Job:
 
     def __init__(self, config: Config, engine: Engine, runtime: Runtime, view: View) -> None:
         self.config = config
-        self._caller = caller = Caller(config, engine, runtime, view)
+        self._caller = caller = CallContext(config, engine, runtime, view)
         self.group = Group(caller)
         self._engine = engine
         self._runtime = runtime
@@ -491,8 +491,7 @@ class Job:
             self._end_audit()
 
     def _end_audit(self) -> None:
-        if self._caller.auditor is not None:
-            self._caller.auditor.close()
+        self._caller.end_audit()
 
 
 def _checked(state: object) -> dict[str, Any]:

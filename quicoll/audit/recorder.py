@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["Auditor", "Deed", "PendingEntry"]
+__all__ = ["Auditor", "IssuedCall", "PendingEntry"]
 
 _PIECE = 1 << 18  # elements that are read at a time of a list of tensors, where a copy may have to be made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Deed:
+class IssuedCall:
     """A collective as an audit tells of it.
 
     group: its name. op, terms, members: what was called, on what terms and by how many ranks, as in
@@ -54,11 +55,14 @@ class Deed:
 
 @dataclass(slots=True, eq=False)
 class PendingEntry:
-    """A place in the queue. write: what to do when its turn comes; None until it has ended."""
+    """A place in the queue. write: what to do when its turn comes; None until it has ended. gone: there is nothing to
+    write. line, result: of a collective: makes its record of its number and digest, and gives the elements."""
 
     step: int | None
     write: Callable[[], None] | None = None
     gone: bool = False
+    line: Callable[..., OperationRecord] | None = None
+    result: Callable[[], Array | Joined] | None = None
 
 
 class Auditor:
@@ -77,34 +81,32 @@ class Auditor:
         self._write()
         self.check()
 
-    def issued(
-        self, deed: Deed, *, view: int, step: int | None, rank: int, world: int
-    ) -> tuple[PendingEntry, Callable[[int], None]]:
-        """A collective is issued; gives its place, and what is to be called with its number once it has succeeded."""
-        inputs = tuple((leaf, _digest(elements)) for leaf, elements in deed.inputs)
-        entry = PendingEntry(step)
+    def issued(self, call: IssuedCall, *, view: int, step: int | None, rank: int, world: int) -> PendingEntry:
+        """Return the place of a collective that is issued now."""
+        line = partial(
+            OperationRecord,
+            view=view,
+            step=step,
+            rank=rank,
+            world=world,
+            group=call.group,
+            op=call.op,
+            inputs=tuple((leaf, _digest(elements)) for leaf, elements in call.inputs),
+            agreed=call.agreed,
+            terms=call.terms,
+            members=call.members,
+        )
+        entry = PendingEntry(step, line=line, result=call.result)
         self._queue.append(entry)
+        return entry
 
-        def ended(seq: int) -> None:
-            result = "" if deed.result is None else _digest(deed.result())
-            record = OperationRecord(
-                view=view,
-                step=step,
-                rank=rank,
-                world=world,
-                group=deed.group,
-                seq=seq,
-                op=deed.op,
-                inputs=inputs,
-                result=result,
-                agreed=deed.agreed,
-                terms=deed.terms,
-                members=deed.members,
-            )
-            entry.write = lambda: self._log.record(record)
-            self._write()
-
-        return entry, ended
+    def succeeded(self, entry: PendingEntry, seq: int) -> None:
+        """A collective has succeeded. seq: its number in its group."""
+        if entry.line is None:
+            raise AssertionError("no collective has this place")
+        result = "" if entry.result is None else _digest(entry.result())
+        entry.write = partial(self._log.record, entry.line(seq=seq, result=result))
+        self._write()
 
     def over(self, entry: PendingEntry) -> None:
         """A collective is over; unless it has succeeded before, it failed."""
