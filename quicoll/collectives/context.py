@@ -12,6 +12,7 @@ Results are digested for the vote and the audit, and handed over, on a caller's 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -27,8 +28,6 @@ from quicoll.membership.messages import MAX_GROUPS
 from quicoll.numerics.buffers import memory
 
 if TYPE_CHECKING:
-    import concurrent.futures
-
     from quicoll.audit.recorder import Auditor, PendingEntry
     from quicoll.collectives.operation import Operation
     from quicoll.config import Config
@@ -50,7 +49,7 @@ class Pending(Generic[T]):
     future: of the operation's number in its group. Once that is there the result can be taken.
     """
 
-    __slots__ = ("_context", "_entry", "_number", "_recorded", "_result", "_step", "future", "operation")
+    __slots__ = ("_context", "_number", "_recorded", "_result", "_step", "entry", "future", "operation")
 
     future: Numbered
 
@@ -60,10 +59,19 @@ class Pending(Generic[T]):
         self._context = context
         self._number = number
         self._step = step
-        self._entry = entry
+        self.entry = entry
         self._recorded = False
         self._result: T = _NOTHING
         self.operation = operation
+
+    def block(self, timeout: float | None) -> bool:
+        """Block this thread until the operation has ended, or `timeout` seconds have passed. Return whether it has.
+
+        Raises LocalError where nothing may block, and for an operation that was issued on an event loop.
+        """
+        if not isinstance(self.future, concurrent.futures.Future):
+            raise LocalError("this operation was issued on an event loop: await it there")
+        return self.future.done() or self._context.runtime.wait(self.future, timeout)
 
     def settle(self) -> bool:
         """Note the digests of a result that is there. Return whether the operation has ended."""
@@ -76,7 +84,7 @@ class Pending(Generic[T]):
             if not self._recorded:
                 self._recorded = True
                 fine = not future.cancelled() and future.exception() is None
-                self._context.ended(self.operation, self._step, self._entry, future.result() if fine else None)
+                self._context.ended(self.operation, self._step, self.entry, future.result() if fine else None)
         return True
 
     def take(self) -> T:
@@ -178,7 +186,7 @@ class CallContext:
         except RuntimeError:
             raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
         pending = self._issue(operation, timeout, self.runtime.call)
-        if pending._entry is not None:
+        if pending.entry is not None:
             # Whether or not anybody awaits it.
             cast("asyncio.Future[int]", pending.future).add_done_callback(lambda _: pending.settle())
         return pending
@@ -189,7 +197,7 @@ class CallContext:
             while self._unsettled and self._unsettled[0].settle():
                 self._unsettled.popleft()
             pending = self._issue(operation, timeout, self.runtime.submit)
-            if pending._entry is not None:
+            if pending.entry is not None:
                 self._unsettled.append(pending)
         return pending
 

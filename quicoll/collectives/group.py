@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.codecs import WireFormat
     from quicoll.plan.schedule import AlgorithmName
 
-__all__ = ["Group"]
+__all__ = ["Group", "ThreadGroup"]
 
 T = TypeVar("T")
 
@@ -463,6 +463,10 @@ class Group:
         """
         return self._split(color, key, timeout, self._divided)
 
+    def for_threads(self) -> ThreadGroup:
+        """Return this group for callers without an event loop; `quicoll.blocking.Group` is their way to use it."""
+        return ThreadGroup(self._context, self._scope)
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     @property
@@ -509,3 +513,19 @@ class Group:
     def _divided(self, scope: Scope) -> Group:
         """The sub-group that a split gives: of the kind that was split."""
         return Group(self._context, scope)
+
+
+class ThreadGroup(Group):
+    """The same group, for threads without an event loop. Its handles are not for awaiting: quicoll.blocking waits."""
+
+    def split_into(
+        self, made: Callable[[ThreadGroup], T], color: int | None, key: int, *, timeout: float | None
+    ) -> Handle[T | None]:
+        """Split, as `split` does, and give what `made` makes of the sub-group."""
+        return self._split(color, key, timeout, lambda scope: made(ThreadGroup(self._context, scope)))
+
+    def _start(self, operation: Operation[T], timeout: float | None) -> Handle[T]:
+        return Handle(self._context.submit(operation, timeout))
+
+    def _divided(self, scope: Scope) -> ThreadGroup:
+        return ThreadGroup(self._context, scope)

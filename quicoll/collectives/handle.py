@@ -15,7 +15,6 @@ step that is left while one of its operations has not ended is not committed.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -24,7 +23,6 @@ from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
     from quicoll.collectives.context import Pending
-    from quicoll.engine.runtime import Runtime
 
 __all__ = ["BlockingHandle", "Handle"]
 
@@ -79,11 +77,10 @@ class Handle(Generic[T]):
 class BlockingHandle(Generic[T]):
     """An operation under way, for code without an event loop. Any thread may wait for it."""
 
-    __slots__ = ("_pending", "_runtime")
+    __slots__ = ("_pending",)
 
-    def __init__(self, pending: Pending[T], runtime: Runtime) -> None:
+    def __init__(self, pending: Pending[T]) -> None:
         self._pending = pending
-        self._runtime = runtime
 
     def done(self) -> bool:
         """Return whether the operation has ended, well or not."""
@@ -104,22 +101,19 @@ class BlockingHandle(Generic[T]):
             QuicollError: The operation failed; see `quicoll.Group`.
         """
         pending = self._pending
-        future = pending.future
-        if not isinstance(future, concurrent.futures.Future):
-            raise LocalError("this operation was issued on an event loop: await it there")
         within = None if timeout is None else seconds(timeout, "how long an operation is waited for")
         try:
-            ended = self._runtime.wait(future, within)
+            ended = pending.block(within)
         except LocalError:
             raise
         except BaseException:
-            future.cancel()
+            pending.future.cancel()
             raise
         if not ended:
-            raise TimeoutError(f"{pending.operation.name} has not ended within {timeout} s; it goes on")
-        if future.cancelled():
+            raise TimeoutError(f"{pending.operation.name} has not ended within {within:g} s; it goes on")
+        if pending.future.cancelled():
             raise pending.cancelled()
-        future.result()
+        pending.future.result()
         return pending.take()
 
 
