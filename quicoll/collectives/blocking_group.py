@@ -48,6 +48,7 @@ def _operation(method: Callable[..., Handle[Any]]) -> Callable[[Callable[..., An
             handle = BlockingHandle(method(self._inner, *arguments, **options).pending)
             return handle if async_op else handle.wait()
 
+        call.__module__, call.__qualname__ = declared.__module__, declared.__qualname__
         own = inspect.signature(method)
         option = inspect.Parameter("async_op", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
         result = str(own.return_annotation).removeprefix("Handle[").removesuffix("]")
