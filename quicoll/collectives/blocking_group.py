@@ -7,6 +7,7 @@ equal to it.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import quicoll.collectives.group as _groups
 from quicoll.collectives.handle import BlockingHandle, Handle
+from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
     from quicoll.collectives.base import TensorsT, TensorT
@@ -60,18 +62,27 @@ def _operation(method: Callable[..., Handle[Any]]) -> Callable[[Callable[..., An
     return made
 
 
+def _demand_no_loop() -> None:
+    """Refuse a call before anything is sent: its wait would be refused in any case."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise LocalError("an event loop is running on this thread: await the operations of the job's own group here")
+
+
 class Group:
     """The collectives of `quicoll.Group`, with its arguments, results and errors: each waits for its end.
 
     With `async_op=True` a call gives a `BlockingHandle` at once; its `wait` gives the result or raises the error.
     """
 
-    def __init__(self, group: _groups.Group, check: Callable[[], None] = lambda: None) -> None:
-        """Use a group from this thread.
+    def __init__(self, group: _groups.Group, check: Callable[[], None] = _demand_no_loop) -> None:
+        """Use a group from threads without an event loop.
 
         Args:
             group: A group of an asyncio job.
-            check: Raises where this thread may not use it.
+            check: Raises LocalError where a call is not allowed; called before each.
         """
         self._inner = group.for_threads()
         self._check = check

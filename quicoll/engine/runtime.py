@@ -102,11 +102,9 @@ class ThreadRuntime:
 
     def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Run `work` on the engine's loop, for a caller on an event loop."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if not _loop_runs():
             work.close()
-            raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
+            raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code")
         answer = self.submit(work)
         self._watch()
         return asyncio.wrap_future(answer)
@@ -137,7 +135,7 @@ class ThreadRuntime:
         As for calls from a loop, a thread that is blocked ends the wait. Raises LocalError where an event loop runs.
         """
         refused = self._refusal()
-        if not refused and asyncio._get_running_loop() is not None:
+        if not refused and _loop_runs():
             refused = "an event loop is running on this thread: there nothing may block"
         if refused:
             raise LocalError(refused)
@@ -237,6 +235,15 @@ class ThreadRuntime:
         if not ended.done():
             raise LocalError(f"the engine's thread does not end: it is blocked{self._whereabouts()}", usable=False)
         self._thread.join()
+
+
+def _loop_runs() -> bool:
+    """Whether this thread is inside an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Signs:
