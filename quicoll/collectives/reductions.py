@@ -10,7 +10,7 @@ import numpy as np
 
 from quicoll.collectives.base import rows_given, rows_text
 from quicoll.collectives.operation import Operation
-from quicoll.collectives.shards import Leaves
+from quicoll.collectives.shards import Leaves, Shards
 from quicoll.engine.executor import Work
 from quicoll.errors import LocalError
 from quicoll.numerics.bundle import Bundle, bundle, results
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from quicoll.engine.communicator import Known
     from quicoll.numerics.bundle import Joined, Results
     from quicoll.numerics.dtypes import Array, DType
-    from quicoll.plan import Plan
 
 __all__ = ["AllReduce", "Reduce", "ReduceOrder", "ReduceScatter"]
 
@@ -50,16 +49,21 @@ class Reduction(Operation[Any]):
         if exact and precision not in ("default", "exact"):
             raise LocalError(f"exact=True has an accumulator of its own: leave precision={precision!r} out")
         self.precision: Precision = "exact" if exact else precision
-        self.leaves, self.like, self.total, self.first = _leaves(here, x)
+        self.leaves, self.like = _leaves(x)
+        self.total, self.first = (
+            (x.shards.total, x.shards.first) if isinstance(x, Leaves) else (here.world_size, here.rank)
+        )
         self.op = ReduceOp.parse(op)
         self.how: Carriage = carriage(self.like.dtype, self.op, leaves=self.total, precision=self.precision, wire=wire)
         self.wire = wire
+        if isinstance(x, Leaves):
+            _demand_own(here, x.shards)
 
     def plan(self, target: Results, algorithm: str, **sizes: Any) -> None:
         """Settle what is run, as far as this rank can alone. sizes: the planner's own arguments."""
         here, how, form = self.here, self.how, self.how.form
         self.target = target
-        self.schedule, algorithm, text, self.settled = _scheduled(
+        self.schedule, algorithm, text = _scheduled(
             self.name,
             self.like.dtype,
             self.op,
@@ -69,10 +73,11 @@ class Reduction(Operation[Any]):
             tuple(sizes.items()),
             here.sites,
             here.chunk_bytes,
-            here.rank,
             algorithm,
         )
-        self.measures = self.settled is None
+        self.measures = algorithm == "auto"
+        # Now where it can be: what cannot be planned is refused before anything is sent.
+        self.settled = None if self.measures else self.schedule.plan_of(here.rank, algorithm)
         self.signature = f"{self.name}/{algorithm} {text} {self.like.text} op={self.op} precision={self.precision}"
         if form is None:
             self.flats: list[Array | Joined] = [leaf.flat for leaf in self.leaves]
@@ -205,17 +210,21 @@ def nothing_like(like: Bundle) -> Results:
     return results(None, Bundle(like.sources[:1], many=False), (0,))
 
 
-def _leaves(here: GroupView, x: Any) -> tuple[list[Bundle], Bundle, int, int]:
-    """The checked leaves of this rank, what they are like, how many all ranks have, and the number of our first."""
+def _leaves(x: Any) -> tuple[list[Bundle], Bundle]:
+    """The leaves of this rank, and what all of them are like. Raises LocalError where they differ."""
     if not isinstance(x, Leaves):
         like = bundle(x)
-        return [like], like, here.world_size, here.rank
-    shards = x.shards
+        return [like], like
     leaves = [bundle(value) for value in x.values]
     like = leaves[0] if leaves else bundle(x.like)
     for other in leaves[1:]:
         if not other.is_like(like):
             raise LocalError(f"leaves differ: {like.text} and {other.text}; all must be alike")
+    return leaves, like
+
+
+def _demand_own(here: GroupView, shards: Shards) -> None:
+    """Raise LocalError for leaves of other shards than this rank holds in this view."""
     if shards.view_id != here.view_id:
         raise LocalError(
             f"these leaves were made for view {shards.view_id}, the view is {here.view_id}: "
@@ -227,7 +236,6 @@ def _leaves(here: GroupView, x: Any) -> tuple[list[Bundle], Bundle, int, int]:
             f"shards {shards.text} are not those of this rank in this group: "
             "ask the group that reduces them for its shards()"
         )
-    return leaves, like, shards.total, shards.first
 
 
 @lru_cache(maxsize=64)
@@ -241,17 +249,14 @@ def _scheduled(
     sizes: tuple[tuple[str, Any], ...],
     sites: tuple[int, ...],
     chunk_bytes: int,
-    rank: int,
     algorithm: str,
-) -> tuple[Schedule, str, str, Plan | None]:
-    """The schedule, the algorithm as far as it is settled, the schedule's text, and the plan where it is settled.
+) -> tuple[Schedule, str, str]:
+    """The schedule, the algorithm as far as it is settled, and the schedule's text for the signature.
 
-    A training loop asks for the same few again and again. What cannot be planned is refused here, before anything is
-    sent.
+    A training loop asks for the same few again and again.
     """
     how = carriage(dtype, op, leaves=leaves, precision=precision, wire=wire)
     schedule = reduction(
         name, how, world=len(sites), sizes=dict(sizes), leaves=leaves, sites=sites, chunk_bytes=chunk_bytes
     )
-    algorithm = schedule.settled(algorithm)
-    return schedule, algorithm, schedule.text, None if algorithm == "auto" else schedule.plan_of(rank, algorithm)
+    return schedule, schedule.settled(algorithm), schedule.text
