@@ -13,6 +13,7 @@ expects it: by the next operation, or where the step is left, so that no step is
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ _PIECE = 1 << 18  # elements that are read at a time of a list of tensors, where
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IssuedCall:
-    """A collective as an audit tells of it.
+    """A collective as the audit needs it when it is issued.
 
     group: its name. op, terms, members: what was called, on what terms and by how many ranks, as in
     `quicoll.audit.log.OperationRecord`. inputs: number and elements of each leaf of this rank. result: gives the
@@ -66,19 +67,22 @@ class PendingEntry:
 
 
 class Auditor:
-    """The queue of one rank, and the file that it is written to."""
+    """The queue of one rank, and the file that it is written to. Threads may share one."""
 
     def __init__(self, log: AuditLog) -> None:
         self._log = log
+        self._lock = threading.Lock()  # of the queue, and of the file's order
         self._queue: deque[PendingEntry] = deque()
         self._error: AuditError | None = None
 
     def begin(self, *, step: int, view: int, rank: int, world: int) -> None:
-        """A step begins, or begins again."""
-        for entry in self._queue:
-            entry.gone = entry.gone or (entry.step is not None and entry.write is None)
-        self._queue.append(PendingEntry(step, lambda: self._log.begin(step=step, view=view, rank=rank, world=world)))
-        self._write()
+        """A step begins, or begins again. Raises AuditError if something could not be written."""
+        with self._lock:
+            for entry in self._queue:
+                entry.gone = entry.gone or (entry.step is not None and entry.write is None)
+            line = partial(self._log.begin, step=step, view=view, rank=rank, world=world)
+            self._queue.append(PendingEntry(step, line))
+            self._write()
         self.check()
 
     def issued(self, call: IssuedCall, *, view: int, step: int | None, rank: int, world: int) -> PendingEntry:
@@ -97,7 +101,8 @@ class Auditor:
             members=call.members,
         )
         entry = PendingEntry(step, line=line, result=call.result)
-        self._queue.append(entry)
+        with self._lock:
+            self._queue.append(entry)
         return entry
 
     def succeeded(self, entry: PendingEntry, seq: int) -> None:
@@ -105,14 +110,16 @@ class Auditor:
         if entry.line is None:
             raise AssertionError("no collective has this place")
         result = "" if entry.result is None else _digest(entry.result())
-        entry.write = partial(self._log.record, entry.line(seq=seq, result=result))
-        self._write()
+        with self._lock:
+            entry.write = partial(self._log.record, entry.line(seq=seq, result=result))
+            self._write()
 
     def over(self, entry: PendingEntry) -> None:
         """A collective is over; unless it has succeeded before, it failed."""
-        if entry.write is None:
-            entry.gone = True
-            self._write()
+        with self._lock:
+            if entry.write is None:
+                entry.gone = True
+                self._write()
 
     def check(self) -> None:
         """Raise AuditError if something could not be written."""
@@ -120,9 +127,11 @@ class Auditor:
             raise self._error
 
     def close(self) -> None:
+        """Close the file. What is written later is an AuditError of the next `check`."""
         self._log.close()
 
     def _write(self) -> None:
+        """Write what stands at the queue's head and has ended."""
         while self._queue and (self._queue[0].gone or self._queue[0].write is not None):
             entry = self._queue.popleft()
             if entry.gone or entry.write is None or self._error is not None:
