@@ -1,331 +1,162 @@
 """The same names for synchronous loops: `with quicoll.blocking.join(...) as job`, and no `await` anywhere.
 
-Nothing is implemented twice: every call runs the asynchronous method on a private event loop of the calling thread,
-while the engine lives on its own thread as always. A call blocks for as long as the asynchronous one would be awaited,
-and raises what that raises. Use a job on the thread that made it, and in its process: calls from others, or after the
-job's end, are a LocalError. Inside a running event loop use `quicoll.join`.
+Nothing is implemented twice. A collective is the asynchronous one, issued from this thread to the engine's, and waited
+for here; with `async_op=True` the call gives a `BlockingHandle` at once, so that operations overlap:
+
+    handles = [job.group.all_reduce(g, async_op=True) for g in gradients]
+    totals = [handle.wait() for handle in handles]      # in any order
+
+Joining, steps and views run the asynchronous methods on a private event loop of this thread. A call blocks for as long
+as the asynchronous one would be awaited, and raises what that raises. Use a job on the thread that made it, and in its
+process: calls from others, or after the job's end, are a LocalError. Inside a running event loop use `quicoll.join`.
+
+A plain thread beside an event loop may use a group of that loop's job: `quicoll.blocking.Group(job.group)`. The order
+of the calls is what tells operations apart: a program whose threads share a group sees to it that all ranks call in one
+order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
-import quicoll.collectives.group as _groups
 import quicoll.job as _asynchronous
 import quicoll.step as _steps
+from quicoll.collectives.blocking_group import Group, documented_as
+from quicoll.collectives.handle import BlockingHandle
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from quicoll.collectives.group import AlgorithmName, ReduceOrder
-    from quicoll.collectives.handle import Handle
-    from quicoll.collectives.shards import Shards
     from quicoll.config import Config, JoinSettings
     from quicoll.membership.view import View
-    from quicoll.numerics.codecs import WireFormat
-    from quicoll.numerics.reduce import Precision, ReduceOp
     from quicoll.numerics.seed import Seed
     from quicoll.observability.events import Observer
-    from quicoll.observability.stragglers import Straggler
-    from quicoll.state import Load, Save
 
-__all__ = ["Group", "Job", "Step", "join"]
+__all__ = ["BlockingHandle", "Group", "Job", "Step", "join"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
-_Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
-class Group:
-    """The collectives of `quicoll.Group`; see there for shapes, orders and errors."""
+def _job_method(
+    method: Callable[Concatenate[_asynchronous.Job, P], T],
+) -> Callable[Concatenate[Job, P], T]:
+    """The same method: it waits for nothing."""
 
-    def __init__(self, group: _groups.Group, run: _Run) -> None:
-        self._group = group
-        self._run = run
+    @functools.wraps(method)
+    def call(self: Job, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return method(self._inner, *arguments, **options)
 
-    @property
-    def rank(self) -> int:
-        return self._group.rank
+    return call
 
-    @property
-    def world_size(self) -> int:
-        return self._group.world_size
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self._group.ranks
+def _awaited_job_method(
+    method: Callable[Concatenate[_asynchronous.Job, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Job, P], T]:
+    """The same method, which returns when the asynchronous one has."""
 
-    @property
-    def name(self) -> str:
-        return self._group.name
+    @functools.wraps(method)
+    def call(self: Job, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return self._home(method(self._inner, *arguments, **options))
 
-    @property
-    def stale(self) -> bool:
-        return self._group.stale
-
-    def shards(self, total: int) -> Shards:
-        """Which of `total` logical shards this rank holds in the present view."""
-        return self._group.shards(total)
-
-    def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Group | None:
-        """See `quicoll.Group.split`."""
-        made = self._await(self._group.split, color, key, timeout=timeout)
-        return None if made is None else Group(made, self._run)
-
-    def all_reduce(
-        self,
-        x: Any,
-        *,
-        op: str | ReduceOp = "sum",
-        out: Any = None,
-        reduce_order: ReduceOrder = "canonical",
-        algorithm: AlgorithmName = "auto",
-        precision: Precision = "default",
-        exact: bool = False,
-        wire: WireFormat | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        """See `quicoll.Group.all_reduce`."""
-        return self._await(
-            self._group.all_reduce,
-            x,
-            op=op,
-            out=out,
-            reduce_order=reduce_order,
-            algorithm=algorithm,
-            precision=precision,
-            exact=exact,
-            wire=wire,
-            timeout=timeout,
-        )
-
-    def reduce(
-        self,
-        x: Any,
-        *,
-        root: int = 0,
-        op: str | ReduceOp = "sum",
-        out: Any = None,
-        algorithm: AlgorithmName = "auto",
-        precision: Precision = "default",
-        exact: bool = False,
-        timeout: float | None = None,
-    ) -> Any:
-        """See `quicoll.Group.reduce`."""
-        return self._await(
-            self._group.reduce,
-            x,
-            root=root,
-            op=op,
-            out=out,
-            algorithm=algorithm,
-            precision=precision,
-            exact=exact,
-            timeout=timeout,
-        )
-
-    def reduce_scatter(
-        self,
-        x: Any,
-        *,
-        op: str | ReduceOp = "sum",
-        counts: Sequence[int] | None = None,
-        out: Any = None,
-        algorithm: AlgorithmName = "auto",
-        precision: Precision = "default",
-        exact: bool = False,
-        timeout: float | None = None,
-    ) -> Any:
-        """See `quicoll.Group.reduce_scatter`."""
-        return self._await(
-            self._group.reduce_scatter,
-            x,
-            op=op,
-            counts=counts,
-            out=out,
-            algorithm=algorithm,
-            precision=precision,
-            exact=exact,
-            timeout=timeout,
-        )
-
-    def broadcast(
-        self,
-        x: Any,
-        *,
-        root: int = 0,
-        out: Any = None,
-        algorithm: AlgorithmName = "auto",
-        timeout: float | None = None,
-    ) -> Any:
-        """See `quicoll.Group.broadcast`."""
-        return self._await(self._group.broadcast, x, root=root, out=out, algorithm=algorithm, timeout=timeout)
-
-    def all_gather(
-        self, x: Any, *, out: Any = None, algorithm: AlgorithmName = "auto", timeout: float | None = None
-    ) -> Any:
-        """See `quicoll.Group.all_gather`."""
-        return self._await(self._group.all_gather, x, out=out, algorithm=algorithm, timeout=timeout)
-
-    def gather(
-        self,
-        x: Any,
-        *,
-        root: int = 0,
-        out: Any = None,
-        algorithm: AlgorithmName = "auto",
-        timeout: float | None = None,
-    ) -> Any:
-        """See `quicoll.Group.gather`."""
-        return self._await(self._group.gather, x, root=root, out=out, algorithm=algorithm, timeout=timeout)
-
-    def scatter(
-        self,
-        x: Any,
-        *,
-        root: int = 0,
-        counts: Sequence[int] | None = None,
-        out: Any = None,
-        algorithm: AlgorithmName = "auto",
-        timeout: float | None = None,
-    ) -> Any:
-        """See `quicoll.Group.scatter`."""
-        return self._await(
-            self._group.scatter, x, root=root, counts=counts, out=out, algorithm=algorithm, timeout=timeout
-        )
-
-    def all_to_all(
-        self, x: Any, *, counts: Sequence[int] | None = None, out: Any = None, timeout: float | None = None
-    ) -> Any:
-        """See `quicoll.Group.all_to_all`."""
-        return self._await(self._group.all_to_all, x, counts=counts, out=out, timeout=timeout)
-
-    def send(self, x: Any, *, to: int, timeout: float | None = None) -> None:
-        """See `quicoll.Group.send`."""
-        self._await(self._group.send, x, to=to, timeout=timeout)
-
-    def recv(self, like: Any, *, source: int, out: Any = None, timeout: float | None = None) -> Any:
-        """See `quicoll.Group.recv`."""
-        return self._await(self._group.recv, like, source=source, out=out, timeout=timeout)
-
-    def broadcast_object(self, value: Any = None, *, root: int = 0, timeout: float | None = None) -> Any:
-        """See `quicoll.Group.broadcast_object`."""
-        return self._await(self._group.broadcast_object, value, root=root, timeout=timeout)
-
-    def all_gather_object(self, value: Any, *, timeout: float | None = None) -> list[Any]:
-        """See `quicoll.Group.all_gather_object`."""
-        return self._await(self._group.all_gather_object, value, timeout=timeout)
-
-    def barrier(self, *, timeout: float | None = None) -> None:
-        """See `quicoll.Group.barrier`."""
-        self._await(self._group.barrier, timeout=timeout)
-
-    def _await(self, operation: Callable[..., Handle[T]], *arguments: Any, **options: Any) -> T:
-        """Start an operation inside the loop that it is awaited on."""
-
-        async def run() -> T:
-            return await operation(*arguments, **options)
-
-        return cast("T", self._run(run()))
+    return call
 
 
 class Step:
     """`with job.step() as step`; see `quicoll.Step`."""
 
-    def __init__(self, step: _steps.Step, run: _Run) -> None:
-        self._step = step
-        self._run = run
+    def __init__(self, step: _steps.Step, home: _Home) -> None:
+        self._inner = step
+        self._home = home
 
     @property
     def number(self) -> int:
-        return self._step.number
+        """The number of the step, from 1."""
+        return self._inner.number
 
     @property
     def view(self) -> View | None:
-        return self._step.view
+        """The view in which the step runs; None before it is entered."""
+        return self._inner.view
 
+    @documented_as(_steps.Step.on_commit)
     def on_commit(self, callback: Callable[[], None]) -> None:
-        """See `quicoll.Step.on_commit`."""
-        self._step.on_commit(callback)
+        self._inner.on_commit(callback)
 
     def __enter__(self) -> Step:
-        self._run(self._step.__aenter__())
+        self._home(self._inner.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._run(self._step.__aexit__(kind, error, trace))
+        self._home(self._inner.__aexit__(kind, error, trace))
 
 
 class Job:
     """A rank's part in a job; see `quicoll.Job`."""
 
-    def __init__(self, job: _asynchronous.Job, run: _Run) -> None:
-        self._job = job
-        self._run = run
-        self.group = Group(job.group, run)
+    def __init__(self, job: _asynchronous.Job, home: _Home) -> None:
+        self._inner = job
+        self._home = home
+        self.group = Group(job.group, home.check)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
 
     @property
     def config(self) -> Config:
-        return self._job.config
+        """The settings in force, with their sources."""
+        return self._inner.config
 
     @property
+    @documented_as(_asynchronous.Job.rank)
     def rank(self) -> int:
-        return self._job.rank
+        return self._inner.rank
 
     @property
+    @documented_as(_asynchronous.Job.world_size)
     def world_size(self) -> int:
-        return self._job.world_size
+        return self._inner.world_size
 
     @property
+    @documented_as(_asynchronous.Job.node)
     def node(self) -> str:
-        return self._job.node
+        return self._inner.node
 
     @property
+    @documented_as(_asynchronous.Job.view)
     def view(self) -> View:
-        return self._job.view
+        return self._inner.view
 
     @property
+    @documented_as(_asynchronous.Job.seed)
     def seed(self) -> Seed:
-        return self._job.seed
+        return self._inner.seed
 
     @property
+    @documented_as(_asynchronous.Job.committed_step)
     def committed_step(self) -> int:
-        return self._job.committed_step
+        return self._inner.committed_step
 
-    def stragglers(self) -> tuple[Straggler, ...]:
-        """See `quicoll.Job.stragglers`."""
-        return self._job.stragglers()
+    stragglers = _job_method(_asynchronous.Job.stragglers)
+    audit = _job_method(_asynchronous.Job.audit)
+    register_state = _job_method(_asynchronous.Job.register_state)
+    resume_from = _job_method(_asynchronous.Job.resume_from)
+    ready = _awaited_job_method(_asynchronous.Job.ready)
+    rotate_certificates = _awaited_job_method(_asynchronous.Job.rotate_certificates)
+    deny = _awaited_job_method(_asynchronous.Job.deny)
+    links = _awaited_job_method(_asynchronous.Job.links)
 
-    def __repr__(self) -> str:
-        return repr(self._job)
-
-    def audit(self, path: str | Path) -> Path:
-        """See `quicoll.Job.audit`."""
-        return self._job.audit(path)
-
-    def register_state(self, save: Save, load: Load) -> None:
-        """See `quicoll.Job.register_state`."""
-        self._job.register_state(save, load)
-
-    def resume_from(self, step: int) -> None:
-        """See `quicoll.Job.resume_from`."""
-        self._job.resume_from(step)
-
-    def ready(self, *, timeout: float | None = None) -> None:
-        """See `quicoll.Job.ready`."""
-        self._run(self._job.ready(timeout=timeout))
-
+    @documented_as(_asynchronous.Job.step)
     def step(self) -> Step:
-        """See `quicoll.Job.step`."""
-        return Step(self._job.step(), self._run)
+        return Step(self._inner.step(), self._home)
 
 
 @contextmanager
@@ -378,6 +209,12 @@ class _Home:
         """Whether this is the child of a fork. The loop is its parent's: epoll, for one, is shared, and what the child
         took out of it the parent would wait for in vain. So a child leaves it alone, at the end too."""
         return os.getpid() != self._pid
+
+    def check(self) -> None:
+        """Raise LocalError where the job may not be used."""
+        refused = self._refusal()
+        if refused:
+            raise LocalError(refused)
 
     def __call__(self, work: Coroutine[Any, Any, T]) -> T:
         refused = self._refusal()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Unpack
 from quicoll.audit.log import AuditLog, audit_file
 from quicoll.audit.recorder import Auditor
 from quicoll.checks import whole
-from quicoll.collectives.context import Caller
+from quicoll.collectives.context import CallContext
 from quicoll.collectives.group import Group
 from quicoll.collectives.subgroups import STATE
 from quicoll.config import Config, JoinSettings
@@ -68,15 +68,15 @@ class Job:
         self.config = config
         self._engine = engine
         self._runtime = runtime
-        self._caller = Caller(config, engine, runtime, view)
-        self.group = Group(self._caller)
+        self._context = CallContext(config, engine, runtime, view)
+        self.group = Group(self._context)
         self._state = RankState()
         self._steps = StepProtocol(
-            self._caller,
+            self._context,
             engine,
             runtime,
             state=self._state,
-            state_group=Group(self._caller, STATE),
+            state_group=Group(self._context, STATE),
             hold_timeout=config.hold_timeout,
         )
         self._left = False
@@ -86,17 +86,17 @@ class Job:
     @property
     def view(self) -> View:
         """The view this job's caller is in. It changes only where a step is entered, or by `ready`."""
-        return self._caller.view
+        return self._context.view
 
     @property
     def rank(self) -> int:
         """This rank's number in `view`, from 0; another view may give it another one."""
-        return self._caller.rank
+        return self._context.rank
 
     @property
     def world_size(self) -> int:
         """How many ranks `view` has."""
-        return self._caller.view.world_size
+        return self._context.view.world_size
 
     @property
     def node(self) -> str:
@@ -106,7 +106,7 @@ class Job:
     @property
     def seed(self) -> Seed:
         """The job's seed: agreed, equal on all ranks, the same in every view."""
-        return Seed(self._caller.view.seed)
+        return Seed(self._context.view.seed)
 
     @property
     def committed_step(self) -> int:
@@ -153,10 +153,10 @@ class Job:
         """
         if self._steps.phase is StepPhase.OPEN:
             raise LocalError("audit comes before a step, not inside of one")
-        if self._caller.auditor is not None:
+        if self._context.auditor is not None:
             raise LocalError("this job is audited already")
         file = audit_file(path, self.node)
-        self._caller.auditor = Auditor(AuditLog(file, job=self.config.job, node=self.node))
+        self._context.auditor = Auditor(AuditLog(file, job=self.config.job, node=self.node))
         return file
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -276,8 +276,7 @@ class Job:
             await self._runtime.call(self._engine.aclose(reason, patience=patience))
         finally:
             await self._runtime.aclose()
-            if self._caller.auditor is not None:
-                self._caller.auditor.close()
+            self._context.end_audit()
 
 
 @asynccontextmanager

@@ -49,7 +49,7 @@ from quicoll.state import RankState, StateVersion, synchronise
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from quicoll.collectives.context import Caller
+    from quicoll.collectives.context import CallContext
     from quicoll.collectives.group import Group
     from quicoll.engine.decisions import Decision
     from quicoll.engine.engine import Engine
@@ -147,7 +147,7 @@ class StepProtocol:
 
     def __init__(
         self,
-        context: Caller,
+        context: CallContext,
         engine: Engine,
         runtime: Runtime,
         *,

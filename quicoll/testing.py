@@ -235,6 +235,8 @@ class _Lent:
     def __init__(self, runtime: Runtime) -> None:
         self.loop = runtime.loop
         self.call = runtime.call
+        self.submit = runtime.submit
+        self.wait = runtime.wait
 
     async def aclose(self) -> None:
         return None

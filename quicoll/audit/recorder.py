@@ -13,9 +13,11 @@ expects it: by the next operation, or where the step is left, so that no step is
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -28,14 +30,14 @@ if TYPE_CHECKING:
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["Auditor", "Deed", "PendingEntry"]
+__all__ = ["Auditor", "IssuedCall", "PendingEntry"]
 
 _PIECE = 1 << 18  # elements that are read at a time of a list of tensors, where a copy may have to be made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Deed:
-    """A collective as an audit tells of it.
+class IssuedCall:
+    """A collective as the audit needs it when it is issued.
 
     group: its name. op, terms, members: what was called, on what terms and by how many ranks, as in
     `quicoll.audit.log.OperationRecord`. inputs: number and elements of each leaf of this rank. result: gives the
@@ -54,63 +56,70 @@ class Deed:
 
 @dataclass(slots=True, eq=False)
 class PendingEntry:
-    """A place in the queue. write: what to do when its turn comes; None until it has ended."""
+    """A place in the queue. write: what to do when its turn comes; None until it has ended. gone: there is nothing to
+    write. line, result: of a collective: makes its record of its number and digest, and gives the elements."""
 
     step: int | None
     write: Callable[[], None] | None = None
     gone: bool = False
+    line: Callable[..., OperationRecord] | None = None
+    result: Callable[[], Array | Joined] | None = None
 
 
 class Auditor:
-    """The queue of one rank, and the file that it is written to."""
+    """The queue of one rank, and the file that it is written to. Threads may share one."""
 
     def __init__(self, log: AuditLog) -> None:
         self._log = log
+        self._lock = threading.Lock()  # of the queue, and of the file's order
         self._queue: deque[PendingEntry] = deque()
         self._error: AuditError | None = None
 
     def begin(self, *, step: int, view: int, rank: int, world: int) -> None:
-        """A step begins, or begins again."""
-        for entry in self._queue:
-            entry.gone = entry.gone or (entry.step is not None and entry.write is None)
-        self._queue.append(PendingEntry(step, lambda: self._log.begin(step=step, view=view, rank=rank, world=world)))
-        self._write()
+        """A step begins, or begins again. Raises AuditError if something could not be written."""
+        with self._lock:
+            for entry in self._queue:
+                entry.gone = entry.gone or (entry.step is not None and entry.write is None)
+            line = partial(self._log.begin, step=step, view=view, rank=rank, world=world)
+            self._queue.append(PendingEntry(step, line))
+            self._write()
         self.check()
 
-    def issued(
-        self, deed: Deed, *, view: int, step: int | None, rank: int, world: int
-    ) -> tuple[PendingEntry, Callable[[int], None]]:
-        """A collective is issued; gives its place, and what is to be called with its number once it has succeeded."""
-        inputs = tuple((leaf, _digest(elements)) for leaf, elements in deed.inputs)
-        entry = PendingEntry(step)
-        self._queue.append(entry)
+    def issued(self, call: IssuedCall, *, view: int, step: int | None, rank: int, world: int) -> PendingEntry:
+        """Return the place of a collective that is issued now."""
+        line = partial(
+            OperationRecord,
+            view=view,
+            step=step,
+            rank=rank,
+            world=world,
+            group=call.group,
+            op=call.op,
+            inputs=tuple((leaf, _digest(elements)) for leaf, elements in call.inputs),
+            agreed=call.agreed,
+            terms=call.terms,
+            members=call.members,
+        )
+        entry = PendingEntry(step, line=line, result=call.result)
+        with self._lock:
+            self._queue.append(entry)
+        return entry
 
-        def ended(seq: int) -> None:
-            result = "" if deed.result is None else _digest(deed.result())
-            record = OperationRecord(
-                view=view,
-                step=step,
-                rank=rank,
-                world=world,
-                group=deed.group,
-                seq=seq,
-                op=deed.op,
-                inputs=inputs,
-                result=result,
-                agreed=deed.agreed,
-                terms=deed.terms,
-                members=deed.members,
-            )
-            entry.write = lambda: self._log.record(record)
+    def succeeded(self, entry: PendingEntry, seq: int) -> None:
+        """A collective has succeeded. seq: its number in its group."""
+        if entry.line is None:
+            raise AssertionError("no collective has this place")
+        result = "" if entry.result is None else _digest(entry.result())
+        with self._lock:
+            entry.write = partial(self._log.record, entry.line(seq=seq, result=result))
             self._write()
-
-        return entry, ended
 
     def over(self, entry: PendingEntry) -> None:
         """A collective is over; unless it has succeeded before, it failed."""
-        if entry.write is None:
-            entry.gone = True
-            self._write()
+        with self._lock:
+            if entry.write is None:
+                entry.gone = True
+                self._write()
 
     def check(self) -> None:
         """Raise AuditError if something could not be written."""
@@ -118,9 +127,11 @@ class Auditor:
             raise self._error
 
     def close(self) -> None:
+        """Close the file. What is written later is an AuditError of the next `check`."""
         self._log.close()
 
     def _write(self) -> None:
+        """Write what stands at the queue's head and has ended."""
         while self._queue and (self._queue[0].gone or self._queue[0].write is not None):
             entry = self._queue.popleft()
             if entry.gone or entry.write is None or self._error is not None:

@@ -1,135 +1,56 @@
-"""What all collectives of a group share: who calls, how an operation starts, how a result is handed over."""
+"""What operations are made from: a group as one rank sees it in one view; and how rows are divided between ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import xxhash
 
-from quicoll.audit.recorder import Deed
 from quicoll.checks import whole
-from quicoll.collectives.subgroups import STATE
-from quicoll.engine.communicator import site_numbers
-from quicoll.engine.messages import MAX_NUMBER
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import memory
 
 if TYPE_CHECKING:
-    from quicoll.collectives.context import Caller
-    from quicoll.collectives.handle import Handle
-    from quicoll.collectives.subgroups import Scope
-    from quicoll.engine.communicator import Call
-    from quicoll.membership.view import View
-    from quicoll.numerics.bundle import Joined
-    from quicoll.numerics.dtypes import Array
+    import numpy as np
+    import torch
 
-__all__ = ["MAX_BYTES", "Issuer", "even_rows", "rows_given", "rows_text"]
+    from quicoll.collectives.subgroups import Scope
+
+__all__ = ["GroupView", "TensorT", "TensorsT", "even_rows", "rows_given", "rows_text"]
 
 _MAX_TEXT = 200  # of counts in an audit
 
-T = TypeVar("T")
+# The result is of the kind that was given. At run time other objects with memory are taken too (numerics.buffers).
+TensorT = TypeVar("TensorT", bound="np.ndarray[Any, Any] | torch.Tensor")
+TensorsT = TypeVar("TensorsT", bound="np.ndarray[Any, Any] | torch.Tensor | list[Any]")
 
-# What peers may make us allocate for one result whose size they have a say in.
-MAX_BYTES = 1 << 40
 
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupView:
+    """A group as one rank sees it in one view.
 
-class Issuer:
-    """The base of `Group`. Its ranks are numbered from 0; `_scope` says which of the view's they are."""
+    rank: of this rank in the group. ranks: the group's ranks, by their number in it, as ranks of the view. sites: a
+    number for the site of each rank. chunk_bytes: as in the job's settings.
+    """
 
-    def __init__(self, caller: Caller, scope: Scope) -> None:
-        self._caller = caller
-        self._scope = scope
-
-    @property
-    def rank(self) -> int:
-        """This rank's number in the group."""
-        return self._caller.rank if self._scope.ranks is None else self._scope.rank
+    view_id: int
+    scope: Scope
+    rank: int
+    ranks: tuple[int, ...]
+    sites: tuple[int, ...]
+    chunk_bytes: int
 
     @property
     def world_size(self) -> int:
-        """How many ranks the group has."""
-        return self._caller.world_size if self._scope.ranks is None else len(self._scope.ranks)
+        return len(self.ranks)
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The group's ranks, by their number in it, as ranks of the view: rank k of the group is `ranks[k]` there."""
-        return tuple(range(self._caller.world_size)) if self._scope.ranks is None else self._scope.ranks
-
-    @property
-    def _view(self) -> View:
-        """The caller's view. Raises LocalError when the group belongs to another one."""
-        view, made_in = self._caller.view, self._scope.view_id
-        if made_in is not None and made_in != view.view_id:
-            raise LocalError(
-                f"group {self._scope.name} was made in view {made_in}, the view is {view.view_id}: its ranks are not "
-                "those of now; split again in every view"
-            )
-        return view
-
-    @property
-    def _sites(self) -> tuple[int, ...]:
-        return site_numbers(self._view, self._scope.ranks)
-
-    @property
-    def _chunk_bytes(self) -> int:
-        return self._caller.config.chunk_bytes
-
-    def _start(
-        self,
-        call: Call,
-        deliver: Callable[[], T],
-        timeout: float | None,
-        *,
-        op: str,
-        terms: str = "",
-        inputs: Sequence[tuple[int, Array | Joined]] = (),
-        equal: Callable[[], Array] | None = None,
-        own: Callable[[], Array] | None = None,
-        group: int | None = None,
-    ) -> Handle[T]:
-        """Issue `call`.
-
-        op, terms, inputs: what an audit tells of it (`quicoll.audit.recorder.Deed`). equal: gives flat memory that has
-        to hold the same bits on all ranks once it has ended. own: gives that of a result which is this rank's alone.
-        group: another id to count it under. Raises LocalError when the group belongs to another view.
-        """
-        view_id, scope = self._view.view_id, self._scope
-        if call.counts and max(call.counts) > MAX_NUMBER:
-            raise LocalError(f"{max(call.counts)} is more than can be announced; {MAX_NUMBER} is the most")
-        if scope.name:
-            ranks = scope.ranks if call.ranks is None else call.ranks
-            signature = f"{call.signature} group={scope.name}"
-            watched = call.watched and scope.watched
-            call = replace(call, signature=signature, ranks=ranks, where=scope.name, watched=watched)
-        digest = None if equal is None else lambda: xxhash.xxh3_128_digest(memory(equal()))
-        where = scope.group_id if group is None else group
-        deed = None
-        if scope.group_id != STATE.group_id:  # the library's own, when a view begins, is not for the user to compare
-            deed = Deed(
-                scope.name or "world",
-                op,
-                inputs,
-                own if equal is None else equal,
-                agreed=equal is not None,
-                terms=terms,
-                members=0 if call.ranks is None else len(call.ranks),
-            )
-        return self._caller.issue(
-            call, view_id=view_id, group=where, timeout=timeout, deliver=deliver, digest=digest, deed=deed
-        )
-
-    def _rank(self, name: str, rank: int) -> int:
-        """A rank of this group that the caller named. Raises LocalError where it is none."""
+    def checked(self, name: str, rank: int) -> int:
+        """Return a rank of the group that the caller named `name`. Raises LocalError where there is no such rank."""
         rank = whole(rank, name)
-        if not 0 <= rank < self.world_size:
-            raise LocalError(f"{name} {rank} is not a rank of a world of {self.world_size}")
+        if not 0 <= rank < len(self.ranks):
+            raise LocalError(f"{name} {rank} is not a rank of a world of {len(self.ranks)}")
         return rank
-
-    def _view_rank(self, rank: int) -> int:
-        """The view's number of a rank of this group: errors name ranks of the view."""
-        return rank if self._scope.ranks is None else self._scope.ranks[rank]
 
 
 def even_rows(rows: int, world: int) -> tuple[int, ...]:

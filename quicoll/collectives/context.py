@@ -1,37 +1,118 @@
-"""The caller's side of an engine: the view its caller is in, and what its collectives have given in the open step.
+"""The caller's side of an engine: the view its callers are in, and the operations they have issued.
 
-A job and its groups share one. It runs on the caller's loop and crosses to the engine's by the runtime.
+A job and its groups share one. Operations are issued here, from the job's event loop (`issue`) or from any other thread
+(`submit`), and cross to the engine's loop by the runtime. Both give a `Pending`; `quicoll.collectives.handle` has the
+ways to wait for one. The order in which operations are issued is their identity on all ranks. So one lock holds from
+the first check of an operation to its place in the engine's queue: threads that issue at the same time are served one
+after the other. In which order is for the program to settle, the same on every rank.
+
+Results are digested for the vote and the audit, and handed over, on a caller's thread and never on the engine's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
+
+import xxhash
 
 from quicoll.checks import seconds
-from quicoll.collectives.handle import Handle
-from quicoll.collectives.subgroups import is_derived
+from quicoll.collectives.subgroups import STATE, is_derived
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
+from quicoll.numerics.buffers import memory
 
 if TYPE_CHECKING:
-    from quicoll.audit.recorder import Auditor, Deed, PendingEntry
+    from quicoll.audit.recorder import Auditor, PendingEntry
+    from quicoll.collectives.operation import Operation
     from quicoll.config import Config
-    from quicoll.engine.communicator import Call
     from quicoll.engine.engine import Engine
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
 
-__all__ = ["Caller"]
+    Numbered: TypeAlias = asyncio.Future[int] | concurrent.futures.Future[int]
+
+__all__ = ["CallContext", "Pending"]
 
 T = TypeVar("T")
+_NOTHING: Any = object()
 
 
-class Caller:
-    """view: changes only where the job says so. step: the number of the open step, None outside of one. auditor: who
-    notes what is called, if anybody does."""
+class Pending(Generic[T]):
+    """An operation that has been issued. Its methods may be called from every thread but the engine's.
+
+    future: of the operation's number in its group. Once that is there the result can be taken.
+    """
+
+    __slots__ = ("_context", "_number", "_recorded", "_result", "_step", "entry", "future", "operation")
+
+    future: Numbered
+
+    def __init__(
+        self, context: CallContext, operation: Operation[T], number: int, step: int | None, entry: PendingEntry | None
+    ) -> None:
+        self._context = context
+        self._number = number
+        self._step = step
+        self.entry = entry
+        self._recorded = False
+        self._result: T = _NOTHING
+        self.operation = operation
+
+    def block(self, timeout: float | None) -> bool:
+        """Block this thread until the operation has ended, or `timeout` seconds have passed. Return whether it has.
+
+        Raises LocalError where nothing may block, and for an operation that was issued on an event loop.
+        """
+        if not isinstance(self.future, concurrent.futures.Future):
+            raise LocalError("this operation was issued on an event loop: await it there")
+        return self.future.done() or self._context.runtime.wait(self.future, timeout)
+
+    def settle(self) -> bool:
+        """Note the digests of a result that is there. Return whether the operation has ended."""
+        future = self.future
+        if not future.done():
+            return False
+        if self._recorded:
+            return True
+        with self._context.lock:
+            if not self._recorded:
+                self._recorded = True
+                fine = not future.cancelled() and future.exception() is None
+                self._context.ended(self.operation, self._step, self.entry, future.result() if fine else None)
+        return True
+
+    def take(self) -> T:
+        """Return the result, the same each time. The operation has succeeded."""
+        if self._result is _NOTHING:
+            with self._context.lock:
+                if self._result is _NOTHING:
+                    self.settle()
+                    self._context.forget(self._number)
+                    self._result = self.operation.result()
+        return self._result
+
+    def cancelled(self) -> QuicollError:
+        """Return the error for those who wait for what another one has cancelled."""
+        operation, here = self.operation, self.operation.here
+        return PeerError(
+            "cancelled by another await of its handle",
+            rank=here.ranks[here.rank],
+            node=self._context.config.node,
+            view=here.view_id,
+            step=self._step,
+            op=operation.name,
+        )
+
+
+class CallContext:
+    """view: changes only where the job says so. step: the number of the open step, None outside of one. auditor: notes
+    what is called, where the job is audited. lock: held while anything of this changes."""
 
     def __init__(self, config: Config, engine: Engine, runtime: Runtime, view: View) -> None:
         self.config = config
@@ -39,13 +120,15 @@ class Caller:
         self.runtime = runtime
         self.view = view
         self.step: int | None = None
+        self.auditor: Auditor | None = None
+        self.lock = threading.RLock()
         self._ids: dict[int, str] = {}  # of the present view's groups and channels, and what they are the ids of
         self._splits: dict[int, int] = {}  # by group: how often it has been split in the present view
-        self.auditor: Auditor | None = None
         self._results: dict[tuple[int, int], bytes] = {}
         self._voted_groups: dict[int, None] = {}  # an ordered set: sub-groups that the open step's vote tells of
-        # Of the open step, by order of issue. One leaves when its result is handed over: nothing else keeps results.
-        self._issued: dict[int, Handle[Any]] = {}
+        # Of the open step, by order of issue. One leaves when its result is taken: nothing else keeps results.
+        self._issued: dict[int, Pending[Any]] = {}
+        self._unsettled: deque[Pending[Any]] = deque()  # audited ones of threads, which no event loop settles
         self._count = 0
 
     @property
@@ -61,20 +144,20 @@ class Caller:
 
     def enter(self, view: View) -> None:
         """Go on in `view`: groups and ids of another one mean nothing in it."""
-        if view.view_id == self.view.view_id:
-            return
-        self.view = view
-        self._ids.clear()
-        self._splits.clear()
+        with self.lock:
+            if view.view_id == self.view.view_id:
+                return
+            self.view = view
+            self._ids.clear()
+            self._splits.clear()
 
     def claim(self, derived: int, name: str) -> None:
-        """Take an id for what `name` says. Raises LocalError when it is another one's
-        (quicoll.collectives.subgroups)."""
+        """Take an id for `name`. Raises LocalError when it belongs to another one (quicoll.collectives.subgroups)."""
         if self._ids.setdefault(derived, name) != name:
             raise LocalError(f"{name!r} and {self._ids[derived]!r} have the same id; split with another color")
 
     def next_split(self, group: int) -> int:
-        """The number of a split that is about to be issued, counted in its group and the present view."""
+        """Return the number of a split that is about to be issued, counted in its group and the present view."""
         return self._splits.get(group, 0)
 
     def split_issued(self, group: int) -> None:
@@ -85,71 +168,90 @@ class Caller:
         """Run `work` on the engine's loop."""
         return await self.runtime.call(work)
 
-    def issue(
-        self,
-        call: Call,
-        *,
-        view_id: int,
-        group: int,
-        timeout: float | None,
-        deliver: Callable[[], T],
-        digest: Callable[[], bytes] | None,
-        deed: Deed | None,
-    ) -> Handle[T]:
-        """Start a collective in view `view_id`. timeout: None takes the job's.
+    # -- issuing -------------------------------------------------------------------------------------------------
 
-        deliver: hands the result over, when it is awaited. digest: of a result that has to be equal on all ranks. deed:
-        for the audit, if there is one. Raises LocalError outside of an event loop, for a bad timeout, and where a step
-        would use more sub-groups than a vote can tell of; AuditError when the audit failed.
+    def issue(self, operation: Operation[T], timeout: float | None) -> Pending[T]:
+        """Start an operation from an event loop, on which its future lives.
+
+        Args:
+            operation: What is issued; once.
+            timeout: Seconds for the whole of it; None takes the job's.
+        Raises:
+            LocalError: No event loop is running, the timeout is none, the operation cannot be announced, or a step
+                would use more sub-groups than a vote tells of.
+            AuditError: The audit has failed.
         """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
+        pending = self._issue(operation, timeout, self.runtime.call)
+        if pending.entry is not None:
+            # Whether or not anybody awaits it.
+            cast("asyncio.Future[int]", pending.future).add_done_callback(lambda _: pending.settle())
+        return pending
+
+    def submit(self, operation: Operation[T], timeout: float | None) -> Pending[T]:
+        """Start an operation from any thread but the engine's; no event loop is needed. As `issue` otherwise."""
+        with self.lock:
+            while self._unsettled and self._unsettled[0].settle():
+                self._unsettled.popleft()
+            pending = self._issue(operation, timeout, self.runtime.submit)
+            if pending.entry is not None:
+                self._unsettled.append(pending)
+        return pending
+
+    def _issue(
+        self,
+        operation: Operation[T],
+        timeout: float | None,
+        start: Callable[[Coroutine[Any, Any, int]], Numbered],
+    ) -> Pending[T]:
         within = self.config.timeout if timeout is None else seconds(timeout)
-        if digest is not None and self.step is not None and is_derived(group):
-            if group not in self._voted_groups and len(self._voted_groups) == MAX_GROUPS:
-                raise LocalError(f"a step may use at most {MAX_GROUPS} sub-groups of a rank")
-            self._voted_groups[group] = None
-        entry, ended = None, None
-        if deed is not None and self.auditor is not None:
-            self.auditor.check()
-            entry, ended = self.auditor.issued(
-                deed, view=self.view.view_id, step=self.step, rank=self.rank, world=self.world_size
-            )
-        work = self.engine.collective(view_id, call, group=group, timeout=within, step=self.step)
-        future = asyncio.ensure_future(self.runtime.call(work))
-        number, step = self._count, self.step
-        self._count += 1
+        call, here, group = operation.call(), operation.here, operation.group_id
+        with self.lock:
+            step, auditor = self.step, self.auditor
+            if step is not None and operation.shared and is_derived(group):
+                if group not in self._voted_groups and len(self._voted_groups) == MAX_GROUPS:
+                    raise LocalError(f"a step may use at most {MAX_GROUPS} sub-groups of a rank")
+                self._voted_groups[group] = None
+            entry = None
+            # The library's own operations, when a view begins, are not for the user to compare.
+            if auditor is not None and here.scope.group_id != STATE.group_id:
+                auditor.check()
+                entry = auditor.issued(
+                    operation.issued(), view=self.view.view_id, step=step, rank=self.rank, world=self.world_size
+                )
+            number = self._count
+            self._count += 1
+            pending = Pending(self, operation, number, step, entry)
+            try:
+                pending.future = start(
+                    self.engine.collective(here.view_id, call, group=group, timeout=within, step=step)
+                )
+            except BaseException:
+                if entry is not None and auditor is not None:
+                    auditor.over(entry)
+                raise
+            if step is not None:
+                self._issued[number] = pending
+        return pending
 
-        def hand_over() -> T:
-            self._issued.pop(number, None)
-            return deliver()
+    # -- what has ended ------------------------------------------------------------------------------------------
 
-        def record(seq: int) -> None:
-            if digest is not None and step == self.step:
-                self.record(group, seq, digest())
-            if ended is not None:
-                ended(seq)
-
-        view, rank = self.view.view_id, self.rank
-
-        def cancelled() -> QuicollError:
-            why = "cancelled by another await of its handle"
-            return PeerError(why, rank=rank, node=self.config.node, view=view, step=step, op=call.name)
-
-        handle = Handle(future, hand_over, record, cancelled)
-        if entry is not None:
-            future.add_done_callback(lambda _: self._audit_over(handle, entry))
-        if step is not None:
-            self._issued[number] = handle
-        return handle
-
-    def _audit_over(self, handle: Handle[Any], entry: PendingEntry) -> None:
-        """An operation is over, whether or not anybody awaits it."""
-        handle.settle()
-        if self.auditor is not None:
+    def ended(self, operation: Operation[Any], step: int | None, entry: PendingEntry | None, seq: int | None) -> None:
+        """Note the end of an operation. seq: its number in its group; None: it failed."""
+        if seq is not None:
+            if operation.shared and step == self.step:
+                self.record(operation.group_id, seq, xxhash.xxh3_128_digest(memory(operation.bits())))
+            if entry is not None and self.auditor is not None:
+                self.auditor.succeeded(entry, seq)
+        elif entry is not None and self.auditor is not None:
             self.auditor.over(entry)
+
+    def forget(self, number: int) -> None:
+        """Drop an operation of the open step: its result has been taken."""
+        self._issued.pop(number, None)
 
     def record(self, group: int, seq: int, result: bytes) -> None:
         """Note the digest of a result that has to be equal on all ranks, for the vote of the open step."""
@@ -158,22 +260,26 @@ class Caller:
 
     def open(self, step: int) -> None:
         """A step begins: what was recorded before is not part of it."""
-        self.step = step
-        self._results.clear()
-        self._voted_groups.clear()
-        self._issued.clear()
+        with self.lock:
+            self.step = step
+            self._results.clear()
+            self._voted_groups.clear()
+            self._issued.clear()
 
     def close(self) -> None:
-        self.step = None
-        self._issued.clear()
+        """The step is left: what is issued from here on is not part of it."""
+        with self.lock:
+            self.step = None
+            self._issued.clear()
 
     def settle(self) -> int:
-        """Note the results that nobody has awaited; the number of the step's operations that have not ended."""
-        return sum(not handle.settle() for handle in self._issued.values())
+        """Note the results that nobody has taken. Return how many of the step's operations have not ended."""
+        with self.lock:
+            return sum(not pending.settle() for pending in self._issued.values())
 
     def digests(self, step: int) -> tuple[bytes, tuple[tuple[int, bytes], ...]]:
-        """For the vote: 16 bytes over the step's number and all recorded results that all ranks have, in the order of
-        (group, number); and as much for each sub-group whose results only its members have, by id."""
+        """Return what is voted with: 16 bytes over the step's number and all recorded results that all ranks have, in
+        the order of (group, number); and as much for each sub-group whose results only its members have, by id."""
         whole = blake2b(step.to_bytes(8, "big"), digest_size=16)
         parts: dict[int, blake2b] = {}
         for group, seq in sorted(self._results):
@@ -182,3 +288,12 @@ class Caller:
                 state = parts.setdefault(group, blake2b(step.to_bytes(8, "big"), digest_size=16))
             state.update(group.to_bytes(8, "big") + seq.to_bytes(8, "big") + self._results[group, seq])
         return whole.digest(), tuple((group, state.digest()) for group, state in parts.items())
+
+    def end_audit(self) -> None:
+        """Write what has ended, and close the audit's file, if there is one."""
+        with self.lock:
+            for pending in self._unsettled:
+                pending.settle()
+            self._unsettled.clear()
+            if self.auditor is not None:
+                self.auditor.close()

@@ -1,57 +1,78 @@
-"""The public collectives. Arguments are checked here, on the caller's thread, before anything is sent.
+"""The public collectives: signatures and what they mean. The operations themselves are in the modules beside this one.
 
-Every operation starts when it is called and gives a `Handle`; awaiting that gives the result. Numpy arrays and torch
-CPU tensors are taken alike and results are of the kind that was given. Unless `out` is given the result is a new
-tensor; an aborted call leaves inputs and `out` untouched. Inputs must not change until the operation has ended. All
-ranks of a group must issue the same collectives of it in the same order; what they call is compared before any payload
-is used. (`send` and `recv` concern two ranks and are counted for each pair apart.) Operations of different groups are
-independent of each other: quicoll.collectives.subgroups says what that asks of their order.
+Every operation starts when it is called and gives a `Handle`; awaiting that gives the result. Results are of the kind
+that was given, numpy or torch. Unless `out` is given the result is a new tensor; an aborted call leaves inputs and
+`out` untouched. Inputs must not change until the operation has ended.
 
-Errors of every collective: LocalError (bad arguments; raised by the call itself, nothing sent); and from the await
-Mismatch (the ranks called different things), PeerError (a rank was lost or is late), Corrupted (bytes changed on the
-way, after all resends), Partitioned (this rank is cut off). After all but the first the view is dead, for the ranks
-that are in no group with the culprit as well: leave the step, and begin it again. `rank` of an error, and the ranks in
-its text, are ranks of the view.
+All ranks of a group must call the same collectives of it in the same order; what they call is compared before any
+payload is used. (`send` and `recv` concern two ranks and are counted for each pair apart.) Operations of different
+groups are independent of each other: quicoll.collectives.subgroups says what that asks of their order.
 """
 
 from __future__ import annotations
 
-import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from quicoll import plan
 from quicoll.checks import whole
-from quicoll.collectives.movements import Moving
-from quicoll.collectives.reductions import AlgorithmName, ReduceOrder, Reducing
-from quicoll.collectives.shards import Shards
-from quicoll.collectives.subgroups import MAX_COLOR, MAX_DEPTH, MAX_KEY, WORLD, Scope, divide
-from quicoll.engine.communicator import Call, Known
-from quicoll.engine.executor import Work
-from quicoll.errors import LocalError, PeerError
-from quicoll.numerics.bundle import bundle, results
-from quicoll.numerics.reduce import ReduceOp, held
+from quicoll.collectives.base import GroupView, TensorsT, TensorT
+from quicoll.collectives.handle import Handle
+from quicoll.collectives.movements import AllToAll, Barrier, Broadcast, Gather, Scatter
+from quicoll.collectives.objects import AllGatherObject, BroadcastObject
+from quicoll.collectives.point_to_point import PointToPoint, Receive, Send
+from quicoll.collectives.reductions import AllReduce, Reduce, ReduceOrder, ReduceScatter
+from quicoll.collectives.shards import Leaves, Shards
+from quicoll.collectives.split import Split
+from quicoll.collectives.subgroups import WORLD, Scope
+from quicoll.engine.communicator import site_numbers
+from quicoll.errors import LocalError
+from quicoll.numerics.reduce import Precision, ReduceOp, held
 
 if TYPE_CHECKING:
-    from quicoll.collectives.context import Caller
-    from quicoll.collectives.handle import Handle
+    from quicoll.collectives.context import CallContext
+    from quicoll.collectives.operation import Operation
+    from quicoll.membership.view import View
+    from quicoll.numerics.codecs import WireFormat
+    from quicoll.plan.schedule import AlgorithmName
 
-__all__ = ["AlgorithmName", "Group", "ReduceOrder"]
+__all__ = ["Group", "ThreadGroup"]
+
+T = TypeVar("T")
 
 
-class Group(Reducing, Moving):
+class Group:
     """Ranks that work together. `job.group` has all of the job's present view, and follows it from view to view; a
     sub-group, made by `split`, belongs to the view in which it was made.
 
-    rank, world_size: within the group. ranks: which ranks of the view they are.
+    Every collective raises LocalError by the call itself where its arguments cannot be; then nothing was sent. The
+    await of its handle raises Mismatch (the ranks called different operations), PeerError (a rank was lost or is late),
+    Corrupted (bytes changed on the way, after all resends) or Partitioned (this rank is cut off). After these the view
+    is dead, also for ranks that are in no group with the failed one: leave the step, and begin it again. Ranks in
+    errors are ranks of the view.
     """
 
-    def __init__(self, caller: Caller, scope: Scope = WORLD) -> None:
-        super().__init__(caller, scope)
+    def __init__(self, context: CallContext, scope: Scope = WORLD) -> None:
+        self._context = context
+        self._scope = scope
+        self._seen: tuple[View, GroupView] | None = None  # the view that `_here` has last been asked in, and its answer
 
     def __repr__(self) -> str:
         return f"<Group {self.name or 'of all'} rank {self.rank} of {self.world_size}>"
+
+    @property
+    def rank(self) -> int:
+        """This rank's number in the group, from 0."""
+        return self._context.rank if self._scope.ranks is None else self._scope.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the group has."""
+        return self._context.world_size if self._scope.ranks is None else len(self._scope.ranks)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The group's ranks, by their number in it, as ranks of the view: rank k of the group is `ranks[k]` there."""
+        return tuple(range(self._context.world_size)) if self._scope.ranks is None else self._scope.ranks
 
     @property
     def name(self) -> str:
@@ -62,77 +83,449 @@ class Group(Reducing, Moving):
     @property
     def stale(self) -> bool:
         """Whether the group belongs to another view than the present one, so that it has to be split anew."""
-        return self._scope.view_id not in (None, self._caller.view.view_id)
+        return self._scope.view_id not in (None, self._context.view.view_id)
 
     def shards(self, total: int) -> Shards:
-        """Which of `total` logical shards, 2**31 at most, this rank holds in the present view: contiguous, by rank,
-        balanced."""
+        """Divide `total` logical shards between the ranks of the present view: contiguous, by rank, balanced.
+
+        Args:
+            total: How many shards there are on all ranks, from 1 to 2**31.
+        Returns:
+            The shards of this rank.
+        Raises:
+            LocalError: There cannot be so many, or the group belongs to another view.
+        """
         total = whole(total, "the number of shards")
         if not 1 <= total <= 1 << 31:
             raise LocalError(f"there must be at least one shard and at most 2**31, not {total}")
-        mine = held(self.rank, self.world_size, total)
-        return Shards(total, mine.start, len(mine), self._view.view_id)
+        here = self._here
+        mine = held(here.rank, here.world_size, total)
+        return Shards(total, mine.start, len(mine), here.view_id)
+
+    # -- collectives that compute --------------------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        x: TensorsT | Leaves[TensorsT],
+        *,
+        op: str | ReduceOp = "sum",
+        out: Any = None,
+        reduce_order: ReduceOrder = "canonical",
+        algorithm: AlgorithmName = "auto",
+        precision: Precision = "default",
+        exact: bool = False,
+        wire: WireFormat | None = None,
+        timeout: float | None = None,
+    ) -> Handle[TensorsT]:
+        """Reduce tensors across the group; every rank gets the result.
+
+        The result's bits depend on the leaves in their order and on nothing else: not on timing, algorithm, chunk size
+        or world size (`quicoll.numerics.reduce` has the tree by which they are combined). Cost of "direct": each rank
+        sends and receives 2 (p - 1) / p * x.nbytes for one leaf per rank.
+
+        Args:
+            x: A tensor (one leaf per rank), a list of tensors of one dtype (one operation for all of them, with the
+                bits of a call for each), or `Leaves` of either. Equal shapes and dtype on all ranks.
+            op: "sum", "avg", "min", "max", "product", "band", "bor" or "bxor". "avg" divides by the number of leaves,
+                once, at the end.
+            out: A tensor, or a list of tensors for a list, that the result is written to once the operation has
+                succeeded. May be x.
+            reduce_order: "canonical", as said; or "ring", the classic ring (Patarasuk & Yuan 2009), whose bits depend
+                on the world size too, and for a list on where its tensors lie in it.
+            algorithm: How the canonical order is carried out; the bits are the same. "direct": two delays and the
+                bytes of a ring. "tree": few messages for each rank. "hierarchical": crosses the way between two sites
+                (`site=` of `quicoll.join`) once. "exchange": one delay, and p - 1 times the bytes. "auto": the
+                cheapest by the cost model and what the links have measured, which the ranks agree on once in a view;
+                the first such call waits one delay more. docs/collectives.md has a table.
+            precision: "default" accumulates float16, bfloat16 and float32 in float32; "float64" in float64. Rounded
+                once. "exact": see `exact`.
+            exact: Give the sum or average of the leaves as real numbers, rounded once (`quicoll.numerics.exact`). The
+                same as precision="exact". At most 2**28 leaves; not for a product of floats or reduce_order="ring".
+            wire: None, or what leaves and result travel as: "bfloat16" (for float32, float64 and complex) or "int8"
+                (one scale for 256 numbers; for float16, bfloat16, float32 and complex64). Each leaf x is replaced by
+                its decoded self C(x) on every rank, its own too, and the result is C(op of the C(x)): the same bits on
+                all ranks. `quicoll.numerics.codecs` has the bounds of the error. Not for reduce_order="ring".
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it for a result of x's shape and dtype, a list for a list.
+        Raises:
+            LocalError: x or an option is invalid. Raised by the call; nothing was sent.
+        """
+        operation = AllReduce(
+            self._here,
+            x,
+            op=op,
+            out=out,
+            reduce_order=reduce_order,
+            algorithm=algorithm,
+            precision=precision,
+            exact=exact,
+            wire=wire,
+        )
+        return self._start(operation, timeout)
+
+    def reduce(
+        self,
+        x: TensorsT | Leaves[TensorsT],
+        *,
+        root: int = 0,
+        op: str | ReduceOp = "sum",
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        precision: Precision = "default",
+        exact: bool = False,
+        timeout: float | None = None,
+    ) -> Handle[TensorsT | None]:
+        """Reduce tensors across the group; the root gets the result, with the bits that `all_reduce` would give.
+
+        Cost of "direct": each rank sends x.nbytes at most once; the root receives it twice at most, whatever p.
+
+        Args:
+            x: A tensor, a list of tensors of one dtype, or `Leaves` of either. Equal shapes and dtype on all ranks.
+            root: The rank that gets the result.
+            op: As for `all_reduce`.
+            out: What the result is written to; looked at on the root only.
+            algorithm: As for `all_reduce`, but for "exchange".
+            precision: As for `all_reduce`.
+            exact: As for `all_reduce`.
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it for a result of x's shape and dtype on the root, None elsewhere.
+        Raises:
+            LocalError: x or an option is invalid. Raised by the call; nothing was sent.
+        """
+        operation = Reduce(
+            self._here, x, root=root, op=op, out=out, algorithm=algorithm, precision=precision, exact=exact
+        )
+        return self._start(operation, timeout)
+
+    def reduce_scatter(
+        self,
+        x: TensorT | Leaves[TensorT],
+        *,
+        op: str | ReduceOp = "sum",
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        precision: Precision = "default",
+        exact: bool = False,
+        timeout: float | None = None,
+    ) -> Handle[TensorT]:
+        """Reduce tensors across the group; rank r gets its rows of the result, with `all_reduce`'s bits.
+
+        Cost of "direct": each rank sends and receives (p - 1) / p * x.nbytes for one leaf per rank; one delay.
+
+        Args:
+            x: A tensor (n, ...) or `Leaves` of such. Equal shape and dtype on all ranks.
+            op: As for `all_reduce`.
+            counts: Rows for each rank, n in all, equal on all ranks; by default ceil(n / p) each, so that the last
+                ones may get fewer or none.
+            out: A tensor that the result is written to.
+            algorithm: As for `all_reduce`, but for "exchange".
+            precision: As for `all_reduce`.
+            exact: As for `all_reduce`.
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it for a tensor (counts[rank], ...).
+        Raises:
+            LocalError: x or an option is invalid. Raised by the call; nothing was sent.
+        """
+        operation = ReduceScatter(
+            self._here, x, op=op, counts=counts, out=out, algorithm=algorithm, precision=precision, exact=exact
+        )
+        return self._start(operation, timeout)
+
+    # -- collectives that move -----------------------------------------------------------------------------------
+
+    def broadcast(
+        self,
+        x: TensorsT,
+        *,
+        root: int = 0,
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        timeout: float | None = None,
+    ) -> Handle[TensorsT]:
+        """Give every rank root's tensor.
+
+        Cost: log2(p) rounds; each rank receives x.nbytes once.
+
+        Args:
+            x: On the root the tensor, or a list of tensors of one dtype, which travel as one. Elsewhere the same
+                shapes and dtype, whose values are not used.
+            root: The rank whose tensor it is.
+            out: A tensor, or a list of tensors for a list, that the result is written to.
+            algorithm: "tree": a binomial tree over the ranks. "hierarchical": to each remote site (`site=` of
+                `quicoll.join`) once and from there to its ranks, over trees. "auto": the cheaper one, as for
+                `all_reduce`; "tree" where there is one site.
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it for a result of x's shape and dtype, a list for a list.
+        Raises:
+            LocalError: x or an option is invalid. Raised by the call; nothing was sent.
+        """
+        return self._start(Broadcast(self._here, x, root=root, out=out, algorithm=algorithm), timeout)
+
+    def all_gather(
+        self, x: TensorT, *, out: Any = None, algorithm: AlgorithmName = "auto", timeout: float | None = None
+    ) -> Handle[TensorT]:
+        """Concatenate all ranks' tensors along the first dimension, by rank; every rank gets the whole.
+
+        Cost: each rank sends its own tensor to all others. It first learns the others' n, which takes one delay more.
+
+        Args:
+            x: A tensor (n, ...), of equal dtype and trailing shape on all ranks; n may differ and may be 0. A 0-dim
+                tensor counts as (1,).
+            out: A tensor that the result is written to.
+            algorithm: "direct": as said. "hierarchical": each tensor goes to each remote site (`site=` of
+                `quicoll.join`) once and from there to its ranks. "auto": the cheaper one, as for `all_reduce`, by the
+                n of all ranks.
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it for a tensor (sum of n, ...).
+        Raises:
+            LocalError: x or an option is invalid. Raised by the call; nothing was sent.
+        """
+        return self._start(Gather(self._here, x, out=out, algorithm=algorithm), timeout)
+
+    def gather(
+        self,
+        x: TensorT,
+        *,
+        root: int = 0,
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        timeout: float | None = None,
+    ) -> Handle[TensorT | None]:
+        """Concatenate all ranks' tensors along the first dimension, by rank, on the root.
+
+        Cost: each rank sends its own tensor to the root, one delay after the ranks have learned each other's n.
+
+        Args:
+            x: As for `all_gather`.
+            root: The rank that gets the result.
+            out: What the result is written to; looked at on the root only.
+            algorithm: "direct": as said. "hierarchical": small parts of a remote site are put together there and come
+                as one message. "auto": as for `all_gather`.
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it for a tensor (sum of n, ...) on the root, None elsewhere.
+        Raises:
+            LocalError: x or an option is invalid. Raised by the call; nothing was sent.
+        """
+        return self._start(Gather(self._here, x, root=root, out=out, algorithm=algorithm), timeout)
+
+    def scatter(
+        self,
+        x: TensorT,
+        *,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        algorithm: AlgorithmName = "auto",
+        timeout: float | None = None,
+    ) -> Handle[TensorT]:
+        """Give rank r its rows of the root's tensor.
+
+        Cost: the root sends each part once, one delay after the ranks have learned the counts.
+
+        Args:
+            x: On the root a tensor (n, ...). Elsewhere one of the same dtype and trailing shape, whose values and rows
+                are not used.
+            root: The rank whose rows they are.
+            counts: Rows for each rank, n in all, looked at on the root only; by default ceil(n / p) each, so that the
+                last ones may get fewer or none.
+            out: A tensor that the result is written to.
+            algorithm: "direct": as said. "hierarchical": small parts for a remote site go there as one message.
+                "auto": as for `all_gather`.
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it for a tensor (counts[rank], ...).
+        Raises:
+            LocalError: x or an option is invalid. Raised by the call; nothing was sent.
+        """
+        return self._start(Scatter(self._here, x, root=root, counts=counts, out=out, algorithm=algorithm), timeout)
+
+    def all_to_all(
+        self, x: TensorsT, *, counts: Sequence[int] | None = None, out: Any = None, timeout: float | None = None
+    ) -> Handle[TensorsT]:
+        """Send part r of this rank's rows to rank r, and get a part of every rank's, by rank.
+
+        Cost: each rank sends and receives its rows once, in p - 1 rounds of pairs, one delay after the ranks have
+        learned each other's counts.
+
+        Args:
+            x: A tensor (n, ...), or a list of one such tensor for each rank. Rows may differ from pair to pair and be
+                none; dtype and trailing shape are equal on all ranks.
+            counts: For a tensor, how many of its rows go to each rank; by default ceil(n / p), so that the last ones
+                may get fewer or none.
+            out: For a tensor, what the result is written to.
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it for the rows that came: for a tensor in one, for a list a list by rank.
+        Raises:
+            LocalError: x or an option is invalid. Raised by the call; nothing was sent.
+        """
+        return self._start(AllToAll(self._here, x, counts=counts, out=out), timeout)
+
+    def send(self, x: TensorsT, *, to: int, timeout: float | None = None) -> Handle[None]:
+        """Send a tensor to a rank, which has to call `recv` for it.
+
+        The k-th send from one rank to another meets the k-th recv; other ranks are not concerned. Cost: x.nbytes, one
+        delay.
+
+        Args:
+            x: A tensor, or a list of tensors of one dtype.
+            to: The rank that receives it.
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it until all of x has arrived.
+        Raises:
+            LocalError: x or `to` is invalid. Raised by the call; nothing was sent.
+        """
+        return self._meet(Send(self._here, x, to=to), timeout)
+
+    def recv(self, like: TensorsT, *, source: int, out: Any = None, timeout: float | None = None) -> Handle[TensorsT]:
+        """Receive what a rank sends with `send`.
+
+        Args:
+            like: A tensor, or a list of tensors, of the shapes and dtype that are sent; its values are not used. Other
+                shapes than those sent are a Mismatch on both ranks.
+            source: The rank that sends it.
+            out: A tensor, or a list of tensors for a list, that the result is written to.
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it for a result of like's shape and dtype, a list for a list.
+        Raises:
+            LocalError: like or an option is invalid. Raised by the call; nothing was sent.
+        """
+        return self._meet(Receive(self._here, like, source=source, out=out), timeout)
+
+    def broadcast_object(self, value: Any = None, *, root: int = 0, timeout: float | None = None) -> Handle[Any]:
+        """Give every rank what msgpack makes of root's value. For metadata; nothing that arrives is executed.
+
+        Cost: as `broadcast`, one delay later.
+
+        Args:
+            value: None, a number, str, bytes, or a list or dict of these; at most 16 MiB encoded. Looked at on the root
+                only. Tuples arrive as lists.
+            root: The rank whose value it is.
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it for the value.
+        Raises:
+            LocalError: msgpack cannot carry the value, or it is too large. Raised by the call; nothing was sent.
+        """
+        return self._start(BroadcastObject(self._here, value, root=root), timeout)
+
+    def all_gather_object(self, value: Any, *, timeout: float | None = None) -> Handle[list[Any]]:
+        """Give every rank the list of all ranks' values.
+
+        Args:
+            value: As for `broadcast_object`.
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it for the values, by rank.
+        Raises:
+            LocalError: msgpack cannot carry the value, or it is too large. Raised by the call; nothing was sent.
+        """
+        return self._start(AllGatherObject(self._here, value), timeout)
+
+    def barrier(self, *, timeout: float | None = None) -> Handle[None]:
+        """Wait until every rank is here. Dissemination barrier, ceil(log2 p) rounds of empty messages.
+
+        Args:
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it.
+        Raises:
+            LocalError: The group belongs to another view. Raised by the call; nothing was sent.
+        """
+        return self._start(Barrier(self._here), timeout)
+
+    # -- sub-groups ----------------------------------------------------------------------------------------------
 
     def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Handle[Group | None]:
         """Divide the group: the ranks that give the same color are a sub-group. A collective of all its ranks.
 
-        color: 0 or above; None: in no sub-group, and the result is None. key: orders the ranks of a sub-group; equal
-        keys, by their rank in this group (MPI 4.1, 7.4.2). Result: the sub-group of this rank, good for the present
-        view alone: split again in the next one (`stale` says when). Sub-groups can be split again.
-        Cost: one delay, no payload. Split once in a view and keep the result: each split's names are kept until the
-        view ends. A step may use at most 256 sub-groups of a rank.
+        A sub-group is good for the present view alone: split again in the next one (`stale` says when). It can be split
+        again. Cost: one delay, no payload. Split once in a view and keep the result: each split's names are kept until
+        the view ends. A step may use at most 256 sub-groups of a rank.
+
+        Args:
+            color: 0 or above; None: in no sub-group.
+            key: Orders the ranks of a sub-group; equal keys, by their rank in this group (MPI 4.1, 7.4.2).
+            timeout: Seconds for the whole operation; None takes the job's.
+        Returns:
+            A handle; await it for the sub-group of this rank, None without a color.
+        Raises:
+            LocalError: color or key is invalid. Raised by the call; nothing was sent.
         """
-        try:
-            color, key = None if color is None else operator.index(color), operator.index(key)
-        except TypeError:
-            raise LocalError(f"color and key are integers (color may be None), not {color!r} and {key!r}") from None
-        if color is not None and not 0 <= color <= MAX_COLOR:
-            raise LocalError(f"a color is an integer from 0 to {MAX_COLOR}, or None; not {color}")
-        if abs(key) > MAX_KEY:
-            raise LocalError(f"a key is an integer from {-MAX_KEY} to {MAX_KEY}, not {key}")
-        if self._scope.depth >= MAX_DEPTH:
-            raise LocalError(f"sub-groups nest at most {MAX_DEPTH} deep")
-        view_id, number = self._view.view_id, self._caller.next_split(self._scope.group_id)
-        here, mine, ranks = self._scope, self.rank, self.ranks
-        nothing = bundle(np.empty(0, np.uint8))
-        table: list[Any] = []
+        return self._split(color, key, timeout, self._divided)
 
-        def make(known: Known) -> Work:
-            for rank, row in enumerate(known.counts):
-                if row is None or len(row) != 2 or row[1] > 2 * MAX_KEY or row[0] > MAX_COLOR + 1:
-                    raise PeerError("splits without a color and a key", rank=self._view_rank(rank))
-            table.append(np.array(known.counts, np.int64))
-            # What there is to know has come with the calls: nothing is left to be sent.
-            return Work(
-                plan.barrier(rank=0, world=1),
-                nothing.dtype,
-                nothing.dtype,
-                ReduceOp.BOR,
-                [],
-                results(None, nothing).flat,
+    def for_threads(self) -> ThreadGroup:
+        """Return this group for callers without an event loop; `quicoll.blocking.Group` is their way to use it."""
+        return ThreadGroup(self._context, self._scope)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    @property
+    def _here(self) -> GroupView:
+        """The group in the present view. Raises LocalError when it belongs to another one."""
+        view = self._context.view
+        if self._seen is not None and self._seen[0] is view:
+            return self._seen[1]
+        scope = self._scope
+        if scope.view_id is not None and scope.view_id != view.view_id:
+            raise LocalError(
+                f"group {scope.name} was made in view {scope.view_id}, the view is {view.view_id}: its ranks are not "
+                "those of now; split again in every view"
             )
+        sites = site_numbers(view, scope.ranks)
+        here = GroupView(view.view_id, scope, self.rank, self.ranks, sites, self._context.config.chunk_bytes)
+        self._seen = (view, here)
+        return here
 
-        def deliver() -> Group | None:
-            chosen = [(int(color) - 1 if color else None, int(key)) for color, key in table[0]]
-            color = chosen[mine][0]
-            if color is None:
-                return None
-            members = divide(chosen)[color]
-            scope = here.sub(
-                number, color, tuple(ranks[rank] for rank in members), members.index(mine), view_id=view_id
-            )
-            if view_id == self._caller.view.view_id:
-                self._caller.claim(scope.group_id, scope.name)
-            return self._divided(scope)
+    def _start(self, operation: Operation[T], timeout: float | None) -> Handle[T]:
+        return Handle(self._context.issue(operation, timeout))
 
-        # Zero says that there is no color; announcements carry no negative numbers.
-        row = (0 if color is None else color + 1, key + MAX_KEY)
-        terms = f"color={'none' if color is None else color} key={key}"
-        call = Call("split", f"split number={number}", make, counts=row, gathers=True)
-        handle = self._start(call, deliver, timeout, op="split", terms=terms, equal=lambda: table[0])
-        self._caller.split_issued(self._scope.group_id)
+    def _meet(self, operation: PointToPoint, timeout: float | None) -> Handle[Any]:
+        self._context.claim(operation.channel, operation.channel_name)
+        return self._start(operation, timeout)
+
+    def _split(
+        self, color: int | None, key: int, timeout: float | None, made: Callable[[Scope], T]
+    ) -> Handle[T | None]:
+        """made: makes the sub-group, of the kind that is wanted."""
+        context, here = self._context, self._here
+
+        def claimed(scope: Scope) -> T:
+            if scope.view_id == context.view.view_id:
+                context.claim(scope.group_id, scope.name)
+            return made(scope)
+
+        with context.lock:  # the number belongs to the place among the group's operations
+            number = context.next_split(here.scope.group_id)
+            handle = self._start(Split(here, color, key, number=number, made=claimed), timeout)
+            context.split_issued(here.scope.group_id)
         return handle
 
     def _divided(self, scope: Scope) -> Group:
         """The sub-group that a split gives: of the kind that was split."""
-        return Group(self._caller, scope)
+        return Group(self._context, scope)
+
+
+class ThreadGroup(Group):
+    """The same group, for threads without an event loop. Its handles are not for awaiting: quicoll.blocking waits."""
+
+    def split_into(
+        self, made: Callable[[ThreadGroup], T], color: int | None, key: int, *, timeout: float | None
+    ) -> Handle[T | None]:
+        """Split, as `split` does, and give what `made` makes of the sub-group."""
+        return self._split(color, key, timeout, lambda scope: made(ThreadGroup(self._context, scope)))
+
+    def _start(self, operation: Operation[T], timeout: float | None) -> Handle[T]:
+        return Handle(self._context.submit(operation, timeout))
+
+    def _divided(self, scope: Scope) -> ThreadGroup:
+        return ThreadGroup(self._context, scope)

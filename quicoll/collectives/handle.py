@@ -1,17 +1,14 @@
-"""A collective under way.
-
-Every operation of a group starts when it is called and gives a handle. Awaiting it gives the result:
+"""Two ways to wait for an operation: awaiting it on an event loop, and blocking a thread.
 
     total = await group.all_reduce(x)              # one after the other
     handles = [group.all_reduce(g) for g in gs]    # all under way at once
     totals = [await handle for handle in handles]  # in any order
 
-The order of the calls is what tells operations apart on all ranks, not the order in which they are awaited or end. As
-with an asyncio task, an await that is cancelled cancels the operation, hence the view; whoever awaits the same handle
-at that time or later gets a PeerError that says so, because nobody has cancelled him.
+An operation starts when it is called. The order of the calls tells operations apart on all ranks, not the order in
+which they end or are waited for.
 
-A handle that nobody awaits neither leaks nor hangs: its operation runs to its end or its deadline on the engine, its
-failure breaks the view as any does, and its `out` is left as it was, because results are handed over by the await. A
+A handle that nobody waits for neither leaks nor hangs: its operation runs to its end or its deadline on the engine, its
+failure breaks the view as any does, and its `out` is left as it was, because results are handed over by the wait. A
 step that is left while one of its operations has not ended is not committed.
 """
 
@@ -19,79 +16,109 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from quicoll.errors import LocalError, QuicollError
+from quicoll.checks import seconds
+from quicoll.errors import LocalError
 
-__all__ = ["Handle"]
+if TYPE_CHECKING:
+    from quicoll.collectives.context import Pending
+
+__all__ = ["BlockingHandle", "Handle"]
 
 T = TypeVar("T")
 
 
 class Handle(Generic[T]):
-    """Await it for the result; more than once gives the same. Belongs to the loop on which it was made; LocalError when
-    it is awaited on another one.
+    """An operation under way, for asyncio: await it for the result. Awaiting it again gives the same.
 
     It is an awaitable and not a coroutine: `asyncio.gather`, `wait_for`, `shield` and `ensure_future` take it as it is;
-    for `asyncio.wait` and `TaskGroup` make a task of it, `asyncio.ensure_future(handle)`.
+    for `asyncio.wait` and `TaskGroup` make a task of it, `asyncio.ensure_future(handle)`. It belongs to the loop on
+    which the operation was called: LocalError when it is awaited on another one. As with an asyncio task, an await that
+    is cancelled cancels the operation, and with it the view; other awaits of the handle then raise PeerError.
     """
 
-    __slots__ = ("_cancelled", "_deliver", "_future", "_record", "_recorded", "_result")
+    __slots__ = ("pending",)
 
-    def __init__(
-        self,
-        future: asyncio.Future[int],
-        deliver: Callable[[], T],
-        record: Callable[[int], None],
-        cancelled: Callable[[], QuicollError],
-    ) -> None:
-        """future: gives the operation's number. deliver: hands the result over. record: notes its digest. cancelled:
-        the error for those who await what another one has cancelled."""
-        self._cancelled = cancelled
-        self._future = future
-        self._deliver = deliver
-        self._record = record
-        self._recorded = False
-        self._result: list[T] = []
-        future.add_done_callback(_seen)
+    def __init__(self, pending: Pending[T]) -> None:
+        self.pending = pending
+        pending.future.add_done_callback(_seen)
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._wait().__await__()
 
     def done(self) -> bool:
-        """Whether the operation has ended, well or not."""
-        return self._future.done()
+        """Return whether the operation has ended, well or not."""
+        return self.pending.future.done()
 
-    def add_done_callback(self, callback: Callable[[asyncio.Future[int]], object]) -> None:
-        """Call with the future of the operation's number when it has ended, before anybody who awaits it goes on."""
-        self._future.add_done_callback(callback)
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call `callback` when the operation has ended, before any await of the handle goes on.
+
+        Args:
+            callback: Takes one argument, the future of the operation's number in its group.
+        """
+        self.pending.future.add_done_callback(callback)
 
     async def _wait(self) -> T:
-        if self._future.get_loop() is not asyncio.get_running_loop():
+        pending = self.pending
+        future = pending.future
+        if not isinstance(future, asyncio.Future) or future.get_loop() is not asyncio.get_running_loop():
             raise LocalError("this operation was issued on another event loop: await it there")
         try:
-            await self._future
+            await future
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise self._cancelled() from None
-        if not self._result:
-            self.settle()
-            self._result.append(self._deliver())
-        return self._result[0]
-
-    def settle(self) -> bool:
-        """Note the digest of a result that is there; whether the operation has ended. For the vote of a step."""
-        if not self._future.done():
-            return False
-        if not self._recorded and not self._future.cancelled() and self._future.exception() is None:
-            self._recorded = True
-            self._record(self._future.result())
-        return True
+            raise pending.cancelled() from None
+        return pending.take()
 
 
-def _seen(future: asyncio.Future[int]) -> None:
-    """A failure that nobody awaits is no news to asyncio: it broke the view, and the next operation tells."""
+class BlockingHandle(Generic[T]):
+    """An operation under way, for code without an event loop. Any thread may wait for it."""
+
+    __slots__ = ("_pending",)
+
+    def __init__(self, pending: Pending[T]) -> None:
+        self._pending = pending
+
+    def done(self) -> bool:
+        """Return whether the operation has ended, well or not."""
+        return self._pending.future.done()
+
+    def wait(self, timeout: float | None = None) -> T:
+        """Block this thread until the operation has ended, and return its result; each time the same.
+
+        A wait that an exception of a signal handler ends (Ctrl-C) cancels the operation, and with it the view.
+
+        Args:
+            timeout: Seconds to wait; None: as long as the operation takes, which its own timeout bounds.
+        Returns:
+            The operation's result.
+        Raises:
+            TimeoutError: The operation has not ended within `timeout`. It goes on, and can be waited for again.
+            LocalError: An event loop runs on this thread, which nothing may block.
+            QuicollError: The operation failed; see `quicoll.Group`.
+        """
+        pending = self._pending
+        within = None if timeout is None else seconds(timeout, "how long an operation is waited for")
+        try:
+            ended = pending.block(within)
+        except LocalError:
+            raise
+        except BaseException:
+            pending.future.cancel()
+            raise
+        if not ended:
+            raise TimeoutError(f"{pending.operation.name} has not ended within {within:g} s; it goes on")
+        if pending.future.cancelled():
+            raise pending.cancelled()
+        pending.future.result()
+        return pending.take()
+
+
+def _seen(future: Any) -> None:
+    """Look at a failure that nobody may ever await, so that asyncio does not report it: it broke the view, and the next
+    operation raises it."""
     if not future.cancelled():
         future.exception()

@@ -1,280 +1,262 @@
-"""The collectives that compute: all_reduce, reduce, reduce_scatter."""
+"""The collectives that compute: all_reduce, reduce, reduce_scatter. Orders and bits: `quicoll.numerics.reduce`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from quicoll.collectives.base import Issuer, rows_given, rows_text
+from quicoll.collectives.base import rows_given, rows_text
+from quicoll.collectives.operation import Operation
 from quicoll.collectives.shards import Leaves, Shards
-from quicoll.engine.communicator import Call
 from quicoll.engine.executor import Work
 from quicoll.errors import LocalError
 from quicoll.numerics.bundle import Bundle, bundle, results
 from quicoll.numerics.reduce import Precision, ReduceOp, held
-from quicoll.plan.schedule import AlgorithmName, Carriage, carriage, demand_algorithm, demand_orderless, reduction
+from quicoll.plan.schedule import Carriage, Schedule, carriage, demand_algorithm, demand_orderless, reduction
 
 if TYPE_CHECKING:
-    from quicoll.collectives.handle import Handle
-    from quicoll.numerics.bundle import Results
-    from quicoll.numerics.codecs import WireFormat
-    from quicoll.numerics.dtypes import Array
+    from quicoll.collectives.base import GroupView
+    from quicoll.engine.communicator import Known
+    from quicoll.numerics.bundle import Joined, Results
+    from quicoll.numerics.dtypes import Array, DType
 
-__all__ = ["AlgorithmName", "ReduceOrder", "Reducing"]
+__all__ = ["AllReduce", "Reduce", "ReduceOrder", "ReduceScatter"]
 
 ReduceOrder: TypeAlias = Literal["canonical", "ring"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Reduction:
-    """The checked arguments of a reduction. like: shape and type of each leaf. total, first: how many leaves there are
-    on all ranks, and the number of the first of `leaves`. how: they travel."""
+class Reduction(Operation[Any]):
+    """What the three have in common: leaves that are alike, and how they travel."""
 
-    op: ReduceOp
-    precision: Precision
-    algorithm: str
-    like: Bundle
-    leaves: list[Bundle]
-    total: int
-    first: int
-    how: Carriage
-
-    @property
-    def elements(self) -> int:
-        """Of what travels."""
-        return self.how.elements(each.flat.size for each in self.like.sources)
-
-
-class Reducing(Issuer):
-    """Reductions. Their order and their bits: `quicoll.numerics.reduce`."""
-
-    def all_reduce(
+    def __init__(
         self,
-        x: Any,
-        *,
-        op: str | ReduceOp = "sum",
-        out: Any = None,
-        reduce_order: ReduceOrder = "canonical",
-        algorithm: AlgorithmName = "auto",
-        precision: Precision = "default",
-        exact: bool = False,
-        wire: WireFormat | None = None,
-        timeout: float | None = None,
-    ) -> Handle[Any]:
-        """Reduce over all leaves and give every rank the result.
-
-        x: a tensor (one leaf per rank), a list of tensors of one dtype (one operation for all of them), or `Leaves` of
-        either; shapes and dtype equal on all ranks. Result: those shapes and dtype, a list for a list. Its bits are
-        those of a call for each tensor.
-        op: sum, avg, min, max, product, band, bor, bxor; avg divides by the number of leaves, once, at the end.
-        out: a tensor (a list of tensors) to write the result to, after the operation has succeeded; may be x.
-        reduce_order: "canonical" combines the leaves by the fixed tree of `quicoll.numerics.reduce`: bits depend on the
-        leaves in order and on nothing else, not even the world size. "ring" is the classic ring: bits are fixed by the
-        world size, and for a list by where its tensors lie in it, as well (Patarasuk & Yuan 2009). algorithm: how the
-        canonical order is carried out; the bits are the same. "direct": two delays and the bytes of a ring. "tree": few
-        messages for each rank. "hierarchical": across the way between two sites (`site=` of `quicoll.join`) once.
-        "exchange": one delay, and (p - 1) times the bytes. "auto" takes the cheapest by the cost model and what the
-        links have measured, which the ranks agree on once in a view: the first such call waits one delay more.
-        docs/collectives.md has a table. precision: "default" accumulates float16, bfloat16 and float32 in float32;
-        "float64" in float64. One rounding. exact: the sum, or avg, is the real number that the leaves add up to,
-        rounded once (`quicoll.numerics.exact`): no order of leaves can change it. The same as precision="exact";
-        integers, min, max and the bitwise ones are exact anyway, a product of floats and a ring's order are refused. At
-        most 2**28 leaves. One leaf for each rank costs no bytes more; partial sums of several are accumulators (44
-        bytes for float32), and travel only where they are fewer bytes than their leaves. wire: None, or what the leaves
-        and the result travel as (`quicoll.numerics.codecs`, with its errors): "bfloat16", for float32, float64 and
-        complex; "int8", one scale for 256 numbers, for float16, bfloat16, float32 and complex64. Each leaf x_i is
-        replaced by its decoded self C(x_i), wherever it is, and the result is C(op of the C(x_i)), the same on all
-        ranks and, for given leaves, at any world size, algorithm and chunk size. With e the format's bound ("bfloat16":
-        2**-8 |x|; "int8": M / 251, M the largest of the block) a sum is off by at most the sum of e(x_i), e of the
-        result, and what the accumulator rounds. Partial results of several leaves are not encoded; they travel where
-        they are fewer bytes than their leaves. Not with reduce_order="ring". timeout: seconds for the whole collective;
-        None takes the job's. Cost of direct: each rank sends and receives 2 (p - 1) / p * x.nbytes for one leaf per
-        rank.
-        """
-        demand_algorithm("all_reduce", algorithm)
-        if reduce_order not in ("canonical", "ring"):
-            raise LocalError(f"reduce_order {reduce_order!r} is not known; use 'canonical' or 'ring'")
-        if reduce_order == "ring":
-            demand_orderless("exact" if exact else precision, wire)
-            if algorithm != "auto":
-                raise LocalError(f"reduce_order='ring' is an algorithm of its own; leave algorithm={algorithm!r} out")
-        task = self._reduction("all_reduce", x, op, precision, algorithm, exact=exact, wire=wire, order=reduce_order)
-        target = results(out, task.like)
-        sizes = {"elements": task.elements}
-        return self._reduce("all_reduce", task, target, sizes, timeout, equal=True)
-
-    def reduce(
-        self,
-        x: Any,
-        *,
-        root: int = 0,
-        op: str | ReduceOp = "sum",
-        out: Any = None,
-        algorithm: AlgorithmName = "auto",
-        precision: Precision = "default",
-        exact: bool = False,
-        timeout: float | None = None,
-    ) -> Handle[Any]:
-        """Reduce over all leaves and give the root the result; the others get None.
-
-        x, op, precision, exact, algorithm ("exchange" is not known here): as for `all_reduce`, and the root's bits are
-        those that `all_reduce` would give. out: looked at on the root only.
-        Cost of direct: each rank sends x.nbytes at most once; the root receives it twice at most, whatever p.
-        """
-        root = self._rank("root", root)
-        task = self._reduction("reduce", x, op, precision, algorithm, exact=exact)
-        sizes = {"root": root, "elements": task.like.elements}
-        if self.rank == root:
-            return self._reduce("reduce", task, results(out, task.like), sizes, timeout, equal=False)
-        nothing = results(None, bundle(_empty_like(task.like)))
-        return self._reduce("reduce", task, nothing, sizes, timeout, equal=False, deliver=lambda: None)
-
-    def reduce_scatter(
-        self,
-        x: Any,
-        *,
-        op: str | ReduceOp = "sum",
-        counts: Sequence[int] | None = None,
-        out: Any = None,
-        algorithm: AlgorithmName = "auto",
-        precision: Precision = "default",
-        exact: bool = False,
-        timeout: float | None = None,
-    ) -> Handle[Any]:
-        """Reduce over all leaves and give rank r its rows of the result.
-
-        x: a tensor (n, ...) or `Leaves` of such; shape and dtype equal on all ranks. counts: rows for each rank, n in
-        all, equal on all ranks; by default ceil(n / p) each, so that the last ones may get fewer or none. Result:
-        (counts[rank], ...). Its bits are those of the rows that `all_reduce` would give.
-        op, precision, exact, algorithm ("exchange" is not known here): as for `all_reduce`.
-        Cost of direct: each rank sends and receives (p - 1) / p * x.nbytes for one leaf per rank; one delay.
-        """
-        task = self._reduction("reduce_scatter", x, op, precision, algorithm, exact=exact)
-        if task.like.many:
-            raise LocalError("reduce_scatter takes a tensor, not a list")
-        (shape,) = task.like.shapes
-        if not shape:
-            raise LocalError("reduce_scatter divides rows; a 0-dim tensor has none")
-        rows = rows_given(counts, shape[0], self.world_size)
-        width = task.like.elements // shape[0] if shape[0] else 0
-        target = results(out, task.like, (rows[self.rank], *shape[1:]))
-        sizes = {"counts": tuple(count * width for count in rows)}
-        return self._reduce("reduce_scatter", task, target, sizes, timeout, equal=False, rows=rows)
-
-    # -- inside --------------------------------------------------------------------------------------------------
-
-    def _leaves(self, x: Any) -> Leaves:
-        if isinstance(x, Leaves):
-            return x
-        return Leaves(Shards(self.world_size, self.rank, 1, self._view.view_id), (x,))
-
-    def _reduction(
-        self,
+        here: GroupView,
         name: str,
         x: Any,
-        op: str | ReduceOp,
-        precision: Precision,
+        op: str,
         algorithm: str,
+        precision: Precision,
         *,
         exact: bool,
         wire: str | None = None,
-        order: ReduceOrder = "canonical",
-    ) -> _Reduction:
+    ) -> None:
+        self.here = here
+        self.name = name
+        demand_algorithm(name, algorithm)
         if exact and precision not in ("default", "exact"):
             raise LocalError(f"exact=True has an accumulator of its own: leave precision={precision!r} out")
-        precision = "exact" if exact else precision
-        view, given = self._view, self._leaves(x)
-        leaves = [bundle(value) for value in given.values]
-        like = leaves[0] if leaves else bundle(given.like)
-        for other in leaves[1:]:
-            if not other.is_like(like):
-                raise LocalError(f"leaves differ: {like.text} and {other.text}; all must be alike")
-        parsed = ReduceOp.parse(op)
-        how = carriage(like.dtype, parsed, leaves=given.shards.total, precision=precision, wire=wire)
-        demand_algorithm(name, algorithm)
-        if given.shards.view_id != view.view_id:
-            raise LocalError(
-                f"these leaves were made for view {given.shards.view_id}, the view is {view.view_id}: "
-                "ask group.shards() again in every step"
-            )
-        mine = held(self.rank, self.world_size, given.shards.total)
-        if (given.shards.first, given.shards.count) != (mine.start, len(mine)):
-            raise LocalError(
-                f"shards {given.shards.text} are not those of this rank in this group: "
-                "ask the group that reduces them for its shards()"
-            )
-        if order == "ring":
-            algorithm = "ring"
-        return _Reduction(parsed, precision, algorithm, like, leaves, given.shards.total, given.shards.first, how)
-
-    def _reduce(
-        self,
-        name: str,
-        task: _Reduction,
-        target: Results,
-        sizes: dict[str, Any],
-        timeout: float | None,
-        *,
-        equal: bool,
-        rows: Sequence[int] = (),
-        deliver: Callable[[], Any] | None = None,
-    ) -> Handle[Any]:
-        rank, how, form = self.rank, task.how, task.how.form
-        schedule = reduction(
-            name,
-            how,
-            world=self.world_size,
-            sizes=sizes,
-            leaves=task.total,
-            sites=self._sites,
-            chunk_bytes=self._chunk_bytes,
+        self.precision: Precision = "exact" if exact else precision
+        self.leaves, self.like = _leaves(x)
+        self.total, self.first = (
+            (x.shards.total, x.shards.first) if isinstance(x, Leaves) else (here.world_size, here.rank)
         )
-        algorithm = schedule.settled(task.algorithm)
-        output = target.flat if form is None else np.empty(task.elements, how.dtype.storage)
-        inputs = [leaf.flat if form is None else form.encode(leaf) for leaf in task.leaves]
-        decoded = form is None
+        self.op = ReduceOp.parse(op)
+        self.how: Carriage = carriage(self.like.dtype, self.op, leaves=self.total, precision=self.precision, wire=wire)
+        self.wire = wire
+        if isinstance(x, Leaves):
+            _demand_own(here, x.shards)
 
-        def flat() -> Array:
-            """The result once it is there, decoded when it is first asked for."""
-            nonlocal decoded
-            if form is not None and not decoded:
-                form.decode(output, task.like, target.flat)
-                decoded = True
-            return target.flat
-
-        def hand_over() -> Any:
-            flat()
-            return target.commit()
-
-        def work(taken: str) -> Work:
-            return Work(schedule.plan_of(rank, taken), how.dtype, how.acc, task.op, inputs, output)
-
-        signature = f"{name}/{algorithm} {schedule.text} {task.like.text} op={task.op} precision={task.precision}"
-        if form is not None:
-            signature += f" wire={form.codec.name}"
-        if algorithm == "auto":
-            call = Call(name, signature, lambda known: work(schedule.taken(algorithm, known.network)), measures=True)
+    def plan(self, target: Results, algorithm: str, **sizes: Any) -> None:
+        """Settle what is run, as far as this rank can alone. sizes: the planner's own arguments."""
+        here, how, form = self.here, self.how, self.how.form
+        self.target = target
+        self.schedule, algorithm, text = _scheduled(
+            self.name,
+            self.like.dtype,
+            self.op,
+            self.precision,
+            self.wire,
+            self.total,
+            tuple(sizes.items()),
+            here.sites,
+            here.chunk_bytes,
+            algorithm,
+        )
+        self.measures = algorithm == "auto"
+        # Now where it can be: what cannot be planned is refused before anything is sent.
+        self.settled = None if self.measures else self.schedule.plan_of(here.rank, algorithm)
+        self.signature = f"{self.name}/{algorithm} {text} {self.like.text} op={self.op} precision={self.precision}"
+        if form is None:
+            self.flats: list[Array | Joined] = [leaf.flat for leaf in self.leaves]
+            self.output = target.flat
         else:
-            ready = work(algorithm)  # now: what cannot be planned is refused before anything is sent
-            call = Call(name, signature, lambda _: ready)
-        where = f" root={sizes['root']}" if "root" in sizes else ""
-        where += " ring" if algorithm == "ring" else "" if form is None else f" wire={form.codec.name}"
-        return self._start(
-            call,
-            hand_over if deliver is None else deliver,
-            timeout,
-            op=f"{name} {task.like.brief} {task.op} {task.precision}{where}",
-            # What a ring gives is fixed by how many ranks it has.
-            terms=f"world={self.world_size}" if task.algorithm == "ring" else rows_text(rows),
-            inputs=[(task.first + i, leaf.flat) for i, leaf in enumerate(task.leaves)],
-            equal=flat if equal else None,
-            own=flat if deliver is None else None,
+            self.signature += f" wire={form.codec.name}"
+            self.flats = [form.encode(leaf) for leaf in self.leaves]
+            self.output = np.empty(sizes["elements"], how.dtype.storage)
+        self.decoded = form is None
+
+    def prepare(self, known: Known) -> Work:
+        plan = self.settled
+        if plan is None:
+            plan = self.schedule.plan_of(self.here.rank, self.schedule.taken("auto", known.network))
+        return Work(plan, self.how.dtype, self.how.acc, self.op, self.flats, self.output)
+
+    def bits(self) -> Array:
+        if not self.decoded and self.how.form is not None:
+            self.how.form.decode(self.output, self.like, self.target.flat)
+            self.decoded = True
+        return self.target.flat
+
+    def result(self) -> Any:
+        if not self.holds:
+            return None
+        if not self.decoded:
+            self.bits()
+        return self.target.commit()
+
+    def text(self) -> str:
+        return f"{self.name} {self.like.brief} {self.op} {self.precision}"
+
+    def inputs(self) -> Sequence[tuple[int, Array | Joined]]:
+        # The tensors as they were given, whatever they travel as.
+        return [(self.first + i, leaf.flat) for i, leaf in enumerate(self.leaves)]
+
+
+class AllReduce(Reduction):
+    shared = True
+
+    def __init__(
+        self,
+        here: GroupView,
+        x: Any,
+        *,
+        op: str = "sum",
+        out: Any = None,
+        reduce_order: ReduceOrder = "canonical",
+        algorithm: str = "auto",
+        precision: Precision = "default",
+        exact: bool = False,
+        wire: str | None = None,
+    ) -> None:
+        self.ring = reduce_order == "ring"
+        if self.ring:
+            demand_algorithm("all_reduce", algorithm)
+            demand_orderless("exact" if exact else precision, wire)
+            if algorithm != "auto":
+                raise LocalError(f"reduce_order='ring' is an algorithm of its own; leave algorithm={algorithm!r} out")
+        elif reduce_order != "canonical":
+            raise LocalError(f"reduce_order {reduce_order!r} is not known; use 'canonical' or 'ring'")
+        super().__init__(here, "all_reduce", x, op, algorithm, precision, exact=exact, wire=wire)
+        form, like = self.how.form, self.like
+        elements = like.elements if form is None else form.elements(each.flat.size for each in like.sources)
+        self.plan(results(out, like), "ring" if self.ring else algorithm, elements=elements)
+
+    def text(self) -> str:
+        form = self.how.form
+        return super().text() + (" ring" if self.ring else "" if form is None else f" wire={form.codec.name}")
+
+    def terms(self) -> str:
+        # What a ring gives is fixed by how many ranks it has.
+        return f"world={self.here.world_size}" if self.ring else ""
+
+
+class Reduce(Reduction):
+    def __init__(
+        self,
+        here: GroupView,
+        x: Any,
+        *,
+        root: int = 0,
+        op: str = "sum",
+        out: Any = None,
+        algorithm: str = "auto",
+        precision: Precision = "default",
+        exact: bool = False,
+    ) -> None:
+        self.root = here.checked("root", root)
+        super().__init__(here, "reduce", x, op, algorithm, precision, exact=exact)
+        self.holds = here.rank == self.root
+        target = results(out, self.like) if self.holds else nothing_like(self.like)
+        self.plan(target, algorithm, root=self.root, elements=self.like.elements)
+
+    def text(self) -> str:
+        return f"{super().text()} root={self.root}"
+
+
+class ReduceScatter(Reduction):
+    def __init__(
+        self,
+        here: GroupView,
+        x: Any,
+        *,
+        op: str = "sum",
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        algorithm: str = "auto",
+        precision: Precision = "default",
+        exact: bool = False,
+    ) -> None:
+        super().__init__(here, "reduce_scatter", x, op, algorithm, precision, exact=exact)
+        like = self.like
+        if like.many:
+            raise LocalError("reduce_scatter takes a tensor, not a list")
+        (shape,) = like.shapes
+        if not shape:
+            raise LocalError("reduce_scatter divides rows; a 0-dim tensor has none")
+        self.rows = rows_given(counts, shape[0], here.world_size)
+        width = like.elements // shape[0] if shape[0] else 0
+        target = results(out, like, (self.rows[here.rank], *shape[1:]))
+        self.plan(target, algorithm, counts=tuple(count * width for count in self.rows))
+
+    def terms(self) -> str:
+        return rows_text(self.rows)
+
+
+def nothing_like(like: Bundle) -> Results:
+    """Return memory for no elements, of the type of `like`: where a rank has no result."""
+    return results(None, Bundle(like.sources[:1], many=False), (0,))
+
+
+def _leaves(x: Any) -> tuple[list[Bundle], Bundle]:
+    """The leaves of this rank, and what all of them are like. Raises LocalError where they differ."""
+    if not isinstance(x, Leaves):
+        like = bundle(x)
+        return [like], like
+    leaves = [bundle(value) for value in x.values]
+    like = leaves[0] if leaves else bundle(x.like)
+    for other in leaves[1:]:
+        if not other.is_like(like):
+            raise LocalError(f"leaves differ: {like.text} and {other.text}; all must be alike")
+    return leaves, like
+
+
+def _demand_own(here: GroupView, shards: Shards) -> None:
+    """Raise LocalError for leaves of other shards than this rank holds in this view."""
+    if shards.view_id != here.view_id:
+        raise LocalError(
+            f"these leaves were made for view {shards.view_id}, the view is {here.view_id}: "
+            "ask group.shards() again in every step"
+        )
+    mine = held(here.rank, here.world_size, shards.total)
+    if (shards.first, shards.count) != (mine.start, len(mine)):
+        raise LocalError(
+            f"shards {shards.text} are not those of this rank in this group: "
+            "ask the group that reduces them for its shards()"
         )
 
 
-def _empty_like(like: Bundle) -> Any:
-    """A tensor of no elements, of the type of `like`: where a rank has no result."""
-    return results(None, Bundle(like.sources[:1], many=False), (0,)).commit()
+@lru_cache(maxsize=64)
+def _scheduled(
+    name: str,
+    dtype: DType,
+    op: ReduceOp,
+    precision: Precision,
+    wire: str | None,
+    leaves: int,
+    sizes: tuple[tuple[str, Any], ...],
+    sites: tuple[int, ...],
+    chunk_bytes: int,
+    algorithm: str,
+) -> tuple[Schedule, str, str]:
+    """The schedule, the algorithm as far as it is settled, and the schedule's text for the signature.
+
+    A training loop asks for the same few again and again.
+    """
+    how = carriage(dtype, op, leaves=leaves, precision=precision, wire=wire)
+    schedule = reduction(
+        name, how, world=len(sites), sizes=dict(sizes), leaves=leaves, sites=sites, chunk_bytes=chunk_bytes
+    )
+    return schedule, schedule.settled(algorithm), schedule.text

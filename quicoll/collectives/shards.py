@@ -15,23 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic
 
+from quicoll.collectives.base import TensorsT
 from quicoll.errors import LocalError
 
 __all__ = ["Leaves", "Shards"]
 
 
 @dataclass(frozen=True, slots=True)
-class Leaves:
-    """One tensor for each shard that this rank holds, in the order of the shards. Made by `Shards.leaves`.
-
-    values: equal shapes and dtypes. like: gives shape and dtype on a rank that holds no shard.
-    """
+class Leaves(Generic[TensorsT]):
+    """The leaves of a reduction that this rank holds: one tensor, or list of tensors, for each of its shards, in the
+    order of the shards. Made by `Shards.leaves`."""
 
     shards: Shards
-    values: tuple[Any, ...]
-    like: Any = None
+    values: tuple[TensorsT, ...]
+    like: TensorsT | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +53,25 @@ class Shards:
 
     @property
     def text(self) -> str:
-        """Which they are, for people."""
+        """The numbers of the shards, for people."""
         return (
             f"{self.first} to {self.first + self.count - 1} of {self.total}" if self.count else f"none of {self.total}"
         )
 
-    def leaves(self, values: Sequence[Any], *, like: Any = None) -> Leaves:
-        """The tensors of these shards, ready for `all_reduce`. `like` is needed only where there are no shards.
+    def leaves(self, values: Sequence[TensorsT], *, like: TensorsT | None = None) -> Leaves[TensorsT]:
+        """Put the tensors of these shards together for `all_reduce`, `reduce` or `reduce_scatter`.
 
-        Raises LocalError when the number of tensors is not the number of shards.
+        Args:
+            values: A tensor, or a list of tensors, for each shard, in their order; of equal shapes and dtypes.
+            like: One of the same shapes and dtypes, whose values are not used. Needed only where there are no shards.
+        Returns:
+            The leaves, for a reduction in the view in which the shards were asked for.
+        Raises:
+            LocalError: The number of values is not that of the shards, or there are none and no `like`.
         """
-        values = tuple(values)
-        if len(values) != self.count:
-            raise LocalError(f"{len(values)} leaves for the {self.count} shards of this rank, {self.text}")
-        if not values and like is None:
+        given = tuple(values)
+        if len(given) != self.count:
+            raise LocalError(f"{len(given)} leaves for the {self.count} shards of this rank, {self.text}")
+        if not given and like is None:
             raise LocalError("this rank holds no shard: pass like=, a tensor of the leaves' shape and dtype")
-        return Leaves(self, values, like)
+        return Leaves(self, given, like)

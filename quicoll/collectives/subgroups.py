@@ -10,8 +10,8 @@ them. An id is derived (BLAKE2b, 61 bits) from the id of the group that was spli
 splits of that group in the view, and the color. Members agree on the first two because all of them called the same
 splits in the same order, which the split itself compares, and on the third because they have it in common. A clash of
 two ids could matter only to a rank that is in both groups; that rank knows both of them, and refuses the second
-(`quicoll.collectives.context.Caller.claim`). So no two groups of any rank ever have one id; what 61 bits make unlikely
-is the refusal.
+(`CallContext.claim` in quicoll.collectives.context). So no two groups of any rank ever have one id; what 61 bits make
+unlikely is the refusal.
 
 Why concurrent operations on overlapping groups cannot deadlock. An operation is (view, group, seq), with seq counted in
 its group alone. It

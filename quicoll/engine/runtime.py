@@ -1,17 +1,19 @@
 """Where the engine runs: a loop in a thread of its own, so that a training loop that computes for seconds is not
 taken for dead; or the caller's own loop, for simulated time and for tests.
 
-Calls cross here and nowhere else: a coroutine goes in, an awaitable on the caller's loop comes out. Cancelling the
-awaitable cancels the coroutine, though never before its first step (`_Begun`). Every deadline of a call passes on the
-engine's loop, so what keeps that loop from running would hold its callers for ever. Each way has an end of its own:
+Calls cross here and nowhere else: a coroutine goes in; a future comes out, on the caller's loop (`call`) or for a
+thread without one (`submit`, `wait`). Cancelling it cancels the coroutine, though never before its first step
+(`_Begun`). Every deadline of a call passes on the engine's loop, so what keeps that loop from running would hold its
+callers for ever. Each way has an end of its own:
 
     closed     calls under way when the thread ends, however it ends, and calls that come later: LocalError
     forked     the child of a fork has the objects and not the thread: LocalError, and `aclose` does nothing. It may not
                even stop the loop: pipe and epoll are shared with the parent.
     blocked    an observer that waits for something, a disk that does not answer. While calls are under way the caller's
-               loop asks the engine's for a sign of life once a second; after `_BLOCKED` questions in a row without one,
-               all calls under way end by LocalError, which says where the thread is. Questions that come late do not
-               count: then it was the process that stood still, and the engine's thread has had no turn either.
+               loop, or the thread that waits, asks the engine's loop for a sign of life once a second; after `_BLOCKED`
+               questions in a row without one, all calls under way end by LocalError, which says where the thread is.
+               Questions that come late do not count: then it was the process that stood still, and the engine's thread
+               has had no turn either.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from quicoll.errors import LocalError
@@ -43,7 +46,9 @@ _END_S = 10.0  # for the thread to end, and for what still runs in it to be canc
 class Runtime(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
-    def call(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]: ...
+    def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]: ...
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]: ...
+    def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool: ...
     async def aclose(self) -> None: ...
 
 
@@ -60,12 +65,11 @@ class ThreadRuntime:
         """ask_s: between two questions for a sign of life; see the module's head."""
         self.loop = loop_factory()
         self._pid = os.getpid()
-        self._ask_s = ask_s
+        self.ask_s = ask_s
         self._lock = threading.Lock()  # of the three below, so that no call comes between the last look and the end
         self._closed = self._stopping = False
         self._calls: dict[concurrent.futures.Future[Any], None] = {}
         self._watching: asyncio.AbstractEventLoop | None = None  # the caller's loop on which the questions are asked
-        self._asked = self._answered = self._missed = 0
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name=f"quicoll-{name}", daemon=True)
         self._thread.start()
@@ -96,31 +100,61 @@ class ThreadRuntime:
                 log.error("%s does not end", task)
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
 
-    def call(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+    def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """Run `work` on the engine's loop, for a caller on an event loop."""
+        if not _loop_runs():
+            work.close()
+            raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code")
+        answer = self.submit(work)
+        self._watch()
+        return asyncio.wrap_future(answer)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run `work` on the engine's loop, for any thread but that one. `wait` for what it gives: that has an end."""
         answer: concurrent.futures.Future[T] = concurrent.futures.Future()
         refused = self._refusal()
-        if not refused:
-            with self._lock:
-                if self._closed:
-                    refused = "the engine is closed"
-                else:
-                    self._calls[answer] = None
-                    self.loop.call_soon_threadsafe(self._begin, work, answer)
+        try:
+            if not refused:
+                with self._lock:
+                    if self._closed:
+                        refused = "the engine is closed"
+                    else:
+                        self._calls[answer] = None
+                        self.loop.call_soon_threadsafe(self._begin, work, answer)
+        except BaseException:  # of a signal handler: the caller gets no future that it could cancel
+            answer.cancel()
+            raise
         if refused:
             work.close()
             raise LocalError(refused)
-        self._watch()
-        return asyncio.wrap_future(answer)
+        return answer
+
+    def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool:
+        """Block this thread until there is an answer, or `timeout` seconds have passed. Return whether there is one.
+
+        As for calls from a loop, a thread that is blocked ends the wait. Raises LocalError where an event loop runs.
+        """
+        refused = self._refusal()
+        if not refused and _loop_runs():
+            refused = "an event loop is running on this thread: there nothing may block"
+        if refused:
+            raise LocalError(refused)
+        began = now = time.monotonic()
+        signs = _Signs(self)
+        while not answer.done() and (timeout is None or now - began < timeout):
+            due = now + self.ask_s
+            until = due if timeout is None else min(due, began + timeout)
+            concurrent.futures.wait((answer,), until - now)
+            now = time.monotonic()
+            if now >= due:
+                signs.ask(on_time=now - due < self.ask_s / 2)
+        return answer.done()
 
     def _refusal(self) -> str:
         if os.getpid() != self._pid:
             return "this process is a fork of the one that joined, whose engine it does not have; join in the child"
         if threading.current_thread() is self._thread:
             return "called from the engine's own thread"
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return "no event loop is running here; use quicoll.blocking in synchronous code"
         return ""
 
     def _begin(self, work: Coroutine[Any, Any, T], answer: concurrent.futures.Future[T]) -> None:
@@ -162,30 +196,22 @@ class ThreadRuntime:
         loop = asyncio.get_running_loop()
         if self._watching is not loop:
             self._watching = loop
-            self._missed = 0
-            loop.call_later(self._ask_s, self._ask, loop, loop.time() + self._ask_s)
+            signs = _Signs(self)
+            loop.call_later(self.ask_s, self._ask, loop, loop.time() + self.ask_s, signs)
 
-    def _ask(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+    def _ask(self, loop: asyncio.AbstractEventLoop, due: float, signs: _Signs) -> None:
         if self._watching is not loop:
             return
         if not self._calls or self._closed:
             self._watching = None
             return
-        if self._answered == self._asked:
-            self._missed = 0
-            self._asked += 1
-            with contextlib.suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(self._answer)
-        elif loop.time() - due < self._ask_s / 2:
-            self._missed += 1
-        if self._missed >= _BLOCKED:
-            self._missed = 0
-            blocked = f"the engine's thread has been blocked for {_BLOCKED * self._ask_s:g} s{self._whereabouts()}"
-            self._fail_calls(LocalError(f"{blocked}; observers must be quick", usable=False))
-        loop.call_later(self._ask_s, self._ask, loop, loop.time() + self._ask_s)
+        signs.ask(on_time=loop.time() - due < self.ask_s / 2)
+        loop.call_later(self.ask_s, self._ask, loop, loop.time() + self.ask_s, signs)
 
-    def _answer(self) -> None:
-        self._answered += 1
+    def blocked(self, seconds: float) -> None:
+        """The thread has given no sign of life for so long: its calls end."""
+        blocked = f"the engine's thread has been blocked for {seconds:g} s{self._whereabouts()}"
+        self._fail_calls(LocalError(f"{blocked}; observers must be quick", usable=False))
 
     def _whereabouts(self) -> str:
         frame = sys._current_frames().get(self._thread.ident or 0)
@@ -211,6 +237,39 @@ class ThreadRuntime:
         self._thread.join()
 
 
+def _loop_runs() -> bool:
+    """Whether this thread is inside an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class _Signs:
+    """One caller's questions for a sign of life of a runtime's thread, one after the other."""
+
+    def __init__(self, runtime: ThreadRuntime) -> None:
+        self._runtime = runtime
+        self._asked = self._answered = self._missed = 0
+
+    def ask(self, *, on_time: bool) -> None:
+        """A second has passed. on_time: no more than that; otherwise it was the process that stood still."""
+        if self._answered == self._asked:
+            self._missed = 0
+            self._asked += 1
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                self._runtime.loop.call_soon_threadsafe(self._answer)
+        elif on_time:
+            self._missed += 1
+        if self._missed >= _BLOCKED:
+            self._missed = 0
+            self._runtime.blocked(_BLOCKED * self._runtime.ask_s)
+
+    def _answer(self) -> None:
+        self._answered += 1
+
+
 class _Begun(asyncio.Task[T]):
     """A task that has taken its first step before it can be cancelled, as those of another thread have.
 
@@ -233,13 +292,20 @@ class InlineRuntime:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
 
-    def call(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+    def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         factory = self.loop.get_task_factory()
         self.loop.set_task_factory(lambda loop, work, **settings: _Begun(work, loop=loop, **settings))
         try:
             return self.loop.create_task(work)  # by the loop, which may keep a list of its tasks
         finally:
             self.loop.set_task_factory(factory)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        work.close()
+        raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")
+
+    def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool:
+        raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")
 
     async def aclose(self) -> None:
         return None

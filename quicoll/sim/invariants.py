@@ -45,7 +45,7 @@ from quicoll.sim.errors import InvariantBroken
 from quicoll.step import StepProtocol
 
 if TYPE_CHECKING:
-    from quicoll.collectives.context import Caller
+    from quicoll.collectives.context import CallContext
     from quicoll.collectives.handle import Handle
     from quicoll.config import Config
     from quicoll.engine.decisions import Decision
@@ -250,9 +250,9 @@ class CheckedJob(Job):
         self, config: Config, engine: Engine, runtime: Runtime, view: View, *, machine: Machine, checker: Checker
     ) -> None:
         super().__init__(config, engine, runtime, view)
-        self.group = CheckedGroup(self._caller, machine=machine, checker=checker)
+        self.group = CheckedGroup(self._context, machine=machine, checker=checker)
         self._steps = CheckedSteps(
-            self._caller, engine, runtime, state=self._state, config=config, machine=machine, checker=checker
+            self._context, engine, runtime, state=self._state, config=config, machine=machine, checker=checker
         )
 
 
@@ -261,7 +261,7 @@ class CheckedSteps(StepProtocol):
 
     def __init__(
         self,
-        context: Caller,
+        context: CallContext,
         engine: Engine,
         runtime: Runtime,
         *,
@@ -319,13 +319,13 @@ class CheckedSteps(StepProtocol):
 class CheckedGroup(Group):
     """A group whose every collective is held to its deadline, and whose tensors are looked at before and after."""
 
-    def __init__(self, caller: Caller, scope: Scope = WORLD, *, machine: Machine, checker: Checker) -> None:
-        super().__init__(caller, scope)
+    def __init__(self, context: CallContext, scope: Scope = WORLD, *, machine: Machine, checker: Checker) -> None:
+        super().__init__(context, scope)
         self._machine = machine
         self._checker = checker
 
     def _divided(self, scope: Scope) -> CheckedGroup:
-        return CheckedGroup(self._caller, scope, machine=self._machine, checker=self._checker)
+        return CheckedGroup(self._context, scope, machine=self._machine, checker=self._checker)
 
 
 def _checked(name: str) -> Callable[..., Handle[Any]]:
@@ -336,7 +336,7 @@ def _checked(name: str) -> Callable[..., Handle[Any]]:
         machine, checker, node = self._machine, self._checker, self._machine.host.name
         out = settings.get("out")
         timeout = settings.get("timeout")
-        limit = self._caller.config.timeout if timeout is None else timeout
+        limit = self._context.config.timeout if timeout is None else timeout
         given = [args, *((key, settings[key]) for key in sorted(settings) if key != "out")]  # tensors may have names
         inputs, target = _bits(given), _bits((out,))
         handle = inner(self, *args, **settings)

@@ -34,8 +34,8 @@ from quicoll.sim.subgroups import grouping
 from quicoll.sim.workload import Reference, worker
 
 if TYPE_CHECKING:
-    from quicoll.collectives.reductions import AlgorithmName
     from quicoll.job import Job
+    from quicoll.plan.schedule import AlgorithmName
     from quicoll.sim.outcome import Outcome
     from quicoll_transport.sim import Recorder
 

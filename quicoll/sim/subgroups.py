@@ -29,8 +29,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import Group
-    from quicoll.collectives.reductions import AlgorithmName
     from quicoll.job import Job
+    from quicoll.plan.schedule import AlgorithmName
 
 __all__ = ["Grouping", "Subgroups", "after", "beginning", "grouping"]
 

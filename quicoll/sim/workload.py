@@ -26,8 +26,8 @@ from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning
 
 if TYPE_CHECKING:
     from quicoll.checkpoint.disk import Disk
-    from quicoll.collectives.reductions import AlgorithmName
     from quicoll.job import Job
+    from quicoll.plan.schedule import AlgorithmName
 
 __all__ = ["COMPUTE_S", "ELEMENTS", "WORKLOAD_SHARDS", "Reference", "worker"]
 

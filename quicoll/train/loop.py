@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     import os
 
     from quicoll.checkpoint.store import Array
-    from quicoll.collectives.group import AlgorithmName
     from quicoll.job import Job
+    from quicoll.plan.schedule import AlgorithmName
 
 __all__ = ["Bucket", "Task", "TrainingResult", "run"]
 

@@ -265,7 +265,7 @@ def test_a_signal_handler_that_raises_ends_the_call_and_leaves_nothing_of_it_run
     def interrupt(job: blocking.Job) -> None:
         main = threading.main_thread().ident or 0
         # Not before its loop waits: what is raised inside a callback of asyncio's goes no further than its log.
-        while job._job._engine.steps.cast is None or sys._current_frames()[main].f_code.co_name != "select":
+        while job._inner._engine.steps.cast is None or sys._current_frames()[main].f_code.co_name != "select":
             pass
         signal.pthread_kill(main, signal.SIGUSR1)
 

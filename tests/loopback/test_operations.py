@@ -13,7 +13,7 @@ import torch
 
 import quicoll.plan.schedule
 from quicoll import Job, LocalError, Mismatch, PeerError, QuicollError
-from quicoll.collectives.movements import MAX_OBJECT_BYTES
+from quicoll.collectives.objects import MAX_OBJECT_BYTES
 from quicoll.engine.communicator import Communicator, site_numbers
 from quicoll.numerics.bundle import Joined
 from quicoll.testing import cluster
@@ -398,7 +398,7 @@ async def test_a_dropped_handle_counts_for_the_vote_and_leaves_out_as_it_was() -
             async with job.step() as step:
                 dropped = job.group.all_reduce(np.ones(5), out=outs[job.rank])
                 await job.group.barrier()
-                await asyncio.wait({dropped._future})
+                await asyncio.wait({dropped.pending.future})
                 if job.rank == 0:
                     await dropped  # the other rank never does: both votes hold its digest all the same
                 done: list[bool] = []

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import quicoll.collectives.context
-import quicoll.collectives.group
+import quicoll.collectives.split
 import quicoll.collectives.subgroups
 import quicoll.engine.engine
 import quicoll.membership.coordinator.admission
@@ -230,12 +230,12 @@ def groups_are_told_apart_by_color_alone(patch: Patch) -> None:
     patch.setattr(
         quicoll.collectives.subgroups, "derived_id", lambda parent, what, number, color: honest(parent, what, color)
     )
-    patch.setattr(quicoll.collectives.context.Caller, "claim", lambda self, derived, name: None)
+    patch.setattr(quicoll.collectives.context.CallContext, "claim", lambda self, derived, name: None)
 
 
 def keys_order_nothing(patch: Patch) -> None:
-    honest = quicoll.collectives.group.divide
-    patch.setattr(quicoll.collectives.group, "divide", lambda given: honest([(color, 0) for color, _ in given]))
+    honest = quicoll.collectives.split.divide
+    patch.setattr(quicoll.collectives.split, "divide", lambda given: honest([(color, 0) for color, _ in given]))
 
 
 def groups_of_two_round_otherwise(patch: Patch) -> None:

@@ -14,8 +14,8 @@ from quicoll.sim.runner import run_scenario
 from quicoll.sim.scenario.swarm import generate
 
 if TYPE_CHECKING:
-    from quicoll.collectives.reductions import AlgorithmName
     from quicoll.job import Job
+    from quicoll.plan.schedule import AlgorithmName
 
 RANKS = 4
 ELEMENTS = 100_000  # of 4 bytes, so that datagrams of payload are nearly all there are

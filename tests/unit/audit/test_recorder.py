@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from quicoll.audit.log import AuditLog, OperationRecord, StepBegun, read_log
-from quicoll.audit.recorder import Auditor, Deed, PendingEntry
+from quicoll.audit.recorder import Auditor, IssuedCall, PendingEntry
 from quicoll.errors import AuditError
 from quicoll.numerics.bundle import Joined
 
@@ -26,8 +27,9 @@ class Written:
         self.auditor.begin(step=step, view=1, rank=0, world=1)
 
     def issue(self, op: str, step: int | None) -> tuple[PendingEntry, Callable[[int], None]]:
-        deed = Deed("world", op, [(0, np.arange(3))], lambda: np.arange(4), agreed=True)
-        return self.auditor.issued(deed, view=1, step=step, rank=0, world=1)
+        call = IssuedCall("world", op, [(0, np.arange(3))], lambda: np.arange(4), agreed=True)
+        entry = self.auditor.issued(call, view=1, step=step, rank=0, world=1)
+        return entry, partial(self.auditor.succeeded, entry)
 
     @property
     def lines(self) -> list[int | str]:
@@ -85,8 +87,8 @@ def test_a_list_of_tensors_has_the_digest_of_its_elements_in_one(tmp_path: Path)
     written, rng = Written(tmp_path), np.random.default_rng(0)
     parts = [rng.standard_normal(size) for size in (3, 1 << 18, 70_000)]
     for elements in (Joined(parts), np.concatenate(parts)):
-        deed = Deed("world", "x", [(5, elements)], None, agreed=False)
-        written.auditor.issued(deed, view=1, step=None, rank=0, world=1)[1](0)
+        call = IssuedCall("world", "x", [(5, elements)], None, agreed=False)
+        written.auditor.succeeded(written.auditor.issued(call, view=1, step=None, rank=0, world=1), 0)
     one, other = (line for line in read_log(written.path).lines if isinstance(line, OperationRecord))
     assert one == other
     assert (one.inputs[0][0], one.result, one.agreed) == (5, "", False)

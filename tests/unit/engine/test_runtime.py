@@ -208,3 +208,76 @@ async def test_the_inline_runtime_uses_the_callers_loop() -> None:
 
     assert await runtime.call(where()) is runtime.loop
     await runtime.aclose()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Threads without an event loop
+
+
+async def sleep_for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def test_a_thread_without_a_loop_submits_and_waits() -> None:
+    runtime = ThreadRuntime("test")
+
+    async def name() -> str:
+        return threading.current_thread().name
+
+    answer = runtime.submit(name())
+    assert runtime.wait(answer, None)
+    assert answer.result() == "quicoll-test"
+    pending = runtime.submit(sleep_for_ever())
+    assert not runtime.wait(pending, 0.01)
+    asyncio.run(runtime.aclose())
+    assert runtime.wait(pending, None)
+    with pytest.raises(LocalError, match="the engine is closed"):
+        pending.result()
+    with pytest.raises(LocalError, match="the engine is closed"):
+        runtime.submit(sleep_for_ever())
+
+
+def test_what_a_thread_cancels_is_cancelled_on_the_engine() -> None:
+    runtime = ThreadRuntime("test")
+    cancelled = threading.Event()
+
+    async def forever() -> None:
+        try:
+            await sleep_for_ever()
+        finally:
+            cancelled.set()
+
+    assert runtime.submit(forever()).cancel()
+    assert cancelled.wait(30)
+    asyncio.run(runtime.aclose())
+
+
+async def test_a_wait_where_a_loop_runs_or_on_the_engines_own_thread_is_refused() -> None:
+    runtime = ThreadRuntime("test")
+    answer = runtime.submit(sleep_for_ever())
+    with pytest.raises(LocalError, match="there nothing may block"):
+        runtime.wait(answer, 1.0)
+
+    async def inner() -> None:
+        runtime.wait(answer, 1.0)
+
+    with pytest.raises(LocalError, match="own thread"):
+        await runtime.call(inner())
+    await runtime.aclose()
+
+
+def test_a_thread_that_waits_for_a_blocked_engine_gets_an_error() -> None:
+    runtime = ThreadRuntime("test", ask_s=0.01)
+    go_on = threading.Event()
+    runtime.loop.call_soon_threadsafe(go_on.wait)
+    answer = runtime.submit(asyncio.sleep(0))
+    assert runtime.wait(answer, None)
+    with pytest.raises(LocalError, match=r"thread has been blocked for 0\.3 s"):
+        answer.result()
+    go_on.set()
+    asyncio.run(runtime.aclose())
+
+
+async def test_the_inline_runtime_has_no_thread_to_wait_for() -> None:
+    with pytest.raises(LocalError, match="shares the loop of its caller"):
+        InlineRuntime().submit(sleep_for_ever())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from quicoll.plan.cost import NetworkModel
 from quicoll.plan.schedule import carriage
 
 if TYPE_CHECKING:
+    from quicoll.collectives.operation import Operation
     from quicoll.engine.communicator import Call
 
 
@@ -41,8 +43,9 @@ class Desk:
         self.view = View(view_id=1, members=members, seed=bytes(32), committed_step=0, committed_view=0)
         self.called: Call | None = None
 
-    def issue(self, call: Call, **_: Any) -> None:
-        self.called = call
+    def issue(self, operation: Operation[Any], timeout: float | None) -> Any:
+        self.called = operation.call()
+        return SimpleNamespace(future=Future())
 
     def claim(self, derived: int, name: str) -> None:
         pass

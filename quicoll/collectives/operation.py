@@ -1,0 +1,118 @@
+"""One collective of one rank, from its checked arguments to its result.
+
+    made        on the caller's thread. All that can be refused is refused here, before anything is sent
+    prepare     on the engine's loop, once the ranks know each other's sizes: this rank's plan and its memory
+    bits        on the caller's thread, after the end: the result as flat memory, for the vote and the audit
+    result      on the caller's thread, after `bits`: what the caller gets
+
+Who issues an operation, from which thread, and how its end is waited for, is no concern of it (see context.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from quicoll.audit.recorder import IssuedCall
+from quicoll.engine.communicator import Call
+from quicoll.engine.messages import MAX_NUMBER
+from quicoll.errors import LocalError
+
+if TYPE_CHECKING:
+    from quicoll.collectives.base import GroupView
+    from quicoll.engine.communicator import Known
+    from quicoll.engine.executor import Work
+    from quicoll.numerics.bundle import Joined
+    from quicoll.numerics.dtypes import Array
+
+__all__ = ["Operation"]
+
+T = TypeVar("T")
+
+
+class Operation(Generic[T]):
+    """Subclasses set what differs from these defaults, and define `prepare`, `result` and `bits`."""
+
+    name: str
+    signature: str  # all that has to be equal on all ranks, but for the group
+    counts: tuple[int, ...] = ()  # this rank's sizes, where they may differ from rank to rank
+    gathers = False  # whether the work depends on the counts of all ranks
+    measures = False  # whether it depends on the agreed network
+    ranks: tuple[int, ...] | None = None  # of the view, where not all of the group take part
+    watched = True  # whether a rank that comes late is a straggler
+    shared = False  # whether all ranks get the same bits
+    holds = True  # whether this rank gets a result
+
+    def __init__(self, here: GroupView) -> None:
+        self.here = here
+
+    def prepare(self, known: Known) -> Work:
+        """Return this rank's plan with its memory. Raises PeerError for what other ranks must not announce."""
+        raise NotImplementedError
+
+    def result(self) -> T:
+        """Return what the caller gets; with `out`, write it there. Raises LocalError where `out` was changed."""
+        raise NotImplementedError
+
+    def bits(self) -> Array:
+        """Return the result as flat memory; asked for only where this rank `holds` one."""
+        raise NotImplementedError
+
+    @property
+    def group_id(self) -> int:
+        """Under which id the operation is counted."""
+        return self.here.scope.group_id
+
+    def call(self) -> Call:
+        """Return the operation as the engine takes it. Raises LocalError for counts that cannot be announced."""
+        if self.counts and max(self.counts) > MAX_NUMBER:
+            raise LocalError(f"{max(self.counts)} is more than can be announced; {MAX_NUMBER} is the most")
+        scope = self.here.scope
+        if not scope.name:
+            return Call(
+                self.name,
+                self.signature,
+                self.prepare,
+                self.counts,
+                self.gathers,
+                self.measures,
+                self.ranks,
+                watched=self.watched,
+            )
+        return Call(
+            self.name,
+            f"{self.signature} group={scope.name}",
+            self.prepare,
+            self.counts,
+            self.gathers,
+            self.measures,
+            scope.ranks if self.ranks is None else self.ranks,
+            scope.name,
+            self.watched and scope.watched,
+        )
+
+    # -- for the audit -------------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """Return what was called, for the audit and for people."""
+        raise NotImplementedError
+
+    def terms(self) -> str:
+        """Return what else the result depends on, for the audit."""
+        return ""
+
+    def inputs(self) -> Sequence[tuple[int, Array | Joined]]:
+        """Return number and elements of each leaf that this rank gives, for the audit."""
+        return ()
+
+    def issued(self) -> IssuedCall:
+        """Return the operation as the audit takes it."""
+        return IssuedCall(
+            self.here.scope.name or "world",
+            self.text(),
+            self.inputs(),
+            self.bits if self.holds else None,
+            agreed=self.shared,
+            terms=self.terms(),
+            members=0 if self.ranks is None else len(self.ranks),
+        )

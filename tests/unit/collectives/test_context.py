@@ -1,0 +1,289 @@
+"""Issuing: in which order operations reach the engine, what a step votes with, and what an audit is told."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from quicoll.audit.log import AuditLog, OperationRecord, read_log
+from quicoll.audit.recorder import Auditor
+from quicoll.collectives.base import GroupView
+from quicoll.collectives.context import CallContext, Pending
+from quicoll.collectives.handle import BlockingHandle, Handle
+from quicoll.collectives.movements import Barrier, Gather
+from quicoll.collectives.reductions import AllReduce
+from quicoll.collectives.subgroups import STATE, WORLD, Scope
+from quicoll.errors import AuditError, LocalError, Mismatch, PeerError
+from quicoll.membership.view import Member, View
+
+if TYPE_CHECKING:
+    from quicoll.engine.communicator import Call
+
+
+class Engine:
+    """Takes operations and leaves their end to the test: nothing is sent."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Call, dict[str, Any]]] = []
+
+    async def collective(self, view_id: int, call: Call, **how: Any) -> int:
+        raise AssertionError("nothing runs here")
+
+
+class Runtime:
+    """Keeps what is issued, with the future that its caller got."""
+
+    def __init__(self) -> None:
+        self.futures: list[Any] = []
+        self.refused = ""
+        self.waited: list[float | None] = []
+
+    def _take(self, work: Coroutine[Any, Any, Any], future: Any) -> Any:
+        work.close()
+        if self.refused:
+            raise LocalError(self.refused)
+        self.futures.append(future)
+        return future
+
+    def call(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+        taken: asyncio.Future[Any] = self._take(work, asyncio.get_running_loop().create_future())
+        return taken
+
+    def submit(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        taken: concurrent.futures.Future[Any] = self._take(work, concurrent.futures.Future())
+        return taken
+
+    def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool:
+        self.waited.append(timeout)
+        return answer.done()
+
+
+def view(number: int = 1) -> View:
+    members = (Member(rank=0, node="a", incarnation=1), Member(rank=1, node="b", incarnation=1))
+    return View(view_id=number, members=members, seed=bytes(32), committed_step=0, committed_view=0)
+
+
+class Desk:
+    """A context without an engine. `ended(k)` ends the k-th operation that was issued."""
+
+    def __init__(self) -> None:
+        self.runtime = Runtime()
+        config = SimpleNamespace(node="b", timeout=30.0)
+        self.context = CallContext(config, Engine(), self.runtime, view())  # type: ignore[arg-type]
+        self.seq = 0
+
+    def operation(self, x: float = 1.0, scope: Scope = WORLD) -> AllReduce:
+        return AllReduce(self.here(scope), np.full(2, x))
+
+    def here(self, scope: Scope = WORLD) -> GroupView:
+        ranks = (0, 1) if scope.ranks is None else scope.ranks
+        return GroupView(1, scope, len(ranks) - 1, ranks, (0,) * len(ranks), 1024)
+
+    def submit(self, x: float = 1.0, scope: Scope = WORLD) -> Pending[Any]:
+        return self.context.submit(self.operation(x, scope), None)
+
+    def end(self, pending: Pending[Any], seq: int, value: float = 2.0) -> None:
+        if isinstance(pending.operation, AllReduce):
+            pending.operation.output[:] = value
+        pending.future.set_result(seq)
+
+
+def test_an_operation_is_taken_once_and_gives_the_same_result_each_time() -> None:
+    desk = Desk()
+    pending = desk.submit()
+    assert not pending.settle()
+    desk.end(pending, 0)
+    assert pending.settle()
+    assert pending.take() is pending.take()
+    assert pending.take().tolist() == [2.0, 2.0]
+
+
+def test_what_a_step_votes_with_follows_from_the_numbers_and_not_from_the_order_of_the_waits() -> None:
+    votes = []
+    for order in ((0, 1, 2), (2, 0, 1)):
+        desk = Desk()
+        desk.context.open(1)
+        pendings = [desk.submit(float(number)) for number in range(3)]
+        for number in order:
+            desk.end(pendings[number], number, float(number))
+            if number:  # the first is left to the step's end
+                pendings[number].take()
+        assert desk.context.settle() == 0
+        votes.append(desk.context.digests(1))
+    assert votes[0] == votes[1]
+    desk.context.record(0, 2, b"another result..")
+    assert desk.context.digests(1) != votes[0]
+
+
+def test_a_step_counts_what_has_not_ended_and_forgets_what_comes_later() -> None:
+    desk = Desk()
+    desk.context.open(1)
+    first, second = desk.submit(), desk.submit()
+    desk.end(first, 0)
+    assert desk.context.settle() == 1
+    before = desk.context.digests(1)
+    desk.context.close()
+    desk.end(second, 1)
+    second.take()
+    assert desk.context.digests(1) == before
+    desk.context.open(2)
+    assert desk.context.digests(2)[1] == ()
+    assert desk.context.settle() == 0
+
+
+def test_results_of_a_sub_group_have_a_digest_of_their_own() -> None:
+    desk = Desk()
+    desk.context.open(1)
+    mine = WORLD.sub(0, 5, (1,), 0, view_id=1)
+    whole, _ = desk.context.digests(1)
+    pending = desk.submit(scope=mine)
+    desk.end(pending, 0)
+    pending.take()
+    unchanged, groups = desk.context.digests(1)
+    assert (unchanged, [group for group, _ in groups]) == (whole, [mine.group_id])
+
+
+def test_threads_that_issue_at_once_take_one_place_after_the_other() -> None:
+    desk = Desk()
+    desk.context.open(1)
+    start = threading.Barrier(8)
+
+    def issue() -> list[Pending[Any]]:
+        start.wait()
+        return [desk.submit() for _ in range(50)]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        issued = [pending for done in [threads.submit(issue) for _ in range(8)] for pending in done.result()]
+    assert len(desk.runtime.futures) == 400
+    by_future = {id(pending.future): pending for pending in issued}
+    for seq, future in enumerate(desk.runtime.futures):
+        desk.end(by_future[id(future)], seq)
+    assert desk.context.settle() == 0
+
+
+def test_an_event_loop_is_needed_to_issue_and_none_to_submit() -> None:
+    desk = Desk()
+    with pytest.raises(LocalError, match="no event loop is running here"):
+        desk.context.issue(desk.operation(), None)
+    assert not desk.runtime.futures
+    with pytest.raises(LocalError, match="timeout must be above 0"):
+        desk.context.submit(desk.operation(), 0)
+    assert not desk.runtime.futures
+
+
+async def test_a_handle_gives_the_result_and_the_error_of_its_operation() -> None:
+    desk = Desk()
+    good = Handle(desk.context.issue(desk.operation(), None))
+    bad = Handle(desk.context.issue(desk.operation(), None))
+    assert not good.done()
+    desk.end(good.pending, 0)
+    bad.pending.future.set_exception(Mismatch("different calls"))
+    assert (await good).tolist() == [2.0, 2.0]
+    with pytest.raises(Mismatch, match="different calls"):
+        await bad
+    cancelled = Handle(desk.context.issue(Barrier(desk.here()), None))
+    cancelled.pending.future.cancel()
+    with pytest.raises(PeerError, match="cancelled by another await") as raised:
+        await cancelled
+    assert (raised.value.rank, raised.value.node, raised.value.view, raised.value.op) == (1, "b", 1, "barrier")
+
+
+def test_a_blocking_handle_gives_the_result_and_the_error_of_its_operation() -> None:
+    desk = Desk()
+    pending = desk.submit()
+    handle: BlockingHandle[Any] = BlockingHandle(pending)
+    with pytest.raises(TimeoutError, match=r"all_reduce has not ended within 1\.5 s"):
+        handle.wait(1.5)
+    assert desk.runtime.waited == [1.5]
+    desk.end(pending, 0)
+    assert handle.wait().tolist() == [2.0, 2.0]
+    assert desk.runtime.waited == [1.5]  # what has ended is not waited for
+    failed = desk.submit()
+    failed.future.set_exception(Mismatch("different calls"))
+    with pytest.raises(Mismatch, match="different calls"):
+        BlockingHandle(failed).wait()
+
+
+def test_a_step_uses_no_more_sub_groups_than_its_vote_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quicoll.collectives.context.MAX_GROUPS", 2)
+    desk = Desk()
+    desk.context.open(1)
+    groups = [WORLD.sub(0, color, (1,), 0, view_id=1) for color in range(3)]
+    for scope in (*groups[:2], groups[0]):
+        desk.submit(scope=scope)
+    with pytest.raises(LocalError, match="at most 2 sub-groups"):
+        desk.submit(scope=groups[2])
+    # One whose result is a rank's own is in no vote.
+    desk.context.submit(Gather(desk.here(groups[2]), np.ones(1), root=0), None)
+
+
+def test_an_id_belongs_to_one_name_for_as_long_as_the_view() -> None:
+    context = Desk().context
+    context.claim(9, "0:1")
+    context.claim(9, "0:1")
+    with pytest.raises(LocalError, match="have the same id"):
+        context.claim(9, "0:2")
+    context.split_issued(0)
+    assert (context.next_split(0), context.next_split(9)) == (1, 0)
+    context.enter(view(1))
+    assert context.next_split(0) == 1
+    context.enter(view(2))
+    context.claim(9, "0:2")
+    assert context.next_split(0) == 0
+
+
+class Audited(Desk):
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.path = directory / "b.audit"
+        self.context.auditor = Auditor(AuditLog(self.path, job="test", node="b"))
+
+    @property
+    def written(self) -> list[int]:
+        return [line.seq for line in read_log(self.path).lines if isinstance(line, OperationRecord)]
+
+
+def test_an_audit_is_told_of_operations_that_no_thread_waited_for(tmp_path: Path) -> None:
+    desk = Audited(tmp_path)
+    first, second, third = (desk.submit() for _ in range(3))
+    desk.end(first, 0)
+    second.future.set_exception(Mismatch("different calls"))
+    desk.end(third, 2)
+    assert desk.written == []
+    fourth = desk.submit()  # looks after what has ended
+    assert desk.written == [0, 2]
+    desk.end(fourth, 3)
+    desk.submit(scope=STATE)  # the library's own is left out
+    desk.context.end_audit()
+    assert desk.written == [0, 2, 3]
+
+
+def test_an_operation_that_the_engine_refuses_leaves_no_place_in_the_audit(tmp_path: Path) -> None:
+    desk = Audited(tmp_path)
+    desk.runtime.refused = "the engine is closed"
+    with pytest.raises(LocalError, match="the engine is closed"):
+        desk.submit()
+    desk.runtime.refused = ""
+    pending = desk.submit()
+    desk.end(pending, 0)
+    pending.take()
+    assert desk.written == [0]
+    desk.context.end_audit()
+
+
+def test_an_audit_that_failed_refuses_the_next_operation(tmp_path: Path) -> None:
+    desk = Audited(tmp_path)
+    pending = desk.submit()
+    desk.context.end_audit()
+    desk.end(pending, 0)
+    pending.take()
+    with pytest.raises(AuditError):
+        desk.submit()

@@ -1,0 +1,359 @@
+"""Each operation without a network: made, prepared from what the ranks announce, its work executed in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from quicoll.collectives.base import GroupView
+from quicoll.collectives.movements import AllToAll, Barrier, Broadcast, Gather, Scatter
+from quicoll.collectives.objects import MAX_OBJECT_BYTES, AllGatherObject, BroadcastObject
+from quicoll.collectives.point_to_point import Receive, Send
+from quicoll.collectives.reductions import AllReduce, Reduce, ReduceScatter
+from quicoll.collectives.shards import Leaves, Shards
+from quicoll.collectives.split import Split
+from quicoll.collectives.subgroups import MAX_COLOR, MAX_KEY, STATE, WORLD, Scope
+from quicoll.engine.communicator import Known
+from quicoll.engine.executor import Work, execute
+from quicoll.errors import LocalError, PeerError
+from quicoll.numerics.reduce import held
+from quicoll.plan.cost import NetworkModel
+
+if TYPE_CHECKING:
+    from quicoll.collectives.operation import Operation
+
+VIEW = 7
+
+
+def place(rank: int, world: int = 3, scope: Scope = WORLD, *, sites: Sequence[int] | None = None) -> GroupView:
+    """The group of all ranks of a view, or a sub-group."""
+    ranks = tuple(range(world)) if scope.ranks is None else scope.ranks
+    return GroupView(VIEW, scope, rank, ranks, tuple(sites or [0] * len(ranks)), chunk_bytes=64)
+
+
+def part(rank: int, *ranks: int) -> GroupView:
+    """A sub-group of `ranks` of the view, as its member `rank` sees it."""
+    return place(rank, scope=WORLD.sub(0, 5, ranks, rank, view_id=VIEW))
+
+
+class Transfer:
+    def __init__(self) -> None:
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def abort(self) -> None:
+        if not self.future.done():
+            self.future.cancel()
+
+
+class Wires:
+    """Links between ranks of one process: a message is copied when both ends have named it."""
+
+    def __init__(self) -> None:
+        self.sent: dict[Any, tuple[bytes, Transfer]] = {}
+        self.posted: dict[Any, tuple[memoryview, Transfer]] = {}
+
+    def link(self, rank: int) -> Callable[[int], Any]:
+        wires = self
+
+        class End:
+            def __init__(self, peer: int) -> None:
+                self.peer = peer
+
+            def send(self, tag: int, memory: memoryview) -> Transfer:
+                return wires.meet((rank, self.peer, tag), sent=bytes(memory))
+
+            def post(self, tag: int, memory: memoryview) -> Transfer:
+                return wires.meet((self.peer, rank, tag), posted=memory)
+
+        return End
+
+    def meet(self, key: Any, *, sent: bytes | None = None, posted: memoryview | None = None) -> Transfer:
+        transfer = Transfer()
+        if sent is not None:
+            self.sent[key] = (sent, transfer)
+        if posted is not None:
+            self.posted[key] = (posted, transfer)
+        if key in self.sent and key in self.posted:
+            (payload, one), (memory, other) = self.sent.pop(key), self.posted.pop(key)
+            memory[:] = payload
+            one.future.set_result(None)
+            other.future.set_result(None)
+        return transfer
+
+
+def known(operations: Sequence[Operation[Any]]) -> Known:
+    """What each rank knows once all have called: all counts, and a network where one is agreed on."""
+    here = operations[0].here
+    network = NetworkModel.between(here.sites, latency=1e-4, rate=1e8, far_latency=0.02, far_rate=1e7)
+    counts = [operation.counts if operation.gathers else None for operation in operations]
+    return Known(counts, network if operations[0].measures else None)
+
+
+def run(operations: Sequence[Operation[Any]]) -> list[Any]:
+    """Prepare and execute the operations of all ranks; gives their results."""
+    assert len({operation.call().signature for operation in operations}) == 1
+    wires = Wires()
+    works = [operation.call().make(known(operations)) for operation in operations]
+
+    async def every() -> None:
+        await asyncio.gather(
+            *(execute(work, link=wires.link(rank), tag=lambda index: index) for rank, work in enumerate(works))  # type: ignore[arg-type, return-value]
+        )
+
+    asyncio.run(every())
+    assert not wires.sent
+    assert not wires.posted
+    return [operation.result() for operation in operations]
+
+
+def values(rank: int, rows: int = 5) -> Any:
+    return np.arange(rows * 2, dtype=np.float32).reshape(rows, 2) + 100 * rank
+
+
+def test_an_all_reduce_has_the_same_bits_everywhere_and_by_every_algorithm() -> None:
+    total = sum(values(rank) for rank in range(3))
+    for algorithm in ("auto", "direct", "tree", "hierarchical", "exchange"):
+        operations = [AllReduce(place(rank, sites=(0, 0, 1)), values(rank), algorithm=algorithm) for rank in range(3)]
+        for result, operation in zip(run(operations), operations, strict=True):
+            assert result.tolist() == total.tolist()
+            assert operation.bits().tolist() == total.reshape(-1).tolist()
+        assert operations[0].measures == (algorithm == "auto")
+
+
+def test_a_ring_says_so_to_the_audit_and_to_the_other_ranks() -> None:
+    operations = [AllReduce(place(rank), values(rank), reduce_order="ring") for rank in range(3)]
+    assert run(operations)[0].tolist() == sum(values(rank) for rank in range(3)).tolist()
+    issued = operations[0].issued()
+    assert (issued.op, issued.terms) == ("all_reduce float32 (5,2) sum default ring", "world=3")
+    assert operations[0].signature.startswith("all_reduce/ring ")
+
+
+def test_what_travels_encoded_is_decoded_once_and_the_audit_sees_the_tensors() -> None:
+    operations = [AllReduce(place(rank), values(rank), wire="bfloat16", op="max") for rank in range(3)]
+    results = run(operations)
+    assert np.allclose(results[0], values(2), rtol=2**-8)
+    assert results[0].tobytes() == results[1].tobytes() == results[2].tobytes()
+    issued = operations[1].issued()
+    assert issued.op == "all_reduce float32 (5,2) max default wire=bfloat16"
+    ((number, elements),) = issued.inputs
+    assert (number, elements[:].tolist()) == (1, values(1).reshape(-1).tolist())
+
+
+def test_a_list_gives_a_list_and_leaves_count_by_shard() -> None:
+    shards = [held(rank, 2, 5) for rank in range(2)]
+    operations = []
+    for rank, mine in enumerate(shards):
+        leaves = Shards(5, mine.start, len(mine), VIEW).leaves([[np.full(2, float(s)), np.ones(3)] for s in mine])
+        operations.append(AllReduce(place(rank, 2), leaves, op="avg"))
+    for result in run(operations):
+        assert [part.tolist() for part in result] == [[2.0, 2.0], [1.0, 1.0, 1.0]]
+    assert [number for number, _ in operations[1].inputs()] == list(shards[1])
+
+
+def test_a_reduce_gives_the_root_alone_a_result() -> None:
+    operations = [Reduce(place(rank), values(rank), root=1, op="min") for rank in range(3)]
+    assert [None if result is None else result.tolist() for result in run(operations)] == [
+        None,
+        values(0).tolist(),
+        None,
+    ]
+    assert [operation.holds for operation in operations] == [False, True, False]
+    assert operations[0].issued().result is None
+    assert operations[1].issued().op == "reduce float32 (5,2) min default root=1"
+
+
+def test_a_reduce_scatter_gives_each_rank_its_rows() -> None:
+    total = sum(values(rank) for rank in range(3))
+    results = run([ReduceScatter(place(rank), values(rank), counts=[0, 4, 1]) for rank in range(3)])
+    assert [result.tolist() for result in results] == [[], total[:4].tolist(), total[4:].tolist()]
+    assert ReduceScatter(place(0), values(0), counts=[0, 4, 1]).terms() == "counts=0,4,1"
+    assert ReduceScatter(place(0), values(0)).terms() == ""
+
+
+def test_a_broadcast_reads_the_root_alone_and_writes_out() -> None:
+    outs = [np.zeros((5, 2), np.float32) for _ in range(3)]
+    operations = [Broadcast(place(rank), values(rank), root=2, out=outs[rank]) for rank in range(3)]
+    results = run(operations)
+    assert all(result is out for result, out in zip(results, outs, strict=True))
+    assert [out.tolist() for out in outs] == [values(2).tolist()] * 3
+    assert [len(operation.inputs()) for operation in operations] == [0, 0, 1]
+
+
+def test_gathers_take_as_many_rows_as_each_rank_announces() -> None:
+    rows = [2, 0, 3]
+    whole = np.concatenate([values(rank, count) for rank, count in enumerate(rows)])
+    results = run([Gather(place(rank), values(rank, count)) for rank, count in enumerate(rows)])
+    assert [result.tolist() for result in results] == [whole.tolist()] * 3
+    operations = [Gather(place(rank), values(rank, count), root=1) for rank, count in enumerate(rows)]
+    results = run(operations)
+    assert (results[0], results[1].tolist(), results[2]) == (None, whole.tolist(), None)
+    assert operations[0].issued().op == "gather float32 (n,2) root=1"
+
+
+def test_a_scatter_divides_as_the_root_announces() -> None:
+    results = run([Scatter(place(rank), values(rank), root=1, counts=[1, 0, 4]) for rank in range(3)])
+    assert [result.tolist() for result in results] == [values(1)[:1].tolist(), [], values(1)[1:].tolist()]
+
+
+def test_an_all_to_all_gives_what_it_was_given_a_tensor_or_a_list() -> None:
+    results = run([AllToAll(place(rank), values(rank), counts=[1, 2, 2]) for rank in range(3)])
+    assert results[0].tolist() == [values(rank)[0].tolist() for rank in range(3)]
+    parts = [[np.full((to, 1), rank) for to in range(3)] for rank in range(3)]
+    results = run([AllToAll(place(rank), parts[rank]) for rank in range(3)])
+    assert [part.tolist() for part in results[2]] == [[[0], [0]], [[1], [1]], [[2], [2]]]
+
+
+def test_objects_of_any_size_reach_every_rank() -> None:
+    assert run([BroadcastObject(place(rank), {"of": rank}, root=1) for rank in range(3)]) == [{"of": 1}] * 3
+    assert run([AllGatherObject(place(rank), ["x"] * rank) for rank in range(3)]) == [[[], ["x"], ["x", "x"]]] * 3
+
+
+def test_send_and_recv_are_one_operation_of_two_ranks_of_the_view() -> None:
+    here = [part(rank, 4, 1, 6) for rank in range(3)]
+    send, recv = Send(here[2], values(3), to=0), Receive(here[0], values(0), source=2)
+    assert (send.ranks, recv.ranks, send.group_id) == ((6, 4), (6, 4), recv.group_id)
+    assert send.group_id not in (WORLD.group_id, here[0].scope.group_id)
+    assert Send(here[0], values(3), to=2).group_id != send.group_id
+    sent, received = run([send, recv])
+    assert (sent, received.tolist()) == (None, values(3).tolist())
+    assert [len(each.inputs()) for each in (send, recv)] == [1, 0]
+    assert not send.call().watched
+
+
+def test_a_barrier_sends_nothing_and_gives_nothing() -> None:
+    assert run([Barrier(place(rank)) for rank in range(3)]) == [None] * 3
+
+
+def test_a_split_puts_ranks_of_one_color_together_in_the_order_of_their_keys() -> None:
+    colors, keys = [1, None, 1], [5, 0, -5]
+    operations = [Split(place(rank), colors[rank], keys[rank], number=3, made=lambda scope: scope) for rank in range(3)]
+    first, none, last = run(operations)
+    assert none is None
+    assert (first.ranks, first.rank, last.rank, first.name) == ((2, 0), 1, 0, "3:1")
+    assert first.group_id == last.group_id
+    assert first.view_id == VIEW
+    assert operations[1].terms() == "color=none key=0"
+    assert operations[0].bits().shape == (3, 2)
+
+
+def test_a_sub_group_adds_its_name_and_ranks_to_what_is_compared() -> None:
+    call = Barrier(part(1, 4, 2)).call()
+    assert (call.ranks, call.where, call.signature.endswith(" group=0:5")) == ((4, 2), "0:5", True)
+    everyone = Barrier(place(0)).call()
+    assert (everyone.ranks, everyone.where, everyone.watched) == (None, "", True)
+    assert not Barrier(place(0, scope=STATE)).call().watched
+
+
+REFUSED: dict[str, tuple[Callable[[], Operation[Any]], str]] = {
+    "algorithm": (lambda: AllReduce(place(0), values(0), algorithm="best"), "algorithm 'best' is not known"),
+    "order": (lambda: AllReduce(place(0), values(0), reduce_order="any"), "reduce_order 'any'"),  # type: ignore[arg-type]
+    "ring and algorithm": (
+        lambda: AllReduce(place(0), values(0), reduce_order="ring", algorithm="tree"),
+        "an algorithm of its own",
+    ),
+    "ring and exact": (lambda: AllReduce(place(0), values(0), reduce_order="ring", exact=True), "has no order"),
+    "ring and wire": (lambda: AllReduce(place(0), values(0), reduce_order="ring", wire="int8"), "partial sums"),
+    "exact and precision": (
+        lambda: AllReduce(place(0), values(0), exact=True, precision="float64"),
+        "accumulator of its own",
+    ),
+    "op": (lambda: AllReduce(place(0), values(0), op="mean"), "op 'mean' is not supported"),
+    "a number": (lambda: AllReduce(place(0), 3.0), "neither array nor tensor"),
+    "leaves that differ": (
+        lambda: AllReduce(place(0), Leaves(Shards(4, 0, 2, VIEW), (np.ones(2), np.ones(3)))),
+        "leaves differ",
+    ),
+    "leaves of another view": (
+        lambda: AllReduce(place(0), Leaves(Shards(3, 0, 1, VIEW - 1), (np.ones(2),))),
+        "made for view 6, the view is 7",
+    ),
+    "leaves of another rank": (
+        lambda: Reduce(place(0), Leaves(Shards(3, 1, 1, VIEW), (np.ones(2),))),
+        "not those of this rank",
+    ),
+    "out": (lambda: AllReduce(place(0), values(0), out=np.zeros(3)), "out is"),
+    "root": (lambda: Reduce(place(0), values(0), root=3), "root 3 is not a rank of a world of 3"),
+    "list to scatter": (lambda: ReduceScatter(place(0), [np.ones(3)]), "a tensor, not a list"),
+    "0-dim": (lambda: ReduceScatter(place(0), np.ones(())), "a 0-dim tensor has none"),
+    "counts": (lambda: ReduceScatter(place(0), values(0), counts=[5]), r"do not divide 5 rows between 3 ranks"),
+    "None to broadcast": (lambda: Broadcast(place(0), None, root=1), "a tensor on every rank"),
+    "None to scatter": (lambda: Scatter(place(0), None, root=1), "a tensor on every rank"),
+    "out of a gather": (lambda: Gather(place(0), values(0), out=np.zeros((9, 3), np.float32)), "out is"),
+    "parts": (lambda: AllToAll(place(0), [np.ones(1)] * 2), "2 parts for 3 ranks"),
+    "parts and counts": (lambda: AllToAll(place(0), [np.ones(1)] * 3, counts=[1, 1, 1]), "leave counts and out out"),
+    "parts that differ": (lambda: AllToAll(place(0), [np.ones((1, k)) for k in range(3)]), "that differ in n alone"),
+    "to itself": (lambda: Send(place(0), values(0), to=0), "cannot send to itself"),
+    "no rank": (lambda: Receive(place(0), values(0), source=-1), "source -1 is not a rank"),
+    "object": (lambda: AllGatherObject(place(0), object()), "msgpack cannot carry"),
+    "large object": (lambda: BroadcastObject(place(0), bytes(MAX_OBJECT_BYTES)), "send a tensor"),
+    "color": (lambda: Split(place(0), -1, 0, number=0, made=repr), "a color is an integer from 0"),
+    "key": (lambda: Split(place(0), 0, MAX_KEY + 1, number=0, made=repr), "a key is an integer from"),
+    "color of text": (lambda: Split(place(0), "red", 0, number=0, made=repr), "are integers"),  # type: ignore[arg-type]
+    "depth": (
+        lambda: Split(replace(place(0), scope=Scope(9, "/".join(["0:0"] * 32))), 0, 0, number=0, made=repr),
+        "at most 32 deep",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "said"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_is_refused_when_the_operation_is_made(make: Callable[[], Operation[Any]], said: str) -> None:
+    with pytest.raises(LocalError, match=said):
+        make()
+
+
+def test_counts_that_no_message_holds_are_refused_before_anything_is_sent() -> None:
+    with pytest.raises(LocalError, match="more than can be announced"):
+        Gather(place(0), np.empty((1 << 62, 0), np.uint8)).call()
+
+
+def scattered() -> Scatter:
+    return Scatter(part(1, 4, 2), values(0), root=0)
+
+
+MALFORMED: dict[str, tuple[Callable[[], Operation[Any]], list[Any], str, int]] = {
+    "no rows": (lambda: Gather(part(0, 4, 2), values(0)), [(5,), ()], "how many rows it has", 2),
+    "two rows": (lambda: Gather(part(0, 4, 2), values(0), root=0), [(1, 2), (5,)], "how many rows it has", 4),
+    "too many rows": (lambda: Gather(part(0, 4, 2), values(0)), [(5,), (1 << 50,)], "announces 9007199254740992 b", 2),
+    "rows for another world": (scattered, [(1, 2, 3), ()], "divides its rows between 3 ranks", 4),
+    "too many to scatter": (scattered, [(1 << 50, 1), ()], "is the most", 4),
+    "no table": (lambda: AllToAll(part(0, 4, 2), values(0)), [(3, 2), None], "divides its rows between 0 ranks", 2),
+    "too large a table": (lambda: AllToAll(part(0, 4, 2), values(0)), [(3, 2), (1 << 50, 0)], "is the most", 2),
+    "no size": (lambda: BroadcastObject(part(1, 4, 2), root=0), [(), (0,)], "an object of -1 bytes", 4),
+    "a large object": (
+        lambda: AllGatherObject(part(0, 4, 2), 1),
+        [(1,), (MAX_OBJECT_BYTES + 1,)],
+        "an object of 16777217 bytes",
+        2,
+    ),
+    "no color": (lambda: Split(part(0, 4, 2), 0, 0, number=0, made=repr), [(1, MAX_KEY), (1,)], "without a color", 2),
+    "a color too large": (
+        lambda: Split(part(0, 4, 2), 0, 0, number=0, made=repr),
+        [(MAX_COLOR + 2, 0), (1, 1)],
+        "without a color",
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "counts", "said", "rank"), MALFORMED.values(), ids=MALFORMED.keys())
+def test_what_a_rank_must_not_announce_is_its_error_by_its_rank_in_the_view(
+    make: Callable[[], Operation[Any]], counts: list[Any], said: str, rank: int
+) -> None:
+    with pytest.raises(PeerError, match=said) as raised:
+        make().prepare(Known(counts, None))
+    assert raised.value.rank == rank
+
+
+def test_an_object_that_is_none_is_the_error_of_the_rank_that_sent_it() -> None:
+    operation = BroadcastObject(part(1, 4, 2), root=0)
+    work: Work = operation.prepare(Known([(1,), (0,)], None))
+    work.output[:] = 0xC1  # the one byte that msgpack never uses
+    with pytest.raises(PeerError, match="sent a malformed object") as raised:
+        operation.result()
+    assert raised.value.rank == 4
