@@ -10,11 +10,12 @@ import functools
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Any
 
+from quicoll_transport.carrier import Authenticated
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.quic.gate import Gate
 from quicoll_transport.quic.patched import ServiceQueue
 from quicoll_transport.quic.session import Session
-from quicoll_transport.quic.terms import Authenticated, SessionConfig
+from quicoll_transport.quic.terms import SessionConfig
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 
@@ -40,14 +41,14 @@ def handshake_in_memory(client: Session, gate: Gate, *, now_ns: int = 10**18) ->
             if server is None:
                 admitted = gate.admit(data, addresses[True], now_ns)
                 if isinstance(admitted, bytes):
-                    client.receive(admitted, addresses[False], now_ns)
+                    client.receive([admitted], addresses[False], now_ns)
                     continue
                 server = admitted
             if server is not None:
-                server.receive(data, addresses[True], now_ns)
+                server.receive([data], addresses[True], now_ns)
         if server is not None:
             for data, _address in server.datagrams_to_send(now_ns):
-                client.receive(data, addresses[False], now_ns)
+                client.receive([data], addresses[False], now_ns)
         for session in (client, server):
             while session is not None and (event := session.next_event()) is not None:
                 collected[session.is_client].append(event)
