@@ -81,8 +81,8 @@ async def test_a_short_cut_only_raises_suspicion(world: World) -> None:
     a, b = await world.link(world.open("a", config=config, faults=faults), world.open("b", config=config))
     watch = Watch(a)
     with faults.add(Cut()):
-        await watch.until(lambda: a.core.suspect)
-    await watch.until(lambda: not a.core.suspect)
+        await watch.until(lambda: a.suspect)
+    await watch.until(lambda: not a.suspect)
     assert a.state is LinkState.UP
     await exchange(a, b, 1, 1000)
     assert a.stats.connections == 1
@@ -176,4 +176,4 @@ async def test_garbage_datagrams_do_no_harm(world: World) -> None:
     assert a.stats.connections == b.stats.connections == 1
     assert a.state is b.state is LinkState.UP
     assert set(target.links) == {world.endpoints[0].identity}
-    assert len(target._connections) == 1, "a token is good for one address only"
+    assert len(target._core.connections) == 1, "a token is good for one address only"
