@@ -134,13 +134,13 @@ async def test_a_peer_that_spoils_connection_after_connection_loses_its_link(wor
     def spoil(link: Link) -> None:
         if link.state is LinkState.UP and connection_of(link) is not None:
             session_of(link).send_control(bad)
-            link.touch()
+            link._touch()
 
     a.listen(lambda link, data: None, spoil)
     spoil(a)
     error = await watch.ended()
     assert "breaks the protocol again and again" in error.cause
-    assert b.violations > 5
+    assert b._peer.violations > 5
 
 
 # -- who may come in -------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ async def test_a_dialler_that_is_refused_hears_so_and_tries_again_until_its_dead
 
 async def test_unfinished_handshakes_are_bounded_and_expire(world: World) -> None:
     host = world.open("b", config=EndpointConfig(max_handshakes=3, handshake_ns=1000 * MS))
-    registered, forgotten = calls(host, "_register"), calls(host, "_forget")
+    registered, forgotten = calls(host._core, "_register"), calls(host._core, "_forget")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as flood:
         flood.bind(("127.0.0.1", 0))
         flood.setblocking(False)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from endpoint_world import connection_of, endpoint_of, session_of
+from endpoint_world import connection_of, cut_connection, endpoint_of, session_of
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import ConfigurationError, DeadlineExceeded, LinkLost, MessageRefused
@@ -69,11 +69,6 @@ async def ends(credentials_of: Callable[..., Credentials]) -> AsyncIterator[Make
     yield make
     for endpoint in made:
         await endpoint.aclose(timeout=0.0)
-
-
-def cut_connection(link: Link) -> None:
-    """The QUIC connection dies, the link does not."""
-    cut_connection(link)
 
 
 async def until_received(link: Link, amount: Callable[[], int], least: int) -> None:

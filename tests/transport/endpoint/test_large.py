@@ -95,7 +95,7 @@ def carry(client: Session, server: Session, done: Callable[[], bool]) -> None:
             if at is not None and at <= now:
                 session.handle_timer(now)
             for data, address in session.datagrams_to_send(now):
-                other.receive(data, address, now)
+                other.receive([data], address, now)
     raise AssertionError("the message does not arrive")
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 from networks import has_v6, needs_v6
@@ -33,7 +34,6 @@ from quicoll_transport.net.resolver import Resolver
 from quicoll_transport.net.udp import OnDatagrams, OnUnreachable, Trouble, UdpSocket
 from quicoll_transport.quic import SessionConfig
 from quicoll_transport.security.identity import WORKER, Credentials, Identity
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quicoll_transport.endpoint.peer import Peer

@@ -265,7 +265,7 @@ def test_random_and_mutated_first_datagrams_never_raise(credentials_of: Credenti
             data[rng.randrange(rng.choice([40, len(data)]))] = rng.randrange(256)
         admitted = gate.admit(bytes(data), CLIENT, START)
         if isinstance(admitted, Session):
-            admitted.receive(bytes(data), CLIENT, START)
+            admitted.receive([bytes(data)], CLIENT, START)
             assert not any(isinstance(event, Authenticated) for event in iter(admitted.next_event, None))
 
 

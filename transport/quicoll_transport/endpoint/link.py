@@ -110,6 +110,11 @@ class Link:
         return self._peer.attempts
 
     @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the certificate that the last connection showed, hexadecimal; "" before there was one."""
+        return self._peer.fingerprint
+
+    @property
     def state(self) -> LinkState:
         """The link's state; LOST and CLOSED are final."""
         return self._core.state

@@ -257,8 +257,16 @@ class Endpoint:
         self._wake()
 
     def call(self, callback: Callable[..., object], *arguments: object) -> bool:
-        """Call the layer above. What it raises is its own fault, never the peer's, and must not stop our work."""
+        """Call the layer above, when what was decided before has been done."""
         self._act()
+        return self._safely(callback, *arguments)
+
+    def path_stats(self, peer: Peer) -> PathStats | None:
+        """Return what the present connection of a peer knows of its path."""
+        return self._core.path_stats(peer)
+
+    def _safely(self, callback: Callable[..., object], *arguments: object) -> bool:
+        """What the layer above raises is its own fault, never the peer's, and must not stop our work."""
         try:
             callback(*arguments)
         except Exception as error:
@@ -277,10 +285,6 @@ class Endpoint:
         self._core.lose(peer, cause, self.now_ns())
         self._act()
         self._wake()
-
-    def path_stats(self, peer: Peer) -> PathStats | None:
-        """Return what the present connection of a peer knows of its path."""
-        return self._core.path_stats(peer)
 
     # -- for the core --------------------------------------------------------------------------------------------
 
@@ -395,7 +399,7 @@ class Endpoint:
                     running.cancel()
             case Tell():
                 if self.observer is not None:
-                    self.call(self.observer, action.event)
+                    self._safely(self.observer, action.event)
             case Record():
                 extra = {"peer": action.peer, "link": action.link}
                 log.log(action.level, action.text, *action.arguments, exc_info=action.error, extra=extra)
