@@ -159,7 +159,7 @@ def fail_connection(link: Link, code: int, reason: str) -> None:
     """Close the link's connection from here, as after a failure."""
     endpoint, connection = endpoint_of(link), connection_of(link)
     assert connection is not None
-    endpoint._core.fail(connection, code, reason)
+    endpoint._core.traffic.fail(connection, code, reason)
     endpoint._act()
     endpoint._wake()
 

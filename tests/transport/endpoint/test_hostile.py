@@ -165,13 +165,13 @@ async def place(credentials_of: CredentialsOf) -> AsyncIterator[Place]:
 
 def forgotten(place: Place) -> asyncio.Semaphore:
     """Released whenever the host has forgotten a connection."""
-    seen, forget = asyncio.Semaphore(0), place.host._core._forget
+    seen, forget = asyncio.Semaphore(0), place.host._core.traffic._forget
 
     def wrapper(connection: Any) -> None:
         forget(connection)
         seen.release()
 
-    place.host._core._forget = wrapper  # type: ignore[method-assign]
+    place.host._core.traffic._forget = wrapper  # type: ignore[method-assign]
     return seen
 
 

@@ -6,7 +6,8 @@ channel      Channel: whole messages in order
 transfer     Transfer: a message under way
 config       EndpointConfig
 
-core         EndpointCore: who owns what, the ends of connections
+core         EndpointCore: who owns what
+traffic      connections at work, and their ends
 admission    who comes in: gate, guard, authentication, Hello
 dialling     which address is tried next, and when again
 table        which connections there are, and which one carries each link

@@ -1,8 +1,8 @@
 """The endpoint without IO: datagrams, time and answers to look-ups in, actions and callbacks out.
 
-Who owns what. An endpoint has connections (found by connection id, table.py) and peers, one per link (peer.py). A
-connection belongs to no link until its peer is authenticated and has said Hello (admission.py). One side of a pair
-dials (dialling.py); it redials for as long as the link lives. When a link ends, its connection is closed with
+Who owns what. An endpoint has connections (table.py finds them, traffic.py runs them) and peers, one per link
+(peer.py). A connection belongs to no link until its peer is authenticated and has said Hello (admission.py). One side
+of a pair dials (dialling.py); it redials for as long as the link lives. When a link ends, its connection is closed with
 CLOSE_GONE, so that the other side does not have to wait for silence.
 
 How it is driven. Every call takes `now_ns`. What is to be done comes out of `next_action`, in order. Peers that were
@@ -22,7 +22,6 @@ own code raises over one link ends that link only.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -43,8 +42,9 @@ from quicoll_transport.endpoint.dialling import Attempt, Dialler, NoAddress
 from quicoll_transport.endpoint.peer import Peer
 from quicoll_transport.endpoint.table import Table
 from quicoll_transport.endpoint.terms import Action, Actions, CancelLookUp, NodeIdentity, ReportError, Settings, Verify
+from quicoll_transport.endpoint.traffic import Traffic
 from quicoll_transport.errors import AuthenticationError, ConfigurationError, ProtocolError
-from quicoll_transport.events import ConnectionDown, ConnectionUp, DialStarted, PeerRefused
+from quicoll_transport.events import ConnectionUp, DialStarted
 from quicoll_transport.link.core import LinkState, ResetMessage, SendControl, StartMessage
 from quicoll_transport.link.frames import Hello, Ping
 from quicoll_transport.security.limits import Pace
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EndpointCore"]
 
-_MAX_UNPROVED = 256 << 10  # bytes of a stranger until its certificate is there; a chain of certificates takes 10 KiB
 _MAX_VIOLATIONS = 8  # connections that a peer may spoil before its link is given up
 _MAX_REFUSED = 64  # refusals remembered
 
@@ -70,7 +69,8 @@ class EndpointCore:
     scope_of: the number of a network interface's name. payload_fault: damages received payloads, for tests.
     observed: whether events are to be built.
 
-    peers: the living ones. connections: all. refused: the last refusals of peers, newest last, for people and tests.
+    peers: the living ones. connections: all; traffic: runs them.
+    refused: the last refusals of peers, newest last, for people and tests.
     """
 
     def __init__(
@@ -104,6 +104,13 @@ class EndpointCore:
         self._payload_fault = payload_fault
         self._dialler = Dialler(handshake_ns=settings.handshake_ns, scope_of=scope_of)
         self._actions = Actions(observed=observed)
+        self.traffic = Traffic(
+            table=self.connections,
+            agenda=self.agenda,
+            door=self.admission.door,
+            actions=self._actions,
+            on_failed=self._failed,
+        )
         self._next_number = 1
         self._touched: dict[Peer, None] = {}  # an ordered set
         self._closing = False
@@ -132,12 +139,12 @@ class EndpointCore:
             peer.tell_counts()
         connection = self.connections.of(peer)
         if connection is not None:
-            self._transmit(connection)
+            self.traffic.transmit(connection)
         connection = self.connections.of(peer)
         if peer.link.ended and connection is not None:
             self.connections.detach(peer)
             code = CLOSE_NORMAL if peer.link.state is LinkState.CLOSED else CLOSE_GONE
-            self._close(connection, code, peer.link.cause)
+            self.traffic.close(connection, code, peer.link.cause)
         self._schedule(peer)
         return True
 
@@ -203,7 +210,7 @@ class EndpointCore:
                 self.connections.detach(connection.peer)
                 connection.peer.fingerprint = fingerprint
             # "gone" as a code: an honest peer need not dial again and again until its deadline
-            self._close(connection, CLOSE_GONE, "refused")
+            self.traffic.close(connection, CLOSE_GONE, "refused")
         for peer in [one for one in self.peers.values() if one.fingerprint == fingerprint]:
             peer.link.lose("its certificate is denied", now_ns=now_ns)
 
@@ -217,7 +224,7 @@ class EndpointCore:
         present: tuple[Connection, Address] | None = None
         for data, address in datagrams:
             if present is not None and (present[1] != address or not self._leads_to(data, present[0])):
-                self._deliver(*present, run, now_ns)
+                self.traffic.receive(*present, run, now_ns)
                 run, present = [], None
             connection = present[0] if present is not None else self._find(data, address, now_ns)
             if connection is None:
@@ -226,13 +233,13 @@ class EndpointCore:
             present = (connection, address)
             run.append(data)
         if present is not None:
-            self._deliver(*present, run, now_ns)
+            self.traffic.receive(*present, run, now_ns)
         for connection in touched:
             self._process(connection, now_ns)
             if connection.peer is not None:
                 self.touch(connection.peer)
             else:
-                self._transmit(connection)
+                self.traffic.transmit(connection)
 
     def handle_timer(self, now_ns: int) -> None:
         """Do what is due."""
@@ -289,7 +296,7 @@ class EndpointCore:
             if peer is None:
                 continue
             if connection.dialled and not connection.greeted:
-                self.fail(connection, CLOSE_NORMAL, cause)
+                self.traffic.fail(connection, CLOSE_NORMAL, cause)
             elif refused:
                 peer.link.unreachable(now_ns)
             self.touch(peer)
@@ -308,7 +315,7 @@ class EndpointCore:
             pass
         self._closed = True
         for connection in list(self.connections):
-            self._close(connection, CLOSE_NORMAL, "endpoint closed")
+            self.traffic.close(connection, CLOSE_NORMAL, "endpoint closed")
         self.agenda.clear()
 
     # -- links ---------------------------------------------------------------------------------------------------
@@ -355,7 +362,7 @@ class EndpointCore:
                 self._touched.pop(peer, None)
                 connection = self.connections.detach(peer)
                 if connection is not None:
-                    self._close(connection, CLOSE_GONE, "internal error")
+                    self.traffic.close(connection, CLOSE_GONE, "internal error")
 
     def _carry_out(self, peer: Peer) -> None:
         """Give the carrier what the link asks for; without a connection it is dropped, and asked for again later."""
@@ -366,7 +373,7 @@ class EndpointCore:
             carrier = connection.carrier
             match action:
                 case SendControl():
-                    if not self._guard(connection, carrier.send_control, action.data):
+                    if not self.traffic.guard(connection, carrier.send_control, action.data):
                         connection = None
                 case StartMessage():
                     message = action.message
@@ -375,14 +382,11 @@ class EndpointCore:
                 case ResetMessage():
                     carrier.reset_message(action.message)
 
-    def _schedule(self, item: Peer | Connection) -> None:
-        """Note when to look at a peer or connection again; called whenever it was touched."""
-        if isinstance(item, Connection):
-            self.agenda.note(item, item.next_timer() if item in self.connections else None)
-        elif self.peers.get(item.identity) is item:
-            self.agenda.note(item, item.next_timer(connected=self.connections.of(item) is not None))
-        else:
-            self.agenda.note(item, None)
+    def _schedule(self, peer: Peer) -> None:
+        """Note when to look at a peer again; called whenever it was touched."""
+        living = self.peers.get(peer.identity) is peer
+        at = peer.next_timer(connected=self.connections.of(peer) is not None) if living else None
+        self.agenda.note(peer, at)
 
     def _peer_timer(self, peer: Peer, now_ns: int) -> None:
         connection = self.connections.of(peer)
@@ -419,8 +423,8 @@ class EndpointCore:
         self.connections.attach(connection, peer)
         if self._actions.observed:
             self._actions.tell(DialStarted(now_ns, str(peer.identity), peer.number, attempt.address, peer.attempts))
-        self._register(connection)
-        self._transmit(connection)
+        self.traffic.register(connection)
+        self.traffic.transmit(connection)
 
     # -- datagrams -----------------------------------------------------------------------------------------------
 
@@ -445,42 +449,11 @@ class EndpointCore:
             self._actions.send([(admitted, address)])
             return None
         if admitted is not None:
-            self._register(admitted)
+            self.traffic.register(admitted)
             displaced = self.admission.door.opened(admitted, address)
             if displaced is not None:
-                self.fail(displaced, CLOSE_REFUSED, "too many handshakes")
+                self.traffic.fail(displaced, CLOSE_REFUSED, "too many handshakes")
         return admitted
-
-    def _deliver(self, connection: Connection, address: Address, run: list[bytes], now_ns: int) -> None:
-        connection.answer_ns = None
-        if connection.identity is None:
-            connection.unproved += sum(len(data) for data in run)
-            if connection.unproved > _MAX_UNPROVED:
-                self.fail(connection, CLOSE_REFUSED, "handshake too long")
-                return
-        self._guard(connection, connection.carrier.receive, run, address, now_ns)
-
-    def _register(self, connection: Connection) -> None:
-        self.connections.add(connection)
-        self._schedule(connection)
-
-    def _guard(self, connection: Connection, work: Callable[..., object], *arguments: object) -> bool:
-        """Run what hostile bytes can upset; whatever goes wrong ends this connection only."""
-        name, number = connection.peer_name, connection.link_number
-        who = connection.identity or "a stranger"
-        try:
-            work(*arguments)
-        except ProtocolError as error:
-            self._actions.warning("connection of %s closed: %s", who, error, peer=name, link=number)
-            self.fail(connection, CLOSE_PROTOCOL, str(error))
-        except Exception as error:
-            # aioquic asserts its way through some malformed input; the peer's bytes must not end our endpoint
-            text = "connection of %s closed after an unexpected error"
-            self._actions.error(error, text, who, peer=name, link=number)
-            self.fail(connection, CLOSE_PROTOCOL, "internal error")
-        else:
-            return True
-        return False
 
     def _process(self, connection: Connection, now_ns: int) -> None:
         if connection not in self.connections:  # it failed; nothing of it may be registered again
@@ -489,39 +462,32 @@ class EndpointCore:
         self.connections.refresh(connection)
         if carrier.resets != connection.resets:
             count, connection.resets = carrier.resets - connection.resets, carrier.resets
-            self._guard(connection, connection.pace.resets, now_ns, count)
+            self.traffic.guard(connection, connection.pace.resets, now_ns, count)
         while connection in self.connections and (event := carrier.next_event()) is not None:
             match event:
                 case Authenticated():
                     self._authenticated(connection, event)
                 case ControlData():
-                    self._guard(connection, self._control, connection, event.data, now_ns)
+                    self.traffic.guard(connection, self._control, connection, event.data, now_ns)
                 case Closed():
-                    self._gone(connection, event, now_ns)
+                    self._ended(connection, event, now_ns)
         peer = connection.peer
         heard = carrier.heard_ns == now_ns and connection.greeted
         if heard and peer is not None and self.connections.carries(connection):
             self._own(peer, peer.link.heard, now_ns)
 
-    def _transmit(self, connection: Connection) -> None:
-        datagrams: list[tuple[bytes, Address]] = []
-        now_ns = self._actions.now_ns
-        self._guard(connection, lambda: datagrams.extend(connection.carrier.datagrams_to_send(now_ns)))
-        self._actions.send(datagrams)
-        self._schedule(connection)
-
     def _connection_timer(self, connection: Connection, now_ns: int) -> None:
         at = connection.carrier.next_timer()
         if at is not None and now_ns >= at:
-            self._guard(connection, connection.carrier.handle_timer, now_ns)
+            self.traffic.guard(connection, connection.carrier.handle_timer, now_ns)
             self._process(connection, now_ns)
         if connection not in self.connections:
             return
         late = connection.overdue(now_ns)
         if late is None:
-            self._transmit(connection)
+            self.traffic.transmit(connection)
         else:
-            self.fail(connection, *late)
+            self.traffic.fail(connection, *late)
 
     def _towards(self, address: Address) -> list[Connection]:
         """Return the connections with a peer at this address, whatever its scope."""
@@ -541,7 +507,7 @@ class EndpointCore:
             text = "refused a peer at %s: %s"
             self._actions.warning(text, address, error, peer=error.peer, link=connection.link_number)
             self.refused = [*self.refused[1 - _MAX_REFUSED :], str(error)]
-            self.fail(connection, CLOSE_REFUSED, "refused", note=f"we refuse the peer: {error}")
+            self.traffic.fail(connection, CLOSE_REFUSED, "refused", note=f"we refuse the peer: {error}")
             return
         if connection.peer is not None and self.connections.carries(connection):
             connection.peer.link.connected()
@@ -590,20 +556,20 @@ class EndpointCore:
                 return None
             peer = self.peers.get(identity)
         if (reason := unwanted(peer, hello)) is not None:
-            self.fail(connection, CLOSE_GONE, reason)
+            self.traffic.fail(connection, CLOSE_GONE, reason)
             return None
         return peer or self._strange_peer(connection, identity)
 
     def _strange_peer(self, connection: Connection, identity: NodeIdentity) -> Peer | None:
         """Return a peer that nobody here asked for; None when it was refused."""
         if self._closing or len(self.peers) >= self._settings.max_links:
-            self.fail(connection, CLOSE_REFUSED, "no room for another link")
+            self.traffic.fail(connection, CLOSE_REFUSED, "no room for another link")
             return None
         peer = self._new_peer(identity)
         if not self._on_peer(peer):
             peer.link.close("it could not be taken over")
         if peer.link.ended:
-            self.fail(connection, CLOSE_GONE, peer.link.cause)
+            self.traffic.fail(connection, CLOSE_GONE, peer.link.cause)
             return None
         return peer
 
@@ -614,54 +580,31 @@ class EndpointCore:
             return True
         if previous is not None:
             if keeps_previous(previous, ours=self.identity, theirs=identity):
-                self.fail(connection, CLOSE_REPLACED, "both sides dialled")
+                self.traffic.fail(connection, CLOSE_REPLACED, "both sides dialled")
                 return False
             self.connections.detach(peer)
             peer.link.disconnected()
-            self._close(previous, CLOSE_REPLACED, "replaced by another connection")
+            self.traffic.close(previous, CLOSE_REPLACED, "replaced by another connection")
         self.connections.attach(connection, peer)
         peer.link.connected()
         return True
 
     # -- ends of connections -------------------------------------------------------------------------------------
 
-    def fail(self, connection: Connection, code: int, reason: str, *, note: str = "") -> None:
-        """Close a connection from here; its link, if it lives, may be redialled.
-
-        Args:
-            connection: It may have ended already.
-            code: CLOSE_*; the peer is told, and `reason` too.
-            reason: For people.
-            note: What only we may know, in place of `reason`.
-        """
-        peer = connection.peer
-        turned_away = not connection.greeted and code != CLOSE_REPLACED and (note or not connection.dialled)
-        if self._actions.observed and turned_away and connection in self.connections:
-            name = "" if connection.identity is None else str(connection.identity)
-            address = connection.carrier.peer_address
-            self._actions.tell(PeerRefused(self._actions.now_ns, name, address, note or reason))
-        self._close(connection, code, reason)
-        if peer is None or not self.connections.carries(connection):
-            return
-        self.connections.detach(peer)
+    def _failed(self, peer: Peer, code: int, reason: str) -> None:
+        """The connection of a peer's link was closed from here."""
         peer.violations += code == CLOSE_PROTOCOL
         if peer.violations > _MAX_VIOLATIONS:
             peer.link.lose(f"it breaks the protocol again and again: {reason}", now_ns=self._actions.now_ns)
         else:
-            self._detached(peer, note or reason)
+            self._detached(peer, reason)
 
-    def _gone(self, connection: Connection, end: Closed, now_ns: int) -> None:
-        """The connection ended: closed by the peer, or by the carrier itself."""
-        code, reason = end.code, end.reason
-        self._tell_down(connection, code, reason, by_peer=True)
-        self._forget(connection)
-        peer = connection.peer
-        if peer is None or not self.connections.carries(connection):
-            if not connection.dialled and not connection.greeted:
-                text = "a connection ended before it was authenticated: %s %s"
-                self._actions.info(text, end.name, reason, peer=connection.peer_name, link=connection.link_number)
+    def _ended(self, connection: Connection, end: Closed, now_ns: int) -> None:
+        """A connection was closed by the peer, or by the carrier itself."""
+        peer = self.traffic.ended(connection, end)
+        if peer is None:
             return
-        self.connections.detach(peer)
+        code, reason = end.code, end.reason
         # An authenticated peer may say that it does not know the link (any more); only on a connection that was part
         # of the link does an orderly end mean the link.
         if (code == CLOSE_GONE and connection.identity is not None) or (code == CLOSE_NORMAL and connection.greeted):
@@ -675,25 +618,3 @@ class EndpointCore:
         peer.link.disconnected()
         self._dialler.postpone(peer, self._actions.now_ns)
         self.touch(peer)
-
-    def _close(self, connection: Connection, code: int, reason: str) -> None:
-        if connection in self.connections:
-            self._tell_down(connection, code, reason, by_peer=False)
-            connection.carrier.close(code, reason[:200])
-            with contextlib.suppress(Exception):
-                self._actions.send(connection.carrier.datagrams_to_send(self._actions.now_ns))
-            self._forget(connection)
-
-    def _tell_down(self, connection: Connection, code: int, reason: str, *, by_peer: bool) -> None:
-        peer = connection.peer
-        if self._actions.observed and peer is not None and connection in self.connections:
-            name, now_ns = str(peer.identity), self._actions.now_ns
-            event = ConnectionDown(now_ns, name, peer.number, code, reason, by_peer, connection.greeted)
-            self._actions.tell(event)
-
-    def _forget(self, connection: Connection) -> None:
-        if connection in self.connections:
-            self.connections.remove(connection)
-            connection.carrier.release()
-            self.admission.door.closed(connection)
-            self.agenda.pop(connection, None)

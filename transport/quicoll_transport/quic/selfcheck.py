@@ -100,5 +100,5 @@ def _serves_in_order(connection: PatchedConnection, *, now_ns: int) -> bool:
     for stream_id in streams:
         connection.send_stream_data(stream_id, b"x")
     connection.datagrams_to_send(now_ns / 1e9)
-    queue = connection._streams_queue
+    queue: object = connection._streams_queue
     return isinstance(queue, ServiceQueue) and [stream.stream_id for stream in queue] == streams
