@@ -83,11 +83,11 @@ def measure() -> dict[str, float]:
         for datagram, address in out:
             sent += len(datagram)
             with receiving:
-                server.receive(datagram, address, now)
+                server.receive([datagram], address, now)
         with answers:
             back = server.datagrams_to_send(now)
             for datagram, address in back:
-                client.receive(datagram, address, now)
+                client.receive([datagram], address, now)
     if memory != data:
         raise SystemExit("the message was altered")
     ends = {"sending": sending, "receiving": receiving, "acknowledgements": answers}

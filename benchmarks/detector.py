@@ -292,7 +292,7 @@ async def watch(seconds: float, pipe: Connection, made: dict[Identity, Credentia
                 "suspicions": sum(isinstance(event, SuspicionChanged) and event.suspect for event in events),
                 "losses": lost,
                 "stalls": sum(isinstance(event, Stalled) for event in events),
-                "deadline_s": round(statistics.median(links[i].core.detector.lost_after_ns for i in mine) / S, 3),
+                "deadline_s": round(statistics.median(links[i]._core.detector.lost_after_ns for i in mine) / S, 3),
                 "rtt_ms": round(statistics.median((links[i].rtt_ns or 0) for i in mine) / MS, 2),
             }
         )

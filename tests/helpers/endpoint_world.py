@@ -12,9 +12,11 @@ from link_pair import payload, tag
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.link.core import LinkState
 from quicoll_transport.net.udp import UdpSocket
+from quicoll_transport.quic import Session
 from quicoll_transport.security.identity import Credentials, Identity
 
 if TYPE_CHECKING:
+    from quicoll_transport.endpoint.connection import Connection
     from quicoll_transport.errors import LinkLost
     from quicoll_transport.faults.compose import Faults
 
@@ -117,7 +119,8 @@ def vanish(endpoint: Endpoint) -> None:
     """The process of this endpoint is killed: its socket closes, nothing is said."""
     endpoint._io.close()
     endpoint._closed = True
-    endpoint._due.stop()
+    if endpoint._timer is not None:
+        endpoint._timer.cancel()
 
 
 def calls(owner: object, name: str) -> asyncio.Semaphore:
@@ -133,8 +136,34 @@ def calls(owner: object, name: str) -> asyncio.Semaphore:
     return seen
 
 
+def endpoint_of(link: Link) -> Endpoint:
+    host = link._host
+    assert isinstance(host, Endpoint)
+    return host
+
+
+def connection_of(link: Link) -> Connection | None:
+    """The connection that carries the link now."""
+    return endpoint_of(link)._core.connections.of(link._peer)
+
+
+def session_of(link: Link) -> Session:
+    """The QUIC session that carries the link now."""
+    connection = connection_of(link)
+    assert connection is not None
+    assert isinstance(connection.carrier, Session)
+    return connection.carrier
+
+
+def fail_connection(link: Link, code: int, reason: str) -> None:
+    """Close the link's connection from here, as after a failure."""
+    endpoint, connection = endpoint_of(link), connection_of(link)
+    assert connection is not None
+    endpoint._core.traffic.fail(connection, code, reason)
+    endpoint._act()
+    endpoint._wake()
+
+
 def cut_connection(link: Link) -> None:
     """The QUIC connection dies, the link does not."""
-    connection = link.connection
-    assert connection is not None
-    link._endpoint._fail(connection, 0x7FFF, "cut by the test")
+    fail_connection(link, 0x7FFF, "cut by the test")

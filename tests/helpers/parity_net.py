@@ -20,6 +20,8 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from endpoint_world import vanish
+
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.faults.compose import Cut, Faults, Installed
 from quicoll_transport.link.frames import TAG_SIZE
@@ -94,7 +96,7 @@ class Process:
         link.listen(lambda link, data: None, look)
         look(link)
         await over
-        return link.core.cause
+        return link.cause
 
 
 class Net(ABC):
@@ -195,9 +197,7 @@ class RealNet(Net):
 
     def kill(self, node: str) -> None:
         endpoint = self.processes.pop(node).endpoint
-        endpoint._io.close()
-        endpoint._closed = True
-        endpoint._due.stop()
+        vanish(endpoint)
 
     def cut(self, node: str, peer: str) -> None:
         self._cuts[node, peer] = [self.processes[each].faults.add(Cut()) for each in (node, peer)]

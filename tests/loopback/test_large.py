@@ -20,7 +20,7 @@ async def test_a_tensor_of_256_mib_is_reduced_bit_for_bit() -> None:
     x = [np.arange(elements, dtype=np.float32) / (rank + 3) for rank in range(2)]
     async with cluster(2) as jobs:
         got = await asyncio.gather(*(job.group.all_reduce(x[job.rank]) for job in jobs))
-        held = [link.stats.held_peak for job in jobs for link in job._engine.endpoint.links.values()]
+        held = [link.stats.credit_peak for job in jobs for link in job._engine.endpoint.links.values()]
         credit = jobs[0]._engine.endpoint.config.credit_bytes
     want = x[0] + x[1]
     for result in got:

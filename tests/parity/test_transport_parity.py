@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from endpoint_world import cut_connection
 from parity_net import (
     MS,
     PATIENT,
@@ -160,7 +161,7 @@ async def test_messages_of_any_size_go_both_ways(net: Net) -> None:
 
     async def nothing_held(process: Process, peer: str) -> bool:
         link = process.link(peer)
-        return link.core.drained and link.stats.held_bytes == 0
+        return link.drained and link.stats.credit_held == 0
 
     assert await net.call("a", lambda a: nothing_held(a, "b"))
     assert await net.call("b", lambda b: nothing_held(b, "a"))
@@ -270,7 +271,7 @@ async def test_messages_that_nobody_takes_wait_within_the_credit_and_posted_ones
     async def take(process: Process) -> tuple[list[bytes], int, int]:
         got = [await process.receive("a", n, size) for n in range(count)]
         stats = process.link("a").stats
-        return got, stats.held_peak, stats.held_bytes
+        return got, stats.credit_peak, stats.credit_held
 
     got, peak, held = await net.call("b", take)
     assert got == [payload(n, size) for n in range(count)]
@@ -418,7 +419,7 @@ async def test_a_short_cut_raises_suspicion_and_everything_arrives_afterwards(ne
         link = process.link("b")
         changed = asyncio.Event()
         link.listen(lambda link, data: None, lambda link: changed.set())
-        while link.core.suspect is not suspect:
+        while link.suspect is not suspect:
             changed.clear()
             await changed.wait()
 
@@ -442,8 +443,7 @@ async def test_a_link_resumes_over_a_new_connection_and_each_message_comes_once(
     async def drop(process: Process) -> None:
         link = process.link("b")
         await link.wait_up()
-        assert link.connection is not None
-        process.endpoint._fail(link.connection, 0x7FFF, "cut by the test")
+        cut_connection(link)
 
     async def send(process: Process) -> None:
         channel = process.link("b").channel(1)

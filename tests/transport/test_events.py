@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from endpoint_world import fail_connection, session_of
 from parity_net import Net, Process, on_simulated_network
 
 from quicoll_transport import events as observe
-from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, dialling, shell
-from quicoll_transport.endpoint import admission as reception
-from quicoll_transport.endpoint import link as links
+from quicoll_transport.carrier import CLOSE_NORMAL, CLOSE_PROTOCOL, CLOSE_REFUSED
+from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, core, peer, shell, traffic
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.events import (
     ConnectionDown,
@@ -38,7 +38,6 @@ from quicoll_transport.link.core import LinkState
 from quicoll_transport.link.detector import LOST_FLOOR_NS, LOST_START_NS
 from quicoll_transport.link.frames import TAG_SIZE
 from quicoll_transport.net.udp import UdpSocket
-from quicoll_transport.quic import CLOSE_NORMAL, CLOSE_PROTOCOL, CLOSE_REFUSED
 from quicoll_transport.quic.qlog import QlogDirectory
 from quicoll_transport.security.identity import Credentials
 
@@ -161,7 +160,7 @@ async def test_silence_is_told_as_suspicion_first_and_its_end_too(world: World) 
     a, b = world.open("a", observer=told, config=config, faults=faults), world.open("b", config=config)
     ours, _ = await world.link(a, b)
     with faults.add(Cut()):
-        await told.until(lambda: ours.core.suspect)
+        await told.until(lambda: ours.suspect)
     await told.until(lambda: len(told.of(SuspicionChanged)) == 2)
     first, second = told.of(SuspicionChanged)
     assert (first.suspect, second.suspect) == (True, False)
@@ -181,9 +180,9 @@ async def test_a_connection_that_dies_and_what_is_sent_again_are_told(world: Wor
     tag = bytes(TAG_SIZE)
     received = theirs.post(tag, memoryview(memory))
     sent = ours.send(tag, memoryview(random.Random(1).randbytes(len(memory))))
-    while ours.connection is None or ours.snapshot().bytes_in_flight < 20_000:  # noqa: ASYNC110 - nobody tells of it
+    while ours.snapshot().bytes_in_flight < 20_000:  # noqa: ASYNC110 - nobody tells of it
         await asyncio.sleep(0)
-    a._fail(ours.connection, CLOSE_PROTOCOL, "a test")
+    fail_connection(ours, CLOSE_PROTOCOL, "a test")
     await asyncio.gather(sent.future, received.future)
     assert [event.state for event in told.of(LinkChanged)] == [LinkState.UP, LinkState.DOWN, LinkState.UP]
     assert [event.attempt for event in told.of(DialStarted)] == [1, 2]
@@ -216,11 +215,11 @@ async def test_a_stall_of_our_own_loop_is_told(world: World) -> None:
     told = Told()
     a, b = world.open("a", observer=told), world.open("b")
     ours, _ = await world.link(a, b)
-    ours.core.detector._due_ns -= 60_000 * MS  # as if the timer had come a minute late
-    due = ours.core.detector.next_timer()
+    ours._core.detector._due_ns -= 60_000 * MS  # as if the timer had come a minute late
+    due = ours._core.detector.next_timer()
     assert due is not None
-    ours.handle_timer(due)
-    a._touch(ours)
+    ours._peer.handle_timer(due, None)
+    a._core.touch(ours._peer)
     a._flush()
     assert [(event.peer, event.count) for event in told.of(Stalled)] == [("worker/b", 1)]
     assert ours.snapshot().stalls == 1
@@ -275,13 +274,11 @@ async def test_without_an_observer_no_event_is_built(world: World, monkeypatch: 
         raise AssertionError("an event for nobody")
 
     names = [name for name in observe.__all__ if name not in ("Observer", "LinkSnapshot", "TransportEvent")]
-    places = [
-        (module, name) for module in (dialling, links, reception, shell) for name in names if hasattr(module, name)
-    ]
+    places = [(module, name) for module in (core, peer, shell, traffic) for name in names if hasattr(module, name)]
     assert {name for _, name in places} == set(names), "each event is built in one of these modules"
     for module, name in places:
         monkeypatch.setattr(module, name, forbidden)
-    monkeypatch.setattr(Link, "tell_counts", forbidden)
+    monkeypatch.setattr(peer.Peer, "tell_counts", forbidden)
     ours, theirs = await world.link(world.open("a"), world.open("b"))
     await exchange(ours, theirs, 1, 100_000)
     ours.close("done")
@@ -355,7 +352,7 @@ def test_a_snapshot_shows_how_a_derived_deadline_follows_heartbeats_and_quic() -
         assert first == LOST_START_NS
         assert here.lost_after_ns == LOST_FLOOR_NS, "the network is quick"
         assert here.suspect_after_ns == LOST_FLOOR_NS * 9 // 20
-        assert link.core.detector._path_rto_ns > 0, "QUIC's estimate is heard too"
+        assert link._core.detector._path_rto_ns > 0, "QUIC's estimate is heard too"
 
     async def run(net: Net) -> None:
         await net.pair(config=EndpointConfig(connect_ns=30_000 * MS))
@@ -431,8 +428,7 @@ async def test_traces_hold_no_token_that_ends_or_moves_a_connection(world: World
     await exchange(ours, theirs, 1, 1000)
     secrets: list[bytes] = []
     for link in (ours, theirs):
-        assert link.connection is not None
-        quic = link.connection.session._quic
+        quic = session_of(link)._quic
         secrets += [cid.stateless_reset_token for cid in quic._host_cids if cid.stateless_reset_token]
         secrets += [quic._peer_token] if quic._peer_token else []
         for pair in quic._cryptos.values():

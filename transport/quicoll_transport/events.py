@@ -25,6 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from quicoll_transport.link.core import LinkStats
+
 if TYPE_CHECKING:
     from quicoll_transport.link.core import LinkState
     from quicoll_transport.net.addresses import Address
@@ -144,23 +146,21 @@ class TransportObserver(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSnapshot:
-    """A link's figures at one moment. Bytes and messages are of payloads and count since the link began.
+class LinkSnapshot(LinkStats):
+    """A link's figures at one moment: its counters, see LinkStats, and these.
 
     The figures of the path are those of the present connection: None or 0 while there is none.
 
     suspect: whether the detector has doubts. suspect_after_ns, lost_after_ns: its deadlines now; they move where they
         follow the round trips.
-    resends, corrupt: messages sent again; payloads that failed their checksum here. stalls: of our own loop.
-    connections: that have carried the link so far.
+    stalls: of our own loop.
     rtt_ns, rttvar_ns: of heartbeats, smoothed; both processes' delays are in it. None before the first answer.
     path_rtt_ns, path_rttvar_ns, path_min_rtt_ns: QUIC's estimate of the same, less the peer's stated delay.
     cwnd, bytes_in_flight: QUIC's, bytes. lost_packets: that it declared lost, those sent again as probes included.
     delivery_rate: payload bytes a second that the peer acknowledged while more was waiting to be sent, the median of
         the last few measurements; None until that has been so for a round trip. cwnd for each round trip may be far
         more than path and processors can do.
-    credit_used: bytes of the peer's credit taken by our eager messages. credit_held, credit_peak: bytes of our own
-        credit taken by messages that no buffer is posted for, now and at most.
+    credit_used: bytes of the peer's credit taken by our eager messages.
     """
 
     t_ns: int
@@ -171,14 +171,7 @@ class LinkSnapshot:
     cause: str
     suspect_after_ns: int
     lost_after_ns: int
-    bytes_sent: int
-    bytes_received: int
-    messages_sent: int
-    messages_received: int
-    resends: int
-    corrupt: int
     stalls: int
-    connections: int
     rtt_ns: int | None
     rttvar_ns: int | None
     path_rtt_ns: int | None
@@ -189,5 +182,3 @@ class LinkSnapshot:
     lost_packets: int
     delivery_rate: int | None
     credit_used: int
-    credit_held: int
-    credit_peak: int

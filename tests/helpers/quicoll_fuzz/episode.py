@@ -23,6 +23,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from endpoint_world import connection_of, cut_connection
+
 from quicoll_transport.endpoint import Endpoint, Link, Transfer
 from quicoll_transport.errors import TransportError
 from quicoll_transport.link.frames import MAX_CONTROL, TAG_SIZE
@@ -191,7 +193,7 @@ class Episode:
 
     def _aim(self, data: bytes, endpoint: Endpoint) -> bytes:
         """Put a living connection's id where the datagram names its destination; most old ones are for dead ones."""
-        cid = self.rng.choice(list(endpoint._connections.by_cid))
+        cid = self.rng.choice(list(endpoint._core.connections.by_cid))
         if len(data) < 20:
             return data
         if data[0] & 0x80:
@@ -216,9 +218,8 @@ class Episode:
 
     async def _redial(self) -> None:
         """The honest connection dies and is made again with somebody on the path."""
-        connection = self.link.connection
-        if connection is not None:
-            self.b._fail(connection, 0x7FFF, "cut")
+        if connection_of(self.link) is not None:
+            cut_connection(self.link)
         self.net.tap = self._on_path
         await self._exchange()
 
@@ -428,20 +429,20 @@ class Episode:
         self._hold(not self.raised, f"the loop's exception handler heard: {self.raised[:1]}")
         self._hold(not self.errors.ours, f"our own code raised on a peer's bytes: {self.errors.ours[:1]}")
         for endpoint in (self.a, self.b):
-            connections: list[Any] = list(endpoint._connections)
-            strangers = endpoint._connections.strangers
+            connections: list[Any] = list(endpoint._core.connections)
+            strangers = endpoint._core.connections.strangers
             self._hold(strangers <= CONFIG.max_handshakes, f"{strangers} handshakes of strangers")
             self._hold(len(connections) <= CONFIG.max_handshakes + len(endpoint.links) + 1, "too many connections")
             ids = sum(len(c.cids) for c in connections)
-            known = len(endpoint._connections.by_cid)
+            known = len(endpoint._core.connections.by_cid)
             self._hold(known == ids, f"{known} ids known, {ids} in use")
             self._hold(ids <= 16 * len(connections), f"{ids} connection ids for {len(connections)} connections")
-            self._hold(len(endpoint._due) <= len(connections) + len(endpoint.links), "timers of what is gone")
+            self._hold(len(endpoint._core.agenda) <= len(connections) + len(endpoint.links), "timers of what is gone")
             for connection in connections:
                 held = len(connection.reader._buffer)
                 self._hold(held <= MAX_CONTROL + 65536, f"{held} bytes of an unfinished control message")
             for link in endpoint.links.values():
-                held = link.stats.held_bytes
+                held = link.stats.credit_held
                 self._hold(0 <= held <= CREDIT, f"{held} bytes held for {link!r}")
         self._hold(self.loop.scheduled < 2000, f"{self.loop.scheduled} timers on the loop")
         for address, sent in self.net.to_nobody.items():
@@ -467,12 +468,13 @@ class Episode:
         for endpoint in (self.a, self.b):
             links = [link.node for link in endpoint.links.values()]
             self._hold(len(links) == 1, f"links to {links} are left")
-            left = len(endpoint._connections)
+            left = len(endpoint._core.connections)
             self._hold(left == 1, f"{left} connections are left")
-            self._hold(endpoint._connections.strangers == 0, f"{endpoint._connections.strangers} strangers are left")
-            self._hold(len(endpoint._due) <= 2, f"{len(endpoint._due)} timers are left")
+            strangers = endpoint._core.connections.strangers
+            self._hold(strangers == 0, f"{strangers} strangers are left")
+            self._hold(len(endpoint._core.agenda) <= 2, f"{len(endpoint._core.agenda)} timers are left")
             for link in endpoint.links.values():
-                self._hold(link.stats.held_bytes == 0, f"{link.stats.held_bytes} bytes are held for an honest link")
+                self._hold(link.stats.credit_held == 0, f"{link.stats.credit_held} bytes are held for an honest link")
 
 
 def run_episode(seed: int, number: int, size: int, tally: Tally, *, trace: bool = False, only: str = "") -> int:

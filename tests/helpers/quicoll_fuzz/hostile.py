@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from quicoll_transport.carrier import Authenticated, Closed, ControlData
 from quicoll_transport.link import frames
 from quicoll_transport.link.frames import (
     MAX_CONTROL,
@@ -25,16 +26,7 @@ from quicoll_transport.link.frames import (
     checksum,
     encode_control,
 )
-from quicoll_transport.quic import (
-    Authenticated,
-    Closed,
-    ControlData,
-    Gate,
-    Session,
-    SessionConfig,
-    destination_cid,
-    is_unauthenticated_initial,
-)
+from quicoll_transport.quic import Gate, Session, SessionConfig, destination_cid, is_unauthenticated_initial
 
 from .mutate import mutate_bytes, mutate_frames
 
@@ -128,7 +120,7 @@ class Hostile:
 
     def _receive(self, datagrams: list[tuple[bytes, Address]]) -> None:
         for data, source in datagrams:
-            self._do(self.session.receive, data, source, self._now())
+            self._do(self.session.receive, [data], source, self._now())
         self.pump()
 
     def _do(self, work: Callable[..., object], *arguments: object) -> None:
@@ -375,7 +367,7 @@ class HostileServer(Hostile):
                     continue
                 self._begin(admitted)
             if self.alive:
-                self._do(self.session.receive, data, source, self._now())
+                self._do(self.session.receive, [data], source, self._now())
                 self._cids.update(self.session.cids)
         if self.alive:
             self.pump()

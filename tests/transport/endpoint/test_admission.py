@@ -9,15 +9,27 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from endpoint_world import MS, Watch, World, calls, cut_connection, exchange, vanish
+from endpoint_world import (
+    MS,
+    Watch,
+    World,
+    calls,
+    connection_of,
+    cut_connection,
+    endpoint_of,
+    exchange,
+    session_of,
+    vanish,
+)
 from link_pair import payload, tag
 
+from quicoll_transport.carrier import CLOSE_REFUSED, Closed, ControlData
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import ConfigurationError, LinkLost
 from quicoll_transport.link.core import LinkState
 from quicoll_transport.link.frames import Header, Hello, Ping, checksum, encode_control
 from quicoll_transport.net.udp import UdpSocket
-from quicoll_transport.quic import CLOSE_REFUSED, Closed, ControlData, Session, SessionConfig
+from quicoll_transport.quic import Session, SessionConfig
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
 
 pytestmark = pytest.mark.loopback
@@ -120,15 +132,15 @@ async def test_a_peer_that_spoils_connection_after_connection_loses_its_link(wor
     bad = encode_control(Ping(1))[:-1] + b"\xc1"  # 0xc1 is no msgpack
 
     def spoil(link: Link) -> None:
-        if link.state is LinkState.UP and link.connection is not None:
-            link.connection.session.send_control(bad)
-            link.touch()
+        if link.state is LinkState.UP and connection_of(link) is not None:
+            session_of(link).send_control(bad)
+            link._touch()
 
     a.listen(lambda link, data: None, spoil)
     spoil(a)
     error = await watch.ended()
     assert "breaks the protocol again and again" in error.cause
-    assert b.violations > 5
+    assert b._peer.violations > 5
 
 
 # -- who may come in -------------------------------------------------------------------------------------------------
@@ -160,7 +172,7 @@ class Stranger:
 
     def _datagrams(self, datagrams: list[tuple[bytes, Any]]) -> None:
         for data, address in datagrams:
-            self.session.receive(data, address, self._now())
+            self.session.receive([data], address, self._now())
         while (event := self.session.next_event()) is not None:
             self.heard.append(event)
             if isinstance(event, Closed):
@@ -208,9 +220,9 @@ async def test_strangers_are_refused_with_the_reason_in_our_log_only_while_hones
     assert reason in host.refused[0]
     assert reason in caplog.text
     assert not any(isinstance(event, ControlData) for event in stranger.heard)
-    assert set(host.links) == {honest._endpoint.identity}
-    assert len(host._connections) == 1
-    assert host._connections.strangers == 0
+    assert set(host.links) == {endpoint_of(honest).identity}
+    assert len(host._core.connections) == 1
+    assert host._core.connections.strangers == 0
     await exchange(honest, theirs, 1, 1000)
 
 
@@ -247,7 +259,7 @@ async def test_a_dialler_that_is_refused_hears_so_and_tries_again_until_its_dead
 
 async def test_unfinished_handshakes_are_bounded_and_expire(world: World) -> None:
     host = world.open("b", config=EndpointConfig(max_handshakes=3, handshake_ns=1000 * MS))
-    registered, forgotten = calls(host, "_register"), calls(host, "_forget")
+    registered, forgotten = calls(host._core.traffic, "register"), calls(host._core.traffic, "_forget")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as flood:
         flood.bind(("127.0.0.1", 0))
         flood.setblocking(False)
@@ -264,7 +276,7 @@ async def test_unfinished_handshakes_are_bounded_and_expire(world: World) -> Non
             session = stranger()
             knock(session)
             while not session._quic._retry_count:
-                session.receive(await world.loop.sock_recv(flood, 65536), host.address, now)
+                session.receive([await world.loop.sock_recv(flood, 65536)], host.address, now)
             knock(session)
             await registered.acquire()
         for _ in range(10):
@@ -273,9 +285,9 @@ async def test_unfinished_handshakes_are_bounded_and_expire(world: World) -> Non
         await exchange(a, b, 1, 10)
         for _ in range(3):
             await forgotten.acquire()
-    assert host._connections.strangers == 0
-    assert list(host._connections) == [b.connection]
-    assert all(connection is b.connection for connection in host._connections.by_cid.values())
+    assert host._core.connections.strangers == 0
+    assert list(host._core.connections) == [connection_of(b)]
+    assert all(connection is connection_of(b) for connection in host._core.connections.by_cid.values())
 
 
 async def test_links_are_bounded(world: World) -> None:

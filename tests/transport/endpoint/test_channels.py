@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from endpoint_world import connection_of, cut_connection, endpoint_of, session_of
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import ConfigurationError, DeadlineExceeded, LinkLost, MessageRefused
@@ -70,12 +71,6 @@ async def ends(credentials_of: Callable[..., Credentials]) -> AsyncIterator[Make
         await endpoint.aclose(timeout=0.0)
 
 
-def cut_connection(link: Link) -> None:
-    """The QUIC connection dies, the link does not."""
-    assert link.connection is not None
-    link._endpoint._fail(link.connection, 0x7FFF, "cut by the test")
-
-
 async def until_received(link: Link, amount: Callable[[], int], least: int) -> None:
     """Let the loop run until `amount` has reached `least`; the link's own failure ends it."""
     while amount() < least:
@@ -95,9 +90,9 @@ async def test_messages_of_any_size_come_in_order_and_whole_without_posting_anyt
         assert got == payload(n, size)
         assert not got.readonly
     await asyncio.gather(*(transfer.future for transfer in sent))
-    assert b.stats.held_peak <= 1 << 20
-    assert b.stats.held_bytes == 0
-    assert a.core._outbox.credit_used == 0
+    assert b.stats.credit_peak <= 1 << 20
+    assert b.stats.credit_held == 0
+    assert a._core._outbox.credit_used == 0
 
 
 async def test_many_channels_both_ways_at_once_do_not_wait_for_each_other(ends: MakeEnds) -> None:
@@ -228,7 +223,7 @@ async def test_memory_is_its_owners_again_at_once_when_a_transfer_is_aborted(end
     a, b = await ends()
     data, memory = bytearray(8 << 20), bytearray(8 << 20)
     received, sent = b.post(tag(1), memoryview(memory)), a.send(tag(1), memoryview(data))
-    inbox = b.core._inbox
+    inbox = b._core._inbox
     await until_received(b, lambda: sum(inflow.filled for inflow in inbox._inflows.values()), 100_000)
     assert not is_free(data)
     assert not is_free(memory)
@@ -239,7 +234,7 @@ async def test_memory_is_its_owners_again_at_once_when_a_transfer_is_aborted(end
     else:
         if how != "abort":
             cut_connection(a)
-        assert a.connection is None or a.connection.session._feeding
+        assert connection_of(a) is None or session_of(a)._feeding
         sent.abort()
         received.abort()
         await asyncio.sleep(0)  # the actions that follow from it
@@ -247,8 +242,7 @@ async def test_memory_is_its_owners_again_at_once_when_a_transfer_is_aborted(end
     assert is_free(data)
     assert is_free(memory)
     if how == "abort":
-        assert a.connection is not None
-        session = a.connection.session
+        session = session_of(a)
         assert not session._feeding
         assert not session._open
     if how != "close":
@@ -285,14 +279,14 @@ async def test_a_hundred_reconnections_inside_one_message_hand_it_over_once(
 
     monkeypatch.setattr(Session, "start_message", start_message)
     a, b = await ends()
-    wire, send = 0, a._endpoint._io.send
+    wire, send = 0, endpoint_of(a)._io.send
 
     def count(datagrams: list[tuple[bytes, Any]]) -> None:
         nonlocal wire
         wire += sum(len(data) for data, _ in datagrams)
         send(datagrams)
 
-    monkeypatch.setattr(a._endpoint._io, "send", count)
+    monkeypatch.setattr(endpoint_of(a)._io, "send", count)
     began = time.perf_counter()
     data, memory = bytearray().join(payload(n, 1 << 20) for n in range(size >> 20)), bytearray(size)
     received, sent = b.post(tag(1), memoryview(memory)), a.send(tag(1), memoryview(data))
@@ -300,16 +294,16 @@ async def test_a_hundred_reconnections_inside_one_message_hand_it_over_once(
     received.future.add_done_callback(told.append)
 
     def in_place() -> int:
-        arriving = b.core._inbox._inflows.values()
+        arriving = b._core._inbox._inflows.values()
         return max((inflow.filled for inflow in arriving if not inflow.paused), default=0)
 
     for n in range(cuts):
         goal = size * (n + 1) // (cuts + 2)
         await until_received(b, in_place, goal)
         cut_connection(a if n % 2 else b)
-        a.next_dial_ns = 0
-        a.backoff_ns = 1
-        a.touch()
+        a._peer.next_dial_ns = 0
+        a._peer.backoff_ns = 1
+        a._touch()
     await asyncio.gather(received.future, sent.future)
     taken = time.perf_counter() - began
     fed = sum(session.bytes_fed for session in sessions)

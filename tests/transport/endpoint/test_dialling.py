@@ -37,7 +37,7 @@ async def test_names_are_resolved_when_they_are_dialled(world: World) -> None:
     a, b = world.open("a"), world.open("b")
     link = a.link(b.identity, addresses=[("localhost", b.address[1])], dial=True)
     await link.wait_up()
-    assert a._dialler.resolving == {}
+    assert a._lookups == {}
 
 
 async def test_a_name_that_cannot_be_resolved_is_the_reason_when_the_link_is_not_reached(world: World) -> None:
@@ -63,7 +63,7 @@ async def test_an_acceptor_may_start_after_its_dialler(world: World) -> None:
         reserve.bind(("127.0.0.1", 0))
         address = reserve.getsockname()
     a = world.open("a")
-    detached = calls(a, "_detached")
+    detached = calls(a._core, "_detached")
     link = a.link(Identity("j", WORKER, "b"), addresses=[address], dial=True)
     await detached.acquire()
     assert "nothing listens there" in link.refusal

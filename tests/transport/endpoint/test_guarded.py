@@ -19,15 +19,17 @@ from aioquic import tls
 from aioquic._buffer import Buffer
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicProtocolVersion
+from endpoint_world import cut_connection, session_of
 from quicoll_fuzz.hostile import Hostile, Tally
 from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually, today
 
+from quicoll_transport.carrier import CLOSE_PROTOCOL
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import ConfigurationError, DeadlineExceeded, MessageRefused
 from quicoll_transport.events import ConnectionDown, TransportEvent
 from quicoll_transport.link import outbox
 from quicoll_transport.link.frames import HEADER_SIZE, TAG_SIZE, Header, Ping, Pong, encode_control
-from quicoll_transport.quic import CLOSE_PROTOCOL, Session, SessionConfig
+from quicoll_transport.quic import Session, SessionConfig
 from quicoll_transport.quic import session as sessions
 from quicoll_transport.security.limits import GuardConfig, PaceConfig
 
@@ -171,8 +173,8 @@ class Forge:
     def answered(self, world: World, address: Address) -> bytes:
         """What a source sends that has got its Retry."""
         cid = self._rng.randbytes(8)
-        assert world.host._reception._gate._tokens is not None
-        token = world.host._reception._gate._tokens.create_token(
+        assert world.host._gate._tokens is not None
+        token = world.host._gate._tokens.create_token(
             address=address,
             original_destination_connection_id=self._rng.randbytes(8),
             retry_source_connection_id=cid,
@@ -183,11 +185,6 @@ class Forge:
 
 def enemy_identity(world: World) -> Identity:
     return world.credentials_of("d").identity
-
-
-def session_of(link: Link) -> Any:
-    assert link.connection is not None
-    return link.connection.session
 
 
 def source(number: int) -> Address:
@@ -208,15 +205,15 @@ def test_ten_thousand_half_open_handshakes_neither_stop_the_honest_link_nor_keep
             world.net.inject(forge.answered(world, source(number)), source(number), HOST)
             if number % 40 == 39:
                 await asyncio.sleep(0.01)
-                worst = max(worst, world.host._connections.strangers)
+                worst = max(worst, world.host._core.connections.strangers)
             if number % 1000 == 999:
                 await world.works()
             if number == FLOOD // 2:
                 joined = world.loop.create_task(world.join(newcomer))
         assert worst == 512, "the table was full, and never fuller"
-        waiting = [one.session._quic for one in world.host._connections if one.identity is None]
+        waiting = [one.carrier._quic for one in world.host._core.connections if one.identity is None]
         assert {quic.tls.state for quic in waiting} == {tls.State.SERVER_EXPECT_CERTIFICATE}, "each was taken seriously"
-        door = world.host._reception.door
+        door = world.host._core.admission.door
         assert door.displaced > 0
         allowed = 256 + 150 * (FLOOD / 4000 + 1) * 1.2
         assert worst <= FLOOD - door.refused <= allowed, "CPU for so many handshakes and no more"
@@ -225,8 +222,8 @@ def test_ten_thousand_half_open_handshakes_neither_stop_the_honest_link_nor_keep
             await joined
         await world.works()
         await asyncio.sleep(4)
-        assert world.host._connections.strangers == 0
-        assert len(world.host._connections) == 2
+        assert world.host._core.connections.strangers == 0
+        assert len(world.host._core.connections) == 2
         assert door.remembered <= 4096 + 2
 
     run(test)
@@ -247,13 +244,13 @@ def test_half_open_handshakes_take_bounded_memory_and_expire(run: Run, caplog: p
                 for data, address in datagrams[start : start + 50]:
                     world.net.inject(data, address, HOST)
                 await asyncio.sleep(0.01)
-            assert world.host._connections.strangers == places
-            assert world.host._reception.door.displaced > 2 * places
-            assert len(world.host._due) <= places + 4
+            assert world.host._core.connections.strangers == places
+            assert world.host._core.admission.door.displaced > 2 * places
+            assert len(world.host._core.agenda) <= places + 4
             gc.collect()  # whoever was displaced is a cycle of references inside the QUIC library
             kept, peak = tracemalloc.get_traced_memory()
             await asyncio.sleep(4)
-            assert world.host._connections.strangers == 0
+            assert world.host._core.connections.strangers == 0
             gc.collect()
             left = tracemalloc.get_traced_memory()[0]
         finally:
@@ -275,11 +272,10 @@ def test_a_node_that_was_here_before_comes_back_at_once_in_the_middle_of_a_flood
         for number in range(50):
             world.net.inject(forge.answered(world, source(number)), source(number), HOST)
         await asyncio.sleep(0.001)
-        assert not world.host._reception.door.handshake(source(5000), world.host.now_ns()), (
+        assert not world.host._core.admission.door.handshake(source(5000), world.host.now_ns()), (
             "for strangers there is nothing left"
         )
-        assert world.ours.connection is not None
-        world.honest._fail(world.ours.connection, 0x7FFF, "cut by the test")
+        cut_connection(world.ours)
         began = world.loop.now
         await world.ours.wait_up()
         assert world.loop.now - began < 0.1
@@ -299,7 +295,7 @@ def test_one_source_gets_its_share_of_handshakes_only(run: Run) -> None:
         for _ in range(400):
             world.net.inject(forge.answered(world, ENEMY), ENEMY, HOST)
         await asyncio.sleep(0.001)
-        assert world.host._connections.strangers == 128, "source_burst"
+        assert world.host._core.connections.strangers == 128, "source_burst"
         async with asyncio.timeout(0.1):
             await world.join(world.open("d", NEWCOMER))
         await world.works()
@@ -311,7 +307,7 @@ def test_a_flood_from_invented_sources_keeps_nothing_and_is_answered_with_less_t
     datagram = Forge().initial(bytes(8))
 
     async def test(world: World) -> None:
-        before = world.host._reception.door.remembered
+        before = world.host._core.admission.door.remembered
         for number in range(10_000):
             world.net.inject(datagram, source(number), HOST)
             if number % 500 == 499:
@@ -319,9 +315,9 @@ def test_a_flood_from_invented_sources_keeps_nothing_and_is_answered_with_less_t
                 await world.works()
         sent, got = sum(world.net.to_nobody.values()), sum(world.net.from_nobody.values())
         assert 0 < sent < 0.15 * got
-        assert world.host._reception.door.dropped > 0, "the bucket of first datagrams ran dry"
-        assert world.host._reception.door.remembered == before
-        assert world.host._connections.strangers == 0
+        assert world.host._core.admission.door.dropped > 0, "the bucket of first datagrams ran dry"
+        assert world.host._core.admission.door.remembered == before
+        assert world.host._core.connections.strangers == 0
         async with asyncio.timeout(5):
             await world.join(world.open("d", NEWCOMER))
 
@@ -345,7 +341,7 @@ def test_unknown_versions_and_garbage_draw_no_answer_at_all(run: Run) -> None:
                 world.net.inject(bytes([form]) + initial[1:5] + rng.randbytes(1300), victim, HOST)
         await asyncio.sleep(1)
         assert world.net.to_nobody == {}
-        assert world.host._connections.strangers == 0
+        assert world.host._core.connections.strangers == 0
         await world.works()
 
     run(test)
@@ -358,11 +354,11 @@ def test_a_stranger_that_sends_and_sends_and_never_gets_on_is_cut_off(run: Run) 
         first = forge.answered(world, ENEMY)
         world.net.inject(first, ENEMY, HOST)
         await asyncio.sleep(0.01)
-        assert world.host._connections.strangers == 1
+        assert world.host._core.connections.strangers == 1
         for _ in range(300):
             world.net.inject(b"\xe3" + first[1:14] + rng.randbytes(1100), ENEMY, HOST)
         await asyncio.sleep(0.01)
-        assert world.host._connections.strangers == 0, "long before its deadline"
+        assert world.host._core.connections.strangers == 0, "long before its deadline"
         await world.works()
 
     run(test, handshake_ns=10_000 * MS)
@@ -507,7 +503,7 @@ def test_a_member_that_never_reads_costs_bounded_memory_and_no_wait_without_an_e
             held = max(held, sum(len(stream.sender._buffer) for stream in streams.values()))
             await world.works()
         assert not link.ended
-        words = outbox._MAX_APP_BYTES + 16 * len(link.core._outbox._app)
+        words = outbox._MAX_APP_BYTES + 16 * len(link._core._outbox._app)
         payloads = sessions._FEED_FLOOR + sessions._FEED_BYTES + 8 * HEADER_SIZE
         answers = 1200 * len(encode_control(Pong(1 << 62)))  # to its heartbeats; with our own, which are fewer
         assert outbox._MAX_APP_BYTES * 0.99 < held <= words + payloads + 2 * answers
@@ -542,7 +538,7 @@ def test_a_member_that_drips_a_payload_holds_what_it_names_within_the_credit_and
         await asyncio.sleep(1)
         memory.append(1)
         assert memory[100:104] == bytes(4)
-        assert link.stats.held_bytes == 0
+        assert link.stats.credit_held == 0
         assert enemy.alive
         await world.works()
 
@@ -566,8 +562,7 @@ def test_a_connection_ends_at_the_integrity_limit_and_its_link_goes_on_over_anot
         world.net.tap = tap
         await world.works()
         world.net.tap = None
-        assert world.theirs.connection is not None
-        quic: Any = world.theirs.connection.session._quic
+        quic: Any = session_of(world.theirs)._quic
         for number in range(49):
             world.net.inject(seen[-1][:-1] + bytes([seen[-1][-1] ^ (number + 1)]), HONEST, HOST)
         world.net.inject(seen[-1], HONEST, HOST)  # a true one, though repeated
@@ -578,7 +573,7 @@ def test_a_connection_ends_at_the_integrity_limit_and_its_link_goes_on_over_anot
         async with asyncio.timeout(5):
             while world.theirs.stats.connections == 1:  # noqa: ASYNC110 - time is virtual
                 await asyncio.sleep(0.01)
-        assert world.theirs.violations == 0, "whoever forged it was not the peer"
+        assert world.theirs._peer.violations == 0, "whoever forged it was not the peer"
         await world.works(connections=2)
 
     run(test, session=SessionConfig(forged_packets=50))

@@ -1,5 +1,5 @@
 """Hostile peers against one endpoint, with an honest link at work all the while. Strangers without a certificate, of a
-foreign authority, expired, of another job or role are in test_reception; here are those who abuse the protocol.
+foreign authority, expired, of another job or role are in test_admission; here are those who abuse the protocol.
 The bounds and where each is tested are listed in docs/security.md."""
 
 from __future__ import annotations
@@ -13,19 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aioquic.tls import AlertDescription
+from endpoint_world import connection_of
 
+from quicoll_transport.carrier import CLOSE_GONE, CLOSE_PROTOCOL, CLOSE_REFUSED, Authenticated, Closed
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.link.frames import MAX_CONTROL, TAG_SIZE, Header, Hello, encode_control
-from quicoll_transport.quic import (
-    CLOSE_GONE,
-    CLOSE_PROTOCOL,
-    CLOSE_REFUSED,
-    Authenticated,
-    Closed,
-    Session,
-    SessionConfig,
-)
+from quicoll_transport.quic import Session, SessionConfig
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
 
 if TYPE_CHECKING:
@@ -93,7 +87,7 @@ class Attacker:
     def listen(self, datagrams: list[tuple[bytes, Address]]) -> None:
         """Take datagrams without an answer."""
         for data, source in datagrams:
-            self.session.receive(data, source, self.net.now())
+            self.session.receive([data], source, self.net.now())
 
     def _datagrams(self, datagrams: list[tuple[bytes, Address]]) -> None:
         self.listen(datagrams)
@@ -156,9 +150,9 @@ class Place:
         assert self.ours.stats.connections == self.theirs.stats.connections == 1
 
     def only_the_honest(self) -> None:
-        assert list(self.host._connections) == [self.theirs.connection]
-        assert set(self.host._connections.by_cid.values()) == {self.theirs.connection}
-        assert self.host._connections.strangers == 0
+        assert list(self.host._core.connections) == [connection_of(self.theirs)]
+        assert set(self.host._core.connections.by_cid.values()) == {connection_of(self.theirs)}
+        assert self.host._core.connections.strangers == 0
 
 
 @pytest.fixture
@@ -171,13 +165,13 @@ async def place(credentials_of: CredentialsOf) -> AsyncIterator[Place]:
 
 def forgotten(place: Place) -> asyncio.Semaphore:
     """Released whenever the host has forgotten a connection."""
-    seen, forget = asyncio.Semaphore(0), place.host._forget
+    seen, forget = asyncio.Semaphore(0), place.host._core.traffic._forget
 
     def wrapper(connection: Any) -> None:
         forget(connection)
         seen.release()
 
-    place.host._forget = wrapper  # type: ignore[method-assign]
+    place.host._core.traffic._forget = wrapper  # type: ignore[method-assign]
     return seen
 
 
@@ -198,7 +192,7 @@ async def test_an_initial_and_then_silence_is_forgotten_at_the_handshake_deadlin
     began = place.net.now()
     slow.flush()
     await place.works()
-    assert place.host._connections.strangers == 1
+    assert place.host._core.connections.strangers == 1
     await ended.acquire()
     assert place.net.now() - began >= 300 * MS
     place.only_the_honest()
@@ -272,7 +266,7 @@ async def test_an_initial_with_its_token_is_worth_nothing_from_another_address(p
     watched.out = note
     watched.flush()
     await watched.authenticated
-    kept = len(place.host._connections)
+    kept = len(place.host._core.connections)
     thief, neighbour = ("10.7.7.7", 7), (watched.address[0], 7)
     for data in said:
         for source in (thief, neighbour):
@@ -289,7 +283,7 @@ async def test_an_initial_with_its_token_is_worth_nothing_from_another_address(p
     for source in (thief, neighbour):  # its connection is over, so nothing but the token can speak for it
         place.net.send(with_token, source, HOST)
     await place.works()
-    assert len(place.host._connections) == 1 < kept
+    assert len(place.host._core.connections) == 1 < kept
     assert thief not in place.net.bytes_to
     place.only_the_honest()
     place.net.send(with_token, watched.address, HOST)  # from its own address too: a token opens one handshake
@@ -334,7 +328,7 @@ async def test_nobody_takes_over_the_link_of_another_by_naming_it(place: Place) 
     thief = Attacker(place, place.credentials_of("d"))
     thief.flush()
     await thief.authenticated
-    theirs = place.theirs.core.local
+    theirs = place.theirs._core.local
     thief.session.send_control(encode_control(Hello(1, 1, theirs.incarnation, theirs.link, 0, (), 0, 0)))
     thief.flush()
     end = await thief.closed

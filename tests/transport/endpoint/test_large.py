@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from endpoint_world import session_of
 from link_pair import Pair, payload, tag
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
@@ -94,7 +95,7 @@ def carry(client: Session, server: Session, done: Callable[[], bool]) -> None:
             if at is not None and at <= now:
                 session.handle_timer(now)
             for data, address in session.datagrams_to_send(now):
-                other.receive(data, address, now)
+                other.receive([data], address, now)
     raise AssertionError("the message does not arrive")
 
 
@@ -138,7 +139,7 @@ def test_we_copy_no_byte_to_send_it_and_one_to_receive_it(
     memory = bytearray(size)
     channel = kind == "channel"
     header = Header(
-        (Pair().a.core._outbox.channel_message(0, memoryview(b""), lambda m: None, None).tag) if channel else tag(1),
+        (Pair().a._core._outbox.channel_message(0, memoryview(b""), lambda m: None, None).tag) if channel else tag(1),
         0,
         size,
         checksum(data),
@@ -171,8 +172,8 @@ def test_the_link_itself_allocates_nothing_of_the_size_of_a_message() -> None:
     pair = Pair(credit=100, chunk=1 << 16).up()
     tracemalloc.start()
     try:
-        pair.b.core.post(tag(1), memoryview(memory), lambda posted: None)
-        sent = pair.a.core.send(tag(1), memoryview(data), lambda message: None)
+        pair.b._core.post(tag(1), memoryview(memory), lambda posted: None)
+        sent = pair.a._core.send(tag(1), memoryview(data), lambda message: None)
         pair.settle()
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -240,8 +241,7 @@ async def transfer(credentials: Credentials, peer: Credentials, size: int, pipe:
     if sends:
         for at in range(0, size, 4096):
             memory[at : at + 4] = (at >> 12).to_bytes(4, "big")
-    assert link.connection is not None
-    held = Held(link.connection.session, socket)
+    held = Held(session_of(link), socket)
     before, began = resident_from_now(), time.perf_counter()
     if sends:
         await link.send(tag(1), memoryview(memory)).future
@@ -249,7 +249,7 @@ async def transfer(credentials: Credentials, peer: Credentials, size: int, pipe:
         await link.post(tag(1), memoryview(memory)).future
     seconds, beside = time.perf_counter() - began, resident("VmHWM") - before
     assert link.stats.connections == 1
-    pipe.send((beside, seconds, checksum(memory), link.stats.held_peak, held.streams, held.backlog, held.packets))
+    pipe.send((beside, seconds, checksum(memory), link.stats.credit_peak, held.streams, held.backlog, held.packets))
     await loop.run_in_executor(None, pipe.recv)
     await endpoint.aclose(timeout=1.0)
 

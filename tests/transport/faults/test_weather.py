@@ -81,8 +81,8 @@ async def test_a_short_cut_only_raises_suspicion(world: World) -> None:
     a, b = await world.link(world.open("a", config=config, faults=faults), world.open("b", config=config))
     watch = Watch(a)
     with faults.add(Cut()):
-        await watch.until(lambda: a.core.suspect)
-    await watch.until(lambda: not a.core.suspect)
+        await watch.until(lambda: a.suspect)
+    await watch.until(lambda: not a.suspect)
     assert a.state is LinkState.UP
     await exchange(a, b, 1, 1000)
     assert a.stats.connections == 1
@@ -100,10 +100,10 @@ async def test_an_error_of_our_own_over_one_link_ends_that_link_by_name_and_no_o
         raise KeyError("a table of ours")
 
     posted = broken.post(tag(1), memoryview(bytearray(10)))
-    monkeypatch.setattr(broken.core, place, fails)
+    monkeypatch.setattr(broken._core, place, fails)
     if place == "handle_timer":
-        monkeypatch.setattr(broken.core, "next_timer", lambda: 1)
-    broken.touch()
+        monkeypatch.setattr(broken._core, "next_timer", lambda: 1)
+    broken._touch()
     with pytest.raises(LinkLost, match=r"internal error: KeyError\('a table of ours'\)"):
         await posted.future
     assert a.links == {whole.identity: whole}
@@ -120,8 +120,8 @@ async def test_a_link_so_broken_that_it_cannot_end_is_forgotten(world: World, mo
 
     monkeypatch.setattr(world.loop, "call_exception_handler", heard.append)
     for place in ("poll", "lose"):
-        monkeypatch.setattr(broken.core, place, fails)
-    broken.touch()
+        monkeypatch.setattr(broken._core, place, fails)
+    broken._touch()
     await exchange(whole, far, 2, 50_000)
     assert a.links == {whole.identity: whole}
     assert [type(context["exception"]) for context in heard] == [KeyError]
@@ -176,4 +176,4 @@ async def test_garbage_datagrams_do_no_harm(world: World) -> None:
     assert a.stats.connections == b.stats.connections == 1
     assert a.state is b.state is LinkState.UP
     assert set(target.links) == {world.endpoints[0].identity}
-    assert len(target._connections) == 1, "a token is good for one address only"
+    assert len(target._core.connections) == 1, "a token is good for one address only"

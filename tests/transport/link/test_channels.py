@@ -69,7 +69,7 @@ def test_messages_of_a_channel_are_taken_in_the_order_in_which_they_were_sent_ho
         posted = take(pair, 0)
         pair.settle()
         assert is_message(posted, n, size)
-        assert pair.b.core.stats.held_bytes <= 20_000
+        assert pair.b.core.stats.credit_held <= 20_000
     pair.settle()
     assert_clean(pair)
 
@@ -331,7 +331,7 @@ def test_a_peer_that_skips_ahead_or_uses_many_channels_costs_its_credit_and_no_m
         arrive(pair.b, Header(channel_tag(n, 1 << 60), n, 0, checksum(b"")))
     with pytest.raises(ProtocolError, match="credit"):
         arrive(pair.b, Header(channel_tag(0, 5), 100, 0, checksum(b"")))
-    assert pair.b.core.stats.held_peak == 100 * MESSAGE_COST
+    assert pair.b.core.stats.credit_peak == 100 * MESSAGE_COST
     assert pair.b.core._inbox._taken == {}
 
 

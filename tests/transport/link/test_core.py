@@ -205,7 +205,7 @@ def test_after_the_end_nothing_is_pending(end: str, connected: bool) -> None:
     assert not any(inflow.alive for inflow in inflows)
     for table in (core._outbox._outgoing, core._outbox._queue, core._outbox._app, core._inbox._posted):
         assert not table
-    assert core.stats.held_bytes == 0
+    assert core.stats.credit_held == 0
     late = [core.send(tag(90), memoryview(b"x"), told.append), pair.post(91, 1)]
     assert all(item.done and item.error is core.error for item in late)
     with pytest.raises(LinkLost, match="gone"):

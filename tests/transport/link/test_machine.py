@@ -153,7 +153,7 @@ class World:
                     assert posted.error.counter == n
 
     def check(self) -> None:
-        assert 0 <= self.pair.b.core.stats.held_bytes <= self.credit
+        assert 0 <= self.pair.b.core.stats.credit_held <= self.credit
         assert 0 <= self.pair.credit_used() <= self.credit
         for side in (self.pair.a, self.pair.b):
             assert side.apps == self.words[self.pair.other(side)][: len(side.apps)], "in order, each once"

@@ -24,7 +24,7 @@ def test_eager_message_arrives_whether_posted_before_or_after(size: int, posted_
     pair.settle()
     assert sent.state is SendState.ACKED, "acknowledged when it has arrived, not when it is taken"
     if posted is None:
-        assert pair.b.core.stats.held_bytes == size + MESSAGE_COST
+        assert pair.b.core.stats.credit_held == size + MESSAGE_COST
         posted = pair.post(1, size)
         pair.settle()
     assert holds(posted, 1)
@@ -57,7 +57,7 @@ def test_message_above_the_credit_is_offered_and_travels_when_it_is_posted(poste
     pair.settle()
     if posted is None:
         assert sent.state is SendState.OFFERED
-        assert pair.b.core.stats.held_peak == 0
+        assert pair.b.core.stats.credit_peak == 0
         posted = pair.post(1, 20_000)
         pair.settle()
     assert sent.state is SendState.ACKED
@@ -88,17 +88,17 @@ def test_memory_for_unposted_messages_never_exceeds_the_credit_even_for_empty_on
     sizes = [rng.choice([0, 0, 1, 100, 1500, 6000]) for _ in range(300)]
     sent = [pair.send(n, size) for n, size in enumerate(sizes)]
     pair.settle()
-    assert 0 < pair.b.core.stats.held_peak <= 5000
+    assert 0 < pair.b.core.stats.credit_peak <= 5000
     order = list(range(300))
     rng.shuffle(order)
     posted = {}
     for n in order:
         posted[n] = pair.post(n, sizes[n])
         pair.settle()
-        assert pair.b.core.stats.held_bytes <= 5000
+        assert pair.b.core.stats.credit_held <= 5000
     assert all(holds(posted[n], n) for n in order)
     assert all(m.state is SendState.ACKED for m in sent)
-    assert pair.b.core.stats.held_peak <= 5000
+    assert pair.b.core.stats.credit_peak <= 5000
     assert_clean(pair)
 
 

@@ -98,10 +98,10 @@ def test_memory_of_an_interrupted_unposted_message_stays_within_the_credit() -> 
     pair.flow(pair.b, 1)
     for _ in range(5):
         pair.die()
-        assert pair.b.core.stats.held_bytes == 2 * cost
+        assert pair.b.core.stats.credit_held == 2 * cost
         pair.join()
     pair.settle()
-    assert pair.b.core.stats.held_peak == 2 * cost
+    assert pair.b.core.stats.credit_peak == 2 * cost
     assert holds(pair.post(1, 5000), 1)
     assert holds(pair.post(2, 5000), 2)
     pair.settle()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 from networks import has_v6, needs_v6
@@ -33,6 +34,9 @@ from quicoll_transport.net.resolver import Resolver
 from quicoll_transport.net.udp import OnDatagrams, OnUnreachable, Trouble, UdpSocket
 from quicoll_transport.quic import SessionConfig
 from quicoll_transport.security.identity import WORKER, Credentials, Identity
+
+if TYPE_CHECKING:
+    from quicoll_transport.endpoint.peer import Peer
 
 MS = 1_000_000
 CredentialsOf = Callable[..., Credentials]
@@ -509,8 +513,8 @@ async def test_a_dual_stack_endpoint_is_reached_over_either_family(pair: Pair, h
     link = a.link(b.identity, addresses=[(host, b.address[1])], dial=True)
     await link.wait_up()
     await deliver(link, b)
-    (connection,) = b._connections
-    assert connection.session.peer_address == a.address
+    (connection,) = b._core.connections
+    assert connection.carrier.peer_address == a.address
 
 
 @pytest.mark.loopback
@@ -538,14 +542,14 @@ async def test_of_several_addresses_the_ones_of_a_missing_family_are_passed_over
 async def test_the_next_address_is_dialled_at_once_when_one_is_refused(pair: Pair, host: str) -> None:
     a, b = pair.open("a", host), pair.open("b", host)
     waits: list[bool] = []
-    original = a._detached
+    original = a._core._detached
 
-    def detached(link: Link, reason: str) -> None:
-        original(link, reason)
+    def detached(peer: Peer, reason: str) -> None:
+        original(peer, reason)
         assert "nothing listens there" in reason
-        waits.append(link.next_dial_ns > a.now_ns())
+        waits.append(peer.next_dial_ns > a.now_ns())
 
-    a._detached = detached  # type: ignore[method-assign]
+    a._core._detached = detached  # type: ignore[method-assign]
     link = a.link(b.identity, addresses=[unused(host), unused(host), unused(host), b.address], dial=True)
     await link.wait_up()
     assert link.attempts == 4
@@ -563,7 +567,7 @@ async def test_an_address_that_stays_silent_is_left_for_the_next(pair: Pair, hos
         link = a.link(b.identity, addresses=[canonical(silent.getsockname()), b.address], dial=True)
         await link.wait_up()
         assert link.attempts == 2
-        assert link.plan.current == b.address
+        assert link._peer.plan.current == b.address
 
 
 @pytest.mark.loopback
@@ -574,19 +578,19 @@ async def test_where_nothing_listens_the_reason_names_every_address(pair: Pair, 
     first, second = unused(host), unused(host)
     link = a.link(Identity("j", WORKER, "b"), addresses=[first, second], dial=True)
     refused = asyncio.get_running_loop().create_future()
-    original = a._detached
+    original = a._core._detached
 
-    def detached(link: Link, reason: str) -> None:
-        original(link, reason)
+    def detached(peer: Peer, reason: str) -> None:
+        original(peer, reason)
         if link.attempts == 2 and not refused.done():
             refused.set_result(link.refusal)
 
-    a._detached = detached  # type: ignore[method-assign]
+    a._core._detached = detached  # type: ignore[method-assign]
     assert (
         await refused
         == f"{format_address(first)}: nothing listens there; {format_address(second)}: nothing listens there"
     )
-    assert not link.plan.more
+    assert not link._peer.plan.more
     link.close("enough")
 
 
@@ -645,7 +649,7 @@ async def main(host):
     transfers = link.post(bytes(24), memoryview(buffer)), theirs.send(bytes(24), memoryview(data))
     await asyncio.gather(*(transfer.future for transfer in transfers))
     assert buffer == data
-    limits = [c._max_datagram_size for e in (a, b) for c in (x.session._quic for x in e._connections)]
+    limits = [c._max_datagram_size for e in (a, b) for c in (x.carrier._quic for x in e._core.connections)]
     await a.aclose()
     await b.aclose()
     print("arrived", *limits)
@@ -679,7 +683,7 @@ async def test_a_route_that_is_away_for_a_while_does_not_count_against_a_link_th
     link = a.link(b.identity, addresses=[b.address], dial=True)
     await link.wait_up()
     counted: list[int] = []
-    link.core.unreachable = counted.append  # type: ignore[method-assign]
+    link._core.unreachable = counted.append  # type: ignore[method-assign]
     for _ in range(100):
         a._on_unreachable(b.address, Trouble("the network is unreachable", refused=False))
     assert counted == []

@@ -76,7 +76,7 @@ class Path:
         while self._coming and self._coming[0][0] <= self.now:
             _, _, to_server, data = heapq.heappop(self._coming)
             target, source = (self.server, CLIENT) if to_server else (self.client, SERVER)
-            target.receive(data, source, self.now)
+            target.receive([data], source, self.now)
         for session in (self.client, self.server):
             session.handle_timer(self.now)
             while session.next_event() is not None:

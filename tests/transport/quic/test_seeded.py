@@ -17,9 +17,9 @@ from aioquic.quic import connection as aioquic_connection
 from aioquic.quic import packet, recovery, retry
 
 import quicoll_transport
+from quicoll_transport.carrier import Authenticated
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.quic import (
-    Authenticated,
     Gate,
     Session,
     SessionConfig,

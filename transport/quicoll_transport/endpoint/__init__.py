@@ -1,21 +1,29 @@
-"""The asyncio shell: one UDP socket, its sessions, and the links to peers. Bytes and time in, messages out.
+"""One UDP socket, its connections, and the links to peers. A sans-IO core decides; a thin asyncio shell carries out.
 
-shell        Endpoint: who owns what, the turn of the loop, the ends of connections
-reception    how a session becomes a link's connection: gate, guard, authentication, Hello
-dialling     which address is tried next, and when again
-agenda       the one timer
-connection   a session and what the endpoint knows of it
-links        Link: a peer as callers see it
+shell        Endpoint: socket, timer, look-ups, log
+link         Link: a peer as callers see it
+channel      Channel: whole messages in order
 transfer     Transfer: a message under way
 config       EndpointConfig
+
+core         EndpointCore: who owns what
+traffic      connections at work, and their ends
+admission    who comes in: gate, guard, authentication, Hello
+dialling     which address is tried next, and when again
+table        which connections there are, and which one carries each link
+connection   a carrier and what the endpoint knows of it
+peer         a link and what the endpoint knows of its peer
+agenda       when to look at what again
+terms        what core and shell say to each other
 """
 
 from __future__ import annotations
 
+from quicoll_transport.endpoint.channel import Channel
 from quicoll_transport.endpoint.config import EndpointConfig
 from quicoll_transport.endpoint.link import Link
 from quicoll_transport.endpoint.shell import Endpoint
 from quicoll_transport.endpoint.transfer import Transfer
 from quicoll_transport.link.core import LinkState
 
-__all__ = ["Endpoint", "EndpointConfig", "Link", "LinkState", "Transfer"]
+__all__ = ["Channel", "Endpoint", "EndpointConfig", "Link", "LinkState", "Transfer"]

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quicoll_transport.errors import ConfigurationError, DeadlineExceeded, TransportError
 
 if TYPE_CHECKING:
-    from quicoll_transport.endpoint.link import Link
     from quicoll_transport.endpoint.transfer import Transfer
     from quicoll_transport.link.posted import Posted
 
@@ -36,35 +36,69 @@ class Channel:
     affected). May be changed at any time; a `receive` that waits already keeps the one it began with.
     """
 
-    def __init__(self, link: Link, number: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        peer: str,
+        send: Callable[[memoryview], Transfer],
+        take: Callable[[int, Callable[[Posted], None]], Posted],
+    ) -> None:
+        """Make the channel; see `Link.channel`.
+
+        Args:
+            number: Of the channel.
+            loop: Where `receive` waits.
+            peer: Its name, for people.
+            send: Sends a message on this channel.
+            take: Waits for this channel's next message of so many bytes at most, see `LinkCore.channel_take`.
+        """
         self.number = number
         self.limit = _LIMIT
-        self._link = link
+        self._loop = loop
+        self._peer = peer
+        self._send = send
+        self._take = take
         self._expected: Posted | None = None  # what the core waits for, or has brought and nobody has taken yet
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     def __repr__(self) -> str:
-        return f"<Channel {self.number} of {self._link!r}>"
+        return f"<Channel {self.number} of {self._peer}>"
 
     def send(self, data: bytes | bytearray | memoryview) -> Transfer:
         """Send a message from the caller's memory, which must not change until the transfer is done.
 
         Messages are received in the order of these calls. Done means: arrived at the peer's host and its checksum holds
-        there. Raises ConfigurationError for memory that is not one run of bytes.
+        there.
+
+        Args:
+            data: The message, one run of bytes; may be empty.
+        Returns:
+            The transfer; await its `future`.
+        Raises:
+            ConfigurationError: The memory is not one run of bytes.
+            LinkLost: The link has ended.
         """
-        return self._link._channel_send(self.number, memoryview(data))
+        return self._send(memoryview(data))
 
     async def receive(self, *, timeout: float | None = None) -> memoryview:
-        """The next message, in writable memory that is the caller's from here on.
+        """Receive the next message, in writable memory that is the caller's from here on.
 
-        timeout: seconds; None waits as long as the link lives. Several may wait at once, they are served in turn.
-        Raises DeadlineExceeded at the deadline (the message is not lost), LinkLost when the link has ended,
-        MessageRefused for a message above `limit` and MessageCorrupted for one that stayed corrupt; the message that
-        one of these two names is over, the next call takes the one after it.
+        Several may wait at once; they are served in turn.
+
+        Args:
+            timeout: Seconds; None waits as long as the link lives.
+        Raises:
+            DeadlineExceeded: No message came in time. It is not lost; the next call gets it.
+            LinkLost: The link has ended.
+            MessageRefused: The message is larger than `limit`. It is over; the next call takes the one after it.
+            MessageCorrupted: The message stayed corrupt. Likewise.
+            ConfigurationError: The timeout is negative.
         """
         if timeout is not None and timeout < 0:
             raise ConfigurationError(f"a timeout is not negative: {timeout}")
-        waiter: asyncio.Future[None] = self._link.loop.create_future()
+        waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append(waiter)
         try:
             self._advance()
@@ -78,7 +112,7 @@ class Channel:
                 raise
             what, seconds = f"a message on channel {self.number}", timeout or 0.0
             text = f"{what} did not come within {seconds:g} s"
-            raise DeadlineExceeded(text, peer=str(self._link.identity), what=what, seconds=seconds) from None
+            raise DeadlineExceeded(text, peer=self._peer, what=what, seconds=seconds) from None
         finally:
             self._waiters.remove(waiter)
             self._advance()
@@ -87,9 +121,9 @@ class Channel:
         return posted.buffer
 
     def _next(self) -> Posted:
-        """What the core brings next, asked for when it is not yet."""
+        """Return what the core brings next, asked for when it is not yet."""
         if self._expected is None:
-            self._expected = self._link._channel_take(self.number, self.limit, self._come)
+            self._expected = self._take(self.limit, self._come)
         return self._expected
 
     def _advance(self) -> None:

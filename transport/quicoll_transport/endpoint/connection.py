@@ -1,20 +1,20 @@
-"""One session of an endpoint, and what the endpoint knows of it."""
+"""A carrier, and what the endpoint knows of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from quicoll_transport.carrier import CLOSE_PROTOCOL, CLOSE_REFUSED
 from quicoll_transport.link.frames import ControlReader
-from quicoll_transport.quic import CLOSE_PROTOCOL, CLOSE_REFUSED
 
 if TYPE_CHECKING:
-    from quicoll_transport.endpoint.link import Link
-    from quicoll_transport.quic import Session
-    from quicoll_transport.security.identity import Identity
+    from quicoll_transport.carrier import Carrier
+    from quicoll_transport.endpoint.peer import Peer
+    from quicoll_transport.endpoint.terms import NodeIdentity
     from quicoll_transport.security.limits import Pace
 
-__all__ = ["Connection", "who"]
+__all__ = ["Connection"]
 
 _WORD_NS = 30_000_000_000  # for a control message to arrive, from its first byte on,
 _WORD_BYTE_NS = 61_035  # and more for each byte: 16 KiB a second
@@ -22,26 +22,31 @@ _WORD_BYTE_NS = 61_035  # and more for each byte: 16 KiB a second
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """A session and what the endpoint knows of it."""
+    """See the module's head. It is of no link until its peer is authenticated and has said Hello."""
 
-    session: Session
+    carrier: Carrier
     dialled: bool
     deadline_ns: int  # until which authentication and Hello must be through
     pace: Pace
-    link: Link | None = None
-    identity: Identity | None = None
+    peer: Peer | None = None
+    identity: NodeIdentity | None = None
     fingerprint: str = ""  # of the peer's certificate, once it is verified
     reader: ControlReader = field(default_factory=ControlReader)
     word_since_ns: int | None = None  # when the control message began that has not ended
     word_ns: int | None = None  # until when it must be there
-    resets: int = 0  # of the session, as far as they were judged
+    resets: int = 0  # of the carrier, as far as they were counted
     unproved: int = 0  # bytes received before the peer was authenticated
     greeted: bool = False
     answer_ns: int | None = None  # until which a dialled peer must have sent anything at all; None once it has
     cids: list[bytes] = field(default_factory=list)  # under which it is registered (table.py)
 
     def listened(self, now_ns: int, *, began: bool) -> None:
-        """Bytes of the control stream came; began: what waits now, if anything, is another message than before."""
+        """Note that bytes of the control stream came.
+
+        Args:
+            now_ns: The time.
+            began: Whether what waits now, if anything, is another message than before.
+        """
         waiting = self.reader.waiting
         if waiting == 0:
             self.word_since_ns = self.word_ns = None
@@ -51,7 +56,8 @@ class Connection:
         self.word_ns = self.word_since_ns + _WORD_NS + waiting * _WORD_BYTE_NS
 
     def next_timer(self) -> int | None:
-        at = self.session.next_timer()
+        """Return when to look at this connection again."""
+        at = self.carrier.next_timer()
         if self.word_ns is not None:
             at = self.word_ns if at is None else min(at, self.word_ns)
         if self.greeted:
@@ -60,7 +66,7 @@ class Connection:
         return deadline if at is None else min(at, deadline)
 
     def overdue(self, now_ns: int) -> tuple[int, str] | None:
-        """Why this connection is to be closed now, as a code and words; None: there is no reason to."""
+        """Return why this connection is to be closed now, as a code and words; None: there is no reason to."""
         if self.word_ns is not None and now_ns >= self.word_ns:
             return CLOSE_PROTOCOL, "a control message takes too long"
         if not self.greeted and now_ns >= self.deadline_ns:
@@ -69,11 +75,13 @@ class Connection:
             return CLOSE_REFUSED, "no answer"
         return None
 
+    @property
+    def peer_name(self) -> str:
+        """Who this is as far as known, for people; "" for a stranger."""
+        known = self.identity or (None if self.peer is None else self.peer.identity)
+        return "" if known is None else str(known)
 
-def who(connection: Connection | None = None) -> dict[str, object]:
-    """Fields of a log record; always both, so that a format may use them."""
-    if connection is None:
-        return {"peer": "", "link": 0}
-    link = connection.link
-    peer = connection.identity or (None if link is None else link.identity)
-    return {"peer": "" if peer is None else str(peer), "link": 0 if link is None else link.number}
+    @property
+    def link_number(self) -> int:
+        """Of the link that this is a connection of; 0 for none."""
+        return 0 if self.peer is None else self.peer.number

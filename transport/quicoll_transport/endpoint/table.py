@@ -1,11 +1,12 @@
-"""Which connections an endpoint has, and by which connection ids their datagrams find them.
+"""Which connections an endpoint has, by which ids their datagrams find them, and which one carries each link.
 
 A connection is in the table from the moment it is dialled or admitted to its end, whether or not it belongs to a link.
-QUIC gives it ids of its own while it lives and retires others (RFC 9000, section 5.1); `refresh` follows that after
-everything that a session may have done.
+A carrier gets ids while it lives and gives others up (in QUIC: RFC 9000, section 5.1); `refresh` follows that after
+everything that a carrier may have done.
 
 Invariants: an id leads to one connection, which is in the table; what is not in the table is found by no datagram and
-asked by no timer, and nothing enters it again.
+asked by no timer, and nothing enters it again. A peer has at most one connection of its link at a time, and that is
+one of its own (`Connection.peer`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quicoll_transport.endpoint.connection import Connection
+    from quicoll_transport.endpoint.peer import Peer
 
 __all__ = ["Table"]
 
@@ -25,6 +27,7 @@ class Table:
     def __init__(self) -> None:
         self.by_cid: dict[bytes, Connection] = {}
         self._connections: dict[Connection, None] = {}  # an ordered set
+        self._of_link: dict[Peer, Connection] = {}
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -41,28 +44,50 @@ class Table:
         return sum(not connection.dialled and not connection.greeted for connection in self._connections)
 
     def find(self, cid: bytes) -> Connection | None:
+        """Return the connection that an id leads to."""
         return self.by_cid.get(cid)
 
     def add(self, connection: Connection) -> None:
+        """Register a connection with the ids that it has."""
         self._connections[connection] = None
         self.refresh(connection)
 
     def refresh(self, connection: Connection) -> None:
-        """Enter the ids that the session has got, and take those out that it has given up."""
-        session = connection.session
-        while session.cids:
-            cid = session.cids.pop()
+        """Enter the ids that the carrier has got, and take those out that it has given up."""
+        carrier = connection.carrier
+        while carrier.cids:
+            cid = carrier.cids.pop()
             if self.by_cid.get(cid) is not connection:  # QUIC announces an id again when the announcement was lost
                 self.by_cid[cid] = connection
                 connection.cids.append(cid)
-        while session.retired_cids:
-            cid = session.retired_cids.pop()
+        while carrier.retired_cids:
+            cid = carrier.retired_cids.pop()
             if self.by_cid.get(cid) is connection:
                 del self.by_cid[cid]
                 connection.cids.remove(cid)
 
     def remove(self, connection: Connection) -> None:
+        """Forget a connection and its ids."""
         del self._connections[connection]
         for cid in connection.cids:
             if self.by_cid.get(cid) is connection:
                 del self.by_cid[cid]
+
+    # -- links ---------------------------------------------------------------------------------------------------
+
+    def of(self, peer: Peer) -> Connection | None:
+        """Return the present connection of a peer's link, a dialled one that is not up yet included."""
+        return self._of_link.get(peer)
+
+    def carries(self, connection: Connection) -> bool:
+        """Return whether this is the present connection of its peer's link."""
+        return connection.peer is not None and self._of_link.get(connection.peer) is connection
+
+    def attach(self, connection: Connection, peer: Peer) -> None:
+        """Make this the connection of the peer's link."""
+        connection.peer = peer
+        self._of_link[peer] = connection
+
+    def detach(self, peer: Peer) -> Connection | None:
+        """Leave the peer's link without a connection; return the one that it had."""
+        return self._of_link.pop(peer, None)

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 
 from quicoll_transport.errors import ConfigurationError, LinkLost, ProtocolError
@@ -131,7 +131,14 @@ LinkAction = SendControl | StartMessage | ResetMessage
 
 @dataclass(frozen=True, slots=True)
 class LinkStats:
-    """Counters since the link began. Bytes are payload bytes; held ones count MESSAGE_COST for each message too."""
+    """Counters since the link began. Bytes and messages are of payloads.
+
+    resends, corrupt: messages sent again; payloads that failed their checksum here. bytes_resumed: that did not travel
+        again when a message went on over another connection.
+    connections: that have carried the link so far.
+    credit_held, credit_peak: bytes of our own credit taken by messages that no buffer is posted for, now and at most;
+        MESSAGE_COST for each message is in it.
+    """
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -141,8 +148,12 @@ class LinkStats:
     corrupt: int = 0
     connections: int = 0
     bytes_resumed: int = 0
-    held_bytes: int = 0
-    held_peak: int = 0
+    credit_held: int = 0
+    credit_peak: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the counters by name."""
+        return {one.name: getattr(self, one.name) for one in fields(LinkStats)}
 
 
 class LinkCore:
@@ -213,8 +224,8 @@ class LinkCore:
             corrupt=received.corrupt,
             connections=self._connections,
             bytes_resumed=sent.bytes_resumed,
-            held_bytes=received.held_bytes,
-            held_peak=received.held_peak,
+            credit_held=received.held_bytes,
+            credit_peak=received.held_peak,
         )
 
     def _become(self, state: LinkState) -> None:

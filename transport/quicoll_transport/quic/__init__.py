@@ -1,15 +1,16 @@
 """QUIC: above it there are messages, not packets. The one package that touches aioquic, its private parts included.
 
-    terms        settings, events, close codes: what the layers above talk about
-    connection   aioquic's connection with what it lacks: client certificates, bounded windows, an order of streams
-    session      one connection as messages, sans-IO
-    gate         how a stranger becomes a session
-    foundation   the self-check: refuses to run on an aioquic that is not built as expected
-    chance       every source of chance and of wall-clock time in here, from a seed: for simulations
+    terms        settings, names of close codes, what a datagram says without a key
+    patched      aioquic's connection with what it lacks: client certificates, bounded windows, an order of streams
+    session      one connection as messages, sans-IO: a Carrier
+    gate         how a stranger becomes a session: a Listener
+    delivery     the rate at which the peer acknowledges
+    selfcheck    refuses to run on an aioquic that is not built as expected
+    seeded       every source of chance and of wall-clock time in here, from a seed: for simulations
     qlog         traces
 
 Supported: aioquic >=1.7.2, <1.8. Each module lists the private names that it uses; the canaries are in
-tests/transport/quic/test_session.py and test_chance.py. Connection ids and keys come from the operating system's
+tests/transport/quic/test_session.py and test_seeded.py. Connection ids and keys come from the operating system's
 randomness unless `entropy` says otherwise.
 """
 
@@ -22,16 +23,6 @@ from quicoll_transport.quic.selfcheck import check_foundation, handshake_in_memo
 from quicoll_transport.quic.session import Session
 from quicoll_transport.quic.terms import (
     ALPN,
-    CLOSE_GONE,
-    CLOSE_NORMAL,
-    CLOSE_PROTOCOL,
-    CLOSE_REFUSED,
-    CLOSE_REPLACED,
-    Authenticated,
-    Closed,
-    ControlData,
-    MessageSink,
-    PathStats,
     SessionConfig,
     destination_cid,
     error_name,
@@ -40,17 +31,7 @@ from quicoll_transport.quic.terms import (
 
 __all__ = [
     "ALPN",
-    "CLOSE_GONE",
-    "CLOSE_NORMAL",
-    "CLOSE_PROTOCOL",
-    "CLOSE_REFUSED",
-    "CLOSE_REPLACED",
-    "Authenticated",
-    "Closed",
-    "ControlData",
     "Gate",
-    "MessageSink",
-    "PathStats",
     "QlogDirectory",
     "Session",
     "SessionConfig",

@@ -16,7 +16,7 @@ from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
 
 from quicoll_transport.quic.patched import PatchedConnection, configuration
 from quicoll_transport.quic.session import Session
-from quicoll_transport.quic.terms import CID_LENGTH, SessionConfig
+from quicoll_transport.quic.terms import CID_LENGTH, SessionConfig, destination_cid, is_unauthenticated_initial
 
 if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger
@@ -30,7 +30,7 @@ _MOST_USED = 65536  # tokens remembered as used; a guard lets far fewer handshak
 
 
 class Gate:
-    """The server side's door: address validation by Retry (RFC 9000 section 8.1.2), then a Session.
+    """The server side's door, a Listener: address validation by Retry (RFC 9000 section 8.1.2), then a Session.
 
     Nothing is kept for a source before it has shown that it receives at its address.
     """
@@ -43,6 +43,14 @@ class Gate:
         self._used: dict[bytes, int] = {}  # connection ids of tokens that were used, and until when they are valid
         self.rotate(credentials)
         self._tokens = QuicRetryTokenHandler() if retry else None
+
+    def destination(self, data: bytes) -> bytes | None:
+        """Return the connection id that a datagram is for; see Listener."""
+        return destination_cid(data)
+
+    def is_first(self, data: bytes) -> bool:
+        """Return whether a datagram begins a connection; see Listener."""
+        return is_unauthenticated_initial(data)
 
     def rotate(self, credentials: Credentials) -> None:
         """Show these from the next session on. Tokens stay good: whoever has one has shown its address, no more."""

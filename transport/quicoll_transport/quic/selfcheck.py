@@ -10,11 +10,12 @@ import functools
 from importlib.metadata import version as installed_version
 from typing import TYPE_CHECKING, Any
 
+from quicoll_transport.carrier import Authenticated
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.quic.gate import Gate
-from quicoll_transport.quic.patched import ServiceQueue
+from quicoll_transport.quic.patched import PatchedConnection, ServiceQueue, configuration
 from quicoll_transport.quic.session import Session
-from quicoll_transport.quic.terms import Authenticated, SessionConfig
+from quicoll_transport.quic.terms import SessionConfig
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 
@@ -40,14 +41,14 @@ def handshake_in_memory(client: Session, gate: Gate, *, now_ns: int = 10**18) ->
             if server is None:
                 admitted = gate.admit(data, addresses[True], now_ns)
                 if isinstance(admitted, bytes):
-                    client.receive(admitted, addresses[False], now_ns)
+                    client.receive([admitted], addresses[False], now_ns)
                     continue
                 server = admitted
             if server is not None:
-                server.receive(data, addresses[True], now_ns)
+                server.receive([data], addresses[True], now_ns)
         if server is not None:
             for data, _address in server.datagrams_to_send(now_ns):
-                client.receive(data, addresses[False], now_ns)
+                client.receive([data], addresses[False], now_ns)
         for session in (client, server):
             while session is not None and (event := session.next_event()) is not None:
                 collected[session.is_client].append(event)
@@ -75,14 +76,16 @@ def check_foundation() -> None:
     in_order = True
     try:
         for credentials in (made[client_id], None):
-            client = Session.client(credentials=credentials, config=config, address=address, now_ns=10**18)
+            connection = PatchedConnection(configuration=configuration(credentials, config, is_client=True))
+            connection.connect(address, 10**9)
             if credentials is None:
-                client._quic.configuration.cadata = made[server_id].authority_pem
-                client._quic.tls._cadata = made[server_id].authority_pem
+                connection.configuration.cadata = made[server_id].authority_pem
+                connection.tls._cadata = made[server_id].authority_pem
+            client = Session(connection, is_client=True, cids=[connection.host_cid], config=config)
             gate = Gate(credentials=made[server_id], config=config)
             _server, _, server_events = handshake_in_memory(client, gate)
             seen += [event.certificate for event in server_events if isinstance(event, Authenticated)]
-            in_order = in_order and _serves_in_order(client, now_ns=10**18 + 10**9)
+            in_order = in_order and _serves_in_order(connection, now_ns=10**18 + 10**9)
     except (AttributeError, TypeError, AssertionError) as error:
         raise ConfigurationError(f"aioquic {found} is not built as expected: {error}") from error
     if len(seen) != 2 or seen[0] != made[client_id].certificate or seen[1] is not None:
@@ -91,12 +94,11 @@ def check_foundation() -> None:
         raise ConfigurationError(f"aioquic {found} serves streams in an order of its own; no run would repeat itself")
 
 
-def _serves_in_order(client: Session, *, now_ns: int) -> bool:
+def _serves_in_order(connection: PatchedConnection, *, now_ns: int) -> bool:
     """Whether streams that one packet served stand in the order in which they were served (connection.ServiceQueue)."""
-    connection = client._quic
     streams = [connection.get_next_available_stream_id(is_unidirectional=True) + 4 * i for i in range(_STREAMS)]
     for stream_id in streams:
         connection.send_stream_data(stream_id, b"x")
-    client.datagrams_to_send(now_ns)
-    queue = connection._streams_queue
+    connection.datagrams_to_send(now_ns / 1e9)
+    queue: object = connection._streams_queue
     return isinstance(queue, ServiceQueue) and [stream.stream_id for stream in queue] == streams

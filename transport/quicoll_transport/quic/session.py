@@ -24,20 +24,20 @@ from aioquic.quic import events as quic_events
 from aioquic.quic.connection import QuicConnection, QuicConnectionState
 from aioquic.quic.packet import QuicErrorCode
 
-from quicoll_transport.errors import ProtocolError
-from quicoll_transport.link.frames import HEADER_SIZE, Header
-from quicoll_transport.quic.delivery import DeliveryRate
-from quicoll_transport.quic.patched import PatchedConnection, configuration
-from quicoll_transport.quic.terms import (
+from quicoll_transport.carrier import (
     CLOSE_NORMAL,
     Authenticated,
+    CarrierEvent,
     Closed,
     ControlData,
     MessageSink,
     PathStats,
-    SessionConfig,
-    SessionEvent,
 )
+from quicoll_transport.errors import ProtocolError
+from quicoll_transport.link.frames import HEADER_SIZE, Header
+from quicoll_transport.quic.delivery import DeliveryRate
+from quicoll_transport.quic.patched import PatchedConnection, configuration
+from quicoll_transport.quic.terms import SessionConfig, error_name
 
 if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger
@@ -88,8 +88,12 @@ def _after(at: float) -> int:
     return int((at + 4 * math.ulp(at)) * 1e9) + 1
 
 
+def _closed(code: int, reason: str) -> Closed:
+    return Closed(code, reason, error_name(code))
+
+
 class Session:
-    """One QUIC connection. Create with `client`, or through a Gate for the server side."""
+    """One QUIC connection: a Carrier. Create with `client`, or through a Gate for the server side."""
 
     def __init__(
         self,
@@ -104,9 +108,8 @@ class Session:
         self.cids: list[bytes] = list(cids)  # connection ids whose datagrams are for this session
         self.retired_cids: list[bytes] = []
         self.heard_ns: int | None = None  # when the last authenticated packet arrived
-        self.authenticated = False
         self.closed = False
-        self._events: deque[SessionEvent] = deque()
+        self._events: deque[CarrierEvent] = deque()
         self._sink: MessageSink | None = None
         self._early: list[tuple[int, bytes, bool]] = []
         self._early_bytes = 0
@@ -150,9 +153,13 @@ class Session:
 
     # -- datagrams and time --------------------------------------------------------------------------------------
 
-    def receive(self, data: bytes, address: Address, now_ns: int) -> None:
-        """Take one datagram; afterwards drain `next_event`. Raises ProtocolError, upon which the caller closes."""
+    def receive(self, datagrams: Sequence[bytes], address: Address, now_ns: int) -> None:
+        """Take a run of datagrams from one address; see Carrier."""
         self._now_ns = now_ns
+        for data in datagrams:
+            self._receive(data, address, now_ns)
+
+    def _receive(self, data: bytes, address: Address, now_ns: int) -> None:
         self._quic.receive_datagram(data, address, now_ns / 1e9)
         if isinstance(self._quic, PatchedConnection) and self._quic.forged_packets >= self._forged_packets:
             # No fault of the peer: whoever forges is somebody else, so the link may be resumed.
@@ -168,10 +175,10 @@ class Session:
             self.closed = True
             end = self._quic._close_event
             if end is not None:
-                self._events.append(Closed(end.error_code, end.reason_phrase))
+                self._events.append(_closed(end.error_code, end.reason_phrase))
 
     def handle_timer(self, now_ns: int) -> None:
-        """Raises ProtocolError when the peer has taken too long over a header."""
+        """Do what is due; see Carrier. Raises ProtocolError when the peer has taken too long over a header."""
         self._now_ns = now_ns
         if (due := self._quic.get_timer()) is not None and due * 1e9 <= now_ns:
             self._quic.handle_timer(now_ns / 1e9)
@@ -215,13 +222,6 @@ class Session:
             delivery_rate=self._delivery.rate,
         )
 
-    def end_trace(self) -> None:
-        """Nothing more will happen here: hand the qlog trace, if there is one, to whoever writes it."""
-        trace, self._quic._quic_logger = self._quic._quic_logger, None
-        logger = self._quic.configuration.quic_logger
-        if trace is not None and logger is not None:
-            logger.end_trace(trace)
-
     def limit_datagrams(self, most: int) -> None:
         """Send datagrams of `most` bytes at most from now on (never below what QUIC needs); what was lost for its size
         is sent again in smaller ones, as after any loss (RFC 9000 section 14.2.1)."""
@@ -231,7 +231,7 @@ class Session:
     def peer_address(self) -> Address | None:
         return self._quic.get_peer_address()
 
-    def next_event(self) -> SessionEvent | None:
+    def next_event(self) -> CarrierEvent | None:
         return self._events.popleft() if self._events else None
 
     # -- what the link asks for ----------------------------------------------------------------------------------
@@ -268,11 +268,15 @@ class Session:
             self._quic.close(error_code=code, reason_phrase=reason)
 
     def release(self) -> None:
-        """Let go of everything that is the caller's; nothing is fed or delivered any more."""
+        """Let go of everything that is the caller's, and hand the qlog trace, if there is one, to its directory."""
         self._sink = None
         self._early.clear()
         for table in (self._waiting, self._feeding, self._open, self._inbound, self._headers):
             table.clear()
+        trace, self._quic._quic_logger = self._quic._quic_logger, None
+        logger = self._quic.configuration.quic_logger
+        if trace is not None and logger is not None:
+            logger.end_trace(trace)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -379,7 +383,7 @@ class Session:
                     )
                 case quic_events.ConnectionTerminated() if not self.closed:
                     self.closed = True
-                    self._events.append(Closed(event.error_code, event.reason_phrase))
+                    self._events.append(_closed(event.error_code, event.reason_phrase))
                 case quic_events.ConnectionIdIssued():
                     self.cids.append(event.connection_id)
                 case quic_events.ConnectionIdRetired():

@@ -1,4 +1,4 @@
-"""The words of a QUIC connection as the layers above it use them: settings, events, close codes, figures.
+"""Settings of a QUIC connection, names of its close codes, and what a datagram says without a key.
 
 Nothing here has state. What a datagram is for can be read from its first bytes without a key (RFC 8999), so that stands
 here too.
@@ -8,48 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Protocol
 
 from aioquic.quic import connection as _registers  # noqa: F401 - cubic and reno
 from aioquic.quic.congestion.base import create_congestion_control
 from aioquic.quic.packet import QuicErrorCode
 
+from quicoll_transport.carrier import CLOSE_GONE, CLOSE_NORMAL, CLOSE_PROTOCOL, CLOSE_REFUSED, CLOSE_REPLACED
 from quicoll_transport.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from cryptography.x509 import Certificate
-
-    from quicoll_transport.link.frames import Header
-    from quicoll_transport.link.posted import Inflow
 
 __all__ = [
     "ALPN",
     "CID_LENGTH",
-    "CLOSE_GONE",
-    "CLOSE_NORMAL",
-    "CLOSE_PROTOCOL",
-    "CLOSE_REFUSED",
-    "CLOSE_REPLACED",
     "DATAGRAM_BYTES",
-    "Authenticated",
-    "Closed",
-    "ControlData",
-    "MessageSink",
-    "PathStats",
     "SessionConfig",
-    "SessionEvent",
     "destination_cid",
     "error_name",
     "is_unauthenticated_initial",
 ]
 
 ALPN = "quicoll/1"
-CLOSE_NORMAL = 0x7100  # above TLS alerts (0x100-0x1ff), below two bytes of varint
-CLOSE_REFUSED = 0x7101
-CLOSE_PROTOCOL = 0x7102
-CLOSE_GONE = 0x7103  # the link that this connection belongs to has ended, or was never known here
-CLOSE_REPLACED = 0x7104  # the link goes on over another connection
-
 CID_LENGTH = 8
 DATAGRAM_BYTES = 1452  # a path of 1500 bytes less IPv6 and UDP headers
 _LEAST_DATAGRAM = 1200  # of UDP payload, which every path of QUIC carries (RFC 9000 section 14)
@@ -111,58 +88,6 @@ def _demand_congestion(name: str) -> None:
         raise ConfigurationError(
             f"congestion {name!r} is not known; take cubic, reno or one that is registered"
         ) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathStats:
-    """What QUIC knows of a connection's path. Times are None before the first acknowledgement.
-
-    lost_packets: declared lost since the connection began; what is sent again as a probe counts too.
-    delivery_rate: bytes a second that were acknowledged while more was waiting; None while that has not been measured.
-    """
-
-    rtt_ns: int | None
-    rttvar_ns: int | None
-    min_rtt_ns: int | None
-    cwnd: int
-    bytes_in_flight: int
-    lost_packets: int
-    delivery_rate: int | None
-
-
-class MessageSink(Protocol):
-    """Where a session puts messages: a LinkCore."""
-
-    def message_begin(self, header: Header) -> Inflow | None: ...
-    def message_end(self, inflow: Inflow) -> None: ...
-    def message_reset(self, inflow: Inflow) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Authenticated:
-    """The handshake is complete and the peer proved that it holds the key of `certificate` (None: it sent none).
-
-    Nothing more is proved: chain, dates and name are the endpoint's to verify before it uses the session.
-    """
-
-    certificate: Certificate | None
-    chain: tuple[Certificate, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ControlData:
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """The connection is over. `code` is ours (CLOSE_*) or QUIC's; `reason` is a text for people."""
-
-    code: int
-    reason: str
-
-
-SessionEvent = Authenticated | ControlData | Closed
 
 
 def destination_cid(data: bytes) -> bytes | None:

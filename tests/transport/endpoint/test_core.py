@@ -1,0 +1,484 @@
+"""EndpointCore on a virtual clock, without sockets or an event loop: two cores and a list of datagrams between them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+from link_pair import payload, tag
+
+from quicoll_transport.carrier import CLOSE_NORMAL, Authenticated
+from quicoll_transport.endpoint import EndpointConfig
+from quicoll_transport.endpoint.core import EndpointCore
+from quicoll_transport.endpoint.terms import (
+    CancelLookUp,
+    LookUp,
+    Record,
+    ReportError,
+    SendDatagrams,
+    Tell,
+    Verified,
+)
+from quicoll_transport.errors import AuthenticationError, ConfigurationError
+from quicoll_transport.events import ConnectionDown, ConnectionUp, DialStarted, LinkChanged, PeerRefused
+from quicoll_transport.link.core import LinkState
+from quicoll_transport.quic import Gate, Session, SessionConfig
+from quicoll_transport.security.identity import WORKER, Credentials, Identity, verify_peer
+
+if TYPE_CHECKING:
+    from quicoll_transport.endpoint.peer import Peer
+    from quicoll_transport.net.addresses import Address
+
+MS = 1_000_000
+S = 1_000 * MS
+LATENCY = 5 * MS
+CredentialsOf = Callable[..., Credentials]
+E = TypeVar("E")
+
+
+class Node:
+    """A core, and everything that it asked for."""
+
+    def __init__(self, pair: Pair, credentials: Credentials, address: Address, config: EndpointConfig) -> None:
+        self.pair = pair
+        self.address = address
+        self.credentials = credentials
+        self.identity = credentials.identity
+        self.denied: set[str] = set()
+        self.refuses: str | None = None
+        self.takes_over = True
+        self.words: list[bytes] = []
+        self.states: list[LinkState] = []
+        self.ended: list[Peer] = []
+        self.events: list[Any] = []
+        self.look_ups: list[LookUp] = []
+        self.cancelled: list[int] = []
+        self.log: list[str] = []
+        self.core = EndpointCore(
+            identity=self.identity,
+            incarnation=1,
+            settings=config,
+            listener=Gate(credentials=credentials, config=config.session),
+            dial=lambda to, now_ns: Session.client(
+                credentials=credentials, config=config.session, address=to, now_ns=now_ns
+            ),
+            verify=self._verify,
+            authorize=lambda identity: self.refuses,
+            on_peer=self._on_peer,
+            on_end=self.ended.append,
+            scope_of=int,
+            observed=True,
+        )
+
+    def _verify(self, event: Authenticated) -> Verified:
+        identity = verify_peer(
+            event.certificate, event.chain, trust=self.credentials.trust, job="j", now=datetime.now(UTC)
+        )
+        if identity.node in self.denied:
+            raise AuthenticationError("denied", peer=str(identity))
+        return Verified(identity, f"of {identity.node}")
+
+    def _on_peer(self, peer: Peer) -> bool:
+        self.listen(peer)
+        return self.takes_over
+
+    def listen(self, peer: Peer) -> Peer:
+        peer.on_app, peer.on_state = self.words.append, self.states.append
+        return peer
+
+    def dial(self, other: Node, *addresses: Address) -> Peer:
+        peer = self.core.peer(other.identity, addresses=addresses or [other.address], dial=True, now_ns=self.pair.now)
+        self.listen(peer)
+        self.act()
+        return peer
+
+    def peer(self, other: Node) -> Peer:
+        return self.core.peers[other.identity]
+
+    def act(self) -> None:
+        """What a shell does after each call of the core."""
+        self._perform()
+        while self.core.serve(self.pair.now):
+            self._perform()
+
+    def _perform(self) -> None:
+        while (action := self.core.next_action()) is not None:
+            match action:
+                case SendDatagrams():
+                    for data, address in action.datagrams:
+                        self.pair.send(self.address, address, data)
+                case LookUp():
+                    self.look_ups.append(action)
+                case CancelLookUp():
+                    self.cancelled.append(action.peer)
+                case Tell():
+                    self.events.append(action.event)
+                case Record():
+                    self.log.append(action.text % action.arguments)
+                case ReportError():
+                    raise AssertionError(action.text) from action.error
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+class Pair:
+    """Two nodes, LATENCY apart. lost(source, data): whether a datagram is lost."""
+
+    def __init__(self, credentials_of: CredentialsOf, config: EndpointConfig) -> None:
+        self.now = 10**12
+        self.lost: Callable[[Address, bytes], bool] = lambda source, data: False
+        self.under_way: list[tuple[int, int, Address, Address, bytes]] = []
+        self._sent = 0
+        self.a = Node(self, credentials_of("a"), ("192.0.2.1", 1), config)
+        self.b = Node(self, credentials_of("b"), ("192.0.2.2", 2), config)
+
+    def send(self, source: Address, target: Address, data: bytes) -> None:
+        self._sent += 1
+        if not self.lost(source, data):
+            heapq.heappush(self.under_way, (self.now + LATENCY, self._sent, source, target, data))
+
+    def step(self) -> bool:
+        """Advance to what happens next; False where nothing is pending."""
+        nodes = (self.a, self.b)
+        timers = [at for node in nodes if (at := node.core.next_timer()) is not None]
+        arrivals = [self.under_way[0][0]] if self.under_way else []
+        if not timers and not arrivals:
+            return False
+        self.now = max(self.now, min(timers + arrivals))
+        while self.under_way and self.under_way[0][0] <= self.now:
+            _, _, source, target, data = heapq.heappop(self.under_way)
+            for node in nodes:
+                if node.address == target:
+                    node.core.receive([(data, source)], self.now)
+                    node.act()
+        for node in nodes:
+            at = node.core.next_timer()
+            if at is not None and at <= self.now:
+                node.core.handle_timer(self.now)
+                node.act()
+        return True
+
+    def until(self, condition: Callable[[], bool], *, within: int = 60 * S) -> None:
+        end = self.now + within
+        for _ in range(100_000):
+            if condition():
+                return
+            assert self.step(), "nothing is pending"
+            assert self.now <= end, f"not so within {within / S:g} s"
+        raise AssertionError("time stands still")
+
+    def up(self) -> tuple[Peer, Peer]:
+        """A link that a dialled."""
+        ours = self.a.dial(self.b)
+        self.until(lambda: ours.link.state is LinkState.UP and self.a.identity in self.b.core.peers)
+        theirs = self.b.peer(self.a)
+        self.until(lambda: theirs.link.state is LinkState.UP)
+        return ours, theirs
+
+
+CONFIG = EndpointConfig(lost_after_ns=2 * S, connect_ns=20 * S, session=SessionConfig(datagram_bytes=1452))
+
+
+@pytest.fixture
+def pair(credentials_of: CredentialsOf) -> Pair:
+    return Pair(credentials_of, CONFIG)
+
+
+# -- coming up -------------------------------------------------------------------------------------------------------
+
+
+def test_a_handshake_and_hello_make_a_link_at_both_ends(pair: Pair) -> None:
+    ours, theirs = pair.up()
+    assert [type(event) for event in pair.a.events] == [DialStarted, LinkChanged, ConnectionUp]
+    assert [type(event) for event in pair.b.events] == [LinkChanged, ConnectionUp]
+    assert pair.a.states == pair.b.states == [LinkState.UP]
+    assert (ours.fingerprint, theirs.fingerprint) == ("of b", "of a")
+    assert pair.b.core.connections.strangers == 0
+    for node, peer in ((pair.a, ours), (pair.b, theirs)):
+        (connection,) = node.core.connections
+        assert node.core.connections.of(peer) is connection
+
+
+def test_messages_and_words_arrive_and_are_acknowledged(pair: Pair) -> None:
+    ours, theirs = pair.up()
+    memory, done = bytearray(100_000), []
+    theirs.link.post(tag(1), memoryview(memory), done.append)
+    ours.link.send(tag(1), memoryview(payload(1, 100_000)), done.append)
+    ours.link.send_app(b"word")
+    assert pair.a.core.undelivered
+    pair.a.core.touch(ours)
+    assert pair.a.core.waits_to_serve
+    pair.b.core.touch(theirs)
+    pair.b.act()
+    pair.a.act()
+    pair.until(lambda: len(done) == 2 and not pair.a.core.undelivered)
+    assert memory == payload(1, 100_000)
+    assert pair.b.words == [b"word"]
+
+
+def test_nothing_is_sent_before_the_core_is_served(pair: Pair) -> None:
+    ours, _ = pair.up()
+    pair.until(lambda: not pair.under_way)
+    ours.link.send_app(b"word")
+    pair.a.core.touch(ours)
+    assert pair.a.core.next_action() is None
+    pair.a.act()
+    assert pair.under_way
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_is_refused_hears_no_reason_and_the_observer_hears_it(pair: Pair) -> None:
+    pair.b.refuses = "not on the list"
+    ours = pair.a.dial(pair.b)
+    pair.until(lambda: bool(pair.b.of(PeerRefused)))
+    pair.until(lambda: bool(ours.link.refusal))
+    assert "not on the list" in pair.b.of(PeerRefused)[0].reason
+    assert pair.b.core.refused == ["not on the list (peer=worker/a)"]
+    assert ours.link.refusal == "refused: refused"
+    assert pair.b.core.peers == {}
+    assert len(pair.b.core.connections) == 0
+
+
+def test_a_dialler_gives_up_at_its_connect_deadline_and_says_why(pair: Pair) -> None:
+    pair.b.refuses = "no"
+    began, ours = pair.now, pair.a.dial(pair.b)
+    pair.until(lambda: ours.link.ended)
+    assert pair.now == began + CONFIG.connect_ns
+    assert ours.link.cause == "not reached within 20.0 s (refused: refused)"
+    assert ours.attempts > 10
+    assert pair.a.ended == [ours]
+    assert pair.a.core.peers == {}
+
+
+def test_a_denied_certificate_is_refused_and_its_links_end_at_once(pair: Pair) -> None:
+    ours, theirs = pair.up()
+    pair.b.denied.add("a")
+    pair.b.core.deny("of a", pair.now)
+    pair.b.act()
+    assert theirs.link.cause == "its certificate is denied"
+    assert pair.b.ended == [theirs]
+    assert len(pair.b.core.connections) == 0
+    pair.until(lambda: ours.link.ended)
+    again = pair.a.dial(pair.b)
+    pair.until(lambda: again.link.refusal != "")
+    assert again.link.state is LinkState.CONNECTING
+    assert "denied" in pair.b.core.refused[-1]
+
+
+def test_a_link_that_nobody_takes_over_is_closed(pair: Pair) -> None:
+    pair.b.takes_over = False
+    ours = pair.a.dial(pair.b)
+    pair.until(lambda: ours.link.ended)
+    assert "could not be taken over" in ours.link.cause
+    assert pair.b.core.peers == {}
+
+
+def test_a_dialled_node_must_be_the_one_that_was_meant(pair: Pair) -> None:
+    peer = pair.a.core.peer(Identity("j", WORKER, "c"), addresses=[pair.b.address], dial=True, now_ns=pair.now)
+    pair.a.act()
+    pair.until(lambda: peer.link.refusal != "")
+    assert peer.link.refusal == "we refuse the peer: dialled worker/c, found worker/b (peer=worker/b)"
+
+
+def test_no_more_links_than_the_settings_allow(credentials_of: CredentialsOf) -> None:
+    pair = Pair(credentials_of, EndpointConfig(max_links=1))
+    pair.a.dial(pair.b)
+    with pytest.raises(ConfigurationError, match="more than 1 links"):
+        pair.a.core.peer(Identity("j", WORKER, "c"), addresses=[], dial=False, now_ns=pair.now)
+
+
+# -- losses and redialling -------------------------------------------------------------------------------------------
+
+
+def test_a_handshake_survives_lost_datagrams(pair: Pair) -> None:
+    count = 0
+
+    def every_third(source: Address, data: bytes) -> bool:
+        nonlocal count
+        count += 1
+        return count % 3 == 0
+
+    pair.lost = every_third
+    pair.up()
+
+
+def test_a_connection_that_fails_is_dialled_again_and_the_link_goes_on(pair: Pair) -> None:
+    ours, theirs = pair.up()
+    connection = pair.a.core.connections.of(ours)
+    assert connection is not None
+    pair.a.core.traffic.fail(connection, 0x7FFF, "cut")
+    pair.a.act()
+    assert ours.link.state is LinkState.DOWN
+    pair.until(lambda: ours.link.state is theirs.link.state is LinkState.UP)
+    assert ours.attempts == 2
+    assert ours.link.stats.connections == theirs.link.stats.connections == 2
+    assert [event.reason for event in pair.a.of(ConnectionDown)] == ["cut"]
+
+
+def test_the_pause_between_rounds_doubles_up_to_a_second(pair: Pair) -> None:
+    dialled: list[int] = []
+    ours = pair.a.dial(pair.b)
+
+    def refuse() -> bool:
+        if ours.attempts > len(dialled):
+            dialled.append(pair.now)
+            pair.a.core.unreachable(pair.b.address, "nothing listens there", pair.now, refused=True)
+            pair.a.act()
+        return len(dialled) == 8
+
+    pair.until(refuse)
+    pauses = [(after - before) // MS for before, after in itertools.pairwise(dialled)]
+    assert pauses == [50, 100, 200, 400, 800, 1000, 1000]
+    assert ours.link.refusal == "nothing listens there"
+
+
+def test_the_next_address_is_dialled_at_once_when_one_is_unreachable(pair: Pair) -> None:
+    nowhere = ("192.0.2.9", 9)
+    ours = pair.a.dial(pair.b, nowhere, pair.b.address)
+    pair.until(lambda: ours.attempts == 1)
+    began = pair.now
+    pair.a.core.unreachable(nowhere, "nothing listens there", pair.now, refused=True)
+    pair.a.act()
+    assert ours.link.refusal == "192.0.2.9:9: nothing listens there"
+    pair.until(lambda: ours.attempts == 2)
+    assert pair.now == began
+    pair.until(lambda: ours.link.state is LinkState.UP)
+
+
+def test_an_address_that_is_silent_gives_way_to_the_next(pair: Pair) -> None:
+    began = pair.now
+    ours = pair.a.dial(pair.b, ("192.0.2.9", 9), pair.b.address)
+    pair.until(lambda: ours.attempts == 2)
+    assert pair.now - began == 250 * MS
+    assert ours.link.refusal == "192.0.2.9:9: no answer"
+
+
+def test_silence_ends_a_link_exactly_at_its_deadline(pair: Pair) -> None:
+    ours, _ = pair.up()
+    pair.until(lambda: not pair.under_way)
+    heard = max(connection.carrier.heard_ns or 0 for connection in pair.a.core.connections)
+    pair.lost = lambda source, data: True
+    pair.until(lambda: ours.link.ended)
+    assert pair.now == heard + 2 * S
+    assert "silent for" in ours.link.cause
+    assert pair.a.core.peers == {}
+
+
+def test_a_closed_link_is_told_to_the_peer(pair: Pair) -> None:
+    ours, theirs = pair.up()
+    pair.a.core.close(ours, "work is done", pair.now)
+    pair.a.act()
+    assert ours.link.state is LinkState.CLOSED
+    pair.until(lambda: theirs.link.ended)
+    assert theirs.link.cause == "closed by the peer (work is done)"
+    assert pair.b.of(ConnectionDown)[-1].code == CLOSE_NORMAL
+
+
+def test_a_host_where_nothing_listens_any_more_ends_a_link_before_its_silence_would(pair: Pair) -> None:
+    ours, _ = pair.up()
+    began = pair.now
+    pair.lost = lambda source, data: True
+    while not ours.link.ended:
+        pair.a.core.unreachable(pair.b.address, "nothing listens there", pair.now, refused=True)
+        pair.a.act()
+        pair.step()
+    assert pair.now - began < 1 * S
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_looked_up_by_the_shell_and_then_dialled(pair: Pair) -> None:
+    ours = pair.a.dial(pair.b, ("b.example", 2))
+    pair.until(lambda: bool(pair.a.look_ups))
+    (asked,) = pair.a.look_ups
+    assert (asked.peer, asked.addresses) == (ours.number, (("b.example", 2),))
+    assert ours.attempts == 0
+    pair.a.core.looked_up(asked.peer, [pair.b.address], [], pair.now)
+    pair.a.act()
+    pair.until(lambda: ours.link.state is LinkState.UP)
+
+
+def test_a_name_that_is_not_found_is_asked_for_again_after_a_pause(pair: Pair) -> None:
+    ours = pair.a.dial(pair.b, ("b.example", 2))
+    pair.until(lambda: bool(pair.a.look_ups))
+    began = pair.now
+    pair.a.core.looked_up(ours.number, [], ["cannot resolve 'b.example'"], pair.now)
+    pair.a.act()
+    assert ours.link.refusal == "cannot resolve 'b.example'"
+    pair.until(lambda: len(pair.a.look_ups) == 2)
+    assert pair.now == began + 50 * MS
+
+
+def test_a_look_up_is_cancelled_with_its_link_and_a_late_answer_is_dropped(pair: Pair) -> None:
+    ours = pair.a.dial(pair.b, ("b.example", 2))
+    pair.until(lambda: bool(pair.a.look_ups))
+    pair.a.core.close(ours, "no longer needed", pair.now)
+    pair.a.act()
+    assert pair.a.cancelled == [ours.number]
+    pair.a.core.looked_up(ours.number, [pair.b.address], [], pair.now)
+    pair.a.act()
+    assert len(pair.a.core.connections) == 0
+    assert not pair.under_way
+
+
+# -- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_core_that_is_shut_closes_everything_and_keeps_nothing(pair: Pair) -> None:
+    ours, theirs = pair.up()
+    pair.a.core.shut(pair.now)
+    pair.a.act()
+    assert ours.link.cause == "endpoint closed"
+    assert (len(pair.a.core.connections), pair.a.core.connections.by_cid, pair.a.core.peers) == (0, {}, {})
+    assert pair.a.core.next_timer() is None
+    pair.until(lambda: theirs.link.ended)
+    pair.a.core.receive([(bytes(1200), pair.b.address)], pair.now)
+    pair.a.core.handle_timer(pair.now)
+    assert pair.a.core.next_action() is None
+
+
+def test_a_core_that_closes_lets_no_stranger_in(pair: Pair) -> None:
+    pair.b.core.begin_close()
+    ours = pair.a.dial(pair.b)
+    pair.until(lambda: ours.link.ended)
+    assert len(pair.b.core.connections) == 0
+
+
+def test_what_is_no_datagram_of_ours_changes_nothing(pair: Pair) -> None:
+    pair.up()
+    pair.until(lambda: not pair.under_way)
+    before = len(pair.b.core.connections)
+    for data in (b"", b"x", bytes(1200), bytes([0xC0, 0, 0, 0, 1]) + bytes(1195)):
+        pair.b.core.receive([(data, ("192.0.2.66", 6))], pair.now)
+        pair.b.act()
+    assert len(pair.b.core.connections) == before
+    assert pair.b.log == []
+
+
+def test_a_packet_that_was_too_large_limits_the_next_ones(pair: Pair) -> None:
+    ours, theirs = pair.up()
+    pair.a.core.limit_datagrams(pair.b.address, 1300, pair.now)
+    sizes: list[int] = []
+
+    def look(source: Address, data: bytes) -> bool:
+        if source == pair.a.address:
+            sizes.append(len(data))
+        return False
+
+    pair.lost = look
+    done: list[Any] = []
+    theirs.link.post(tag(1), memoryview(bytearray(50_000)), done.append)
+    ours.link.send(tag(1), memoryview(bytes(50_000)), done.append)
+    for node, peer in ((pair.a, ours), (pair.b, theirs)):
+        node.core.touch(peer)
+        node.act()
+    pair.until(lambda: len(done) == 2)
+    assert max(sizes) == 1300

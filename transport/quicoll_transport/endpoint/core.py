@@ -1,0 +1,624 @@
+"""The endpoint without IO: datagrams, time and answers to look-ups in, actions and callbacks out.
+
+Who owns what. An endpoint has connections (table.py finds them, traffic.py runs them) and peers, one per link
+(peer.py). A connection belongs to no link until its peer is authenticated and has said Hello (admission.py). One side
+of a pair dials (dialling.py); it redials for as long as the link lives. When a link ends, its connection is closed with
+CLOSE_GONE, so that the other side does not have to wait for silence.
+
+How it is driven. Every call takes `now_ns`. What is to be done comes out of `next_action`, in order. Peers that were
+touched wait until `serve`, which writes what their links ask for, one peer at a time: so work of many callers is
+gathered. `next_timer` says when `handle_timer` is due; ask it after the last `serve`.
+
+    receive, handle_timer, unreachable, looked_up, peer, touch, deny, shut
+        -> serve until False, after each: next_action until None -> next_timer
+
+Callbacks of the layer above (`on_peer`, `Peer.on_app`, `Peer.on_state`) are made from within these calls, when the
+state that they show is settled. They may call everything here, and must not raise.
+
+Failure cases: a connection that breaks the protocol is closed and its link goes on (it may be redialled); a peer that
+cannot be authenticated never gets a link; what a carrier raises on hostile bytes ends that connection only; what our
+own code raises over one link ends that link only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from quicoll_transport.carrier import (
+    CLOSE_GONE,
+    CLOSE_NORMAL,
+    CLOSE_PROTOCOL,
+    CLOSE_REFUSED,
+    CLOSE_REPLACED,
+    Authenticated,
+    Closed,
+    ControlData,
+)
+from quicoll_transport.endpoint.admission import Admission, check_hello, keeps_previous, newer, unwanted
+from quicoll_transport.endpoint.agenda import Agenda
+from quicoll_transport.endpoint.connection import Connection
+from quicoll_transport.endpoint.dialling import Attempt, Dialler, NoAddress
+from quicoll_transport.endpoint.peer import Peer
+from quicoll_transport.endpoint.table import Table
+from quicoll_transport.endpoint.terms import Action, Actions, CancelLookUp, NodeIdentity, ReportError, Settings, Verify
+from quicoll_transport.endpoint.traffic import Traffic
+from quicoll_transport.errors import AuthenticationError, ConfigurationError, ProtocolError
+from quicoll_transport.events import ConnectionUp, DialStarted
+from quicoll_transport.link.core import LinkState, ResetMessage, SendControl, StartMessage
+from quicoll_transport.link.frames import Hello, Ping
+from quicoll_transport.security.limits import Pace
+
+if TYPE_CHECKING:
+    from quicoll_transport.carrier import Dial, Listener, PathStats
+    from quicoll_transport.net.addresses import Address
+
+__all__ = ["EndpointCore"]
+
+_MAX_VIOLATIONS = 8  # connections that a peer may spoil before its link is given up
+_MAX_REFUSED = 64  # refusals remembered
+
+
+class EndpointCore:
+    """See the module's head.
+
+    identity, incarnation: ours. listener, dial: how connections are made. verify: who a peer is.
+    authorize(identity) -> reason or None: whether an authenticated peer that was not dialled may have a link here.
+    on_peer(peer) -> whether it was taken over: a peer that nobody here asked for has made a link.
+    on_end(peer): its link has ended; it is no longer among `peers`.
+    scope_of: the number of a network interface's name. payload_fault: damages received payloads, for tests.
+    observed: whether events are to be built.
+
+    peers: the living ones. connections: all; traffic: runs them.
+    refused: the last refusals of peers, newest last, for people and tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: NodeIdentity,
+        incarnation: int,
+        settings: Settings,
+        listener: Listener,
+        dial: Dial,
+        verify: Verify,
+        authorize: Callable[[NodeIdentity], str | None],
+        on_peer: Callable[[Peer], bool],
+        on_end: Callable[[Peer], None],
+        scope_of: Callable[[str], int],
+        payload_fault: Callable[[memoryview], None] | None = None,
+        observed: bool = False,
+    ) -> None:
+        self.identity = identity
+        self.peers: dict[NodeIdentity, Peer] = {}
+        self.connections = Table()
+        self.agenda: Agenda[Peer | Connection] = Agenda()
+        self.admission = Admission(settings=settings, listener=listener, verify=verify, authorize=authorize)
+        self.refused: list[str] = []
+        self._incarnation = incarnation
+        self._settings = settings
+        self._listener = listener
+        self._dial_address = dial
+        self._on_peer = on_peer
+        self._on_end = on_end
+        self._payload_fault = payload_fault
+        self._dialler = Dialler(handshake_ns=settings.handshake_ns, scope_of=scope_of)
+        self._actions = Actions(observed=observed)
+        self.traffic = Traffic(
+            table=self.connections,
+            agenda=self.agenda,
+            door=self.admission.door,
+            actions=self._actions,
+            on_failed=self._failed,
+        )
+        self._next_number = 1
+        self._touched: dict[Peer, None] = {}  # an ordered set
+        self._closing = False
+        self._closed = False
+
+    # -- what is to be done --------------------------------------------------------------------------------------
+
+    def next_action(self) -> Action | None:
+        """Return what is to be done next; None when there is nothing left."""
+        return self._actions.take()
+
+    @property
+    def waits_to_serve(self) -> bool:
+        """Whether a peer was touched and `serve` has not come to it."""
+        return bool(self._touched)
+
+    def serve(self, now_ns: int) -> bool:
+        """Do what the link of the next touched peer asks for; False when no peer is left."""
+        self._actions.now_ns = now_ns
+        if not self._touched:
+            return False
+        peer = next(iter(self._touched))
+        del self._touched[peer]
+        self._own(peer, self._carry_out, peer)
+        if self._actions.observed:
+            peer.tell_counts()
+        connection = self.connections.of(peer)
+        if connection is not None:
+            self.traffic.transmit(connection)
+        connection = self.connections.of(peer)
+        if peer.link.ended and connection is not None:
+            self.connections.detach(peer)
+            code = CLOSE_NORMAL if peer.link.state is LinkState.CLOSED else CLOSE_GONE
+            self.traffic.close(connection, code, peer.link.cause)
+        self._schedule(peer)
+        return True
+
+    def next_timer(self) -> int | None:
+        """Return when `handle_timer` is due; None: never, as things are."""
+        return self.agenda.next_timer()
+
+    @property
+    def undelivered(self) -> bool:
+        """Whether something that was given to a link which is up has not been acknowledged."""
+        return any(peer.link.state is LinkState.UP and not peer.link.drained for peer in self.peers.values())
+
+    # -- what happens --------------------------------------------------------------------------------------------
+
+    def peer(self, identity: NodeIdentity, *, addresses: Sequence[Address], dial: bool, now_ns: int) -> Peer:
+        """Return the peer with this identity, with a living link, made if there is none.
+
+        Args:
+            identity: Whom its certificate has to name.
+            addresses: Where to dial it; empty: those that are known.
+            dial: We connect; otherwise the peer does.
+            now_ns: The time.
+        Raises:
+            ConfigurationError: There are `max_links` already.
+        """
+        self._actions.now_ns = now_ns
+        peer = self.peers.get(identity)
+        if peer is None:
+            peer = self._new_peer(identity, addresses=addresses, dial=dial)
+        else:
+            peer.addresses = list(addresses) or peer.addresses
+            peer.dial = peer.dial or dial
+        self.touch(peer)
+        return peer
+
+    def touch(self, peer: Peer) -> None:
+        """Look at this peer in the next `serve`: something was asked of its link."""
+        if not self._closed:
+            self._touched[peer] = None
+
+    def path_stats(self, peer: Peer) -> PathStats | None:
+        """Return what the present connection of a peer knows of its path; None without one."""
+        connection = self.connections.of(peer)
+        return None if connection is None else connection.carrier.path_stats()
+
+    def close(self, peer: Peer, reason: str, now_ns: int) -> None:
+        """End a peer's link in order; the peer is told with the next `serve`."""
+        self._actions.now_ns = now_ns
+        peer.link.close(reason)
+        self.touch(peer)
+
+    def lose(self, peer: Peer, cause: str, now_ns: int) -> None:
+        """End a peer's link as lost."""
+        self._actions.now_ns = now_ns
+        peer.link.lose(cause, now_ns=now_ns)
+
+    def deny(self, fingerprint: str, now_ns: int) -> None:
+        """End all connections and links of a certificate. fingerprint: SHA-256, as `Verified` has it."""
+        self._actions.now_ns = now_ns
+        self._actions.warning("certificate sha256=%s is denied from now on", fingerprint)
+        for connection in [one for one in self.connections if one.fingerprint == fingerprint]:
+            if connection.peer is not None and self.connections.carries(connection):
+                self.connections.detach(connection.peer)
+                connection.peer.fingerprint = fingerprint
+            # "gone" as a code: an honest peer need not dial again and again until its deadline
+            self.traffic.close(connection, CLOSE_GONE, "refused")
+        for peer in [one for one in self.peers.values() if one.fingerprint == fingerprint]:
+            peer.link.lose("its certificate is denied", now_ns=now_ns)
+
+    def receive(self, datagrams: Sequence[tuple[bytes, Address]], now_ns: int) -> None:
+        """Take datagrams that arrived, in order."""
+        if self._closed:
+            return
+        self._actions.now_ns = now_ns
+        touched: dict[Connection, None] = {}
+        run: list[bytes] = []  # consecutive datagrams of one connection, from one address
+        present: tuple[Connection, Address] | None = None
+        for data, address in datagrams:
+            if present is not None and (present[1] != address or not self._leads_to(data, present[0])):
+                self.traffic.receive(*present, run, now_ns)
+                run, present = [], None
+            connection = present[0] if present is not None else self._find(data, address, now_ns)
+            if connection is None:
+                continue
+            touched[connection] = None
+            present = (connection, address)
+            run.append(data)
+        if present is not None:
+            self.traffic.receive(*present, run, now_ns)
+        for connection in touched:
+            self._process(connection, now_ns)
+            if connection.peer is not None:
+                self.touch(connection.peer)
+            else:
+                self.traffic.transmit(connection)
+
+    def handle_timer(self, now_ns: int) -> None:
+        """Do what is due."""
+        if self._closed:
+            return
+        self._actions.now_ns = now_ns
+        for item in self.agenda.due(now_ns):
+            if isinstance(item, Peer):
+                self._peer_timer(item, now_ns)
+            elif item in self.connections:
+                self._connection_timer(item, now_ns)
+
+    def looked_up(self, number: int, found: Sequence[Address], failed: Sequence[str], now_ns: int) -> None:
+        """Take the answer to a LookUp.
+
+        Args:
+            number: Of the peer that it was for.
+            found: Canonical addresses.
+            failed: Why others are missing, for people.
+            now_ns: The time.
+        """
+        self._actions.now_ns = now_ns
+        peer = next((one for one in self.peers.values() if one.number == number), None)
+        if peer is None or self._closed:
+            return
+        peer.looking_up = False
+        if self.connections.of(peer) is None:
+            self._own(peer, self._follow, peer, self._dialler.begin_round(peer, found, failed, now_ns), now_ns)
+            self.touch(peer)
+
+    def limit_datagrams(self, address: Address, most: int, now_ns: int) -> None:
+        """Take the news that the path to an address carries datagrams of `most` bytes only."""
+        self._actions.now_ns = now_ns
+        for connection in self._towards(address):
+            connection.carrier.limit_datagrams(most)
+            if connection.peer is not None:
+                self.touch(connection.peer)
+
+    def unreachable(self, address: Address, cause: str, now_ns: int, *, refused: bool) -> None:
+        """Take the news that datagrams do not reach an address.
+
+        While dialling, this ends the attempt. A link that is up only counts what says that the host lives and its
+        process does not: a route or an interface may come back within the link's deadline.
+
+        Args:
+            address: Where they were sent.
+            cause: For people.
+            now_ns: The time.
+            refused: Whether the host is there and says that nothing listens.
+        """
+        self._actions.now_ns = now_ns
+        for connection in self._towards(address):
+            peer = connection.peer
+            if peer is None:
+                continue
+            if connection.dialled and not connection.greeted:
+                self.traffic.fail(connection, CLOSE_NORMAL, cause)
+            elif refused:
+                peer.link.unreachable(now_ns)
+            self.touch(peer)
+
+    def use_settings(self, settings: Settings) -> None:
+        """Make links from now on with these settings; those that live keep theirs."""
+        self._settings = settings
+
+    def begin_close(self) -> None:
+        """Let no stranger in and make no link for a peer any more."""
+        self._closing = True
+
+    def shut(self, now_ns: int) -> None:
+        """Close all links and connections. Nothing happens here afterwards but `next_action`."""
+        self._closing = True
+        self._actions.now_ns = now_ns
+        for peer in list(self.peers.values()):
+            self._own(peer, peer.link.close, "endpoint closed")
+        while self.serve(now_ns):
+            pass
+        self._closed = True
+        for connection in list(self.connections):
+            self.traffic.close(connection, CLOSE_NORMAL, "endpoint closed")
+        self.agenda.clear()
+
+    # -- links ---------------------------------------------------------------------------------------------------
+
+    def _new_peer(self, identity: NodeIdentity, *, addresses: Sequence[Address] = (), dial: bool = False) -> Peer:
+        if len(self.peers) >= self._settings.max_links:
+            raise ConfigurationError(f"more than {self._settings.max_links} links")
+        peer = Peer(
+            identity,
+            number=self._next_number,
+            incarnation=self._incarnation,
+            config=self._settings.link(),
+            addresses=addresses,
+            dial=dial,
+            actions=self._actions,
+            on_end=self._link_ended,
+            payload_fault=self._payload_fault,
+        )
+        self._next_number += 1
+        self.peers[identity] = peer
+        return peer
+
+    def _link_ended(self, peer: Peer) -> None:
+        if self.peers.get(peer.identity) is peer:
+            del self.peers[peer.identity]
+            self._on_end(peer)
+        if peer.looking_up:
+            peer.looking_up = False
+            self._actions.put(CancelLookUp(peer.number))
+        self.touch(peer)
+
+    def _own(self, peer: Peer, work: Callable[..., object], *arguments: object) -> None:
+        """Run our own work for one peer. What goes wrong is our fault; it ends this link by name, and no other."""
+        try:
+            work(*arguments)
+        except Exception as error:
+            name, number = str(peer.identity), peer.number
+            self._actions.error(error, "%s ends after an unexpected error", repr(peer), peer=name, link=number)
+            try:
+                peer.link.lose(f"internal error: {error!r}", now_ns=self._actions.now_ns)
+            except Exception as another:
+                self._actions.put(ReportError(f"{peer!r} cannot even end in order", another))
+                self._link_ended(peer)  # nothing asks it anything again
+                self._touched.pop(peer, None)
+                connection = self.connections.detach(peer)
+                if connection is not None:
+                    self.traffic.close(connection, CLOSE_GONE, "internal error")
+
+    def _carry_out(self, peer: Peer) -> None:
+        """Give the carrier what the link asks for; without a connection it is dropped, and asked for again later."""
+        connection = self.connections.of(peer)
+        while (action := peer.link.poll()) is not None:
+            if connection is None:
+                continue
+            carrier = connection.carrier
+            match action:
+                case SendControl():
+                    if not self.traffic.guard(connection, carrier.send_control, action.data):
+                        connection = None
+                case StartMessage():
+                    message = action.message
+                    if not message.done:
+                        carrier.start_message(message, message.header(), message.rest())
+                case ResetMessage():
+                    carrier.reset_message(action.message)
+
+    def _schedule(self, peer: Peer) -> None:
+        """Note when to look at a peer again; called whenever it was touched."""
+        living = self.peers.get(peer.identity) is peer
+        at = peer.next_timer(connected=self.connections.of(peer) is not None) if living else None
+        self.agenda.note(peer, at)
+
+    def _peer_timer(self, peer: Peer, now_ns: int) -> None:
+        connection = self.connections.of(peer)
+        path = connection.carrier.path_stats if connection is not None and connection.greeted else None
+        self._own(peer, peer.handle_timer, now_ns, path)
+        if peer.wants_dial(now_ns, connected=self.connections.of(peer) is not None):
+            self._own(peer, self._dial, peer, now_ns)
+        self.touch(peer)
+
+    # -- dialling ------------------------------------------------------------------------------------------------
+
+    def _dial(self, peer: Peer, now_ns: int) -> None:
+        step = self._dialler.next(peer, now_ns)
+        if isinstance(step, Attempt | NoAddress):
+            self._follow(peer, step, now_ns)
+        elif step is not None:
+            self._actions.put(step)
+
+    def _follow(self, peer: Peer, step: Attempt | NoAddress, now_ns: int) -> None:
+        if isinstance(step, NoAddress):
+            self._detached(peer, step.reason)
+        else:
+            self._connect(peer, step, now_ns)
+
+    def _connect(self, peer: Peer, attempt: Attempt, now_ns: int) -> None:
+        connection = Connection(
+            self._dial_address(attempt.address, now_ns),
+            dialled=True,
+            deadline_ns=now_ns + self._settings.handshake_ns,
+            pace=Pace(self._settings.pace),
+            answer_ns=attempt.answer_ns,
+        )
+        peer.attempts += 1
+        self.connections.attach(connection, peer)
+        if self._actions.observed:
+            self._actions.tell(DialStarted(now_ns, str(peer.identity), peer.number, attempt.address, peer.attempts))
+        self.traffic.register(connection)
+        self.traffic.transmit(connection)
+
+    # -- datagrams -----------------------------------------------------------------------------------------------
+
+    def _leads_to(self, data: bytes, connection: Connection) -> bool:
+        cid = self._listener.destination(data)
+        return cid is not None and self.connections.find(cid) is connection
+
+    def _find(self, data: bytes, address: Address, now_ns: int) -> Connection | None:
+        """Return the connection that a datagram is for; a stranger's first one may make one."""
+        cid = self._listener.destination(data)
+        if cid is None:
+            return None
+        connection = self.connections.find(cid)
+        if connection is not None or self._closing or not self._listener.is_first(data):
+            return connection
+        try:
+            admitted = self.admission.admit(data, address, now_ns)
+        except Exception as error:
+            self._actions.error(error, "a first datagram could not be read")
+            return None
+        if isinstance(admitted, bytes):
+            self._actions.send([(admitted, address)])
+            return None
+        if admitted is not None:
+            self.traffic.register(admitted)
+            displaced = self.admission.door.opened(admitted, address)
+            if displaced is not None:
+                self.traffic.fail(displaced, CLOSE_REFUSED, "too many handshakes")
+        return admitted
+
+    def _process(self, connection: Connection, now_ns: int) -> None:
+        if connection not in self.connections:  # it failed; nothing of it may be registered again
+            return
+        carrier = connection.carrier
+        self.connections.refresh(connection)
+        if carrier.resets != connection.resets:
+            count, connection.resets = carrier.resets - connection.resets, carrier.resets
+            self.traffic.guard(connection, connection.pace.resets, now_ns, count)
+        while connection in self.connections and (event := carrier.next_event()) is not None:
+            match event:
+                case Authenticated():
+                    self._authenticated(connection, event)
+                case ControlData():
+                    self.traffic.guard(connection, self._control, connection, event.data, now_ns)
+                case Closed():
+                    self._ended(connection, event, now_ns)
+        peer = connection.peer
+        heard = carrier.heard_ns == now_ns and connection.greeted
+        if heard and peer is not None and self.connections.carries(connection):
+            self._own(peer, peer.link.heard, now_ns)
+
+    def _connection_timer(self, connection: Connection, now_ns: int) -> None:
+        at = connection.carrier.next_timer()
+        if at is not None and now_ns >= at:
+            self.traffic.guard(connection, connection.carrier.handle_timer, now_ns)
+            self._process(connection, now_ns)
+        if connection not in self.connections:
+            return
+        late = connection.overdue(now_ns)
+        if late is None:
+            self.traffic.transmit(connection)
+        else:
+            self.traffic.fail(connection, *late)
+
+    def _towards(self, address: Address) -> list[Connection]:
+        """Return the connections with a peer at this address, whatever its scope."""
+        return [
+            connection
+            for connection in self.connections
+            if (at := connection.carrier.peer_address) is not None and at[:2] == address[:2]
+        ]
+
+    # -- coming in -----------------------------------------------------------------------------------------------
+
+    def _authenticated(self, connection: Connection, event: Authenticated) -> None:
+        try:
+            self.admission.identify(connection, event)
+        except AuthenticationError as error:
+            address = connection.carrier.peer_address
+            text = "refused a peer at %s: %s"
+            self._actions.warning(text, address, error, peer=error.peer, link=connection.link_number)
+            self.refused = [*self.refused[1 - _MAX_REFUSED :], str(error)]
+            self.traffic.fail(connection, CLOSE_REFUSED, "refused", note=f"we refuse the peer: {error}")
+            return
+        if connection.peer is not None and self.connections.carries(connection):
+            connection.peer.link.connected()
+
+    def _control(self, connection: Connection, data: bytes, now_ns: int) -> None:
+        if connection.identity is None:
+            raise ProtocolError("control messages before authentication")
+        messages = connection.reader.feed(data)
+        connection.listened(now_ns, began=bool(messages))
+        for message in messages:
+            connection.pace.control(now_ns, ping=isinstance(message, Ping))
+            if not connection.greeted:
+                if not isinstance(message, Hello):
+                    raise ProtocolError("the first control message is not Hello")
+                if not self._hello(connection, connection.identity, message, now_ns):
+                    return
+            elif connection.peer is not None and self.connections.carries(connection):
+                connection.peer.link.control(message, now_ns)
+
+    def _hello(self, connection: Connection, identity: NodeIdentity, hello: Hello, now_ns: int) -> bool:
+        """Make this the connection of its link; False when it was refused."""
+        check_hello(hello)
+        peer = self._match(connection, identity, hello, now_ns)
+        if peer is None or not self._take_over(connection, peer, identity):
+            return False
+        self.admission.greeted(connection)
+        peer.fingerprint = connection.fingerprint
+        if connection.dialled:
+            peer.plan.worked()
+        peer.link.hello(hello, now_ns)
+        connection.carrier.attach(peer.link)
+        if self._actions.observed and not peer.link.ended:
+            address, count = connection.carrier.peer_address, peer.link.stats.connections
+            event = ConnectionUp(now_ns, str(identity), peer.number, address, connection.dialled, count)
+            self._actions.tell(event)
+        return True
+
+    def _match(self, connection: Connection, identity: NodeIdentity, hello: Hello, now_ns: int) -> Peer | None:
+        """Return the peer whose link a Hello means, made if it means none yet; None when it was refused."""
+        peer = connection.peer or self.peers.get(identity)
+        if peer is not None and (cause := newer(peer, hello)) is not None:
+            peer.link.lose(cause, now_ns=now_ns)
+            while self.serve(now_ns):
+                pass
+            if connection not in self.connections:
+                return None
+            peer = self.peers.get(identity)
+        if (reason := unwanted(peer, hello)) is not None:
+            self.traffic.fail(connection, CLOSE_GONE, reason)
+            return None
+        return peer or self._strange_peer(connection, identity)
+
+    def _strange_peer(self, connection: Connection, identity: NodeIdentity) -> Peer | None:
+        """Return a peer that nobody here asked for; None when it was refused."""
+        if self._closing or len(self.peers) >= self._settings.max_links:
+            self.traffic.fail(connection, CLOSE_REFUSED, "no room for another link")
+            return None
+        peer = self._new_peer(identity)
+        if not self._on_peer(peer):
+            peer.link.close("it could not be taken over")
+        if peer.link.ended:
+            self.traffic.fail(connection, CLOSE_GONE, peer.link.cause)
+            return None
+        return peer
+
+    def _take_over(self, connection: Connection, peer: Peer, identity: NodeIdentity) -> bool:
+        """Put this connection in the place of the link's previous one; False when that one stays."""
+        previous = self.connections.of(peer)
+        if previous is connection:
+            return True
+        if previous is not None:
+            if keeps_previous(previous, ours=self.identity, theirs=identity):
+                self.traffic.fail(connection, CLOSE_REPLACED, "both sides dialled")
+                return False
+            self.connections.detach(peer)
+            peer.link.disconnected()
+            self.traffic.close(previous, CLOSE_REPLACED, "replaced by another connection")
+        self.connections.attach(connection, peer)
+        peer.link.connected()
+        return True
+
+    # -- ends of connections -------------------------------------------------------------------------------------
+
+    def _failed(self, peer: Peer, code: int, reason: str) -> None:
+        """The connection of a peer's link was closed from here."""
+        peer.violations += code == CLOSE_PROTOCOL
+        if peer.violations > _MAX_VIOLATIONS:
+            peer.link.lose(f"it breaks the protocol again and again: {reason}", now_ns=self._actions.now_ns)
+        else:
+            self._detached(peer, reason)
+
+    def _ended(self, connection: Connection, end: Closed, now_ns: int) -> None:
+        """A connection was closed by the peer, or by the carrier itself."""
+        peer = self.traffic.ended(connection, end)
+        if peer is None:
+            return
+        code, reason = end.code, end.reason
+        # An authenticated peer may say that it does not know the link (any more); only on a connection that was part
+        # of the link does an orderly end mean the link.
+        if (code == CLOSE_GONE and connection.identity is not None) or (code == CLOSE_NORMAL and connection.greeted):
+            peer.link.lose(f"closed by the peer ({reason or end.name})", now_ns=now_ns)
+            self.touch(peer)
+        else:
+            self._detached(peer, f"{end.name}{': ' + reason if reason else ''}")
+
+    def _detached(self, peer: Peer, reason: str) -> None:
+        peer.link.refusal = peer.plan.failed(reason)
+        peer.link.disconnected()
+        self._dialler.postpone(peer, self._actions.now_ns)
+        self.touch(peer)

@@ -1,0 +1,154 @@
+"""Connections at work: datagrams into their carriers and out of them, and their ends.
+
+Everything that a peer's bytes can upset is run here, under a guard: what goes wrong ends that connection only. A
+connection ends once. It is closed from here (`fail`, `close`), or it closed by itself (`ended`); then it leaves the
+table, its carrier lets go of all memory, and the endpoint's core hears of it if it carried a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from quicoll_transport.carrier import CLOSE_PROTOCOL, CLOSE_REFUSED, CLOSE_REPLACED
+from quicoll_transport.errors import ProtocolError
+from quicoll_transport.events import ConnectionDown, PeerRefused
+
+if TYPE_CHECKING:
+    from quicoll_transport.carrier import Closed
+    from quicoll_transport.endpoint.agenda import Agenda
+    from quicoll_transport.endpoint.connection import Connection
+    from quicoll_transport.endpoint.peer import Peer
+    from quicoll_transport.endpoint.table import Table
+    from quicoll_transport.endpoint.terms import Actions
+    from quicoll_transport.net.addresses import Address
+    from quicoll_transport.security.limits import Guard
+
+__all__ = ["Traffic"]
+
+_MAX_UNPROVED = 256 << 10  # bytes of a stranger until its certificate is there; a chain of certificates takes 10 KiB
+
+
+class Traffic:
+    """See the module's head.
+
+    table, agenda, door, actions: the endpoint's.
+    on_failed(peer, code, reason): the connection that carried this peer's link was closed from here, for this reason.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: Table,
+        agenda: Agenda[Peer | Connection],
+        door: Guard[Connection],
+        actions: Actions,
+        on_failed: Callable[[Peer, int, str], None],
+    ) -> None:
+        self._table = table
+        self._agenda = agenda
+        self._door = door
+        self._actions = actions
+        self._on_failed = on_failed
+
+    def register(self, connection: Connection) -> None:
+        """Enter a new connection into the table and the agenda."""
+        self._table.add(connection)
+        self.schedule(connection)
+
+    def schedule(self, connection: Connection) -> None:
+        """Note when to look at a connection again; called whenever it was touched."""
+        self._agenda.note(connection, connection.next_timer() if connection in self._table else None)
+
+    def receive(self, connection: Connection, address: Address, run: Sequence[bytes], now_ns: int) -> None:
+        """Give a run of datagrams to a connection."""
+        connection.answer_ns = None
+        if connection.identity is None:
+            connection.unproved += sum(len(data) for data in run)
+            if connection.unproved > _MAX_UNPROVED:
+                self.fail(connection, CLOSE_REFUSED, "handshake too long")
+                return
+        self.guard(connection, connection.carrier.receive, run, address, now_ns)
+
+    def transmit(self, connection: Connection) -> None:
+        """Send what a connection has to send."""
+        datagrams: list[tuple[bytes, Address]] = []
+        now_ns = self._actions.now_ns
+        self.guard(connection, lambda: datagrams.extend(connection.carrier.datagrams_to_send(now_ns)))
+        self._actions.send(datagrams)
+        self.schedule(connection)
+
+    def guard(self, connection: Connection, work: Callable[..., object], *arguments: object) -> bool:
+        """Run what hostile bytes can upset; whatever goes wrong ends this connection only."""
+        name, number = connection.peer_name, connection.link_number
+        who = connection.identity or "a stranger"
+        try:
+            work(*arguments)
+        except ProtocolError as error:
+            self._actions.warning("connection of %s closed: %s", who, error, peer=name, link=number)
+            self.fail(connection, CLOSE_PROTOCOL, str(error))
+        except Exception as error:
+            # aioquic asserts its way through some malformed input; the peer's bytes must not end our endpoint
+            text = "connection of %s closed after an unexpected error"
+            self._actions.error(error, text, who, peer=name, link=number)
+            self.fail(connection, CLOSE_PROTOCOL, "internal error")
+        else:
+            return True
+        return False
+
+    def fail(self, connection: Connection, code: int, reason: str, *, note: str = "") -> None:
+        """Close a connection from here; its link, if it lives, may be redialled.
+
+        Args:
+            connection: It may have ended already.
+            code: CLOSE_*; the peer is told, and `reason` too.
+            reason: For people.
+            note: What only we may know, in place of `reason`.
+        """
+        peer = connection.peer
+        turned_away = not connection.greeted and code != CLOSE_REPLACED and (note or not connection.dialled)
+        if self._actions.observed and turned_away and connection in self._table:
+            name = "" if connection.identity is None else str(connection.identity)
+            address = connection.carrier.peer_address
+            self._actions.tell(PeerRefused(self._actions.now_ns, name, address, note or reason))
+        self.close(connection, code, reason)
+        if peer is not None and self._table.carries(connection):
+            self._table.detach(peer)
+            self._on_failed(peer, code, note or reason)
+
+    def ended(self, connection: Connection, end: Closed) -> Peer | None:
+        """Forget a connection that closed by itself; return the peer whose link it carried, None if it carried none."""
+        self._tell_down(connection, end.code, end.reason, by_peer=True)
+        self._forget(connection)
+        peer = connection.peer
+        if peer is not None and self._table.carries(connection):
+            self._table.detach(peer)
+            return peer
+        if not connection.dialled and not connection.greeted:
+            text = "a connection ended before it was authenticated: %s %s"
+            self._actions.info(text, end.name, end.reason, peer=connection.peer_name, link=connection.link_number)
+        return None
+
+    def close(self, connection: Connection, code: int, reason: str) -> None:
+        """Close a connection from here, whatever becomes of its link; one that has ended is left alone."""
+        if connection in self._table:
+            self._tell_down(connection, code, reason, by_peer=False)
+            connection.carrier.close(code, reason[:200])
+            with contextlib.suppress(Exception):
+                self._actions.send(connection.carrier.datagrams_to_send(self._actions.now_ns))
+            self._forget(connection)
+
+    def _tell_down(self, connection: Connection, code: int, reason: str, *, by_peer: bool) -> None:
+        peer = connection.peer
+        if self._actions.observed and peer is not None and connection in self._table:
+            name, now_ns = str(peer.identity), self._actions.now_ns
+            event = ConnectionDown(now_ns, name, peer.number, code, reason, by_peer, connection.greeted)
+            self._actions.tell(event)
+
+    def _forget(self, connection: Connection) -> None:
+        if connection in self._table:
+            self._table.remove(connection)
+            connection.carrier.release()
+            self._door.closed(connection)
+            self._agenda.pop(connection, None)
