@@ -145,7 +145,7 @@ async def test_ranks_at_one_version_send_nothing_but_their_versions() -> None:
 
 
 async def test_a_rank_behind_loads_the_whole_state_once_and_takes_its_version() -> None:
-    held = {"w": np.arange(4, dtype=np.int16).reshape(2, 2), "a": np.float64([np.nan, -0.0])}
+    held = {"w": np.arange(4, dtype=np.int16).reshape(2, 2), "a": np.array([np.nan, -0.0])}
     hub, ranks = Hub(3), [Rank(V(1, 1)), Rank(V(2, 2), held), Rank(V(2, 2), held)]
     assert await bring_together(hub, ranks) == [Handover(1, V(2, 2)), None, None]
     assert hub.log == ["all_gather", *["broadcast from 1"] * 4]
@@ -235,7 +235,7 @@ async def test_what_is_no_state_is_the_error_of_the_rank_that_holds_it(held: Any
 
 async def test_an_error_of_load_leaves_the_version_as_it_was() -> None:
     ranks = [Rank(V(2, 2)), Rank(V(1, 1))]
-    ranks[1].state.load = lambda new: 1 // 0  # type: ignore[assignment, return-value]
+    ranks[1].state.load = lambda new: 1 // 0  # type: ignore[assignment]
     _, failed = await bring_together(Hub(2), ranks)
     assert isinstance(failed, ZeroDivisionError)
     assert ranks[1].state.version == V(1, 1)

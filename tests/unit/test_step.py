@@ -52,6 +52,8 @@ class FakeRuntime:
     def call(self, work: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
         return asyncio.ensure_future(work)
 
+    async def aclose(self) -> None: ...
+
 
 class FakeEngine:
     """Answers with `answers[method]`: a value, an error to raise, or a function. `calls`: what was asked."""
@@ -522,7 +524,7 @@ async def test_only_plain_functions_run_at_a_commit() -> None:
             step.on_commit(later)  # type: ignore[arg-type]
     with pytest.raises(LocalError, match="its work is not done"):
         async with rank.step() as step:
-            step.on_commit(lambda: later())  # type: ignore[arg-type, return-value]
+            step.on_commit(lambda: later())  # type: ignore[arg-type]
 
 
 # -- the audit -------------------------------------------------------------------------------------------------------
