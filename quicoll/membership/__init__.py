@@ -1,7 +1,7 @@
-"""Who works together and which steps count: views, quorum, atomic step decisions, the coordinator's journal.
+"""Membership and atomic steps: views, quorum, step decisions, the coordinator's journal.
 
 `CoordinatorCore` and `MemberCore` are pure: messages, losses and time in, actions out. `Journal` is the only part that
-touches a disk. docs/membership.md tells the protocol as a whole.
+touches a disk. docs/membership.md describes the protocol as a whole.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def _kinds(faults: Any) -> tuple[str, ...]:
 
 
 def _check_script(script: Any) -> None:
-    """That a call of it runs its body, with the simulation. What has no signature is found out when it is called."""
+    """Check that a call of it runs its body, with the simulation; one without a signature is checked when called."""
     if not callable(script):
         raise LocalError(f"a script is a function of the simulation, not {script!r}")
     body = script if inspect.isroutine(script) or isinstance(script, partial) else script.__call__
@@ -283,7 +283,7 @@ def _parameters(function: Worker) -> tuple[list[inspect.Parameter], list[inspect
 
 
 def _spoken(*names: str) -> tuple[type[BaseException], ...]:
-    """What these functions of pytest raise; nothing where pytest is not there, as then nobody can have called them."""
+    """Return what these functions of pytest raise; nothing without pytest, as then nobody can have called them."""
     pytest = sys.modules.get("pytest")
     found = [] if pytest is None else [getattr(pytest, name).Exception for name in names]
     unittest = sys.modules.get("unittest")
@@ -297,7 +297,7 @@ def _place(error: RunFailed) -> str:
 
 
 def _explained(worker: Worker, found: Trial, outcome: Outcome, shrink_runs: int) -> str:
-    """What a person wants to know of a run that failed, and what a machine needs to run it again."""
+    """Return a report of a run that failed: for a person to understand it, and with the command that runs it again."""
     recording = Recording()
     sim = found.simulation(worker, outcome.seed, recorder=recording.record)
     told = sim.run()
@@ -341,7 +341,7 @@ def _shrunk(worker: Worker, found: Trial, outcome: Outcome, runs: int) -> Scenar
 
 
 def _way(failure: RunFailed) -> str:
-    """How it failed. Two errors of the user's own are two ways."""
+    """Return the kind of a failure. Two different errors of the user's code are two kinds."""
     return f"{failure.kind} {type(failure.__cause__).__name__}"
 
 

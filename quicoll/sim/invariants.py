@@ -1,4 +1,4 @@
-"""What has to hold in every run, whatever breaks; looked at while it runs and at its end.
+"""Invariants of every run, whatever breaks; checked while it runs and at its end.
 
     same-bits       the state after a decision has one digest on all ranks that hold it, and so has the state after a
                     step; where the workload knows it, that of a computation without any network

@@ -164,7 +164,7 @@ class Machine:
             self.host.timeline.note(kind, self.name, what, detail=fields)
 
     def leftovers(self) -> list[str]:
-        """What a process that ended by itself has left behind."""
+        """Return tasks, sockets and timers that a process left behind when it ended by itself."""
         loop = self.host.loop
         if loop is None:
             return []

@@ -46,8 +46,7 @@ _reference = lru_cache(Reference)  # of the built-in workload, which is the same
 
 
 def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Outcome:
-    """The built-in workload under this scenario. The seed also says by which algorithm it reduces, and whether it has
-    sub-groups."""
+    """Run the built-in workload under this scenario. The seed also decides the algorithm and the use of sub-groups."""
     groups = grouping(scenario.seed)
 
     async def life(job: Job, simulation: Simulation) -> int:
@@ -78,13 +77,13 @@ def run_seed(
     kinds: Iterable[str] = FAULT_KINDS,
     recorder: Recorder | None = None,
 ) -> Outcome:
-    """What the swarm generator makes of this seed, run."""
+    """Run the scenario that the swarm generator makes of this seed."""
     return run_scenario(generate(seed, ranks=ranks, steps=steps, kinds=kinds), recorder=recorder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedResult:
-    """What one seed of a sweep gave. kind, message: of the failure, None if all was well."""
+    """The result of one seed of a sweep. kind, message: of the failure, None if all was well."""
 
     seed: int
     kind: str | None = None
@@ -120,14 +119,14 @@ class Sweep:
 
     @property
     def digest(self) -> str:
-        """Of all digests by seed: two sweeps of the same seeds and code have the same one."""
+        """Digest of all digests by seed: two sweeps of the same seeds and code have the same one."""
         found = blake2b(digest_size=16)
         for result in self.results:
             found.update(f"{result.seed}:{result.digest}\n".encode())
         return found.hexdigest()
 
     def summary(self, commands: dict[int, str] | None = None) -> dict[str, Any]:
-        """As JSON has it. commands: of failed seeds, where they are known to be better than the seed's own."""
+        """Return the sweep as JSON has it. commands: for failed seeds, better ones than the seed's own."""
         known = commands or {}
         injected: dict[str, int] = {}
         for result in self.results:
@@ -166,7 +165,7 @@ class Sweep:
         }
 
     def command(self, seed: int) -> str:
-        """What runs this seed again."""
+        """Return the command that runs this seed again."""
         faults = "" if self.kinds == FAULT_KINDS else f" --faults {','.join(self.kinds)}"
         return f"quicoll sim --seed {seed} --ranks {self.ranks} --steps {self.steps}{faults}"
 

@@ -1,4 +1,4 @@
-"""What the built-in workload does with sub-groups, in the runs of some seeds: splits, and operations that overlap.
+"""Sub-groups in the built-in workload, in the runs of some seeds: splits, and operations that overlap.
 
 Every rank is in four groups besides that of all, and works in all of them at once:
 
@@ -49,7 +49,7 @@ class Grouping:
 
 
 def grouping(seed: int) -> Grouping | None:
-    """What the run of this seed does with groups; None: nothing. Drawn apart from all else that the seed decides."""
+    """Return how the run of this seed uses groups; None: not. Drawn apart from all else that the seed decides."""
     draw = random.Random(f"quicoll.sim/groups/{seed}").random  # noqa: S311 - a simulation has no secrets
     if draw() >= SHARE:
         return None

@@ -46,7 +46,7 @@ class ActiveView:
 
     @property
     def quiet_ns(self) -> int:
-        """When the boundary is one on every member, if no step is opened before."""
+        """Time from which the boundary is one on every member, if no step is opened before."""
         return self._boundary_ns + self._config.quiet_ns
 
     def entered(self, node: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the coordinator has made durable, and what follows from it.
+"""The coordinator's durable records, and the state that follows from them.
 
 The journal is a sequence of records; `History` is their fold, and `History.apply` is the only place that says what a
 record means. The coordinator applies each record as it hands it out, the journal applies the same records when it

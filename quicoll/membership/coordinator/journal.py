@@ -69,7 +69,7 @@ CREATE TABLE leaves (view_id INTEGER NOT NULL, node TEXT NOT NULL, crc INTEGER N
 
 
 class RecordStore(Protocol):
-    """What the coordinator's shell needs of a journal."""
+    """A journal, as far as the coordinator's shell needs one."""
 
     def load(self) -> History:
         """The history of all records appended so far."""
@@ -82,7 +82,7 @@ class RecordStore(Protocol):
 
 
 class Rows(Protocol):
-    """What a statement gave."""
+    """Rows of a statement's result."""
 
     def fetchone(self) -> Any: ...
 

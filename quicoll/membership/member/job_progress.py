@@ -1,4 +1,4 @@
-"""What a member keeps from view to view, and by which it detects a coordinator that runs on another journal.
+"""Facts that a member keeps from view to view, and by which it detects a coordinator on another journal.
 
     seed            of the job; of the first Welcome, and the same in every other
     last_view_id    the largest view ever proposed to this process; views only grow

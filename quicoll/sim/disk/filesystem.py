@@ -399,7 +399,7 @@ class FileSystem:
         return len(self._pending) + sum(len(file.pending) for file in files)
 
     def _write_back(self, file: File, luck: float) -> None:
-        """What reaches the platter of what is pending when nobody can wait for it; the rest counts as clean."""
+        """Write back some of what is pending, as a disk does that nobody waits for; the rest counts as clean."""
         for write in file.pending:
             if self._rng.random() < luck:
                 write.apply(file.durable)

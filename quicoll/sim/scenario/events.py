@@ -1,4 +1,4 @@
-"""What happens to a cluster, as data: faults with their times.
+"""Scheduled faults of a cluster, as data.
 
 A scenario is written in plain Python,
 
@@ -65,7 +65,7 @@ NodeRef: TypeAlias = "int | str"
 
 
 def node_name(node: NodeRef) -> str:
-    """The host's name. Raises LocalError for what can be none."""
+    """Return the host's name. Raises LocalError for what can be none."""
     if isinstance(node, bool) or node == "":
         raise LocalError(f"a node is a rank or the name of a host, not {node!r}")
     if isinstance(node, int):
@@ -101,7 +101,7 @@ class PartitionPath:
 
 @dataclass(frozen=True, slots=True)
 class HoldPath:
-    """What goes from `one` to `other` is kept until the path is repaired."""
+    """Everything from `one` to `other` is kept until the path is repaired."""
 
     one: tuple[str, ...]
     other: tuple[str, ...]
@@ -282,7 +282,7 @@ class ScenarioEvent:
 
 
 def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
-    """The kinds of fault that this is, by the names that a user knows them by; `usual`: what paths are like otherwise.
+    """Return the kinds of a fault, by the names that users know. usual: conditions of paths without faults.
 
     What ends a fault has a name too: heal, repair, resume, and "calm" for conditions that are as usual.
     """
@@ -312,7 +312,7 @@ def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
 
 
 def is_end(fault: Fault, usual: Conditions) -> bool:
-    """Return whether it only ends faults, and so is none itself. A restart is one: the process that comes is another one."""
+    """Return whether it only ends faults, and so is none itself. A restart is one: a new process comes."""
     match fault:
         case Heal() | Repair() | Resume():
             return True
@@ -339,7 +339,7 @@ _CONDITION_KINDS = (
 
 
 class FaultSchedule:
-    """What `at` and `every` return: each method is one fault at each of the times. All return the schedule itself.
+    """Schedules faults at the times given to `at` or `every`; each method adds one and returns the schedule itself.
 
     Bad arguments raise LocalError at once, before anything runs.
     """
@@ -349,7 +349,7 @@ class FaultSchedule:
         self._add = add
 
     def fault(self, fault: Fault) -> FaultSchedule:
-        """Any fault, as the object that it is."""
+        """Schedule a fault, given as an object."""
         for at_ns in self._times:
             self._add(ScenarioEvent(at_ns, fault))
         return self
@@ -357,8 +357,13 @@ class FaultSchedule:
     def partition(
         self, one: NodeRef | Iterable[NodeRef], other: NodeRef | Iterable[NodeRef], *, one_way: bool = False
     ) -> FaultSchedule:
-        """Lose what is sent between `one` and `other` (`one_way`: from `one` to `other`) until `repair` or `heal`. What
-        is under way arrives."""
+        """Lose what is sent between two groups until `repair` or `heal`. What is under way arrives.
+
+        Args:
+            one: A rank, a node's name, or several of them.
+            other: Likewise.
+            one_way: Lose only what is sent from `one` to `other`.
+        """
         return self.fault(PartitionPath(*_sides(one, other, "a partition"), one_way))
 
     def hold(self, one: NodeRef | Iterable[NodeRef], other: NodeRef | Iterable[NodeRef]) -> FaultSchedule:
@@ -370,7 +375,7 @@ class FaultSchedule:
         return self.fault(Repair(_names(one), _names(other)))
 
     def crash(self, node: NodeRef, *, power: bool = False) -> FaultSchedule:
-        """Kill the process; `power`: its machine too, whose disk forgets what was not synced."""
+        """Kill the process; with `power` the machine too, whose disk loses what was not synced."""
         return self.fault(Crash(node_name(node), power))
 
     def restart(self, node: NodeRef) -> FaultSchedule:
@@ -378,36 +383,36 @@ class FaultSchedule:
         return self.fault(Restart(node_name(node)))
 
     def pause(self, node: NodeRef, seconds: float = 0.0) -> FaultSchedule:
-        """SIGSTOP for so many simulated seconds; 0: until `resume`."""
+        """Stop the process (SIGSTOP) for so many simulated seconds; 0: until `resume`."""
         return self.fault(Pause(node_name(node), _ns(seconds, "a pause")))
 
     def resume(self, node: NodeRef) -> FaultSchedule:
-        """SIGCONT."""
+        """Let a stopped process go on (SIGCONT)."""
         return self.fault(Resume(node_name(node)))
 
     def slow(self, node: NodeRef, seconds: float) -> FaultSchedule:
-        """From now on each callback of the process takes so many seconds; 0: none, as at the beginning."""
+        """Make each callback of the process take so many seconds; 0: none, as at the beginning."""
         return self.fault(Slow(node_name(node), _ns(seconds, "the time of a callback")))
 
     def drift(self, node: NodeRef, *, ppm: int) -> FaultSchedule:
-        """The monotonic clock goes too fast by so many parts per million, or too slow if they are negative."""
+        """Make the monotonic clock too fast by so many parts per million; too slow if they are negative."""
         if not -_MOST_DRIFT <= ppm <= _MOST_DRIFT:
             raise LocalError(f"a clock is off by {_MOST_DRIFT} parts per million at most, not by {ppm}")
         return self.fault(Drift(node_name(node), ppm))
 
     def leap(self, node: NodeRef, seconds: float) -> FaultSchedule:
-        """The monotonic clock leaps forward by so many seconds, as after the suspension of a virtual machine."""
+        """Make the monotonic clock leap forward by so many seconds, as after a suspension of the machine."""
         return self.fault(Leap(node_name(node), _ns(seconds, "a leap")))
 
     def step_wall(self, node: NodeRef, seconds: float) -> FaultSchedule:
-        """The wall clock is set forward by so many seconds, or back if they are negative."""
+        """Set the wall clock forward by so many seconds; back if they are negative."""
         ns = -_ns(-seconds, "a step back") if seconds < 0 else _ns(seconds, "a step")
         return self.fault(StepWall(node_name(node), ns))
 
     def conditions(
         self, conditions: Conditions, one: NodeRef | Iterable[NodeRef] = (), other: NodeRef | Iterable[NodeRef] = ()
     ) -> FaultSchedule:
-        """Paths from `one` to `other`, in this direction, are like this; all paths where neither is given."""
+        """Set conditions of the paths from `one` to `other`, in this direction; of all paths where neither is given."""
         return self.fault(SetConditions(conditions, _names(one), _names(other)))
 
     def corrupt(self, node: NodeRef, *, times: int = 1) -> FaultSchedule:
@@ -417,13 +422,19 @@ class FaultSchedule:
         return self.fault(CorruptPayloads(node_name(node), times))
 
     def disk(self, node: NodeRef, what: str) -> FaultSchedule:
-        """Fail at the next "write" or "fsync" (EIO), be "full" from now on, or meet "power" or "kill" in one."""
+        """Make the node's disk fail.
+
+        Args:
+            node: The node.
+            what: "write" or "fsync" for EIO at the next one, "full" from now on, "power" or "kill" for a crash within
+                one.
+        """
         if what not in DISK_FAULTS:
             raise LocalError(f"a disk fails in one of the ways {', '.join(DISK_FAULTS)}, not {what!r}")
         return self.fault(DiskFault(node_name(node), what))
 
     def heal(self) -> FaultSchedule:
-        """All paths, machines, processes, disks and the rates of clocks as at the beginning."""
+        """End all faults: paths, machines, processes, disks and rates of clocks are as at the beginning."""
         return self.fault(Heal())
 
 
@@ -438,7 +449,7 @@ def _sides(
 
 
 def conditions_source(conditions: Conditions) -> str:
-    """`Conditions(...)` with what differs from the defaults."""
+    """Return `Conditions(...)` with what differs from the defaults."""
     changed = [
         f"{field.name}={getattr(conditions, field.name)!r}"
         for field in fields(Conditions)

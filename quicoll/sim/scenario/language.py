@@ -30,12 +30,12 @@ _LONGEST = 1 << 20  # characters; a deep nesting could exhaust the parser's stac
 
 
 def events_source(events: Iterable[ScenarioEvent], *, separator: str = "; ") -> str:
-    """The statements that make these events, in their order."""
+    """Return the statements that make these events, in their order."""
     return separator.join(str(event) for event in events)
 
 
 def settings_source(settings: Settings) -> str:
-    """`Settings(...)` with what differs from the defaults, but for the ranks, which the command has by name."""
+    """Return `Settings(...)` with what differs from the defaults, but for the ranks, which the command has by name."""
     usual = Settings()
     changed = []
     for field in fields(Settings):
@@ -47,7 +47,7 @@ def settings_source(settings: Settings) -> str:
 
 
 def parse_events(text: str) -> tuple[ScenarioEvent, ...]:
-    """The events of statements like `sim.at(1.2).crash(3)`, parted by semicolons or lines. Raises LocalError."""
+    """Parse statements like `sim.at(1.2).crash(3)`, separated by semicolons or lines. Raises LocalError."""
     found: list[ScenarioEvent] = []
     for statement in _parsed(text, "exec").body:
         if not isinstance(statement, ast.Expr):
@@ -57,7 +57,7 @@ def parse_events(text: str) -> tuple[ScenarioEvent, ...]:
 
 
 def parse_settings(text: str, *, ranks: int) -> Settings:
-    """What `Settings(...)` means, for so many ranks. Raises LocalError."""
+    """Parse `Settings(...)`, for so many ranks. Raises LocalError."""
     call = _parsed(text, "eval").body
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "Settings":
         raise _unclear(call, "settings are written as Settings(lost_after=0.5)")

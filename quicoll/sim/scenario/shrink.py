@@ -68,7 +68,7 @@ class _Search:
 
 
 def shrink(scenario: Scenario, kind: str, verdict: FailureTest, *, runs: int = 200) -> Shrunk:
-    """A smaller scenario that fails with the same `kind`. verdict: runs one and gives its kind of failure, or None.
+    """Return a smaller scenario that fails with the same `kind`. verdict: runs one, returns its failure or None.
 
     The scenario itself is taken to fail, and is the answer where nothing smaller does. runs: at most.
     """
@@ -109,7 +109,7 @@ def _fewer_events(search: _Search) -> None:
 
 
 def _split(scenario: Scenario) -> tuple[tuple[ScenarioEvent, ...], tuple[ScenarioEvent, ...]]:
-    """What may go, and the last healing."""
+    """Return the events that may go, and the last healing."""
     events = scenario.events
     if events and isinstance(events[-1].fault, Heal):
         return events[:-1], events[-1:]

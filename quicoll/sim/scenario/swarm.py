@@ -306,7 +306,7 @@ class _Builder:
         self._events.append(ScenarioEvent(_round(at_ns), fault))
 
     def _time(self) -> int:
-        """When the next fault begins."""
+        """Return when the next fault begins."""
         if self._events and self._draw.chance(0.4):
             return self._last + round(self._draw.log_between(_MS / 2, 2 * self._lost))
         begin = _FORMED * self._settings.conditions.latency_ns if self._draw.chance(0.85) else 0
@@ -314,7 +314,7 @@ class _Builder:
         return begin + round(self._horizon * early * math.sqrt(early))
 
     def _length(self) -> int:
-        """How long it lasts: around a deadline, just short of it or just beyond."""
+        """Return how long it lasts: around a deadline, just short of it or just beyond."""
         lost = self._lost
         deadlines = (2 * _MS, 20 * _MS, 60 * _MS, lost // 4, lost // 2, lost, lost, 3 * lost)
         return round(self._draw.one_of(deadlines) * self._draw.one_of((0.7, 0.95, 1.05, 1.5)))

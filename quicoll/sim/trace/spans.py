@@ -1,4 +1,4 @@
-"""What of a run's trace lasts: from when to when, on which nodes, and what ended it.
+"""Spans of a run's trace: from when to when, on which nodes, and what ended it.
 
 A recorded run is a list of entries, each of one moment. Slices of a timeline and "until 2.4 s" in a story need both
 ends. They are found here, by following the entries in order:
@@ -143,7 +143,7 @@ def fault_spans(entries: Iterable[Entry]) -> list[TraceSpan]:
 
 
 class _Node:
-    """What one node has open: one span of each lane, collectives by their name as well."""
+    """Open spans of one node: one span of each lane, collectives by their name as well."""
 
     def __init__(self, name: str, spans: list[TraceSpan]) -> None:
         self._name = name

@@ -1,51 +1,20 @@
-"""The simulated network by itself: conditions, states of paths, what comes back by ICMP, and the socket's buffer."""
+"""The simulated network by itself: conditions, states of paths, and what comes back by ICMP."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
+from sim_node import SECOND, Node, numbers, pass_time
 
-from quicoll_transport.errors import AddressError, ConfigurationError
+from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.faults.compose import Drop
-from quicoll_transport.sim import Conditions, Host, SimulatedSocket, World
+from quicoll_transport.sim import Conditions, World
 from quicoll_transport.sim.network import PathState
 
-if TYPE_CHECKING:
-    from quicoll_transport.net.udp import Trouble
-
 MS = 1_000_000
-SECOND = 1_000_000_000
 OPEN, CUT, HELD = PathState.OPEN, PathState.CUT, PathState.HELD
-
-
-class Node:
-    """A host with a process that keeps what it receives, with the time of its arrival."""
-
-    def __init__(self, world: World, name: str, port: int = 7) -> None:
-        self.world = world
-        self.host: Host = world.host(name)
-        self.socket = SimulatedSocket(self.host.start(), port)
-        self.got: list[tuple[int, bytes]] = []
-        self.troubles: list[tuple[int, object, Trouble]] = []
-        self.batches: list[int] = []
-        self.socket.start(self._datagrams, self._unreachable)
-
-    def _datagrams(self, datagrams: list[tuple[bytes, object]]) -> None:
-        self.batches.append(len(datagrams))
-        self.got += [(self.world.elapsed_ns, data) for data, _ in datagrams]
-
-    def _unreachable(self, address: object, trouble: Trouble) -> None:
-        self.troubles.append((self.world.elapsed_ns, address, trouble))
-
-    def send(self, other: Node, *payloads: bytes) -> None:
-        self.socket.send([(data, other.socket.local_address) for data in payloads])
-
-    @property
-    def data(self) -> list[bytes]:
-        return [data for _, data in self.got]
 
 
 @pytest.fixture
@@ -58,14 +27,6 @@ def world() -> Iterator[World]:
 @pytest.fixture
 def nodes(world: World) -> tuple[Node, Node, Node]:
     return Node(world, "a"), Node(world, "b"), Node(world, "c")
-
-
-def pass_time(world: World, ns: int = SECOND) -> None:
-    world.run(limit_ns=ns)
-
-
-def numbers(count: int, size: int = 100) -> list[bytes]:
-    return [n.to_bytes(4, "big") + bytes(size - 4) for n in range(count)]
 
 
 # -- conditions ------------------------------------------------------------------------------------------------------
@@ -365,61 +326,3 @@ def test_an_address_of_no_host_is_unreachable(world: World, nodes: tuple[Node, N
     a.socket.send([(b"?", ("10.9.9.9", 1))])
     pass_time(world)
     assert [(trouble.refused, "unreachable" in trouble.cause) for _, _, trouble in a.troubles] == [(False, True)]
-
-
-# -- the socket ------------------------------------------------------------------------------------------------------
-
-
-def test_a_paused_process_s_buffer_fills_and_then_loses(world: World, nodes: tuple[Node, Node, Node]) -> None:
-    a, b, _ = nodes
-    b.host.pause()
-    a.send(b, *numbers(5000, 1000))
-    pass_time(world)
-    kept = (4 << 20) // 1000
-    assert b.got == []
-    assert b.socket.lost_backlog == world.network.injected["buffer_full"] == 5000 - kept
-    b.host.resume()
-    pass_time(world)
-    assert b.data == numbers(kept, 1000)
-    assert max(b.batches) <= 128
-    a.send(b, b"again")
-    pass_time(world)
-    assert b.data[-1] == b"again"
-
-
-def test_what_came_before_the_socket_was_started_is_read_then(world: World, nodes: tuple[Node, Node, Node]) -> None:
-    a, b, _ = nodes
-    second = SimulatedSocket(b.host.loop, 8)  # type: ignore[arg-type]
-    a.socket.send([(b"early", second.local_address)])
-    pass_time(world)
-    got: list[bytes] = []
-    second.start(lambda datagrams: got.extend(data for data, _ in datagrams), lambda address, trouble: None)
-    pass_time(world)
-    assert got == [b"early"]
-
-
-def test_a_closed_socket_neither_sends_nor_receives_nor_calls(world: World, nodes: tuple[Node, Node, Node]) -> None:
-    a, b, _ = nodes
-    a.send(b, b"1")
-    pass_time(world, MS // 2)
-    b.socket.close()
-    b.socket.close()
-    b.send(a, b"2")
-    pass_time(world)
-    assert (a.data, b.data) == ([], [])
-    assert len(a.troubles) == 1
-
-
-def test_ports_are_given_once(world: World, nodes: tuple[Node, Node, Node]) -> None:
-    a, *_ = nodes
-    loop = a.host.loop
-    assert loop is not None
-    first, second = SimulatedSocket(loop), SimulatedSocket(loop, 0)
-    assert (first.local_address, second.local_address) == ((a.host.ip, 49152), (a.host.ip, 49153))
-    with pytest.raises(AddressError, match=r"10\.0\.0\.1:7: the port is in use"):
-        SimulatedSocket(loop, 7)
-    for wrong in (-1, 65536):
-        with pytest.raises(AddressError, match="is no port"):
-            SimulatedSocket(loop, wrong)
-    first.close()
-    assert SimulatedSocket(loop).local_address[1] == 49152

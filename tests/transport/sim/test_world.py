@@ -216,42 +216,6 @@ def test_another_thread_may_neither_run_it_nor_schedule() -> None:
     assert [str(error) for error in caught] == ["called from another thread: a simulation has one"] * 2
 
 
-# -- the trace -------------------------------------------------------------------------------------------------------
-
-
-def test_the_digest_tells_apart_time_kind_who_what_and_bytes() -> None:
-    def digest(t_ns: int, *note: Any) -> str:
-        world = World(1)
-        world.now_ns += t_ns
-        world.note(*note)
-        return world.digest
-
-    notes = [(0, "k", "w", "x", b"d"), (1, "k", "w", "x", b"d"), (0, "l", "w", "x", b"d"), (0, "k", "v", "x", b"d")]
-    notes += [(0, "k", "w", "y", b"d"), (0, "k", "w", "x", b"e"), (0, "k", "w", "x"), (0, "k", "w", "x", b"dd")]
-    assert len({digest(*note) for note in notes}) == len(notes)
-    assert digest(*notes[0]) == digest(*notes[0])
-
-
-def test_the_seed_s_world_has_its_own_digest_from_the_first_event_on(world: World) -> None:
-    assert world.digest == World(2).digest, "nothing has happened yet"
-    world.note("k", "w", "x")
-    assert (world.digest != World(1).digest, world.events) == (True, 1)
-
-
-def test_a_recorder_is_told_time_since_the_beginning_and_details_and_changes_nothing(world: World) -> None:
-    told: list[tuple[int, str, str, Any]] = []
-    other = World(1)
-    with world.recording(lambda *entry: told.append(entry)):
-        for each in (world, other):
-            each.now_ns += 5
-            each.note("a", "w", "text")
-            each.note("b", "w", "text", detail={"field": 1})
-    world.note("c", "w", "unheard")
-    assert told == [(5, "a", "w", "text"), (5, "b", "w", {"field": 1})]
-    other.note("c", "w", "unheard")
-    assert world.digest == other.digest
-
-
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Faults on purpose: what composes rules, what installs them, and rules for decoded payloads.
+"""Composed rules, their installation, and rules for decoded payloads.
 
 `rules` says what a rule is and has the plain ones; their names are here too. Composed rules are rules:
 
@@ -12,8 +12,8 @@ takes it away again. Laws, which the tests check: Chain() has no opinion; Chain(
 rules stood there; likewise First. In a chain a later rule sees a datagram at the time at which it leaves the one
 before, but in the order in which they were sent: rules that keep order come before those that break it.
 
-Whoever carries out deliveries sets `Faults.wake`, which is called when datagrams that a Hold kept are free, and takes
-them with `Faults.released`.
+The part that carries out deliveries sets `Faults.wake`, which is called when datagrams that a Hold kept are free, and
+takes them with `Faults.released`.
 """
 
 from __future__ import annotations
@@ -79,9 +79,17 @@ _MAX_COPIES = 256  # deliveries of one datagram; chained Duplicates multiply
 
 @dataclass(slots=True)
 class RuleStats:
-    """What a rule did. seen: datagrams shown to it, decided: on which it had an opinion; of these dropped (or kept by a
-    Hold), delayed (the first delivery not at once), altered (some delivery with other bytes). copies: deliveries beyond
-    the first. bytes_dropped: bytes of the dropped ones."""
+    """Effects of a rule, in datagrams.
+
+    Attributes:
+        seen: Shown to it.
+        decided: On which it had an opinion.
+        dropped: Of these, dropped or kept by a Hold.
+        delayed: Of these, whose first delivery was not at once.
+        altered: Of these, with a delivery of other bytes.
+        copies: Deliveries beyond the first.
+        bytes_dropped: Bytes of the dropped ones.
+    """
 
     seen: int = 0
     decided: int = 0
@@ -138,7 +146,7 @@ class Chain:
     def _pass(
         self, datagram: Datagram, deliveries: list[Delivery], start: int, now_ns: int, rng: Rng
     ) -> tuple[list[Delivery], bool]:
-        """What comes out when `deliveries` enter at rule `start`, and whether any rule had an opinion."""
+        """Return what comes out when `deliveries` enter at rule `start`, and whether any rule had an opinion."""
         decided = False
         for i in range(start, len(self.rules)):
             through: list[Delivery] = []
@@ -342,7 +350,7 @@ class Faults:
     the one that carries the deliveries out.
 
     payload_fault: if set, may change a decoded payload before its checksum is looked at, ahead of `payload_rules`.
-    wake: called when `released` has something to give; set by whoever carries out deliveries.
+    wake: called when `released` has something to give; set by the part that carries out deliveries.
     """
 
     rng: Rng
@@ -363,7 +371,7 @@ class Faults:
         return installed
 
     def decide(self, datagram: Datagram, now_ns: int) -> list[Delivery]:
-        """What becomes of one datagram. What is to be released (see there) comes before it."""
+        """Return the deliveries of one datagram. What `released` has comes before them."""
         for installed in self.rules:
             deliveries = installed.rule.decide(datagram, now_ns, self.rng)
             installed.stats.count(datagram, deliveries)
@@ -372,11 +380,12 @@ class Faults:
         return [Delivery(datagram.data)]
 
     def released(self, now_ns: int) -> list[Released]:
-        """The datagrams that were kept and are free now, in order, and what becomes of each."""
+        """Return the datagrams that were kept and are free now, in order, and the deliveries of each."""
         freed, self._freed = self._freed, []
         return [each for installed in freed for each in _release(installed.rule, now_ns, self.rng)]
 
     def free(self, installed: Installed) -> None:
+        """Let go what an installed rule keeps."""
         if hasattr(installed.rule, "release"):
             self._freed.append(installed)
             if self.wake is not None:

@@ -1,8 +1,8 @@
-"""What a network does to datagrams, one rule each. `faults` composes and installs them.
+"""Rules: one thing each that a network does to datagrams. `compose` composes and installs them.
 
 A rule looks at one datagram at a time `now_ns` and either has no opinion (None) or says what becomes of it: a list of
-deliveries, each a delay and the bytes; an empty list drops it. Whoever asked carries the deliveries out: the earlier
-due first, equal ones in the order of asking. So the same rules serve a socket (`faulty.FaultyIO`) and a simulator with
+deliveries, each a delay and the bytes; an empty list drops it. The caller carries the deliveries out: the earlier due
+first, equal ones in the order of the calls. So the same rules serve a socket (`socket.FaultyIO`) and a simulator with
 one `Faults` per host or per link.
 
 Rules are exact, not measured: times are integers of nanoseconds, randomness comes from the generator that is given,
@@ -47,7 +47,14 @@ _SECOND = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Datagram:
-    """`address`: the other side's; `outgoing`: we send it. `local`: ours, () where nobody told."""
+    """A datagram on its way.
+
+    Attributes:
+        data: Its bytes.
+        address: The other side's.
+        outgoing: Whether this side sends it.
+        local: This side's address; () where it is not known.
+    """
 
     data: bytes
     address: tuple[Any, ...]
@@ -94,8 +101,10 @@ Addresses = tuple[tuple[Any, ...], ...]
 
 
 def matches(address: tuple[Any, ...], wanted: frozenset[tuple[Any, ...]]) -> bool:
-    """Return whether an address is among the wanted: (host, port), or (host,) for every port of it. Flow and scope of an
-    IPv6 address do not matter."""
+    """Return whether an address is among the wanted: (host, port), or (host,) for every port of a host.
+
+    Flow and scope of an IPv6 address do not matter.
+    """
     return address[:2] in wanted or address[:1] in wanted
 
 
@@ -364,11 +373,11 @@ class Rate:
         check_least("queue_ns", self.queue_ns or 0, 0)
 
     def backlog_bytes(self, now_ns: int, *, outgoing: bool) -> int:
-        """What waits in a direction, rounded up to whole bytes."""
+        """Return the bytes that wait in a direction, rounded up."""
         return -(-max(0, self._behind(now_ns, outgoing)) // _SECOND)
 
     def _behind(self, now_ns: int, outgoing: bool) -> int:
-        """How far the tokens are short of what was accepted, scaled; negative while tokens are left."""
+        """Return how far the tokens are short of what was accepted, scaled; negative while tokens are left."""
         now = now_ns * self.bytes_per_second
         return max(self._full.get(outgoing, now), now) - self.burst_bytes * _SECOND - now
 
@@ -404,7 +413,7 @@ class Hold:
 
     @property
     def kept(self) -> int:
-        """How many datagrams wait here for `release`."""
+        """Number of datagrams that wait for `release`."""
         return len(self._kept)
 
     def decide(self, datagram: Datagram, now_ns: int, rng: Rng) -> list[Delivery] | None:

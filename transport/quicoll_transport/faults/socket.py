@@ -115,8 +115,10 @@ class FaultyIO:
         heapq.heappush(queue, (due_ns, self._decisions, data, address))
 
     def _woken(self) -> None:
-        """Something that was held is free. It queues before whatever comes now, but is passed on by the timer only, as
-        whoever released it may be anywhere in its work."""
+        """Queue what was held and is free now, before anything that comes later.
+
+        It is passed on by the timer only: the code that released it may be in the middle of anything.
+        """
         if self._closed:
             return
         now_ns = self._now_ns()

@@ -42,7 +42,7 @@ _ATTEMPT_DELAY_NS = 250_000_000
 
 
 def parse_address(text: str, *, default_port: int | None = None) -> tuple[str, int]:
-    """ "host:port" or "[v6]:port" to a pair; raises AddressError for anything else."""
+    """Parse "host:port" or "[v6]:port". Raises AddressError for anything else."""
     host, separator, port = text.strip().rpartition(":")
     if default_port is not None and (not separator or port.endswith("]") or is_numeric(text.strip())):
         host, port = text.strip(), str(default_port)
@@ -78,7 +78,7 @@ def is_v6(address: Address) -> bool:
 
 
 def canonical(address: Address, scope_of: Callable[[str], int] = int) -> Address:
-    """The one form of an address; names stay as they are.
+    """Return the one form of an address; names stay as they are.
 
     scope_of: the number of a zone, "eth0" or "2" (RFC 4007 section 11); raises AddressError or ValueError for none.
     """
@@ -104,7 +104,7 @@ def canonical(address: Address, scope_of: Callable[[str], int] = int) -> Address
 
 
 def format_address(address: Address) -> str:
-    """For people: 192.0.2.1:1, [2001:db8::1]:1, [fe80::1%2]:1, name:1."""
+    """Return an address for people: 192.0.2.1:1, [2001:db8::1]:1, [fe80::1%2]:1, name:1."""
     host, port = str(address[0]), address[1]
     if ":" not in host:
         return f"{host}:{port}"
@@ -112,7 +112,7 @@ def format_address(address: Address) -> str:
 
 
 def alternate(addresses: Sequence[Address]) -> list[Address]:
-    """Without repetitions, the families in turn, beginning with that of the first; otherwise in the given order."""
+    """Return addresses without repetitions, the families in turn, beginning with that of the first."""
     unique = list(dict.fromkeys(addresses))
     families: tuple[list[Address], list[Address]] = ([], [])
     for address in unique:
@@ -157,20 +157,20 @@ class DialPlan:
         return self.current
 
     def patience_ns(self, most_ns: int) -> int:
-        """How long the current attempt may be without any answer; `most_ns` when there is nothing else to try."""
+        """Return how long the current attempt may be without an answer; `most_ns` when there is nothing else to try."""
         if not self._several:
             return most_ns
         return min(most_ns, _ATTEMPT_DELAY_NS << min(self._rounds - 1, 16))
 
     def failed(self, reason: str) -> str:
-        """Note why the current attempt failed; the reasons of this round so far, each with its address if several."""
+        """Note why the current attempt failed; return the reasons of this round, with addresses if several."""
         if not self._several or self.current is None:
             return reason
         self._failed[self.current] = reason
         return "; ".join(f"{format_address(address)}: {why}" for address, why in self._failed.items())
 
     def worked(self) -> None:
-        """The current attempt has made a connection; next time it goes first."""
+        """Note that the current attempt made a connection; next time its address goes first."""
         if self.current is not None:
             self._good = self.current
         self._left.clear()

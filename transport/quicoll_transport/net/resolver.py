@@ -40,13 +40,13 @@ class Resolver:
         self._under_way: dict[_Question, Future[list[Address]]] = {}
 
     async def resolve(self, host: str, port: int, *, family: int = socket.AF_UNSPEC) -> list[Address]:
-        """The addresses of `host`; cancel it to wait no longer."""
+        """Return the addresses of `host`; cancel it to wait no longer."""
         return await asyncio.wrap_future(self._ask((host, port, family)))
 
     def resolve_blocking(
         self, host: str, port: int, *, timeout: float, family: int = socket.AF_UNSPEC
     ) -> list[Address]:
-        """The same where there is no loop; AddressError also when there is no answer within `timeout` seconds."""
+        """Do the same where there is no loop; AddressError also when there is no answer within `timeout` seconds."""
         try:
             return self._ask((host, port, family)).result(timeout)
         except TimeoutError:
@@ -86,7 +86,7 @@ def _late(host: object, timeout: float) -> str:
 
 
 def scope_of(zone: str) -> int:
-    """The number of a zone, "eth0" or "2"; ValueError where there is no such interface."""
+    """Return the number of a zone, "eth0" or "2". Raises ValueError where there is no such interface."""
     try:
         return socket.if_nametoindex(zone)
     except OSError:
@@ -96,7 +96,7 @@ def scope_of(zone: str) -> int:
 async def resolve_all(
     addresses: Sequence[Address], resolve: Callable[[str, int], Awaitable[list[Address]]], *, timeout: float
 ) -> tuple[list[Address], list[str]]:
-    """All of these in canonical form, names looked up together, and why others are missing; both in the given order.
+    """Return all of these in canonical form, names looked up together, and why others are missing; both in order.
 
     timeout: seconds for all.
     """

@@ -95,7 +95,7 @@ OnUnreachable = Callable[[Address, Trouble], None]
 
 
 class DatagramIO(Protocol):
-    """What an endpoint needs of a network. Every method is called on the endpoint's loop; addresses are canonical.
+    """A network, as an endpoint needs it. Every method is called on the endpoint's loop; addresses are canonical.
 
     start: on_unreachable is never called from within `send`. close: nothing is called any more, sending does nothing.
     resolve: the addresses of a host, of the families that can be reached from here, in the resolver's order; raises

@@ -349,7 +349,7 @@ def _serial(entropy: Entropy | None) -> int:
 
 
 def _repeats(key: PrivateKey, entropy: Entropy | None) -> bool | None:
-    """Return whether an ECDSA signature has to be that of RFC 6979; Ed25519, for which one may not ask, always repeats."""
+    """Return True where a signature has to be that of RFC 6979, else None; Ed25519 always repeats."""
     return None if entropy is None or isinstance(key, Ed25519PrivateKey) else True
 
 

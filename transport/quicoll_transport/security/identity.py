@@ -1,4 +1,4 @@
-"""Who a node is, and how a peer proves it: certificates in, `Identity` out, or an error with the precise reason.
+"""Identities of nodes and their proof: certificates in, `Identity` out, or an error with the precise reason.
 
 A node's identity is one URI in its certificate, `spiffe://quicoll/<job>/<role>/<node>`, in the form of an X.509-SVID
 (SPIFFE, "X.509-SVID" sections 2, 4 and 5): exactly one URI among the subject alternative names, a leaf that is no CA, a
@@ -117,7 +117,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Credentials:
-    """What a node needs to prove itself and to verify others. Made by `load`, `from_directory` or `from_parts`.
+    """A node's means to prove itself and to verify others. Made by `load`, `from_directory` or `from_parts`.
 
     Attributes:
         identity: What `certificate` says.

@@ -1,4 +1,4 @@
-"""What strangers and peers may make us do, in time: token buckets, and a bounded table of unfinished handshakes.
+"""Limits on the work that strangers and peers cause: token buckets, a bounded table of unfinished handshakes.
 
 Space is bounded where it is taken (inbox, outbox, frames, quic). Here is the rest: work. A stranger costs us, in the
 order in which it gets further,
@@ -121,7 +121,7 @@ class TokenBucket:
 
 
 def source_of(address: Address) -> str:
-    """What counts as one source: an IPv4 address, the /64 of an IPv6 address, or whatever else the text is."""
+    """Return what counts as one source: an IPv4 address, the /64 of an IPv6 address, or any other text itself."""
     text = str(address[0])
     if ":" not in text:
         return text
@@ -186,7 +186,7 @@ class Guard(Generic[Key]):
         return allowed
 
     def opened(self, key: Key, address: Address) -> Key | None:
-        """A handshake was begun; the one that has to make place for it, if any, which counts as closed."""
+        """Add a handshake; return the one that has to make room for it, if any, which counts as closed."""
         source = source_of(address)
         siblings = self._of_source.setdefault(source, {})
         victim: Key | None = None
@@ -202,7 +202,7 @@ class Guard(Generic[Key]):
         return victim
 
     def closed(self, key: Key) -> None:
-        """A handshake is over, one way or another; keys that are not open are fine."""
+        """Remove a handshake that is over; keys that are not open are fine."""
         source = self._open.pop(key, None)
         if source is not None:
             siblings = self._of_source[source]
@@ -211,7 +211,7 @@ class Guard(Generic[Key]):
                 del self._of_source[source]
 
     def proved(self, address: Address) -> None:
-        """A peer with a certificate came from here."""
+        """Note that a peer with a certificate came from this source."""
         source = source_of(address)
         self._known.pop(source, None)
         self._known[source] = None
@@ -236,7 +236,7 @@ class Guard(Generic[Key]):
 
 
 class Pace:
-    """How fast the peer of one connection may make us work. Raises ProtocolError when it is faster."""
+    """Limits how much work the peer of one connection causes. Raises ProtocolError when it is more."""
 
     __slots__ = ("_config", "_controls", "_pings", "_resets")
 
@@ -247,13 +247,13 @@ class Pace:
         self._resets = TokenBucket(config.resets, config.reset_burst)
 
     def control(self, now_ns: int, *, ping: bool) -> None:
-        """One control message arrived."""
+        """Count a control message."""
         if not self._controls.take(now_ns):
             raise ProtocolError(f"more than {self._config.controls} control messages in a second")
         if ping and not self._pings.take(now_ns):
             raise ProtocolError(f"more than {self._config.pings} heartbeats in a second")
 
     def resets(self, now_ns: int, count: int) -> None:
-        """`count` message streams were given up by the peer."""
+        """Count message streams that the peer gave up."""
         if count and not self._resets.take(now_ns, count):
             raise ProtocolError(f"more than {self._config.resets} message streams given up in a second")

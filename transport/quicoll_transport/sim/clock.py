@@ -35,39 +35,39 @@ class HostClock:
         return self._drift
 
     def local(self, now_ns: int) -> int:
-        """What the monotonic clock shows at true time `now_ns`."""
+        """Return what the monotonic clock shows at true time `now_ns`."""
         passed = now_ns - self._since
         if self._drift:
             passed = passed * (_MILLION + self._drift) // _MILLION
         return self._monotonic + passed
 
     def wall(self, now_ns: int) -> int:
-        """What the wall clock shows at true time `now_ns`: nanoseconds since 1970 UTC."""
+        """Return what the wall clock shows at true time `now_ns`: nanoseconds since 1970 UTC."""
         return self.local(now_ns) + self._wall
 
     def true(self, local_ns: int) -> int:
-        """The first true time at which the monotonic clock shows `local_ns` or more, if it goes on as it does."""
+        """Return the first true time at which the monotonic clock shows `local_ns` or more, at its present speed."""
         to_pass = local_ns - self._monotonic
         if self._drift:
             to_pass = -(-to_pass * _MILLION // (_MILLION + self._drift))
         return self._since + to_pass
 
     def set_drift(self, ppm: int, *, now_ns: int) -> None:
-        """From now on the clock is `ppm` parts per million too fast. Timers have to be set anew."""
+        """Make the clock `ppm` parts per million too fast. Timers have to be set anew."""
         if not -_MAX_DRIFT <= ppm <= _MAX_DRIFT:
             raise ConfigurationError(f"a drift lies between -{_MAX_DRIFT} and {_MAX_DRIFT} ppm, not {ppm}")
         self._anchor(now_ns)
         self._drift = ppm
 
     def leap(self, ns: int, *, now_ns: int) -> None:
-        """The monotonic clock leaps forward, the wall clock with it. Timers have to be set anew."""
+        """Move the monotonic clock forward, the wall clock with it. Timers have to be set anew."""
         if ns < 0:
             raise ConfigurationError(f"a monotonic clock never goes back, not by {-ns} ns either")
         self._anchor(now_ns)
         self._monotonic += ns
 
     def step_wall(self, ns: int) -> None:
-        """Somebody sets the wall clock, forward or back."""
+        """Set the wall clock, forward or back."""
         self._wall += ns
 
     def _anchor(self, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""What keeps the real world out of a simulated one: chance, clocks, sockets, threads, sleep.
+"""Keep the real world out of a simulated one: randomness, clocks, sockets, threads, sleep.
 
 While a world is open, in its thread:
 
@@ -41,6 +41,7 @@ WALL_EPOCH_NS = 1_767_225_600_000_000_000  # 2026-01-01T00:00:00Z, the wall cloc
 
 @contextmanager
 def confined(timeline: Timeline) -> Iterator[None]:
+    """Replace everything in the table above while the context is open."""
     with ExitStack() as stack:
         stack.enter_context(_seeded(timeline))
         stack.enter_context(_replaced(timeline))

@@ -1,4 +1,4 @@
-"""What a simulation itself can run into. None of these is an error of the transport that it runs."""
+"""Errors of a simulation itself. None of these is an error of the transport that it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SimulationError(TransportError):
 
 
 class Deadlock(SimulationError):
-    """Somebody waits, and nothing is runnable or scheduled that could wake them: a wait without a deadline."""
+    """A task waits, and nothing is runnable or scheduled that could wake it: a wait without a deadline."""
 
 
 class Spinning(SimulationError):
@@ -20,7 +20,7 @@ class Spinning(SimulationError):
 
 
 class OutOfTime(SimulationError):
-    """What was waited for did not come about within the simulated time that it was given."""
+    """The condition of a run did not hold within its limit of simulated time."""
 
 
 class Forbidden(SimulationError):
