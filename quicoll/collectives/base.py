@@ -11,7 +11,7 @@ import xxhash
 from quicoll.audit.recorder import Deed
 from quicoll.checks import whole
 from quicoll.collectives.subgroups import STATE
-from quicoll.engine.communicator import site_numbers
+from quicoll.engine.calls import site_numbers
 from quicoll.engine.messages import MAX_NUMBER
 from quicoll.errors import LocalError
 from quicoll.numerics.buffers import memory
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quicoll.collectives.context import Caller
     from quicoll.collectives.handle import Handle
     from quicoll.collectives.subgroups import Scope
-    from quicoll.engine.communicator import Call
+    from quicoll.engine.calls import Call
     from quicoll.membership.view import View
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array

@@ -19,7 +19,7 @@ from quicoll.membership.messages import MAX_GROUPS
 if TYPE_CHECKING:
     from quicoll.audit.recorder import Auditor, Deed, PendingEntry
     from quicoll.config import Config
-    from quicoll.engine.communicator import Call
+    from quicoll.engine.calls import Call
     from quicoll.engine.engine import Engine
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View

@@ -27,8 +27,7 @@ from quicoll.collectives.movements import Moving
 from quicoll.collectives.reductions import AlgorithmName, ReduceOrder, Reducing
 from quicoll.collectives.shards import Shards
 from quicoll.collectives.subgroups import MAX_COLOR, MAX_DEPTH, MAX_KEY, WORLD, Scope, divide
-from quicoll.engine.communicator import Call, Known
-from quicoll.engine.executor import Work
+from quicoll.engine.calls import Call, Known, Work
 from quicoll.errors import LocalError, PeerError
 from quicoll.numerics.bundle import bundle, results
 from quicoll.numerics.reduce import ReduceOp, held

@@ -12,8 +12,7 @@ import numpy as np
 
 from quicoll.collectives.base import MAX_BYTES, Issuer, rows_given, rows_text
 from quicoll.collectives.subgroups import derived_id
-from quicoll.engine.communicator import Call, Known
-from quicoll.engine.executor import Work
+from quicoll.engine.calls import Call, Known, Work
 from quicoll.errors import LocalError, PeerError
 from quicoll.numerics.buffers import destination, memory, source
 from quicoll.numerics.bundle import Bundle, Joined, Results, bundle, results, shape_text

@@ -10,8 +10,7 @@ import numpy as np
 
 from quicoll.collectives.base import Issuer, rows_given, rows_text
 from quicoll.collectives.shards import Leaves, Shards
-from quicoll.engine.communicator import Call
-from quicoll.engine.executor import Work
+from quicoll.engine.calls import Call, Work
 from quicoll.errors import LocalError
 from quicoll.numerics.bundle import Bundle, bundle, results
 from quicoll.numerics.reduce import Precision, ReduceOp, held

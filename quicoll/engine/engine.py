@@ -21,9 +21,9 @@ import logging
 import random
 from typing import TYPE_CHECKING
 
-from quicoll.engine.communicator import Call, Communicator
+from quicoll.engine.communicator import Communicator
 from quicoll.engine.decisions import Decision, Steps, Verdicts
-from quicoll.engine.messages import Announce, Farewell, decode_word, encode_word
+from quicoll.engine.messages import Announce, Farewell, decode_message, encode_message
 from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError
 from quicoll.membership.coordinator.service import NODE as COORDINATOR_NODE
 from quicoll.membership.member.actions import (
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from quicoll.config import Config
+    from quicoll.engine.calls import Call
     from quicoll.membership.view import Member, View
     from quicoll.observability.events import Observers
     from quicoll_transport.net.addresses import Address
@@ -246,7 +247,7 @@ class Engine:
         """Why the view a caller speaks of is not at work any more, as all ranks are told."""
         communicator = self._communicator
         if communicator is not None and communicator.view.view_id == view_id and communicator.error is not None:
-            return await communicator.judgement() or communicator.error
+            return await communicator.end_of_view() or communicator.error
         return self._verdicts.past(view_id)
 
     async def give_up(self, view_id: int, reason: str) -> None:
@@ -335,7 +336,7 @@ class Engine:
         if self._closing or not link.ended:
             return
         communicator = self._communicator
-        if communicator is None or communicator.view.rank_of(link.node) is None or communicator.verdict is not None:
+        if communicator is None or communicator.view.rank_of(link.node) is None or communicator.end_error is not None:
             return
         rank = communicator.view.rank_of(link.node)
         cause = link.cause
@@ -355,7 +356,7 @@ class Engine:
 
     def _on_peer_app(self, link: Link, data: bytes) -> None:
         try:
-            word = decode_word(data, node=link.node)
+            word = decode_message(data, node=link.node)
         except PeerError as error:
             log.error("%s", error)
             link.close("malformed announcement")
@@ -371,7 +372,7 @@ class Engine:
                 communicator.farewell(rank, word)
         elif isinstance(word, Farewell):
             if not word.done:  # of a view in which nothing runs here
-                link.send_app(encode_word(Farewell(word.view_id, done=True)))
+                link.send_app(encode_message(Farewell(word.view_id, done=True)))
         elif (communicator is None or word.view_id > communicator.view.view_id) and len(self._early) < _EARLY_ANNOUNCES:
             self._early.append((link.node, word))
 
@@ -498,8 +499,8 @@ class Engine:
                 lost=action.lost,
             )
         )
-        if communicator.verdict is not None:
-            self._verdicts.keep(action.view_id, communicator.verdict)
+        if communicator.end_error is not None:
+            self._verdicts.keep(action.view_id, communicator.end_error)
         self.observers.emit("view_ended", view=action.view_id, cause=action.cause, lost=list(action.lost))
         self._notify()
 
@@ -520,7 +521,7 @@ class Engine:
         """All ranks of an operation have called it: tell who was late."""
 
         def rtt_ns(rank: int) -> int:
-            return (links[rank].snapshot().rtt_ns or 0) if rank in links else 0
+            return (links[rank].rtt_ns or 0) if rank in links else 0
 
         nodes = view.nodes
         for late in self.stragglers.called(op, arrived_ns, rtt_ns=rtt_ns, node=nodes.__getitem__):

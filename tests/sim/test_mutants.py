@@ -326,7 +326,7 @@ def callers_are_told_what_their_own_end_saw(patch: Patch) -> None:
     async def seen(self: Communicator, deadline: float | None = None) -> QuicollError | None:
         return self.error
 
-    patch.setattr(Communicator, "judgement", seen)
+    patch.setattr(Communicator, "end_of_view", seen)
 
 
 def results_are_written_as_they_arrive(patch: Patch) -> None:

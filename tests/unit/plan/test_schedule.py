@@ -15,7 +15,7 @@ from quicoll.cli.app import app
 from quicoll.cli.explain import Question
 from quicoll.collectives.group import Group
 from quicoll.collectives.shards import Shards
-from quicoll.engine.communicator import Known
+from quicoll.engine.calls import Known
 from quicoll.errors import LocalError
 from quicoll.membership.view import Member, View
 from quicoll.numerics.dtypes import DTYPES
@@ -26,7 +26,7 @@ from quicoll.plan.cost import NetworkModel
 from quicoll.plan.schedule import carriage
 
 if TYPE_CHECKING:
-    from quicoll.engine.communicator import Call
+    from quicoll.engine.calls import Call
 
 
 class Desk:
