@@ -30,6 +30,7 @@ import quicoll.plan
 import quicoll.plan.schedule
 import quicoll_transport.link.inbox
 from quicoll.engine.communicator import Communicator
+from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.errors import QuicollError
 from quicoll.job import Job
 from quicoll.membership.coordinator.ballot import Ballot, BallotResult
@@ -304,13 +305,13 @@ def the_oldest_state_is_handed_over(patch: Patch) -> None:
 
 
 def the_coordinator_is_dialled_once(patch: Patch) -> None:
-    dial = quicoll.engine.engine.Engine._dial_coordinator
+    dial = CoordinatorLink.dial
 
     def once(self: Any) -> None:
-        if self._coordinator_link is None:
+        if self._link is None:
             dial(self)
 
-    patch.setattr(quicoll.engine.engine.Engine, "_dial_coordinator", once)
+    patch.setattr(CoordinatorLink, "dial", once)
 
 
 def a_collective_has_no_deadline(patch: Patch) -> None:
