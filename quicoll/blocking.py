@@ -76,13 +76,13 @@ class Step:
         self._home = home
 
     @property
+    @documented_as(_steps.Step.number)
     def number(self) -> int:
-        """The number of the step, from 1."""
         return self._inner.number
 
     @property
+    @documented_as(_steps.Step.view)
     def view(self) -> View | None:
-        """The view in which the step runs; None before it is entered."""
         return self._inner.view
 
     @documented_as(_steps.Step.on_commit)

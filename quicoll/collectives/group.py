@@ -24,7 +24,7 @@ from quicoll.collectives.reductions import AllReduce, Reduce, ReduceOrder, Reduc
 from quicoll.collectives.shards import Leaves, Shards
 from quicoll.collectives.split import Split
 from quicoll.collectives.subgroups import WORLD, Scope
-from quicoll.engine.communicator import site_numbers
+from quicoll.engine.calls import site_numbers
 from quicoll.errors import LocalError
 from quicoll.numerics.reduce import Precision, ReduceOp, held
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from quicoll.collectives.base import rows_given, rows_text
 from quicoll.collectives.operation import Operation
-from quicoll.engine.executor import Work
+from quicoll.engine.calls import Work
 from quicoll.errors import LocalError, PeerError
 from quicoll.numerics.buffers import destination, source
 from quicoll.numerics.bundle import Bundle, Results, bundle, results, shape_text
@@ -20,7 +20,7 @@ from quicoll.plan.schedule import Schedule, demand_algorithm, depends, move
 
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
-    from quicoll.engine.communicator import Known
+    from quicoll.engine.calls import Known
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
     from quicoll.plan import Plan

@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from quicoll.audit.recorder import IssuedCall
-from quicoll.engine.communicator import Call
+from quicoll.engine.calls import Call
 from quicoll.engine.messages import MAX_NUMBER
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
-    from quicoll.engine.communicator import Known
-    from quicoll.engine.executor import Work
+    from quicoll.engine.calls import Known, Work
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
 

@@ -15,8 +15,7 @@ from quicoll.plan.schedule import move
 
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
-    from quicoll.engine.communicator import Known
-    from quicoll.engine.executor import Work
+    from quicoll.engine.calls import Known, Work
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
 

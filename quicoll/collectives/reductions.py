@@ -11,7 +11,7 @@ import numpy as np
 from quicoll.collectives.base import rows_given, rows_text
 from quicoll.collectives.operation import Operation
 from quicoll.collectives.shards import Leaves, Shards
-from quicoll.engine.executor import Work
+from quicoll.engine.calls import Work
 from quicoll.errors import LocalError
 from quicoll.numerics.bundle import Bundle, bundle, results
 from quicoll.numerics.reduce import Precision, ReduceOp, held
@@ -19,7 +19,7 @@ from quicoll.plan.schedule import Carriage, Schedule, carriage, demand_algorithm
 
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
-    from quicoll.engine.communicator import Known
+    from quicoll.engine.calls import Known
     from quicoll.numerics.bundle import Joined, Results
     from quicoll.numerics.dtypes import Array, DType
 

@@ -16,8 +16,7 @@ from quicoll.plan import barrier
 
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
-    from quicoll.engine.communicator import Known
-    from quicoll.engine.executor import Work
+    from quicoll.engine.calls import Known, Work
     from quicoll.numerics.dtypes import Array
 
 __all__ = ["Split"]

@@ -6,12 +6,10 @@ installed, ends it when the view is over. Callers ask for a view, a collective, 
     no communicator           waiting for the coordinator, or for a view
     communicator at work      `wait_view` returns; collectives run
     communicator broken       something failed here; the coordinator was told and will end the view
-    communicator judged       the coordinator ended the view; the next one follows
+    communicator ended        the coordinator ended the view; the next one follows
 
-What became of steps and views meanwhile, for callers who ask later, is kept in outcomes.py.
-
-A link that ends breaks the communicator if its node is in the view. The link to the coordinator is dialled again for as
-long as the engine lives.
+What became of steps and views meanwhile, for callers who ask later, is kept in decisions.py. The links are those of
+coordinator_link.py and peer_links.py. A link that ends breaks the communicator if its node is in the view.
 """
 
 from __future__ import annotations
@@ -23,9 +21,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quicoll.deadlines import Deadlines
-from quicoll.engine.communicator import Call, Communicator
-from quicoll.engine.decisions import Decision, Steps, Verdicts
-from quicoll.engine.messages import Announce, Farewell, decode_word, encode_word
+from quicoll.engine.communicator import Communicator
+from quicoll.engine.coordinator_link import CoordinatorLink
+from quicoll.engine.decisions import Decision, StepOutcomes, ViewEnds
+from quicoll.engine.messages import Announce, Farewell, encode_message
+from quicoll.engine.peer_links import PeerLinks
 from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError
 from quicoll.membership.coordinator.service import NODE as COORDINATOR_NODE
 from quicoll.membership.member.actions import (
@@ -41,11 +41,11 @@ from quicoll.membership.member.actions import (
     TellCoordinator,
 )
 from quicoll.membership.member.core import MemberCore
-from quicoll.membership.messages import FailureKind, clip, decode, encode
+from quicoll.membership.messages import FailureKind, clip
 from quicoll.observability.stragglers import Stragglers
 from quicoll.observability.transport import forward_to
-from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, LinkState
-from quicoll_transport.errors import LinkLost, TransportError
+from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
+from quicoll_transport.errors import TransportError
 from quicoll_transport.faults.compose import Faults
 from quicoll_transport.net.addresses import format_address
 from quicoll_transport.security.access import AccessControl
@@ -57,7 +57,10 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from quicoll.config import Config
-    from quicoll.membership.view import Member, View
+    from quicoll.engine.calls import Call
+    from quicoll.engine.messages import PeerMessage
+    from quicoll.membership.messages import CoordinatorMessage
+    from quicoll.membership.view import View
     from quicoll.observability.events import Observers
     from quicoll_transport.events import LinkSnapshot
     from quicoll_transport.net.addresses import Address
@@ -68,7 +71,6 @@ __all__ = ["Engine"]
 
 log = logging.getLogger("quicoll")
 
-_REDIAL_S = 0.1
 _EARLY_ANNOUNCES = 65536  # for views that are not at work here yet
 _KINDS: dict[FailureKind, type[QuicollError]] = {"mismatch": Mismatch, "corrupted": Corrupted}
 
@@ -93,22 +95,17 @@ class Engine:
         self.observers = observers
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
         self.stragglers = Stragglers(after_ns=round(config.straggler_after * 1e9))
-        self.steps = Steps(observers)
+        self.steps = StepOutcomes(observers.emit)
         self._loop = loop
-        self._coordinator = Identity(config.job, COORDINATOR, COORDINATOR_NODE)
-        self._coordinator_address = coordinator_address
-        self._coordinator_link: Link | None = None
-        self._redial: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._communicator: Communicator | None = None
-        self._verdicts = Verdicts()
+        self._ends = ViewEnds()
         self._lost: dict[str, str] = {}  # nodes of the present view that are lost, and why
         self._forming: asyncio.Task[None] | None = None
         self._early: list[tuple[str, Announce]] = []
         self._changed: asyncio.Future[None] = loop.create_future()
         self._held = ""
         self._refused = ""
-        self._parted = ""  # why the last link to the coordinator ended
         self._leaving = False
         self._closing = False
         deadlines = Deadlines.of(config.lost_after)
@@ -142,8 +139,25 @@ class Engine:
             answer_timeout_ns=deadlines.answer_ns,
             decision_timeout_ns=deadlines.decision_ns,
         )
+        self._coordinator = CoordinatorLink(
+            self.endpoint,
+            Identity(config.job, COORDINATOR, COORDINATOR_NODE),
+            coordinator_address,
+            loop=loop,
+            on_up=lambda: self._member.connected(now_ns=self._now_ns()),
+            on_down=self._on_coordinator_down,
+            on_message=self._on_coordinator_message,
+            on_change=self._work,
+        )
+        self._peers = PeerLinks(
+            self.endpoint,
+            job=config.job,
+            node=config.node,
+            on_message=self._on_peer_message,
+            on_state=self._on_peer_state,
+        )
         observers.emit("listening", address=format_address(self.endpoint.address))
-        self._dial_coordinator()
+        self._coordinator.dial()
 
     def _now_ns(self) -> int:
         return round(self._loop.time() * 1e9)
@@ -151,7 +165,18 @@ class Engine:
     # -- what callers ask for ------------------------------------------------------------------------------------
 
     async def wait_view(self, timeout: float, *, joining: bool = False) -> View:
-        """The view at work, waited for at most `timeout` seconds; Partitioned (or PeerError when joining) if none."""
+        """Wait for a view at work.
+
+        Args:
+            timeout: Seconds.
+            joining: Whether this is the first view of the job, for the error.
+        Returns:
+            The view.
+        Raises:
+            LocalError: The engine is closed.
+            PeerError: The coordinator refuses this rank; or, when joining, no view came in time.
+            Partitioned: No view came in time.
+        """
         try:
             async with asyncio.timeout(timeout):
                 while self._communicator is None or self._communicator.error is not None:
@@ -168,29 +193,47 @@ class Engine:
         return self._communicator.view
 
     def _why_no_view(self) -> str:
-        link = self._coordinator_link
-        if link is None or not link.stats.connections:
-            refusal = link.refusal if link is not None and link.refusal else self._parted
-            return f"cannot reach the coordinator at {self.config.coordinator}{f' ({refusal})' if refusal else ''}"
+        unreached = self._coordinator.unreached
+        if unreached is not None:
+            return f"cannot reach the coordinator at {self.config.coordinator}{f' ({unreached})' if unreached else ''}"
         return self._held or "the view is not complete"
 
     async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
-        """Run a collective in view `view_id`; raises what `Communicator.run` raises."""
+        """Run a collective in view `view_id`.
+
+        Args:
+            view_id: The view that its caller is in.
+            call: The collective.
+            group: The id of its group.
+            timeout: Seconds for the whole of it.
+            step: The number of the open step, for errors.
+        Returns:
+            Its number in the group.
+        Raises:
+            QuicollError: It failed, or the view is over.
+        """
         communicator = self._communicator
         if self._closing:
             raise _closed()
         if communicator is None or communicator.view.view_id != view_id:
-            raise self._verdicts.past(view_id, op=call.name, step=step)
+            raise self._ends.past(view_id, op=call.name, step=step)
         return await communicator.run(call, group=group, timeout=timeout, step=step)
 
     async def begin(self, view_id: int, number: int) -> None:
-        """A step begins in this view. Raises when the view is not at work any more."""
+        """Begin a step.
+
+        Args:
+            view_id: The view that the caller is in.
+            number: The caller's number of the step.
+        Raises:
+            QuicollError: The view is not at work any more.
+        """
         communicator = self._communicator
         if communicator is None or communicator.view.view_id != view_id or communicator.error is not None:
             raise await self._over(view_id)
         index = self._member.next_step
         if index is None:
-            raise self._verdicts.past(view_id)
+            raise self._ends.past(view_id)
         self.steps.begin(index, number)
         self._member.begin(index, now_ns=self._now_ns())
         self._work()
@@ -200,12 +243,20 @@ class Engine:
     ) -> Decision:
         """Vote for the open step and wait for the decision.
 
-        digest: of the results that all ranks have. groups: (id, digest) of those that a sub-group has.
-        unfinished: the step's operations that had not ended when the digest was made.
+        A wait that ends without the decision, by its time or by cancelling, leaves the step in doubt: `decision` gives
+        later what became of the vote that `unanswered` names.
 
-        Raises Partitioned when it is not known within `timeout` seconds: the step is in doubt, and `decision` tells
-        later what `unanswered` names. So it is when this is cancelled. Raises the communicator's error when the view
-        broke before the vote: then nothing was voted for.
+        Args:
+            view_id: The view that the caller is in.
+            digest: Of the results that all ranks have.
+            groups: (id, digest) of those that a sub-group has.
+            timeout: Seconds to wait.
+            unfinished: The step's operations that had not ended when the digest was made.
+        Returns:
+            What became of the vote.
+        Raises:
+            Partitioned: The decision is not known in time.
+            QuicollError: The view broke before the vote; nothing was voted for.
         """
         communicator = self._communicator
         if (
@@ -227,9 +278,17 @@ class Engine:
         return await self.decision(view_id, index, timeout)
 
     async def decision(self, view_id: int, index: int, timeout: float) -> Decision:
-        """What became of the vote for `index` in `view_id`, waited for at most `timeout` seconds.
+        """Wait for what became of a vote.
 
-        The view may be at work all that time, when another rank has not voted yet, or be long over. Raises Partitioned.
+        The view may be at work all that time, when another rank has not voted yet, or be long over.
+
+        Args:
+            view_id: The view of the vote.
+            index: The coordinator's number of the step.
+            timeout: Seconds.
+        Raises:
+            Partitioned: It is not known in time, or the coordinator refuses this rank.
+            LocalError: The engine is closed.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -251,22 +310,34 @@ class Engine:
         return decision
 
     async def unanswered(self, view_id: int, reason: str) -> tuple[int, int] | None:
-        """Whoever voted in `view_id` has ceased to wait: (view, index) of the vote, for `decision`; None where nothing
-        was voted for. Then the view is given up, because nothing will be."""
+        """Take note that the caller waits no longer for its step.
+
+        Args:
+            view_id: The view of the step.
+            reason: Why, for the other ranks.
+        Returns:
+            (view, index) of its vote, for `decision`; None where it has not voted. Then the view is given up, because
+            it never will.
+        """
         if self.steps.cast is not None and self.steps.cast[0] == view_id:
             return self.steps.cast
         await self.give_up(view_id, reason)
         return None
 
     async def _over(self, view_id: int) -> QuicollError:
-        """Why the view a caller speaks of is not at work any more, as all ranks are told."""
+        """Why the view that a caller speaks of is not at work any more, as all ranks are told."""
         communicator = self._communicator
         if communicator is not None and communicator.view.view_id == view_id and communicator.error is not None:
-            return await communicator.judgement() or communicator.error
-        return self._verdicts.past(view_id)
+            return await communicator.end_of_view() or communicator.error
+        return self._ends.past(view_id)
 
     async def give_up(self, view_id: int, reason: str) -> None:
-        """The caller's own code failed inside a step: the view cannot go on."""
+        """Break the view because the caller's own code failed inside a step.
+
+        Args:
+            view_id: The view of the step.
+            reason: What failed, for the other ranks.
+        """
         communicator = self._communicator
         if communicator is not None and communicator.view.view_id == view_id and communicator.error is None:
             communicator.fail(
@@ -274,15 +345,23 @@ class Engine:
             )
 
     def state_received(self, rank: int, step: int, index: int) -> None:
-        """This rank was brought to the state after `step`, which the coordinator numbers `index`."""
+        """Take note that this rank was brought to the state after a step.
+
+        Args:
+            rank: The rank that gave the state.
+            step: The caller's number of the step.
+            index: The coordinator's.
+        """
         self._member.caught_up(index)
         self.observers.emit("state_received", from_rank=rank, step=step)
 
     async def aclose(self, reason: str, *, patience: float = 0.0) -> None:
         """Leave and stop; what the coordinator has to know is delivered if it can be within a second.
 
-        patience: seconds in which the peers may end operations that this rank has been part of
-        (quicoll.engine.communicator).
+        Args:
+            reason: Why, for the other ranks.
+            patience: Seconds in which the peers may end operations that this rank has been part of
+                (quicoll.engine.calls).
         """
         if self._leaving:
             return
@@ -290,18 +369,20 @@ class Engine:
         try:
             if self._communicator is not None and patience > 0 and not self._communicator.running:
                 await self._communicator.part(patience)
-        finally:  # whoever is cancelled in there has no patience any more, and leaves all the same
+        finally:  # cancelled while it waits, it leaves all the same
             await self._end(reason)
 
     async def _end(self, reason: str) -> None:
         if self._communicator is not None:
-            self._communicator.end(_closed())  # before the membership says that this node left, as of another's fault
+            self._communicator.end(
+                _closed()
+            )  # before the membership says that this node left, as if another rank had failed
         self._member.leave(clip(reason), now_ns=self._now_ns())
         self._work()
         self._closing = True
-        for handle in (self._redial, self._timer):
-            if handle is not None:
-                handle.cancel()
+        self._coordinator.stop()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._forming is not None:
             self._forming.cancel()
         self._notify()
@@ -336,52 +417,30 @@ class Engine:
 
     # -- links ---------------------------------------------------------------------------------------------------
 
-    def _dial_coordinator(self) -> None:
-        self._redial = None
-        link = self.endpoint.link(self._coordinator, addresses=[self._coordinator_address], dial=True)
-        self._coordinator_link = link
-        link.listen(self._on_coordinator_app, self._on_coordinator_state)
+    def _on_coordinator_down(self, link: Link) -> None:
+        if link.stats.connections:
+            self._emit_lost(link)
+        self._member.disconnected(clip(link.cause), now_ns=self._now_ns())
 
-    def _on_coordinator_state(self, link: Link) -> None:
-        if self._closing or link is not self._coordinator_link:
-            return
-        if link.ended:
-            if link.stats.connections:
-                self._emit_lost(link)
-            self._parted = link.cause
-            self._member.disconnected(clip(link.cause), now_ns=self._now_ns())
-            self._redial = self._loop.call_later(_REDIAL_S, self._dial_coordinator)
-        elif link.stats.connections == 1 and link.state is LinkState.UP and not link.suspect:
-            self._member.connected(now_ns=self._now_ns())
-        self._work()
-
-    def _on_coordinator_app(self, link: Link, data: bytes) -> None:
-        if self._closing:
-            return
-        try:
-            message = decode(data, sender="coordinator", node=link.node)
-        except PeerError as error:
-            log.error("%s", error)
-            link.close("malformed message")
-            return
+    def _on_coordinator_message(self, message: CoordinatorMessage) -> None:
         self._member.receive(message, now_ns=self._now_ns())
         self._work()
 
     def _on_link(self, link: Link) -> None:
-        link.listen(self._on_peer_app, self._on_peer_state)
+        self._peers.accept(link)
 
     def _on_peer_state(self, link: Link) -> None:
         if self._closing or not link.ended:
             return
         communicator = self._communicator
-        if communicator is None or communicator.view.rank_of(link.node) is None or communicator.verdict is not None:
+        if communicator is None or communicator.view.rank_of(link.node) is None or communicator.end_error is not None:
             return
         rank = communicator.view.rank_of(link.node)
         cause = link.cause
         self._emit_lost(link)
         self._lost[link.node] = cause
-        # Before the communicator breaks, which tells the same in other words; and also where it is broken: who is to
-        # blame depends on all the pairs that have lost each other.
+        # Before the communicator breaks, which reports the same in other words; and also where it is broken: which
+        # rank failed follows from all the pairs that have lost each other.
         self._member.peer_lost(link.node, clip(cause), now_ns=self._now_ns())
         communicator.fail(
             PeerError(f"lost: {cause}", rank=rank, node=link.node, view=communicator.view.view_id, lost=(link.node,))
@@ -392,57 +451,34 @@ class Engine:
         silent = link.error.silent_for if link.error is not None else 0.0
         self.observers.emit("peer_lost", peer=link.node, cause=link.cause, silent_for=round(silent, 3))
 
-    def _on_peer_app(self, link: Link, data: bytes) -> None:
-        try:
-            word = decode_word(data, node=link.node)
-        except PeerError as error:
-            log.error("%s", error)
-            link.close("malformed announcement")
-            return
+    def _on_peer_message(self, link: Link, message: PeerMessage) -> None:
         communicator = self._communicator
-        if communicator is not None and word.view_id == communicator.view.view_id:
+        if communicator is not None and message.view_id == communicator.view.view_id:
             rank = communicator.view.rank_of(link.node)
             if rank is None:
                 return
-            if isinstance(word, Announce):
-                communicator.announced(rank, word)
+            if isinstance(message, Announce):
+                communicator.announced(rank, message)
             else:
-                communicator.farewell(rank, word)
-        elif isinstance(word, Farewell):
-            if not word.done:  # of a view in which nothing runs here
-                link.send_app(encode_word(Farewell(word.view_id, done=True)))
-        elif (communicator is None or word.view_id > communicator.view.view_id) and len(self._early) < _EARLY_ANNOUNCES:
-            self._early.append((link.node, word))
+                communicator.farewell(rank, message)
+        elif isinstance(message, Farewell):
+            if not message.done:  # of a view in which nothing runs here
+                link.send_app(encode_message(Farewell(message.view_id, done=True)))
+        elif self._is_to_come(message.view_id) and len(self._early) < _EARLY_ANNOUNCES:
+            self._early.append((link.node, message))
+
+    def _is_to_come(self, view_id: int) -> bool:
+        return self._communicator is None or view_id > self._communicator.view.view_id
 
     async def _form_links(self, view: View) -> None:
         """Have a link to every member of a proposed view, then say so; name those that cannot be reached."""
-        links = {member.node: self._peer_link(member) for member in view.members if member.node != self.config.node}
-        unreachable: list[str] = []
-        for node, link in links.items():
-            try:
-                await link.wait_up()
-            except LinkLost as error:
-                log.info("%s: cannot reach %s: %s", self.config.node, node, error)
-                unreachable.append(node)
+        unreachable = await self._peers.form(view)
         self._forming = None
         if unreachable:
-            self._member.links_failed(view.view_id, tuple(unreachable), "no link", now_ns=self._now_ns())
+            self._member.links_failed(view.view_id, unreachable, "no link", now_ns=self._now_ns())
         else:
             self._member.links_ready(view.view_id, now_ns=self._now_ns())
         self._work()
-
-    def _peer_link(self, member: Member) -> Link:
-        identity = Identity(self.config.job, WORKER, member.node)
-        existing = self.endpoint.links.get(identity)
-        if existing is not None and 0 < existing.remote_incarnation < member.incarnation:
-            existing.close("the node has started anew")
-        # Of two nodes the one with the smaller name dials, so that there is one connection and not two.
-        dial = self.config.node < member.node
-        link = self.endpoint.link(
-            identity, addresses=[(host, port) for host, port in member.addresses] if dial else (), dial=dial
-        )
-        link.listen(self._on_peer_app, self._on_peer_state)
-        return link
 
     # -- membership ----------------------------------------------------------------------------------------------
 
@@ -451,9 +487,7 @@ class Engine:
         while (action := self._member.next_action()) is not None:
             match action:
                 case TellCoordinator():
-                    link = self._coordinator_link
-                    if link is not None and not link.ended:
-                        link.send_app(encode(action.message))
+                    self._coordinator.send(action.message)
                 case FormLinks():
                     if self._forming is not None:
                         self._forming.cancel()
@@ -477,8 +511,7 @@ class Engine:
                 case AdoptLostAfter():
                     self._adopt(action.lost_after_ns)
                 case Reconnect():
-                    if self._coordinator_link is not None:
-                        self._coordinator_link.close(action.cause)
+                    self._coordinator.close(action.cause)
         at = self._member.next_timer()
         if self._timer is not None:
             self._timer.cancel()
@@ -492,10 +525,9 @@ class Engine:
         sources = {**self.config.sources, "lost_after": "coordinator"}
         self.config = replace(self.config, lost_after=lost_after_ns / 1e9, sources=sources)
         self.endpoint.set_deadlines(lost_after_ns=at.lost_ns, connect_ns=at.connect_ns)
-        self._coordinator_link = None  # its end is no loss
+        self._coordinator.renew()  # before its link ends, which is no loss
         for link in list(self.endpoint.links.values()):  # each was made with the deadline from before
             link.close("takes lost_after from the coordinator")
-        self._redial = self._loop.call_later(_REDIAL_S, self._dial_coordinator)
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -503,7 +535,7 @@ class Engine:
         self._work()
 
     def _activate(self, view: View) -> None:
-        links = {member.rank: self._peer_link(member) for member in view.members if member.node != self.config.node}
+        links = self._peers.of_view(view)
         self._lost.clear()
         self._held = ""
         self._communicator = communicator = Communicator(
@@ -511,7 +543,7 @@ class Engine:
             node=self.config.node,
             loop=self._loop,
             links=links,
-            on_failure=lambda error, blamed: self._on_communicator_failure(view, error, blamed),
+            on_failure=lambda error, ranks: self._on_communicator_failure(view, error, ranks),
             on_called=lambda op, arrived_ns: self._on_called(view, links, op, arrived_ns),
         )
         self.observers.emit(
@@ -540,39 +572,32 @@ class Engine:
         for node in action.lost:
             self._lost.setdefault(node, action.cause)
         kind = Partitioned if action.partitioned else _KINDS.get(action.kind, PeerError)
-        culprit = action.culprit or (action.lost[0] if action.lost else "")
-        communicator.end(
-            kind(
-                action.cause,
-                rank=communicator.view.rank_of(culprit),
-                node=culprit,
-                view=action.view_id,
-                lost=action.lost,
-            )
-        )
-        if communicator.verdict is not None:
-            self._verdicts.keep(action.view_id, communicator.verdict)
+        failed = action.culprit or (action.lost[0] if action.lost else "")
+        rank = communicator.view.rank_of(failed)
+        communicator.end(kind(action.cause, rank=rank, node=failed, view=action.view_id, lost=action.lost))
+        if communicator.end_error is not None:
+            self._ends.keep(action.view_id, communicator.end_error)
         self.observers.emit("view_ended", view=action.view_id, cause=action.cause, lost=list(action.lost))
         self._notify()
 
-    def _on_communicator_failure(self, view: View, error: QuicollError, blamed: tuple[int, ...]) -> None:
+    def _on_communicator_failure(self, view: View, error: QuicollError, ranks: tuple[int, ...]) -> None:
         """The communicator broke from inside: the coordinator has to end the view for everybody."""
         kind: FailureKind = next((name for name, known in _KINDS.items() if isinstance(error, known)), "failed")
-        culprit = error.node if error.rank is None else view.members[error.rank].node
-        if not culprit and isinstance(error, LocalError):
-            culprit = self.config.node
-        nodes = [view.members[rank].node for rank in blamed]
-        self._member.failed(clip(error.message), culprit=culprit, kind=kind, blamed=nodes, now_ns=self._now_ns())
+        node = error.node if error.rank is None else view.members[error.rank].node
+        if not node and isinstance(error, LocalError):
+            node = self.config.node
+        nodes = [view.members[rank].node for rank in ranks]
+        self._member.failed(clip(error.message), culprit=node, kind=kind, blamed=nodes, now_ns=self._now_ns())
         view_id = self._communicator.view.view_id if self._communicator is not None else 0
         self.steps.broke(view_id, error.message, tuple(sorted(self._lost)))
         self._work()
         self._notify()
 
     def _on_called(self, view: View, links: dict[int, Link], op: str, arrived_ns: dict[int, int]) -> None:
-        """All ranks of an operation have called it: tell who was late."""
+        """All ranks of an operation have called it: report the late ones."""
 
         def rtt_ns(rank: int) -> int:
-            return (links[rank].snapshot().rtt_ns or 0) if rank in links else 0
+            return (links[rank].rtt_ns or 0) if rank in links else 0
 
         nodes = view.nodes
         for late in self.stragglers.called(op, arrived_ns, rtt_ns=rtt_ns, node=nodes.__getitem__):
@@ -581,7 +606,7 @@ class Engine:
             )
 
     def _notify(self) -> None:
-        """Wake everybody who waits for something to change."""
+        """Wake all calls that wait for something to change."""
         changed, self._changed = self._changed, self._loop.create_future()
         changed.set_result(None)
 

@@ -9,29 +9,23 @@ says why that suffices).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quicoll.numerics.buffers import memory as flat_memory
-from quicoll.numerics.reduce import ReduceOp, reduce_tree
-from quicoll.plan import Buf, Copy, Lane, Plan, Recv, Reduce, Send, Span
+from quicoll.numerics.buffers import memory
+from quicoll.numerics.reduce import reduce_tree
+from quicoll.plan import Buf, Copy, Lane, Recv, Reduce, Send, Span
 from quicoll_transport.errors import MessageCorrupted, MessageRefused, TransportError
 
 if TYPE_CHECKING:
-    from quicoll.numerics.bundle import Joined
-    from quicoll.numerics.dtypes import Array, DType
+    from quicoll.engine.calls import Work
+    from quicoll.numerics.dtypes import Array
     from quicoll_transport.endpoint import Link, Transfer
 
-__all__ = ["TransferFailed", "Work", "execute"]
-
-
-class _Watch(Protocol):
-    """Have an eye on a transfer, so that its failure ends the whole."""
-
-    def __call__(self, rank: int, transfer: Transfer, *, sending: bool) -> Transfer: ...
+__all__ = ["TransferFailed", "execute", "over"]
 
 
 class TransferFailed(Exception):
@@ -53,114 +47,141 @@ class TransferFailed(Exception):
         return isinstance(self.error, MessageRefused) or (self.sending and isinstance(self.error, MessageCorrupted))
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A plan with its memory. inputs and output: flat arrays in the storage type of `dtype`; inputs may be joined."""
+async def execute(work: Work, *, links: Mapping[int, Link], ranks: Sequence[int], prefix: bytes) -> None:
+    """Run the plan to its end.
 
-    plan: Plan
-    dtype: DType
-    acc: DType
-    op: ReduceOp
-    inputs: Sequence[Array | Joined]
-    output: Array
+    When it raises or is cancelled, its transfers are taken back and nothing is written to the output any more.
 
-
-async def execute(work: Work, *, link: Callable[[int], Link], tag: Callable[[int], bytes]) -> None:
-    """Run the plan to its end. `link(rank)` is the way to a peer, `tag(index)` names a message of this operation.
-
-    Raises TransferFailed with the first message that fails, whichever a lane is waiting for just then: its cause has to
-    be told before anybody's deadline. When it raises or is cancelled, nothing is written to the output any more.
+    Args:
+        work: The plan and its memory.
+        links: The ways to the peers, by rank of the view.
+        ranks: The ranks of the view that take part, in the order in which the plan numbers them.
+        prefix: What the tags of this operation's messages start with; four bytes of the message's index follow.
+    Raises:
+        TransferFailed: The first message that failed, even while a lane waits for another: its cause has to be
+            reported before anybody's deadline.
     """
-    failures: list[TransferFailed] = []
-    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    await _Execution(work, links, ranks, prefix).run()
 
-    def watched(rank: int, transfer: Transfer, *, sending: bool) -> Transfer:
-        def done(future: asyncio.Future[None]) -> None:
-            error = None if future.cancelled() else future.exception()
-            if isinstance(error, TransportError):
-                failures.append(TransferFailed(rank, error, sending=sending))
-                if not failed.done():
-                    failed.set_result(None)
 
-        transfer.future.add_done_callback(done)
+async def over(future: asyncio.Future[Any]) -> None:
+    """Wait until a task is done, however it ends; what it gave or raised stays in it."""
+    done = future.get_loop().create_future()
+    wake = partial(_set, done)
+    future.add_done_callback(wake)
+    try:
+        await done
+    finally:
+        future.remove_done_callback(wake)
+
+
+def _set(future: asyncio.Future[None], _: object = None) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class _Execution:
+    """One plan under way. Lanes are tasks, so that each waits for its own transfers."""
+
+    def __init__(self, work: Work, links: Mapping[int, Link], ranks: Sequence[int], prefix: bytes) -> None:
+        self._work = work
+        self._links = links
+        self._ranks = ranks
+        self._prefix = prefix
+        self._lanes = iter(work.plan.lanes)
+        self._failures: list[TransferFailed] = []
+        self._loop = asyncio.get_running_loop()
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+        self._changed: asyncio.Future[None] = self._loop.create_future()
+
+    async def run(self) -> None:
+        count = max(self._work.plan.open_lanes, 1)
+        runners = [self._loop.create_task(self._run_lanes()) for _ in range(count)]
+        for future in (*runners, self._failed):
+            future.add_done_callback(self._wake)
+        running = runners
+        try:
+            while running:
+                await self._changed
+                self._changed = self._loop.create_future()
+                if self._failures:
+                    # Which one of several must not depend on timing more than it has to: the lowest rank's. What only
+                    # follows from another rank's failure comes last.
+                    first = min(self._failures, key=lambda failure: (failure.consequence, failure.rank))
+                    raise first from first.error
+                for runner in running:
+                    if runner.done():
+                        runner.result()
+                running = [runner for runner in running if not runner.done()]
+        finally:
+            for runner in runners:
+                runner.remove_done_callback(self._wake)
+                runner.cancel()
+            await asyncio.wait(runners)
+
+    def _wake(self, _: object) -> None:
+        _set(self._changed)
+
+    def _over(self, rank: int, sending: bool, future: asyncio.Future[None]) -> None:
+        """A transfer is done: if it failed, everything ends."""
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, TransportError):
+            self._failures.append(TransferFailed(rank, error, sending=sending))
+            _set(self._failed)
+
+    def _post(self, step: Recv, memory: memoryview) -> Transfer:
+        link = self._links[self._ranks[step.peer]]
+        transfer = link.post(self._prefix + step.index.to_bytes(4, "big"), memory)
+        transfer.future.add_done_callback(partial(self._over, step.peer, False))
         return transfer
 
-    lanes = iter(work.plan.lanes)
-    count = max(work.plan.open_lanes, 1)
-    runners = [asyncio.ensure_future(_run_lanes(work, lanes, link, tag, watched)) for _ in range(count)]
-    running = runners
-    try:
-        while running:
-            await asyncio.wait([*running, failed], return_when=asyncio.FIRST_COMPLETED)
-            if failures:
-                # Which one of several must not depend on timing more than it has to: the lowest rank's. What only
-                # follows from another rank's failure comes last.
-                first = min(failures, key=lambda failure: (failure.consequence, failure.rank))
-                raise first from first.error
-            for runner in running:
-                if runner.done():
-                    runner.result()
-            running = [runner for runner in running if not runner.done()]
-    finally:
-        for runner in runners:
-            runner.cancel()
-        await asyncio.wait(runners)
+    def _send(self, step: Send, memory: memoryview) -> Transfer:
+        link = self._links[self._ranks[step.peer]]
+        transfer = link.send(self._prefix + step.index.to_bytes(4, "big"), memory)
+        transfer.future.add_done_callback(partial(self._over, step.peer, True))
+        return transfer
 
+    async def _run_lanes(self) -> None:
+        for lane in self._lanes:
+            await self._run_lane(lane)
 
-async def _run_lanes(
-    work: Work,
-    lanes: Iterator[Lane],
-    link: Callable[[int], Link],
-    tag: Callable[[int], bytes],
-    watched: _Watch,
-) -> None:
-    for lane in lanes:
-        await _run_lane(work, lane, link, tag, watched)
+    async def _run_lane(self, lane: Lane) -> None:
+        work = self._work
+        scratch = [np.empty(slot.elements, (work.acc if slot.wide else work.dtype).storage) for slot in lane.scratch]
 
+        def array(span: Span) -> Array:
+            if span.buf is Buf.INPUT:
+                return work.inputs[span.slot][span.start : span.stop]
+            if span.buf is Buf.OUTPUT:
+                return work.output[span.start : span.stop]
+            return scratch[span.slot][span.start : span.stop]
 
-async def _run_lane(
-    work: Work, lane: Lane, link: Callable[[int], Link], tag: Callable[[int], bytes], watched: _Watch
-) -> None:
-    scratch = [np.empty(slot.elements, (work.acc if slot.wide else work.dtype).storage) for slot in lane.scratch]
-
-    def array(span: Span) -> Array:
-        if span.buf is Buf.INPUT:
-            return work.inputs[span.slot][span.start : span.stop]
-        if span.buf is Buf.OUTPUT:
-            return work.output[span.start : span.stop]
-        return scratch[span.slot][span.start : span.stop]
-
-    def memory(span: Span) -> memoryview:
-        return flat_memory(array(span))
-
-    posted: dict[int, Transfer] = {}
-    sent: list[Transfer] = []
-    try:
-        for position, step in enumerate(lane.steps):
-            if isinstance(step, Recv):
-                transfer = link(step.peer).post(tag(step.index), memory(step.dst))
-                posted[position] = watched(step.peer, transfer, sending=False)
-        for step, waits in zip(lane.steps, lane.waits, strict=True):
-            for position in waits:
-                await posted[position].future
-            if isinstance(step, Send):
-                transfer = link(step.peer).send(tag(step.index), memory(step.src))
-                sent.append(watched(step.peer, transfer, sending=True))
-            elif isinstance(step, Copy):
-                np.copyto(array(step.dst), array(step.src))
-            elif isinstance(step, Reduce):
-                reduce_tree(
-                    step.tree,
-                    array,
-                    op=work.op,
-                    dtype=work.dtype,
-                    acc=work.acc,
-                    out=array(step.dst),
-                    final=step.finish,
-                    leaves=work.plan.leaves,
-                )
-        for transfer in [*posted.values(), *sent]:
-            await transfer.future
-    finally:
-        for transfer in [*posted.values(), *sent]:
-            transfer.abort()
+        posted: dict[int, Transfer] = {}
+        sent: list[Transfer] = []
+        try:
+            for position, step in enumerate(lane.steps):
+                if isinstance(step, Recv):
+                    posted[position] = self._post(step, memory(array(step.dst)))
+            for step, waits in zip(lane.steps, lane.waits, strict=True):
+                for position in waits:
+                    await posted[position].future
+                if isinstance(step, Send):
+                    sent.append(self._send(step, memory(array(step.src))))
+                elif isinstance(step, Copy):
+                    np.copyto(array(step.dst), array(step.src))
+                elif isinstance(step, Reduce):
+                    reduce_tree(
+                        step.tree,
+                        array,
+                        op=work.op,
+                        dtype=work.dtype,
+                        acc=work.acc,
+                        out=array(step.dst),
+                        final=step.finish,
+                        leaves=work.plan.leaves,
+                    )
+            for transfer in [*posted.values(), *sent]:
+                await transfer.future
+        finally:
+            for transfer in [*posted.values(), *sent]:
+                transfer.abort()

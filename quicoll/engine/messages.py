@@ -1,5 +1,7 @@
-"""What the ranks of a view tell each other beside payloads: small messages, in order, exactly once
-(quicoll.engine.communicator)."""
+"""What the ranks of a view send each other beside payloads: small messages, in order, exactly once.
+
+quicoll.engine.calls says what they mean.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import msgspec
 
 from quicoll.errors import PeerError
 
-__all__ = ["MAX_NUMBER", "Announce", "Farewell", "Word", "decode_word", "encode_word"]
+__all__ = ["MAX_NUMBER", "Announce", "Farewell", "PeerMessage", "decode_message", "encode_message"]
 
 _MAX_SIGNATURE = 4096
 MAX_NUMBER = (1 << 62) - 1  # of what is announced
@@ -18,7 +20,7 @@ MAX_NUMBER = (1 << 62) - 1  # of what is announced
 class Announce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=1):
     """What a rank called as operation `seq` of `group`. counts: this rank's own sizes, where they may differ.
 
-    measured: of its links, from the operation by which the group agrees on its network; see `Mesh._measured`.
+    measured: of its links, where the group agrees on its network by this operation; see `calls.measurements`.
     """
 
     view_id: int
@@ -36,28 +38,36 @@ class Farewell(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     done: bool = False
 
 
-Word: TypeAlias = Announce | Farewell
-"""What ranks tell each other beside payloads."""
+PeerMessage: TypeAlias = Announce | Farewell
+"""What ranks send each other beside payloads."""
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)
+_decoder: msgspec.msgpack.Decoder[PeerMessage] = msgspec.msgpack.Decoder(PeerMessage)
 
 
-def encode_word(word: Word) -> bytes:
-    return _encoder.encode(word)
+def encode_message(message: PeerMessage) -> bytes:
+    """Return the bytes of a message, for `Link.send_app`."""
+    return _encoder.encode(message)
 
 
-def decode_word(data: bytes, *, node: str) -> Word:
-    """Raises PeerError for what no rank of ours would send."""
+def decode_message(data: bytes, *, node: str) -> PeerMessage:
+    """Read a peer's message.
+
+    Args:
+        data: Its bytes.
+        node: The peer, for the error.
+    Raises:
+        PeerError: No rank of ours would send this.
+    """
     try:
-        word = _decoder.decode(data)
+        message = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise PeerError(f"malformed announcement: {error}", node=node) from error
-    numbers: tuple[int, ...] = (word.view_id,)
-    if isinstance(word, Announce):
-        numbers = (word.view_id, word.group, word.seq, *word.counts, *word.measured)
-        if len(word.signature) > _MAX_SIGNATURE:
+    numbers: tuple[int, ...] = (message.view_id,)
+    if isinstance(message, Announce):
+        numbers = (message.view_id, message.group, message.seq, *message.counts, *message.measured)
+        if len(message.signature) > _MAX_SIGNATURE:
             raise PeerError("announcement out of bounds", node=node)
-    if not all(0 <= number <= MAX_NUMBER for number in numbers):
+    if min(numbers) < 0 or max(numbers) > MAX_NUMBER:
         raise PeerError("announcement out of bounds", node=node)
-    return word
+    return message

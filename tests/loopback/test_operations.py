@@ -14,7 +14,8 @@ import torch
 import quicoll.plan.schedule
 from quicoll import Job, LocalError, Mismatch, PeerError, QuicollError
 from quicoll.collectives.objects import MAX_OBJECT_BYTES
-from quicoll.engine.communicator import Communicator, site_numbers
+from quicoll.engine.calls import site_numbers
+from quicoll.engine.communicator import Communicator
 from quicoll.numerics.bundle import Joined
 from quicoll.testing import cluster
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from quicoll import Event, Job, LocalError, Mismatch, PeerError, StepAborted, plan
-from quicoll.engine.communicator import Call
-from quicoll.engine.executor import Work
+from quicoll.engine.calls import Call, Work
 from quicoll.numerics.dtypes import DType
 from quicoll.numerics.reduce import ReduceOp
 from quicoll.testing import cluster, disturb_network

@@ -30,6 +30,7 @@ import quicoll.plan.schedule
 import quicoll.state
 import quicoll_transport.link.inbox
 from quicoll.engine.communicator import Communicator
+from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.errors import QuicollError
 from quicoll.membership.coordinator.ballot import Ballot, BallotResult
 from quicoll.membership.coordinator.core import CoordinatorCore
@@ -306,13 +307,13 @@ def the_oldest_state_is_handed_over(patch: Patch) -> None:
 
 
 def the_coordinator_is_dialled_once(patch: Patch) -> None:
-    dial = quicoll.engine.engine.Engine._dial_coordinator
+    dial = CoordinatorLink.dial
 
     def once(self: Any) -> None:
-        if self._coordinator_link is None:
+        if self._link is None:
             dial(self)
 
-    patch.setattr(quicoll.engine.engine.Engine, "_dial_coordinator", once)
+    patch.setattr(CoordinatorLink, "dial", once)
 
 
 def a_collective_has_no_deadline(patch: Patch) -> None:
@@ -328,7 +329,7 @@ def callers_are_told_what_their_own_end_saw(patch: Patch) -> None:
     async def seen(self: Communicator, deadline: float | None = None) -> QuicollError | None:
         return self.error
 
-    patch.setattr(Communicator, "judgement", seen)
+    patch.setattr(Communicator, "end_of_view", seen)
 
 
 def results_are_written_as_they_arrive(patch: Patch) -> None:

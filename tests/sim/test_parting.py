@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quicoll.engine.communicator import Communicator
-from quicoll.engine.messages import Announce, Farewell, decode_word, encode_word
+from quicoll.engine.messages import Announce, Farewell, decode_message, encode_message
 from quicoll.errors import PeerError
 from quicoll.sim import Conditions, Settings, Simulation
 
@@ -94,7 +94,7 @@ def test_who_fails_waits_a_moment_for_the_others_and_no_longer(monkeypatch: pyte
 
 @pytest.mark.parametrize("word", [Announce(3, 1, 7, "all_reduce", (4, 5)), Farewell(3), Farewell(3, done=True)])
 def test_a_word_is_what_it_was(word: Announce | Farewell) -> None:
-    assert decode_word(encode_word(word), node="a") == word
+    assert decode_message(encode_message(word), node="a") == word
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,4 @@ def test_a_word_is_what_it_was(word: Announce | Farewell) -> None:
 )
 def test_a_word_that_no_rank_would_say_is_refused(data: bytes) -> None:
     with pytest.raises(PeerError):
-        decode_word(data, node="a")
+        decode_message(data, node="a")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from quicoll.engine.communicator import site_numbers
+from quicoll.engine.calls import site_numbers
 from quicoll.sim import Settings, Simulation
 from quicoll.sim.runner import run_scenario
 from quicoll.sim.scenario.swarm import generate

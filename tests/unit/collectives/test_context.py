@@ -25,7 +25,7 @@ from quicoll.errors import AuditError, LocalError, Mismatch, PeerError
 from quicoll.membership.view import Member, View
 
 if TYPE_CHECKING:
-    from quicoll.engine.communicator import Call
+    from quicoll.engine.calls import Call
 
 
 class Engine:

@@ -18,8 +18,8 @@ from quicoll.collectives.reductions import AllReduce, Reduce, ReduceScatter
 from quicoll.collectives.shards import Leaves, Shards
 from quicoll.collectives.split import Split
 from quicoll.collectives.subgroups import MAX_COLOR, MAX_KEY, STATE, WORLD, Scope
-from quicoll.engine.communicator import Known
-from quicoll.engine.executor import Work, execute
+from quicoll.engine.calls import Known, Work
+from quicoll.engine.executor import execute
 from quicoll.errors import LocalError, PeerError
 from quicoll.numerics.reduce import held
 from quicoll.plan.cost import NetworkModel
@@ -57,20 +57,20 @@ class Wires:
         self.sent: dict[Any, tuple[bytes, Transfer]] = {}
         self.posted: dict[Any, tuple[memoryview, Transfer]] = {}
 
-    def link(self, rank: int) -> Callable[[int], Any]:
+    def links(self, rank: int, world: int) -> dict[int, Any]:
         wires = self
 
         class End:
             def __init__(self, peer: int) -> None:
                 self.peer = peer
 
-            def send(self, tag: int, memory: memoryview) -> Transfer:
+            def send(self, tag: bytes, memory: memoryview) -> Transfer:
                 return wires.meet((rank, self.peer, tag), sent=bytes(memory))
 
-            def post(self, tag: int, memory: memoryview) -> Transfer:
+            def post(self, tag: bytes, memory: memoryview) -> Transfer:
                 return wires.meet((self.peer, rank, tag), posted=memory)
 
-        return End
+        return {peer: End(peer) for peer in range(world)}
 
     def meet(self, key: Any, *, sent: bytes | None = None, posted: memoryview | None = None) -> Transfer:
         transfer = Transfer()
@@ -102,7 +102,10 @@ def run(operations: Sequence[Operation[Any]]) -> list[Any]:
 
     async def every() -> None:
         await asyncio.gather(
-            *(execute(work, link=wires.link(rank), tag=lambda index: index) for rank, work in enumerate(works))  # type: ignore[arg-type, return-value]
+            *(
+                execute(work, links=wires.links(rank, len(works)), ranks=range(len(works)), prefix=b"")
+                for rank, work in enumerate(works)
+            )
         )
 
     asyncio.run(every())

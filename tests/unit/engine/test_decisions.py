@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from quicoll.engine.decisions import Decision, Steps, Verdicts
+from quicoll.engine.decisions import Decision, StepOutcomes, ViewEnds
 from quicoll.errors import Corrupted, PeerError
 from quicoll.membership.member.actions import Decided
 from quicoll.observability.events import Event, Observers
 
 
-def observed() -> tuple[Steps, list[Event]]:
+def observed() -> tuple[StepOutcomes, list[Event]]:
     events: list[Event] = []
-    return Steps(Observers("a", lambda: 0, events.append)), events
+    return StepOutcomes(Observers("a", lambda: 0, events.append).emit), events
 
 
 def test_a_step_that_was_not_voted_on_is_aborted_where_the_view_breaks() -> None:
@@ -55,22 +55,22 @@ def test_a_decision_is_of_one_view_though_an_index_is_tried_in_many() -> None:
 
 def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
     steps, _ = observed()
-    verdicts = Verdicts()
+    ends = ViewEnds()
     for number in range(100):
         steps.decided(Decided(1, number, True, ""))
-        verdicts.keep(number, Corrupted(f"view {number}", view=number))
+        ends.keep(number, Corrupted(f"view {number}", view=number))
     assert [number for number in range(100) if steps.decision(1, number) is not None] == list(range(84, 100))
-    assert [number for number in range(100) if isinstance(verdicts.past(number), Corrupted)] == list(range(84, 100))
+    assert [number for number in range(100) if isinstance(ends.past(number), Corrupted)] == list(range(84, 100))
 
 
 def test_who_speaks_of_a_view_that_is_over_is_told_how_it_ended_whatever_followed() -> None:
-    verdicts = Verdicts()
-    verdicts.keep(3, Corrupted("spoiled", node="b", rank=1, view=3))
-    verdicts.keep(4, PeerError("lost", node="c", rank=2, view=4))
-    error = verdicts.past(3, op="all_reduce", step=5)
+    ends = ViewEnds()
+    ends.keep(3, Corrupted("spoiled", node="b", rank=1, view=3))
+    ends.keep(4, PeerError("lost", node="c", rank=2, view=4))
+    error = ends.past(3, op="all_reduce", step=5)
     assert isinstance(error, Corrupted)
     told = (error.message, error.node, error.rank, error.view, error.op, error.step)
     assert told == ("spoiled", "b", 1, 3, "all_reduce", 5)
-    unknown = verdicts.past(2)
+    unknown = ends.past(2)
     assert isinstance(unknown, PeerError)
     assert (unknown.message, unknown.view) == ("the view is over", 2)

@@ -16,7 +16,7 @@ from quicoll.cli.app import app
 from quicoll.cli.explain import Question
 from quicoll.collectives.group import Group
 from quicoll.collectives.shards import Shards
-from quicoll.engine.communicator import Known
+from quicoll.engine.calls import Known
 from quicoll.errors import LocalError
 from quicoll.membership.view import Member, View
 from quicoll.numerics.dtypes import DTYPES
@@ -28,7 +28,7 @@ from quicoll.plan.schedule import carriage
 
 if TYPE_CHECKING:
     from quicoll.collectives.operation import Operation
-    from quicoll.engine.communicator import Call
+    from quicoll.engine.calls import Call
 
 
 class Desk:

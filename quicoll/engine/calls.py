@@ -1,0 +1,385 @@
+"""What the ranks of one view have called: announcements compared, agreement on the network, who is late, farewells.
+
+A core without input or output: events go in with their time in nanoseconds, what has to be done or raised comes out.
+
+A collective's identity is (view, group, seq), seq counting the calls of a group within a view in the order in which
+they were made. One `Slot` stands for one of them:
+
+    heard       a peer has announced it, this rank has not called it yet
+    called      this rank has called it (`call`), announcements are awaited
+    settled     all who take part have announced; or two calls differ, or somebody announced who takes no part. Now
+                `compare` says whether they are equal
+    finished    the slot is gone; an announcement for its number is from now on an error of the peer's
+
+Who takes part. A plan numbers its ranks from 0; `Call.ranks` says which ranks of the view these are: all of them, those
+of a sub-group in its order, or the two of a `send`. Only they announce to each other, and operations of one group know
+nothing of those of another (quicoll.collectives.subgroups says why that cannot deadlock).
+
+The network. Some operations choose their algorithm by what the links have measured, and all ranks have to choose alike.
+The first of them in a group (`Slot.leads`) brings this rank's measurements with its announcement; once all have come,
+every rank makes the same network of them (`agree`), which serves the group for as long as the view lasts. Which call is
+the first follows from the order of the calls, so it is the same everywhere.
+
+Farewells. A rank that is done with an operation knows that all others called it, and that what it sent has arrived; not
+that they have all of it from each other. If it left the job then, the view would end, and with it their part of an
+operation that has gone well. So a rank that leaves first says so to its peers, and each answers when it is through with
+what ran there at that moment. Operations that wait for the leaving rank's call do not count: it will not come. So those
+who leave do not wait for each other, and not for what begins later.
+
+Invariants: numbers of a group are taken in the order of `open`, without gaps. At most MAX_AHEAD slots are kept for
+peers. The first announcement of a rank for a slot is the one that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quicoll.engine.messages import Announce, Farewell
+from quicoll.errors import Mismatch, PeerError
+from quicoll.plan.cost import NetworkModel, agreed, quantised
+
+if TYPE_CHECKING:
+    from quicoll.membership.view import View
+    from quicoll.numerics.bundle import Joined
+    from quicoll.numerics.dtypes import Array, DType
+    from quicoll.numerics.reduce import ReduceOp
+    from quicoll.plan import Plan
+
+__all__ = ["MAX_AHEAD", "Call", "Calls", "Known", "Slot", "Work", "measurements", "site_numbers"]
+
+MAX_AHEAD = 65536  # operations that a peer may be ahead of us
+_MAX_TEXT = 200  # of a peer's signature in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A plan with its memory. inputs and output: flat arrays in the storage type of `dtype`; inputs may be joined."""
+
+    plan: Plan
+    dtype: DType
+    acc: DType
+    op: ReduceOp
+    inputs: Sequence[Array | Joined]
+    output: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a rank knows of the others when it makes its part of a collective.
+
+    counts: what each has announced; None for those that have not yet, unless the call `gathers`. network: that which
+    the group has agreed on; None unless the call `measures`.
+    """
+
+    counts: list[tuple[int, ...] | None]
+    network: NetworkModel | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A collective as its caller asked for it.
+
+    signature: everything that must be equal on all ranks. make: gives the work of this rank. counts: this rank's sizes
+    where they may differ. gathers: whether the work depends on those of all ranks. measures: whether it depends on the
+    agreed network. ranks: who takes part, this rank included, as ranks of the view, in the order in which the plan
+    numbers them; None: all. where: the group's name, "" for all ranks. watched: whether it matters who comes late.
+    """
+
+    name: str
+    signature: str
+    make: Callable[[Known], Work]
+    counts: tuple[int, ...] = ()
+    gathers: bool = False
+    measures: bool = False
+    ranks: tuple[int, ...] | None = None
+    where: str = ""
+    watched: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One operation as this rank knows it; see the module's head.
+
+    name: for people, as "all_reduce#3" or "all_reduce#3@0:1" in a sub-group. call: None until this rank has called.
+    ranks: who takes part. leads: whether this is the call by which the group agrees on its network.
+    announced, arrived_ns: by rank of the view, what it called and when that came to be known here.
+    """
+
+    group: int
+    seq: int
+    name: str = ""
+    call: Call | None = None
+    ranks: tuple[int, ...] = ()
+    leads: bool = False
+    settled: bool = False
+    announced: dict[int, Announce] = field(default_factory=dict)
+    arrived_ns: dict[int, int] = field(default_factory=dict)
+
+
+class Calls:
+    """All operations of one view on one rank. See the module's head."""
+
+    def __init__(self, view: View, rank: int) -> None:
+        """Start with no operation.
+
+        Args:
+            view: The view.
+            rank: This rank in it.
+        """
+        self._view = view
+        self._rank = rank
+        self._everyone = tuple(range(view.world_size))
+        self._over = False
+        self._next: dict[int, int] = {}  # by group, the number of the next call
+        self._slots: dict[tuple[int, int], Slot] = {}
+        self._networks: dict[int, NetworkModel | None] = {}  # by group; None while it is being agreed on
+        # Peers that will leave and are not answered yet, each with the operations that it has to wait for.
+        self._parting: dict[int, list[tuple[int, int]]] = {}
+        self._unanswered: dict[int, None] = {}  # peers that have not answered this rank's own farewell
+
+    # -- announcements -------------------------------------------------------------------------------------------
+
+    def open(self, call: Call, group: int) -> Slot:
+        """Take the next number of a group for a call of this rank.
+
+        The order in which this is called defines the identity of operations. `called` follows once the announcement
+        is on its way.
+
+        Args:
+            call: What is called.
+            group: The id of its group.
+        Returns:
+            The operation's slot, which may hold announcements of peers already.
+        """
+        seq = self._next.get(group, 0)
+        self._next[group] = seq + 1
+        slot = self._slots.get((group, seq))
+        if slot is None:
+            slot = self._slots[group, seq] = Slot(group, seq)
+        slot.name = f"{call.name}#{seq}@{call.where}" if call.where else f"{call.name}#{seq}"
+        slot.call = call
+        slot.ranks = self._everyone if call.ranks is None else call.ranks
+        slot.leads = call.measures and group not in self._networks
+        if slot.leads:
+            self._networks[group] = None
+        return slot
+
+    def called(self, slot: Slot, announce: Announce, now_ns: int) -> bool:
+        """Note this rank's own announcement.
+
+        Args:
+            slot: What `open` gave.
+            announce: What was sent to the others.
+            now_ns: The time.
+        Returns:
+            Whether the slot has become settled by it.
+        """
+        return self._put(slot, self._rank, announce, now_ns)
+
+    def announced(self, rank: int, announce: Announce, now_ns: int) -> Slot | None:
+        """Note what a peer says that it called.
+
+        Args:
+            rank: The peer.
+            announce: Its message, of this view.
+            now_ns: The time.
+        Returns:
+            The slot that has become settled by it, None if none has.
+        Raises:
+            PeerError: The operation is over here, or is too far ahead.
+        """
+        key = (announce.group, announce.seq)
+        slot = self._slots.get(key)
+        at = self._next.get(announce.group, 0)
+        if announce.seq < at and slot is None:
+            raise PeerError(f"announced operation {announce.seq} twice", rank=rank, view=self._view.view_id)
+        if announce.seq > at + MAX_AHEAD or len(self._slots) > MAX_AHEAD:
+            raise PeerError(f"is {announce.seq - at} operations ahead", rank=rank, view=self._view.view_id)
+        if slot is None:
+            slot = self._slots[key] = Slot(*key)
+        return slot if self._put(slot, rank, announce, now_ns) else None
+
+    def _put(self, slot: Slot, rank: int, announce: Announce, now_ns: int) -> bool:
+        if rank not in slot.announced:
+            slot.announced[rank] = announce
+            slot.arrived_ns[rank] = now_ns
+        own = slot.announced.get(self._rank)
+        if own is None or slot.settled:
+            return False
+        # What stands there was looked at when it came, but for what came before this rank's own call.
+        for other in slot.announced if rank == self._rank else (rank,):
+            if other not in slot.ranks or slot.announced[other].signature != own.signature:
+                slot.settled = True
+        if len(slot.announced) == len(slot.ranks):
+            slot.settled = True
+        return slot.settled
+
+    def compare(self, slot: Slot) -> None:
+        """Check that what has been announced for a slot is one and the same call of those who take part in it.
+
+        Raises:
+            Mismatch: Two ranks called different things. Names both.
+            PeerError: A rank announced that takes no part.
+        """
+        own = slot.announced[self._rank].signature
+        for rank in sorted(slot.announced):
+            if rank not in slot.ranks:
+                raise PeerError("calls operations of a group that it is not in", rank=rank, node=self._node(rank))
+            theirs = slot.announced[rank].signature
+            if theirs != own:
+                raise Mismatch(
+                    f"rank {self._rank} ({self._node(self._rank)}) called {own}, "
+                    f"rank {rank} ({self._node(rank)}) called {theirs}",
+                    rank=rank,
+                    node=self._node(rank),
+                )
+
+    def differing(self, slot: Slot) -> tuple[int, ...]:
+        """Return the ranks that called something else than this one, ascending."""
+        own = slot.announced[self._rank].signature
+        return tuple(sorted(rank for rank, other in slot.announced.items() if other.signature != own))
+
+    def finish(self, slot: Slot) -> list[tuple[int, Farewell]]:
+        """Forget an operation that is over on this rank.
+
+        Returns:
+            Answers to peers that have waited for it, by rank; to be sent.
+        """
+        del self._slots[slot.group, slot.seq]
+        return self._answers() if self._parting else []
+
+    def close(self) -> None:
+        """Note that the view is over here: nobody has to wait for its operations."""
+        self._over = True
+
+    # -- the network ---------------------------------------------------------------------------------------------
+
+    def network(self, group: int) -> NetworkModel | None:
+        """Return the network that a group has agreed on, None while it has not."""
+        return self._networks.get(group)
+
+    def agree(self, slot: Slot) -> NetworkModel:
+        """Make the group's network of the measurements of all; for a slot that `leads` and has compared equal.
+
+        Raises:
+            PeerError: A rank brings no measurements, or not as many as there are ranks.
+        """
+        rows: list[tuple[int, ...]] = []
+        for rank in slot.ranks:
+            row = slot.announced[rank].measured
+            if len(row) != 2 * len(slot.ranks):
+                raise PeerError("brings no measurements", rank=rank, node=self._node(rank), view=self._view.view_id)
+            rows.append(row)
+        network = self._networks[slot.group] = agreed(rows, site_numbers(self._view, slot.ranks))
+        return network
+
+    def known(self, slot: Slot) -> Known:
+        """Return what this rank knows of the others now."""
+        call, announced = slot.call, slot.announced
+        counts = [announced[rank].counts if rank in announced else None for rank in slot.ranks]
+        return Known(counts, self._networks.get(slot.group) if call is not None and call.measures else None)
+
+    # -- the deadline --------------------------------------------------------------------------------------------
+
+    def late(self, slot: Slot, timeout: float, step: int | None) -> PeerError:
+        """Return the error of an operation that has not ended by its deadline: who has not called it, and what instead.
+
+        Args:
+            slot: The operation.
+            timeout: Its time in seconds, for the message.
+            step: The number of the step that it belongs to, for the error.
+        """
+        absent = [rank for rank in slot.ranks if rank not in slot.announced]
+        nodes = ", ".join(f"rank {rank} ({self._node(rank)})" for rank in absent)
+        what = f"{nodes} did not call {slot.name}" if absent else "its data did not arrive"
+        others = [(rank, self._pending(rank)) for rank in absent]
+        instead = "".join(f"; rank {rank} called {other[:_MAX_TEXT]}" for rank, other in others if other)
+        first = absent[0] if absent else None
+        return PeerError(
+            f"{what} within {timeout:g} s{instead}",
+            rank=first,
+            node=self._node(first) if first is not None else "",
+            view=self._view.view_id,
+            step=step,
+            op=slot.name,
+        )
+
+    def _pending(self, rank: int) -> str:
+        """What `rank` has called and this rank has not, the earliest that is known of; "" if there is nothing."""
+        for slot in self._slots.values():
+            if rank in slot.announced and self._rank not in slot.announced:
+                return slot.announced[rank].signature
+        return ""
+
+    # -- farewells -----------------------------------------------------------------------------------------------
+
+    def leave(self, peers: Sequence[int]) -> None:
+        """Note that this rank's own farewell is on its way to `peers`, whose answers are awaited."""
+        self._unanswered = dict.fromkeys(peers)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether a peer has not answered this rank's farewell."""
+        return bool(self._unanswered)
+
+    def farewell(self, rank: int, message: Farewell) -> list[tuple[int, Farewell]]:
+        """Note that a peer will leave, or answers this rank's own farewell.
+
+        Returns:
+            Answers that are due at once, by rank; to be sent. Others come from `finish`.
+        """
+        if message.done:
+            self._unanswered.pop(rank, None)
+            return []
+        self._parting[rank] = [
+            key
+            for key, slot in self._slots.items()
+            if slot.call is not None and (rank in slot.announced or rank not in slot.ranks)
+        ]
+        return self._answers()
+
+    def _answers(self) -> list[tuple[int, Farewell]]:
+        ready = [
+            rank
+            for rank, awaited in self._parting.items()
+            if self._over or not any(key in self._slots for key in awaited)
+        ]
+        for rank in ready:
+            del self._parting[rank]
+        return [(rank, Farewell(self._view.view_id, done=True)) for rank in ready]
+
+    def _node(self, rank: int) -> str:
+        return self._view.members[rank].node
+
+
+def site_numbers(view: View, ranks: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Number the sites of ranks from 0 in the order in which they appear.
+
+    Args:
+        view: The view.
+        ranks: Ranks of the view; None: all.
+    Returns:
+        The number of each rank's site. Ranks that name no site share one.
+    """
+    numbers: dict[str, int] = {}
+    members = view.members if ranks is None else [view.members[rank] for rank in ranks]
+    return tuple([numbers.setdefault(member.site, len(numbers)) for member in members])
+
+
+def measurements(paths: Sequence[tuple[int | None, int | None]]) -> tuple[int, ...]:
+    """Return this rank's row of the network, as it is announced: latencies in microseconds, then bytes a second.
+
+    Args:
+        paths: For each rank that takes part the round-trip time in nanoseconds and the delivery rate in bytes a second
+            of the link to it; (None, None) for this rank itself. A rate counts only where the time is known.
+    Returns:
+        For each rank the microseconds one way, then for each the rate; 0 where it is not known.
+    """
+    latency, rate = [0] * len(paths), [0] * len(paths)
+    for number, (rtt_ns, bytes_per_s) in enumerate(paths):
+        if rtt_ns:
+            latency[number] = quantised(rtt_ns // 2000)
+            rate[number] = quantised(bytes_per_s or 0)
+    return *latency, *rate

@@ -1,0 +1,93 @@
+"""The links to the other ranks: made for a proposed view, kept from one view to the next."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from quicoll.engine.messages import PeerMessage, decode_message
+from quicoll.errors import PeerError
+from quicoll_transport.errors import LinkLost
+from quicoll_transport.security.identity import WORKER, Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quicoll.membership.view import Member, View
+    from quicoll_transport.endpoint import Endpoint, Link
+
+__all__ = ["PeerLinks"]
+
+log = logging.getLogger("quicoll")
+
+
+class PeerLinks:
+    """See the module's head."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        job: str,
+        node: str,
+        on_message: Callable[[Link, PeerMessage], None],
+        on_state: Callable[[Link], None],
+    ) -> None:
+        """Start with the links that the endpoint has.
+
+        Args:
+            endpoint: Where links are made.
+            job: The job, of which all ranks have certificates.
+            node: This rank's node.
+            on_message: Called with (link, message) for each message of a peer.
+            on_state: Called with a link whose state has changed.
+        """
+        self._endpoint = endpoint
+        self._job = job
+        self._node = node
+        self._on_message = on_message
+        self._on_state = on_state
+
+    def accept(self, link: Link) -> None:
+        """Take over a link that a peer has made."""
+        link.listen(self._app, self._on_state)
+
+    def of_view(self, view: View) -> dict[int, Link]:
+        """Return the links to all other ranks of a view, by rank; those that are not there yet are made."""
+        return {member.rank: self._to(member) for member in view.members if member.node != self._node}
+
+    async def form(self, view: View) -> tuple[str, ...]:
+        """Have a link to every other member of a proposed view.
+
+        Returns:
+            The nodes that cannot be reached.
+        """
+        unreachable: list[str] = []
+        for link in self.of_view(view).values():
+            try:
+                await link.wait_up()
+            except LinkLost as error:
+                log.info("%s: cannot reach %s: %s", self._node, link.node, error)
+                unreachable.append(link.node)
+        return tuple(unreachable)
+
+    def _to(self, member: Member) -> Link:
+        identity = Identity(self._job, WORKER, member.node)
+        existing = self._endpoint.links.get(identity)
+        if existing is not None and 0 < existing.remote_incarnation < member.incarnation:
+            existing.close("the node has started anew")
+        # Of two nodes the one with the smaller name dials, so that there is one connection and not two.
+        dial = self._node < member.node
+        addresses = [(host, port) for host, port in member.addresses] if dial else ()
+        link = self._endpoint.link(identity, addresses=addresses, dial=dial)
+        link.listen(self._app, self._on_state)
+        return link
+
+    def _app(self, link: Link, data: bytes) -> None:
+        try:
+            message = decode_message(data, node=link.node)
+        except PeerError as error:
+            log.error("%s", error)
+            link.close("malformed announcement")
+            return
+        self._on_message(link, message)

@@ -1,0 +1,68 @@
+"""Links without a network: what is sent stays in a list, what is posted for is filled by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+__all__ = ["FakeLink", "FakeTransfer"]
+
+
+class FakeTransfer:
+    """A message under way; `arrive`, `go` and `fail` end it."""
+
+    def __init__(self, kind: str, rank: int, tag: bytes, memory: memoryview) -> None:
+        self.kind, self.rank, self.index, self.memory = kind, rank, int.from_bytes(tag[-4:], "big"), memory
+        self.tag = tag
+        self.data = bytes(memory)  # as it was when it was sent
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def __repr__(self) -> str:
+        return f"{self.kind} {self.index} rank {self.rank}"
+
+    def arrive(self, data: bytes) -> None:
+        self.memory[:] = data
+        self.future.set_result(None)
+
+    def go(self) -> None:
+        self.future.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        self.future.set_exception(error)
+
+    def abort(self) -> None:
+        if not self.future.done():
+            self.future.cancel()
+
+
+class FakeLink:
+    """The way to `rank`. log: of all transfers, shared by the links of a test. error: what every send raises."""
+
+    def __init__(self, rank: int, log: list[FakeTransfer]) -> None:
+        self.rank, self.log = rank, log
+        self.messages: list[bytes] = []
+        self.discarded: list[bytes] = []
+        self.stats = SimpleNamespace(corrupt=0)
+        self.ended = False
+        self.error: Exception | None = None
+        self.rtt_ns, self.path_min_rtt_ns, self.delivery_rate = 2_000_000, None, 1 << 20
+
+    def snapshot(self) -> Any:
+        return self
+
+    def send_app(self, data: bytes) -> None:
+        if self.error is not None:
+            raise self.error
+        self.messages.append(data)
+
+    def send(self, tag: bytes, memory: memoryview) -> FakeTransfer:
+        self.log.append(FakeTransfer("send", self.rank, tag, memory))
+        return self.log[-1]
+
+    def post(self, tag: bytes, memory: memoryview) -> FakeTransfer:
+        self.log.append(FakeTransfer("post", self.rank, tag, memory))
+        return self.log[-1]
+
+    def discard(self, prefix: bytes) -> None:
+        self.discarded.append(prefix)

@@ -1,0 +1,229 @@
+"""One rank's plan over links: what it sends, posts and reduces, in which order, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_links import FakeLink, FakeTransfer
+
+from quicoll.engine.calls import Work
+from quicoll.engine.executor import TransferFailed, execute, over
+from quicoll.numerics.dtypes import DType
+from quicoll.numerics.reduce import ReduceOp
+from quicoll.plan import Buf, Copy, Lane, Plan, Recv, Reduce, Scratch, Send, Span
+from quicoll_transport.errors import LinkLost, MessageCorrupted, MessageRefused
+from quicoll_transport.sim import HostLoop, World
+
+FLOAT64 = DType.parse("float64")
+IN, OUT = Span(Buf.INPUT, 0, 0, 2, False), Span(Buf.OUTPUT, 0, 0, 2, False)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with World(1) as made:
+        yield made
+
+
+class Execution:
+    """A plan of rank 0 under way on a simulated loop; `turn` lets all that is ready run."""
+
+    def __init__(self, world: World, lanes: list[Lane], *, ranks: tuple[int, ...] = (0, 1, 2), width: int = 1) -> None:
+        self.world = world
+        self.log: list[FakeTransfer] = []
+        self.output = np.zeros(2)
+        work = Work(plan(lanes, width), FLOAT64, FLOAT64, ReduceOp.SUM, [np.array([1.0, 2.0])], self.output)
+        links: Any = {rank: FakeLink(rank, self.log) for rank in ranks}
+        loop: HostLoop = world.host("a").start()
+        self.task = loop.create_task(execute(work, links=links, ranks=ranks, prefix=b"prefix"))
+        self.turn()
+
+    def turn(self) -> None:
+        self.world.run(limit_ns=0)
+
+    @property
+    def seen(self) -> list[str]:
+        return [repr(transfer) for transfer in self.log]
+
+    def of(self, kind: str, index: int) -> FakeTransfer:
+        return next(transfer for transfer in self.log if (transfer.kind, transfer.index) == (kind, index))
+
+    def failure(self) -> TransferFailed:
+        self.turn()
+        assert self.task.done()
+        error = self.task.exception()
+        assert isinstance(error, TransferFailed)
+        return error
+
+
+def plan(lanes: list[Lane], width: int) -> Plan:
+    return Plan(
+        collective="all_reduce",
+        algorithm="direct",
+        rank=0,
+        world=3,
+        lanes=tuple(lanes),
+        inputs=(2,),
+        output=2,
+        leaves=2,
+        itemsize=8,
+        wide_itemsize=8,
+        width=width,
+        parameters=(),
+    )
+
+
+def scratch(slot: int) -> Span:
+    return Span(Buf.SCRATCH, slot, 0, 2, False)
+
+
+def reduction() -> Lane:
+    """Receive from 1, add to the own input, send the sum to 2."""
+    return Lane(
+        (Recv(1, 4, scratch(0)), Reduce(OUT, (IN, scratch(0)), True), Send(2, 5, OUT)),
+        (Scratch(2, False),),
+    )
+
+
+def exchange(index: int) -> Lane:
+    """Send to 1, receive from 2."""
+    return Lane((Send(1, index, IN), Recv(2, index + 1, OUT)))
+
+
+def corrupted() -> MessageCorrupted:
+    return MessageCorrupted(peer="b", sequence=1, expected=2, found=3, tag=b"")
+
+
+def lost() -> LinkLost:
+    return LinkLost("silence", peer="b")
+
+
+def test_memory_is_posted_first_and_a_step_waits_for_what_it_reads(world: World) -> None:
+    run = Execution(world, [reduction()])
+    assert run.seen == ["post 4 rank 1"]
+    run.of("post", 4).arrive(np.array([10.0, 20.0]).tobytes())
+    run.turn()
+    assert run.seen == ["post 4 rank 1", "send 5 rank 2"]
+    assert run.of("send", 5).data == np.array([11.0, 22.0]).tobytes()
+    assert not run.task.done()
+    run.of("send", 5).go()
+    run.turn()
+    run.task.result()
+    assert run.output.tolist() == [11.0, 22.0]
+
+
+def test_a_message_is_named_by_the_operation_and_its_index(world: World) -> None:
+    run = Execution(world, [exchange(258)])
+    assert [transfer.tag for transfer in run.log] == [b"prefix\x00\x00\x01\x03", b"prefix\x00\x00\x01\x02"]
+
+
+def test_a_plan_of_a_sub_group_reaches_the_ranks_of_the_view(world: World) -> None:
+    run = Execution(world, [exchange(0)], ranks=(7, 4, 9))
+    assert run.seen == ["post 1 rank 9", "send 0 rank 4"]
+
+
+def test_results_arrive_in_the_output_and_copies_need_no_link(world: World) -> None:
+    run = Execution(world, [Lane((Copy(OUT, IN),))])
+    run.task.result()
+    assert run.output.tolist() == [1.0, 2.0]
+    assert run.log == []
+
+
+def test_a_plan_without_lanes_is_over_at_once(world: World) -> None:
+    Execution(world, []).task.result()
+
+
+def test_lanes_open_in_order_as_many_as_the_plan_says(world: World) -> None:
+    run = Execution(world, [exchange(2 * number) for number in range(9)])
+    first = plan([exchange(0)] * 9, 1).open_lanes
+    assert 0 < first < 9
+    assert len(run.log) == 2 * first
+    for transfer in run.log[:2]:
+        transfer.go()
+    run.turn()
+    assert run.seen[2 * first :] == [f"post {2 * first + 1} rank 2", f"send {2 * first} rank 1"]
+
+
+def test_a_failure_ends_everything_though_the_lane_waits_for_another_message(world: World) -> None:
+    run = Execution(world, [reduction(), exchange(8)])
+    run.of("send", 8).fail(lost())
+    failure = run.failure()
+    assert (failure.rank, failure.sending, failure.consequence) == (1, True, False)
+    assert isinstance(failure.__cause__, LinkLost)
+    assert all(transfer.future.done() for transfer in run.log)
+
+
+def test_of_failures_at_one_moment_the_lowest_rank_is_reported(world: World) -> None:
+    run = Execution(world, [exchange(0)])
+    run.of("post", 1).fail(lost())
+    run.of("send", 0).fail(lost())
+    assert run.failure().rank == 1
+
+
+def test_a_cause_is_reported_before_what_only_follows_from_one(world: World) -> None:
+    run = Execution(world, [exchange(0)])
+    run.of("send", 0).fail(MessageRefused("withdrawn", peer="b"))
+    run.of("post", 1).fail(lost())
+    failure = run.failure()
+    assert (failure.rank, failure.consequence) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "consequence"),
+    [
+        ("send", MessageRefused("withdrawn", peer="b"), True),
+        ("post", MessageRefused("withdrawn", peer="b"), True),
+        ("send", corrupted(), True),
+        ("post", corrupted(), False),
+        ("send", LinkLost("silence", peer="b"), False),
+    ],
+)
+def test_what_follows_from_a_failure_at_the_peer(world: World, kind: str, error: Any, consequence: bool) -> None:
+    run = Execution(world, [exchange(0)])
+    run.of(kind, 0 if kind == "send" else 1).fail(error)
+    assert run.failure().consequence is consequence
+
+
+def test_nothing_goes_out_after_a_message_that_failed(world: World) -> None:
+    run = Execution(world, [reduction()])
+    run.of("post", 4).fail(corrupted())
+    run.failure()
+    assert run.seen == ["post 4 rank 1"]
+    assert run.output.tolist() == [0.0, 0.0]
+
+
+def test_cancelling_takes_every_transfer_back(world: World) -> None:
+    run = Execution(world, [exchange(0), reduction()])
+    run.of("send", 0).go()
+    run.turn()
+    run.task.cancel()
+    run.turn()
+    assert run.task.cancelled()
+    assert [transfer.future.cancelled() for transfer in run.log] == [
+        transfer is not run.of("send", 0) for transfer in run.log
+    ]
+
+
+def test_an_error_of_the_computation_ends_everything(world: World) -> None:
+    run = Execution(world, [Lane((Copy(Span(Buf.INPUT, 3, 0, 2, False), IN),)), exchange(0)])
+    assert isinstance(run.task.exception(), IndexError)
+    assert all(transfer.future.cancelled() for transfer in run.log)
+
+
+def test_waiting_for_a_task_raises_nothing_of_its_own(world: World) -> None:
+    loop = world.host("b").start()
+
+    async def fails() -> None:
+        raise KeyError
+
+    async def main() -> asyncio.Task[None]:
+        task = loop.create_task(fails())
+        await over(task)
+        return task
+
+    waited = loop.create_task(main())
+    world.run(limit_ns=0)
+    assert isinstance(waited.result().exception(), KeyError)
