@@ -1,7 +1,7 @@
 """Who works together and which steps count: views, quorum, atomic step decisions, the coordinator's journal.
 
 `CoordinatorCore` and `MemberCore` are pure: messages, losses and time in, actions out. `Journal` is the only part that
-touches a disk. docs/membership.md tells the protocol as a whole.
+touches a disk. docs/internals/membership.md describes the whole protocol.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "certs" / "README.md",
     *sorted((ROOT / "examples").rglob("README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
 
@@ -223,8 +223,8 @@ RUNS: dict[str, Run] = {
     "docs/faults.md: MS = 1_000_000  # rules count in nanoseconds": a_bad_line,
     "docs/faults.md: async with corrupt_payloads(jobs[1], PayloadCorrupt(min_byte": bad_memory,
     "docs/faults.md: class DropLarge:": own_rule,
+    "docs/internals/simulation.md: disk = SimDisk(random.Random(7), now_ns=lambda: 0)  # has th": alone,
     "docs/simulation.md: def split(sim):": scenarios("import my_package\n"),
-    "docs/simulation.md: disk = SimDisk(random.Random(7), now_ns=lambda: 0)  # has th": alone,
 }
 
 
