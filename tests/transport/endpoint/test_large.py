@@ -1,4 +1,4 @@
-"""Large transfers: memory of both processes, copies per byte. docs/internals/transport.md states what is asserted here."""
+"""Large transfers: memory of both processes, copies per byte. docs/internals/transport.md says what is asserted."""
 
 from __future__ import annotations
 
