@@ -1,4 +1,4 @@
-"""docs/architecture.md against the code: its rooms, their order, the names on its two ways; names in the other pages."""
+"""docs/architecture.md against the code: rooms, their order, the names on the two ways; names in the other pages."""
 
 from __future__ import annotations
 
