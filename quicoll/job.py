@@ -51,7 +51,7 @@ from quicoll.errors import (
     QuicollError,
     StepAborted,
 )
-from quicoll.numerics.buffers import digest, memory, source, wrap
+from quicoll.numerics.buffers import memory, source, tensor_digest, wrap
 from quicoll.numerics.dtypes import DType
 from quicoll.numerics.seed import Seed
 
@@ -322,7 +322,7 @@ class Job:
         for tensor in tensors:
             value = state[tensor.name] if self.rank == giver else _empty(tensor)
             got = await group.broadcast(value, root=giver)
-            if digest(got) != tensor.digest:
+            if tensor_digest(got) != tensor.digest:
                 raise Corrupted(f"the state's {tensor.name!r} fails its digest", rank=giver, view=self.view.view_id)
             received[tensor.name] = got
         if self.rank not in current:
@@ -511,7 +511,7 @@ def _checked(state: object) -> dict[str, Any]:
 
 def _describe(name: str, value: Any) -> _Tensor:
     read = source(value)
-    return _Tensor(name, read.dtype.name, read.shape, read.kind == "torch", digest(read))
+    return _Tensor(name, read.dtype.name, read.shape, read.kind == "torch", tensor_digest(read))
 
 
 def _empty(tensor: _Tensor) -> Any:

@@ -56,7 +56,7 @@ def diff_runs(
 
 
 @audit_app.command("show")
-def show(
+def show_run(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run's directory, or one rank's file.", show_default=False)
     ],

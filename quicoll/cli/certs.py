@@ -67,7 +67,7 @@ def issue_one(
 
 
 @certs_app.command("show")
-def show(
+def show_certificates(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A PEM file with certificates.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON list, one entry for each certificate.")] = False,
 ) -> None:
@@ -82,7 +82,7 @@ def show(
 
 
 def _describe(certificate: x509.Certificate) -> dict[str, str]:
-    """What `show` prints: of the text in a certificate only names of our form, so that none can draw on a terminal."""
+    """Return what is printed of a certificate: only names of our form, so that none can write control codes."""
     since, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     now = datetime.now(UTC)
     return {

@@ -27,7 +27,7 @@ from rich.live import Live
 from rich.table import Table
 
 from quicoll.cli.report import console_beside, open_report, write_report
-from quicoll.demo.timeline import FaultMark, Feed, Moment, Recovery, recover
+from quicoll.demo.timeline import EventReader, FaultMark, Moment, Recovery, measure_recovery
 from quicoll.errors import LocalError
 from quicoll.launch.supervisor import RunExit, Supervisor
 
@@ -99,7 +99,7 @@ class _Cluster:
 
     def __init__(self, story: _Story, events: Path, results: Path, *, steps: int, seed: int, faults: bool) -> None:
         self._story = story
-        self._feed = Feed(events)
+        self._feed = EventReader(events)
         nodes = [f"worker-{number}" for number in range(story.workers)]
         command = [sys.executable, "-m", "quicoll.demo.worker", "--steps", str(steps), "--seed", str(seed)]
         command += ["--result", str(results)]
@@ -255,7 +255,7 @@ def _report(
 ) -> dict[str, Any]:
     digests = sorted({worker["digest"] for worker in ended.values()})
     reference = baseline["digest"] if baseline is not None else None
-    recoveries = [recover(story.moments, fault, nodes=list(story.nodes)) for fault in story.faults]
+    recoveries = [measure_recovery(story.moments, fault, nodes=list(story.nodes)) for fault in story.faults]
     return {
         "accuracy": min((worker["accuracy"] for worker in ended.values()), default=0.0),
         "final_digest": digests[0] if len(digests) == 1 else None,

@@ -23,9 +23,9 @@ from quicoll.numerics.dtypes import DTYPES
 from quicoll.numerics.reduce import Precision, ReduceOp
 from quicoll.plan.cost import FAR, NEAR, Forecast, NetworkModel, limit, predict
 from quicoll.plan.picture import draw
-from quicoll.plan.schedule import Carriage, Schedule, carriage, demand_orderless, move, reduction
+from quicoll.plan.schedule import ElementFormat, Schedule, element_format, move, reduction, require_ring_options
 
-__all__ = ["Question", "register", "size_of"]
+__all__ = ["ExplainedCall", "register", "size_of"]
 
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SCHEDULE_LINES = 12  # of each rank, unless --full
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ExplainedCall:
     """A call with what its group adds to it.
 
     nbytes: of the tensor that a rank gives; of all_gather and gather, of the result. Rows, where they are divided, are
@@ -85,19 +85,24 @@ class Question:
         if self.wire is not None and self.collective != "all_reduce":
             raise LocalError(f"wire is for all_reduce, not for {self.collective}")
         if self.algorithm == "ring":
-            demand_orderless(self.precision, self.wire)
+            require_ring_options(self.precision, self.wire)
 
-    def carriage(self) -> Carriage | None:
+    def element_format(self) -> ElementFormat | None:
         """How the elements of a reduction travel; None where nothing is reduced. Raises LocalError."""
         if self.collective not in _REDUCTIONS:
             return None
         op = ReduceOp.parse(self.op)
-        return carriage(DTYPES[self.dtype], op, leaves=self.total, precision=self.precision, wire=self.wire)
+        return element_format(DTYPES[self.dtype], op, leaves=self.total, precision=self.precision, wire=self.wire)
 
     def schedule(self) -> Schedule:
         """What the call comes to. Raises LocalError."""
         self.check()
-        how, world, elements, rows = self.carriage(), self.world, self.elements, even_rows(self.elements, self.world)
+        how, world, elements, rows = (
+            self.element_format(),
+            self.world,
+            self.elements,
+            even_rows(self.elements, self.world),
+        )
         common: dict[str, Any] = {
             "world": world,
             "sites": self.sites or (0,) * world,
@@ -162,7 +167,7 @@ def explain(
 ) -> None:
     """Print what each rank does in a collective, what it costs by the model, and what its alternatives cost."""
     try:
-        question = Question(
+        question = ExplainedCall(
             collective,
             world=world,
             nbytes=size_of(nbytes),
@@ -243,7 +248,7 @@ def _precision(text: str, *, exact: bool) -> Precision:
     return "exact" if exact else text  # type: ignore[return-value]
 
 
-def _title(question: Question, made: plan.Plan) -> str:
+def _title(question: ExplainedCall, made: plan.Plan) -> str:
     """Of a picture: "all_reduce, hierarchical: 1.00 MiB on 6 ranks of 2 sites"."""
     ranks = f"{made.world} rank{'s' if made.world > 1 else ''}"
     several = len(set(question.sites))
@@ -265,9 +270,9 @@ def _print_schedule(plans: list[plan.Plan], *, full: bool) -> None:
             typer.echo(f"  ... {len(lines) - len(shown)} more lines (--full)")
 
 
-def _print_travel(question: Question, schedule: Schedule) -> None:
+def _print_travel(question: ExplainedCall, schedule: Schedule) -> None:
     """What travels for the tensor."""
-    how = question.carriage()
+    how = question.element_format()
     if question.collective == "barrier":
         return
     typer.echo(f"tensor        {_mib(question.nbytes)}, {question.elements} elements of {question.dtype}")

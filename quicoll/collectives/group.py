@@ -31,7 +31,7 @@ from quicoll.engine.communicator import Call, Known
 from quicoll.engine.executor import Work
 from quicoll.errors import LocalError, PeerError
 from quicoll.numerics.bundle import bundle, results
-from quicoll.numerics.reduce import ReduceOp, held
+from quicoll.numerics.reduce import ReduceOp, leaves_of
 
 if TYPE_CHECKING:
     from quicoll.collectives.context import Caller
@@ -70,7 +70,7 @@ class Group(Reducing, Moving):
         total = whole(total, "the number of shards")
         if not 1 <= total <= 1 << 31:
             raise LocalError(f"there must be at least one shard and at most 2**31, not {total}")
-        mine = held(self.rank, self.world_size, total)
+        mine = leaves_of(self.rank, self.world_size, total)
         return Shards(total, mine.start, len(mine), self._view.view_id)
 
     def split(self, color: int | None, key: int = 0, *, timeout: float | None = None) -> Handle[Group | None]:

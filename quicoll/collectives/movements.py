@@ -18,7 +18,7 @@ from quicoll.errors import LocalError, PeerError
 from quicoll.numerics.buffers import destination, memory, source
 from quicoll.numerics.bundle import Bundle, Joined, Results, bundle, results, shape_text
 from quicoll.numerics.reduce import ReduceOp
-from quicoll.plan.schedule import Schedule, demand_algorithm, depends, move
+from quicoll.plan.schedule import Schedule, depends, move, require_algorithm
 
 if TYPE_CHECKING:
     from quicoll import plan
@@ -52,7 +52,7 @@ class Moving(Issuer):
         and "tree" where there is one site. The bits are the same.
         Cost: log2(p) rounds; each rank receives x.nbytes once.
         """
-        demand_algorithm("broadcast", algorithm)
+        require_algorithm("broadcast", algorithm)
         _demand_model("broadcast", x, "of the same shape and dtype")
         like = bundle(x)
         root = self._rank("root", root)
@@ -129,7 +129,7 @@ class Moving(Issuer):
         Cost: the root sends each part once, one delay after the ranks have learned the counts. algorithm: "direct", as
         said; "hierarchical": small parts for a remote site go there as one message; "auto": as for `all_gather`.
         """
-        demand_algorithm("scatter", algorithm)
+        require_algorithm("scatter", algorithm)
         _demand_model("scatter", x, "of the same dtype and trailing shape")
         root = self._rank("root", root)
         like = source(x)
@@ -345,7 +345,7 @@ class Moving(Issuer):
     def _gathered(
         self, name: str, x: Any, root: int | None, out: Any, algorithm: str, timeout: float | None
     ) -> Handle[Any]:
-        demand_algorithm(name, algorithm)
+        require_algorithm(name, algorithm)
         like = source(x)
         shape = like.shape or (1,)
         rest = shape[1:]

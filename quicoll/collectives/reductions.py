@@ -14,8 +14,15 @@ from quicoll.engine.communicator import Call
 from quicoll.engine.executor import Work
 from quicoll.errors import LocalError
 from quicoll.numerics.bundle import Bundle, bundle, results
-from quicoll.numerics.reduce import Precision, ReduceOp, held
-from quicoll.plan.schedule import AlgorithmName, Carriage, carriage, demand_algorithm, demand_orderless, reduction
+from quicoll.numerics.reduce import Precision, ReduceOp, leaves_of
+from quicoll.plan.schedule import (
+    AlgorithmName,
+    ElementFormat,
+    element_format,
+    reduction,
+    require_algorithm,
+    require_ring_options,
+)
 
 if TYPE_CHECKING:
     from quicoll.collectives.handle import Handle
@@ -40,7 +47,7 @@ class _Reduction:
     leaves: list[Bundle]
     total: int
     first: int
-    how: Carriage
+    how: ElementFormat
 
     @property
     def elements(self) -> int:
@@ -94,11 +101,11 @@ class Reducing(Issuer):
         None takes the job's. Cost of direct: each rank sends and receives 2 (p - 1) / p * x.nbytes for one leaf per
         rank.
         """
-        demand_algorithm("all_reduce", algorithm)
+        require_algorithm("all_reduce", algorithm)
         if reduce_order not in ("canonical", "ring"):
             raise LocalError(f"reduce_order {reduce_order!r} is not known; use 'canonical' or 'ring'")
         if reduce_order == "ring":
-            demand_orderless("exact" if exact else precision, wire)
+            require_ring_options("exact" if exact else precision, wire)
             if algorithm != "auto":
                 raise LocalError(f"reduce_order='ring' is an algorithm of its own; leave algorithm={algorithm!r} out")
         task = self._reduction("all_reduce", x, op, precision, algorithm, exact=exact, wire=wire, order=reduce_order)
@@ -193,14 +200,14 @@ class Reducing(Issuer):
             if not other.is_like(like):
                 raise LocalError(f"leaves differ: {like.text} and {other.text}; all must be alike")
         parsed = ReduceOp.parse(op)
-        how = carriage(like.dtype, parsed, leaves=given.shards.total, precision=precision, wire=wire)
-        demand_algorithm(name, algorithm)
+        how = element_format(like.dtype, parsed, leaves=given.shards.total, precision=precision, wire=wire)
+        require_algorithm(name, algorithm)
         if given.shards.view_id != view.view_id:
             raise LocalError(
                 f"these leaves were made for view {given.shards.view_id}, the view is {view.view_id}: "
                 "ask group.shards() again in every step"
             )
-        mine = held(self.rank, self.world_size, given.shards.total)
+        mine = leaves_of(self.rank, self.world_size, given.shards.total)
         if (given.shards.first, given.shards.count) != (mine.start, len(mine)):
             raise LocalError(
                 f"shards {given.shards.text} are not those of this rank in this group: "

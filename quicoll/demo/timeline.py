@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FaultMark", "Feed", "Moment", "Recovery", "recover"]
+__all__ = ["EventReader", "FaultMark", "Moment", "Recovery", "measure_recovery"]
 
 _NOTICED = ("step_aborted", "view_ended")
 
@@ -62,7 +62,7 @@ class Recovery:
         return None not in (self.abort_s, self.resume_s, self.rejoined_s)
 
 
-class Feed:
+class EventReader:
     """Reads events files while they are written; each call of `read` gives what is new, in order of time."""
 
     def __init__(self, directory: Path) -> None:
@@ -82,7 +82,7 @@ class Feed:
         return sorted(fresh, key=lambda moment: (moment.t, moment.node))
 
 
-def recover(moments: Iterable[Moment], fault: FaultMark, *, nodes: Sequence[str]) -> Recovery:
+def measure_recovery(moments: Iterable[Moment], fault: FaultMark, *, nodes: Sequence[str]) -> Recovery:
     """Follow one fault through the events of `nodes`, the workers."""
     history = sorted(moments, key=lambda moment: moment.t)
     members: Sequence[str] | None = next(

@@ -34,10 +34,10 @@ __all__ = [
     "Source",
     "allocate",
     "destination",
-    "digest",
     "empty",
     "memory",
     "source",
+    "tensor_digest",
     "wrap",
 ]
 
@@ -220,7 +220,7 @@ def memory(flat: Array) -> memoryview:
     return flat.view(np.uint8).data
 
 
-def digest(value: Source | Any) -> bytes:
+def tensor_digest(value: Source | Any) -> bytes:
     """16 bytes, xxh3-128, over dtype name, shape and elements in C order; the same for an array and a tensor that
     are equal.
 

@@ -30,11 +30,11 @@ from quicoll.numerics.reduce import Precision, ReduceOp, accumulator, block_accu
 if TYPE_CHECKING:
     from quicoll.numerics.bundle import Bundle
 
-__all__ = ["Wired", "wired"]
+__all__ = ["Encoding", "encoding_for"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wired:
+class Encoding:
     """How tensors of one type travel. codec; part: the type of the numbers in them; parts: how many an element has.
     dtype, acc: of what travels, and of its partial results. width: numbers in one element of `dtype`."""
 
@@ -76,7 +76,7 @@ class Wired:
             start, first = stop, last
 
 
-def wired(name: str, dtype: DType, op: ReduceOp, precision: Precision) -> Wired:
+def encoding_for(name: str, dtype: DType, op: ReduceOp, precision: Precision) -> Encoding:
     """How tensors of `dtype` travel in the wire format `name` in a reduction. Raises LocalError where they cannot."""
     codec = Codec.parse(name)
     part = codec.check(dtype)
@@ -85,7 +85,7 @@ def wired(name: str, dtype: DType, op: ReduceOp, precision: Precision) -> Wired:
     travels, parts = wire_dtype(codec, part), 1 if dtype.part is None else 2
     if travels.kind is NumberKind.BLOCKS:
         acc = block_accumulator(accumulator(part, op, precision))
-        return Wired(codec, part, parts, travels, acc, codec.block)
+        return Encoding(codec, part, parts, travels, acc, codec.block)
     if part is FLOAT64 and precision == "default":
         precision = "float64"
-    return Wired(codec, part, parts, travels, accumulator(travels, op, precision), 1)
+    return Encoding(codec, part, parts, travels, accumulator(travels, op, precision), 1)

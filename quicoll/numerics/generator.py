@@ -52,7 +52,7 @@ from quicoll.numerics.dtypes import (
     narrow_unguarded,
     require_ieee,
 )
-from quicoll.numerics.philox import words
+from quicoll.numerics.philox import random_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -174,12 +174,12 @@ class Generator:
 
     def _bits32(self, start: int, count: int, draw: int) -> NDArray[np.uint32]:
         first = start // 4
-        rows = words(self._key, first, -(-(start + count) // 4) - first, (draw, 0))
+        rows = random_words(self._key, first, -(-(start + count) // 4) - first, (draw, 0))
         return rows.reshape(-1)[start - 4 * first :][:count]
 
     def _bits64(self, start: int, count: int, draw: int, attempt: int = 0) -> NDArray[np.uint64]:
         first = start // 2
-        rows = words(self._key, first, -(-(start + count) // 2) - first, (draw, attempt)).astype(np.uint64)
+        rows = random_words(self._key, first, -(-(start + count) // 2) - first, (draw, attempt)).astype(np.uint64)
         pairs = rows[:, ::2] | rows[:, 1::2] << np.uint64(32)
         return pairs.reshape(-1)[start - 2 * first :][:count]
 

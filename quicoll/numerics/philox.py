@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["words"]
+__all__ = ["random_words"]
 
 _MULTIPLIERS = np.array(0xD2511F53, np.uint64), np.array(0xCD9E8D57, np.uint64)
 _WEYL = 0x9E3779B9, 0xBB67AE85
@@ -24,7 +24,7 @@ _ROUNDS = 10
 _LOW, _32 = np.array(0xFFFF_FFFF, np.uint64), np.array(32, np.uint64)
 
 
-def words(key: tuple[int, int], first: int, count: int, high: tuple[int, int]) -> NDArray[np.uint32]:
+def random_words(key: tuple[int, int], first: int, count: int, high: tuple[int, int]) -> NDArray[np.uint32]:
     """Blocks `first` to `first + count`, one row of four words each.
 
     key: two 32-bit words. The counter of a block is, least word first: the two words of its 64-bit number, then `high`.

@@ -81,7 +81,7 @@ __all__ = [
     "block_accumulator",
     "combine",
     "finish",
-    "held",
+    "leaves_of",
     "reduce_tree",
     "split",
     "subtrees",
@@ -143,7 +143,7 @@ def subtrees(start: int, stop: int, total: int) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def held(rank: int, world: int, total: int) -> range:
+def leaves_of(rank: int, world: int, total: int) -> range:
     """The leaves that `rank` of `world` holds: contiguous, in rank order, their numbers differing by at most one."""
     if not 0 <= rank < world:
         raise LocalError(f"rank {rank} is not in a world of {world}")

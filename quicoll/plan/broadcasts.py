@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quicoll.plan.chunks import MIB, Piece, chunks, demand, demand_rank
+from quicoll.plan.chunks import MIB, Piece, chunks, require_at_least, require_rank
 from quicoll.plan.hierarchical import all_gather_lanes, broadcast_lanes, by_site
-from quicoll.plan.lanes import moving, parts, shifted
+from quicoll.plan.lanes import move_plan, part_chunks, shifted
 from quicoll.plan.model import Buf, Copy, Lane, Plan, PlanStep, Recv, Scratch, Send, Span
 from quicoll.plan.routes import binomial
 
@@ -30,16 +30,16 @@ def broadcast(
     ceil(log2(world)) latencies; the root sends as often. "hierarchical" goes by `sites`, a number for each rank:
     `plan.sited`. Raises LocalError.
     """
-    demand_rank(world, rank=rank, root=root)
-    demand(0, elements=elements)
-    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
+    require_rank(world, rank=rank, root=root)
+    require_at_least(0, elements=elements)
+    require_at_least(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
     limit = max(1, chunk_bytes // itemsize)
     normal = by_site("broadcast", algorithm, world, sites)
     if normal is None:
         lanes, width = _tree_lanes(rank, world, root, elements, limit)
     else:
         lanes, width = broadcast_lanes(rank, root, elements, limit, normal)
-    return moving(
+    return move_plan(
         "broadcast",
         algorithm=algorithm,
         rank=rank,
@@ -73,14 +73,14 @@ def all_gather(
     chunk of every rank; rank r starts with rank r + 1, so that nobody gets all at once. "hierarchical" goes by `sites`,
     a number for each rank: `plan.sited`. Raises LocalError.
     """
-    demand_rank(world, rank=rank)
-    offsets, cut = parts(world, counts, itemsize, chunk_bytes)
+    require_rank(world, rank=rank)
+    offsets, cut = part_chunks(world, counts, itemsize, chunk_bytes)
     normal = by_site("all_gather", algorithm, world, sites)
     if normal is None:
         lanes, width = _direct_lanes(rank, world, offsets, cut), 1
     else:
         lanes, width = all_gather_lanes(rank, counts, max(1, chunk_bytes // itemsize), normal)
-    return moving(
+    return move_plan(
         "all_gather",
         algorithm=algorithm,
         rank=rank,
@@ -104,7 +104,7 @@ def barrier(*, rank: int, world: int) -> Plan:
     ceil(log2(world)) rounds everyone has heard, through others, of everyone. Messages are tokens, of no elements.
     Raises LocalError.
     """
-    demand_rank(world, rank=rank)
+    require_rank(world, rank=rank)
     steps: list[PlanStep] = []
     rounds = (world - 1).bit_length()
     for k in range(rounds):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from quicoll.numerics.reduce import held, split, subtrees
+from quicoll.numerics.reduce import leaves_of, split, subtrees
 from quicoll.plan.model import Buf, Span, Tree
 
 if TYPE_CHECKING:
     from quicoll.plan.chunks import Piece
 
-__all__ = ["Ground"]
+__all__ = ["CanonicalTree"]
 
 
-class Ground:
+class CanonicalTree:
     """What all reductions of `leaves` leaves over `world` ranks have in common, seen from `rank`.
 
     nodes: by rank, the fewest nodes that make up what it holds. held: by rank, how many leaves. loose: a node of at
@@ -27,7 +27,7 @@ class Ground:
         self.world = world
         self.leaves = leaves
         self.loose = loose
-        self._shards = [held(r, world, leaves) for r in range(world)]
+        self._shards = [leaves_of(r, world, leaves) for r in range(world)]
         self.first = self._shards[rank].start
         self.nodes = [self._travelling(shard.start, shard.stop) for shard in self._shards]
         self.held = [len(shard) for shard in self._shards]

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from quicoll.errors import LocalError
 
-__all__ = ["GRAIN", "MIB", "Piece", "chunks", "demand", "demand_rank", "interleaved", "shares"]
+__all__ = ["GRAIN", "MIB", "Piece", "chunks", "interleaved", "require_at_least", "require_rank", "shares"]
 
 MIB = 1 << 20
 GRAIN = 64
@@ -41,14 +41,14 @@ def interleaved(pieces: Sequence[tuple[int, Piece]], limit: int) -> list[tuple[i
     return [(owner, row[j]) for j in range(rounds) for owner, row in cut if j < len(row)]
 
 
-def demand(lowest: int, **values: int) -> None:
+def require_at_least(lowest: int, **values: int) -> None:
     """Raise LocalError that names the first value below `lowest`."""
     for name, value in values.items():
         if value < lowest:
             raise LocalError(f"{name}={value} is below {lowest}")
 
 
-def demand_rank(world: int, **ranks: int) -> None:
+def require_rank(world: int, **ranks: int) -> None:
     """Raise LocalError that names the first of `ranks` that is not in a world of `world`."""
     for name, rank in ranks.items():
         if not 0 <= rank < world:

@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from quicoll.errors import LocalError
-from quicoll.plan.chunks import Piece, chunks, demand
+from quicoll.plan.chunks import Piece, chunks, require_at_least
 from quicoll.plan.model import Buf, Lane, Parameter, Plan, Span
 
-__all__ = ["moving", "parts", "shifted"]
+__all__ = ["move_plan", "part_chunks", "shifted"]
 
 
-def parts(world: int, counts: Sequence[int], itemsize: int, chunk_bytes: int) -> tuple[list[int], list[list[Piece]]]:
+def part_chunks(
+    world: int, counts: Sequence[int], itemsize: int, chunk_bytes: int
+) -> tuple[list[int], list[list[Piece]]]:
     """Where each rank's part begins, and at last ends; and its chunks. Raises LocalError."""
     if len(counts) != world:
         raise LocalError(f"counts for {len(counts)} ranks in a world of {world}")
-    demand(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
-    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
+    require_at_least(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
+    require_at_least(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
     return [0, *accumulate(counts)], [chunks((0, count), max(1, chunk_bytes // itemsize)) for count in counts]
 
 
@@ -26,7 +28,7 @@ def shifted(buf: Buf, piece: Piece, offset: int) -> Span:
     return Span(buf, 0, piece[0] + offset, piece[1] + offset)
 
 
-def moving(
+def move_plan(
     collective: str,
     *,
     algorithm: str,

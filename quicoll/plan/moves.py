@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from quicoll.errors import LocalError
-from quicoll.plan.chunks import MIB, Piece, chunks, demand, demand_rank
+from quicoll.plan.chunks import MIB, Piece, chunks, require_at_least, require_rank
 from quicoll.plan.hierarchical import by_site, gather_lanes, scatter_lanes
-from quicoll.plan.lanes import moving, parts, shifted
+from quicoll.plan.lanes import move_plan, part_chunks, shifted
 from quicoll.plan.model import Buf, Copy, Lane, Plan, PlanStep, Recv, Send, Span
 
 __all__ = ["all_to_all", "gather", "scatter", "send"]
@@ -35,14 +35,14 @@ def gather(
     delay. Lane k has the k-th chunk of every rank, so that the root's memory of what has come early is bounded.
     "hierarchical" goes by `sites`, a number for each rank: `plan.sited`. Raises LocalError.
     """
-    demand_rank(world, rank=rank, root=root)
-    offsets, cut = parts(world, counts, itemsize, chunk_bytes)
+    require_rank(world, rank=rank, root=root)
+    offsets, cut = part_chunks(world, counts, itemsize, chunk_bytes)
     normal = by_site("gather", algorithm, world, sites)
     if normal is None:
         lanes, width = _gather_lanes(rank, root, offsets, cut), 1
     else:
         lanes, width = gather_lanes(rank, root, counts, max(1, chunk_bytes // itemsize), normal)
-    return moving(
+    return move_plan(
         "gather",
         algorithm=algorithm,
         rank=rank,
@@ -74,14 +74,14 @@ def scatter(
     algorithm: "direct", the root sends each part to whom it belongs: one delay. Lane k has the k-th chunk of every
     part. "hierarchical" goes by `sites`, a number for each rank: `plan.sited`. Raises LocalError.
     """
-    demand_rank(world, rank=rank, root=root)
-    offsets, cut = parts(world, counts, itemsize, chunk_bytes)
+    require_rank(world, rank=rank, root=root)
+    offsets, cut = part_chunks(world, counts, itemsize, chunk_bytes)
     normal = by_site("scatter", algorithm, world, sites)
     if normal is None:
         lanes, width = _scatter_lanes(rank, root, offsets, cut), 1
     else:
         lanes, width = scatter_lanes(rank, root, counts, max(1, chunk_bytes // itemsize), normal)
-    return moving(
+    return move_plan(
         "scatter",
         algorithm=algorithm,
         rank=rank,
@@ -107,11 +107,11 @@ def all_to_all(
     and none is flooded. A round has a lane for each chunk of its longest part. Round 0 is the copy to oneself.
     Raises LocalError.
     """
-    demand_rank(world, rank=rank)
+    require_rank(world, rank=rank)
     if len(counts) != world or any(len(row) != world for row in counts):
         raise LocalError(f"counts must be {world} rows of {world}")
-    demand(0, **{f"counts[{s}][{r}]": count for s, row in enumerate(counts) for r, count in enumerate(row)})
-    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
+    require_at_least(0, **{f"counts[{s}][{r}]": count for s, row in enumerate(counts) for r, count in enumerate(row)})
+    require_at_least(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
     limit = max(1, chunk_bytes // itemsize)
     away = [0, *accumulate(counts[rank])]
     home = [0, *accumulate(row[rank] for row in counts)]
@@ -133,7 +133,7 @@ def all_to_all(
                     steps.append(Recv(source, index, shifted(Buf.OUTPUT, coming[k], home[source])))
             lanes.append(Lane(tuple(steps)))
     flat = tuple(count for row in counts for count in row)
-    return moving(
+    return move_plan(
         "all_to_all",
         algorithm="pairwise",
         rank=rank,
@@ -153,11 +153,11 @@ def send(*, rank: int, world: int, source: int, to: int, elements: int, itemsize
 
     One message a chunk, one delay. Only the two ranks need to run it. Raises LocalError.
     """
-    demand_rank(world, rank=rank, source=source, to=to)
+    require_rank(world, rank=rank, source=source, to=to)
     if source == to:
         raise LocalError(f"rank {source} cannot send to itself")
-    demand(0, elements=elements)
-    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
+    require_at_least(0, elements=elements)
+    require_at_least(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
     lanes: list[Lane] = []
     for index, piece in enumerate(chunks((0, elements), max(1, chunk_bytes // itemsize))):
         steps: tuple[PlanStep, ...] = ()
@@ -166,7 +166,7 @@ def send(*, rank: int, world: int, source: int, to: int, elements: int, itemsize
         elif rank == to:
             steps = (Recv(source, index, Span(Buf.OUTPUT, 0, *piece)),)
         lanes.append(Lane(steps))
-    return moving(
+    return move_plan(
         "send",
         algorithm="direct",
         rank=rank,

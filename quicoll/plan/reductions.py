@@ -34,8 +34,8 @@ from itertools import accumulate
 from typing import Literal, TypeAlias
 
 from quicoll.errors import LocalError
-from quicoll.plan.canonical import Ground
-from quicoll.plan.chunks import MIB, Piece, chunks, demand, demand_rank, interleaved, shares
+from quicoll.plan.canonical import CanonicalTree
+from quicoll.plan.chunks import MIB, Piece, chunks, interleaved, require_at_least, require_rank, shares
 from quicoll.plan.model import Buf, Lane, Parameter, Plan, PlanStep, Recv, Reduce, Scratch, Send, Span
 from quicoll.plan.ring import ring_lanes
 from quicoll.plan.routes import Place, halving, normal_sites, site_members, star, through_sites
@@ -118,12 +118,12 @@ def all_reduce(
     Raises LocalError.
     """
     order = _Order("all_reduce", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites, loose)
-    demand(0, elements=elements)
+    require_at_least(0, elements=elements)
     if algorithm == "ring":
-        lanes, width = ring_lanes(order.ground, elements, wide_itemsize, chunk_bytes)
+        lanes, width = ring_lanes(order.canonical, elements, wide_itemsize, chunk_bytes)
     elif algorithm == "exchange":
         pieces = chunks((0, elements), order.limit)
-        lanes = [_everyone(order.ground, piece, number * order.stride) for number, piece in enumerate(pieces)]
+        lanes = [_everyone(order.canonical, piece, number * order.stride) for number, piece in enumerate(pieces)]
         width = 1
     else:
         table, width = order.table(elements, list(range(world)))
@@ -147,8 +147,8 @@ def reduce(
 ) -> Plan:
     """As `all_reduce`, but the result goes into the root's OUTPUT alone; that of the others has no elements."""
     order = _Order("reduce", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites, loose)
-    demand_rank(world, root=root)
-    demand(0, elements=elements)
+    require_rank(world, root=root)
+    require_at_least(0, elements=elements)
     owners = [(root + i) % world for i in range(world)]
     if algorithm == "hierarchical":
         owners = [owner for owner in owners if order.sites[owner] == order.sites[root]]
@@ -176,7 +176,7 @@ def reduce_scatter(
     order = _Order("reduce_scatter", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites, loose)
     if len(counts) != world:
         raise LocalError(f"counts for {len(counts)} ranks in a world of {world}")
-    demand(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
+    require_at_least(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
     offsets = [0, *accumulate(counts)]
     table = interleaved([(r, (offsets[r], offsets[r + 1])) for r in range(world)], order.limit)
     lanes = [
@@ -203,9 +203,9 @@ class _Order:
         sites: Sequence[int],
         loose: int,
     ) -> None:
-        demand_rank(world, rank=rank)
-        demand(1, leaves=leaves, itemsize=itemsize, chunk_bytes=chunk_bytes, loose=loose)
-        demand(itemsize, wide_itemsize=wide_itemsize)
+        require_rank(world, rank=rank)
+        require_at_least(1, leaves=leaves, itemsize=itemsize, chunk_bytes=chunk_bytes, loose=loose)
+        require_at_least(itemsize, wide_itemsize=wide_itemsize)
         if algorithm not in REDUCTIONS[collective]:
             raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(REDUCTIONS[collective])}")
         self.collective, self.algorithm = collective, algorithm
@@ -213,7 +213,7 @@ class _Order:
         self.sites = normal_sites(sites, world)
         if algorithm == "ring" and loose > 1:
             raise LocalError("a ring's order is that of its nodes, so none of them is loose")
-        self.ground = ground = Ground(rank, world, leaves, loose)
+        self.canonical = canonical = CanonicalTree(rank, world, leaves, loose)
         self._route = ROUTES.get(algorithm)
         self._places: dict[int, Place] = {}
         # Any of these covers may have to go from one rank to another in a lane. Blocks of a halving hold contiguous
@@ -222,7 +222,7 @@ class _Order:
         groups = [(rank,) for rank in range(world)] + list(
             site_members(self.sites) if algorithm == "hierarchical" else ()
         )
-        covers = [ground.cover(ranks) for ranks in groups]
+        covers = [canonical.cover(ranks) for ranks in groups]
         bound = 2 * leaves.bit_length() + (5 * loose if loose > 1 else 0)
         self.stride = bound if algorithm == "tree" else max(map(len, covers))
         partials = (algorithm == "tree" and leaves > loose) or any(b - a > 1 for cover in covers for a, b in cover)
@@ -231,14 +231,14 @@ class _Order:
 
     @property
     def depth(self) -> int:
-        return 1 if self._route is None else self._route.depth(self.ground.world)
+        return 1 if self._route is None else self._route.depth(self.canonical.world)
 
     def place(self, owner: int) -> Place:
         """Of this rank, on the route to `owner`."""
         if self._route is None:
             raise AssertionError(f"{self.algorithm} has no routes")
         if owner not in self._places:
-            self._places[owner] = self._route.place(self.ground.rank, owner, self.ground.world, self.sites)
+            self._places[owner] = self._route.place(self.canonical.rank, owner, self.canonical.world, self.sites)
         return self._places[owner]
 
     def table(self, elements: int, owners: list[int]) -> tuple[list[tuple[int, Piece]], int]:
@@ -253,26 +253,26 @@ class _Order:
     def plan(
         self, lanes: list[Lane], elements: int, output: int, width: int, parameters: tuple[Parameter, ...]
     ) -> Plan:
-        ground = self.ground
+        canonical = self.canonical
         common: list[Parameter] = [
-            ("leaves", ground.leaves),
+            ("leaves", canonical.leaves),
             ("itemsize", self.itemsize),
             ("wide_itemsize", self.wide_itemsize),
             ("chunk_bytes", self.chunk_bytes),
         ]
         if self.algorithm == "hierarchical":
             common.append(("sites", self.sites))
-        if ground.loose > 1:
-            common.append(("loose", ground.loose))
+        if canonical.loose > 1:
+            common.append(("loose", canonical.loose))
         return Plan(
             collective=self.collective,
             algorithm=self.algorithm,
-            rank=ground.rank,
-            world=ground.world,
+            rank=canonical.rank,
+            world=canonical.world,
             lanes=tuple(lanes),
-            inputs=(elements,) * ground.held[ground.rank],
+            inputs=(elements,) * canonical.held[canonical.rank],
             output=output,
-            leaves=ground.leaves,
+            leaves=canonical.leaves,
             itemsize=self.itemsize,
             wide_itemsize=self.wide_itemsize,
             width=max(1, width),
@@ -285,7 +285,7 @@ def _lane(order: _Order, owner: int, piece: Piece, local: Piece, number: int, *,
 
     piece: of the INPUT. local: of the OUTPUT of whoever gets the result. goal: the one rank that gets it; None: all.
     """
-    ground, place = order.ground, order.place(owner)
+    canonical, place = order.canonical, order.place(owner)
     index, size = number * order.stride, piece[1] - piece[0]
     output = Span(Buf.OUTPUT, 0, *local)
     steps: list[PlanStep] = []
@@ -297,23 +297,23 @@ def _lane(order: _Order, owner: int, piece: Piece, local: Piece, number: int, *,
 
     known: dict[Piece, Span] = {}
     for child, below in place.children:
-        for k, (a, b) in enumerate(ground.cover(below)):
+        for k, (a, b) in enumerate(canonical.cover(below)):
             known[a, b] = room(wide=b - a > 1)
             steps.append(Recv(child, index + k, known[a, b]))
     if place.parent is None:
         result = output if goal in (None, owner) else room(wide=False)
-        steps.append(Reduce(result, ground.tree((0, ground.leaves), piece, known), finish=True))
+        steps.append(Reduce(result, canonical.tree((0, canonical.leaves), piece, known), finish=True))
         if goal is not None and goal != owner:
             steps.append(Send(goal, index, result))
     else:
-        for k, node in enumerate(ground.cover(place.below(ground.rank))):
-            value = ground.tree(node, piece, known)
+        for k, node in enumerate(canonical.cover(place.below(canonical.rank))):
+            value = canonical.tree(node, piece, known)
             if isinstance(value, tuple):
                 partial = room(wide=True)
                 steps.append(Reduce(partial, value, finish=False))
                 value = partial
             steps.append(Send(place.parent, index + k, value))
-        if goal == ground.rank:
+        if goal == canonical.rank:
             steps.append(Recv(owner, index, output))
     if goal is None:
         if place.parent is not None:
@@ -322,15 +322,15 @@ def _lane(order: _Order, owner: int, piece: Piece, local: Piece, number: int, *,
     return Lane(tuple(steps), tuple(scratch))
 
 
-def _everyone(ground: Ground, piece: Piece, index: int) -> Lane:
+def _everyone(canonical: CanonicalTree, piece: Piece, index: int) -> Lane:
     """One chunk of an exchange: everyone's values to everyone, the next rank first."""
     size = piece[1] - piece[0]
     steps: list[PlanStep] = []
     scratch: list[Scratch] = []
     known: dict[Piece, Span] = {}
-    others = [(ground.rank + i) % ground.world for i in range(1, ground.world)]
-    for k, (a, b) in enumerate(ground.nodes[ground.rank] if others else ()):
-        value = ground.tree((a, b), piece, {})
+    others = [(canonical.rank + i) % canonical.world for i in range(1, canonical.world)]
+    for k, (a, b) in enumerate(canonical.nodes[canonical.rank] if others else ()):
+        value = canonical.tree((a, b), piece, {})
         if isinstance(value, tuple):
             known[a, b] = Span(Buf.SCRATCH, len(scratch), 0, size, wide=True)
             scratch.append(Scratch(size, wide=True))
@@ -338,9 +338,9 @@ def _everyone(ground: Ground, piece: Piece, index: int) -> Lane:
             value = known[a, b]
         steps += [Send(peer, index + k, value) for peer in others]
     for peer in reversed(others):
-        for k, (a, b) in enumerate(ground.nodes[peer]):
+        for k, (a, b) in enumerate(canonical.nodes[peer]):
             known[a, b] = Span(Buf.SCRATCH, len(scratch), 0, size, b - a > 1)
             scratch.append(Scratch(size, b - a > 1))
             steps.append(Recv(peer, index + k, known[a, b]))
-    steps.append(Reduce(Span(Buf.OUTPUT, 0, *piece), ground.tree((0, ground.leaves), piece, known), finish=True))
+    steps.append(Reduce(Span(Buf.OUTPUT, 0, *piece), canonical.tree((0, canonical.leaves), piece, known), finish=True))
     return Lane(tuple(steps), tuple(scratch))

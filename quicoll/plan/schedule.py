@@ -3,7 +3,7 @@
 The way from a call's arguments to the numbers of a planner is here and nowhere else. Groups run what comes out of it,
 and `quicoll explain` prints it: what is explained is what would be run.
 
-How a reduction's elements travel (`Carriage`). Leaves and results are of one type, partial results of another, the
+How a reduction's elements travel (`ElementFormat`). Leaves and results are of one type, partial results of another, the
 accumulator: wider where sums are rounded once (`quicoll.numerics.reduce`), 44 bytes for an exact sum of float32
 (`quicoll.numerics.exact`). A wire format puts a type of its own in the place of the tensor's
 (`quicoll.numerics.encoding`). Where an accumulator may be many times as large as a leaf, exact or encoded, nodes of so
@@ -26,20 +26,20 @@ from typing import Any, Literal, TypeAlias
 from quicoll import plan
 from quicoll.errors import LocalError
 from quicoll.numerics.dtypes import DType, NumberKind
-from quicoll.numerics.encoding import Wired, wired
+from quicoll.numerics.encoding import Encoding, encoding_for
 from quicoll.numerics.exact import MAX_LEAVES
 from quicoll.numerics.reduce import Precision, ReduceOp, accumulator
 from quicoll.plan.cost import NetworkModel, choose, has_choice
 
 __all__ = [
     "AlgorithmName",
-    "Carriage",
+    "ElementFormat",
     "Schedule",
-    "carriage",
-    "demand_algorithm",
-    "demand_orderless",
+    "element_format",
     "move",
     "reduction",
+    "require_algorithm",
+    "require_ring_options",
 ]
 
 AlgorithmName: TypeAlias = Literal["auto", "direct", "tree", "hierarchical", "exchange"]
@@ -56,7 +56,7 @@ _PLANNERS: dict[str, Callable[..., plan.Plan]] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Carriage:
+class ElementFormat:
     """How the elements of a reduction travel.
 
     given: the tensors' type. dtype: of leaves and result on the way. acc: of partial results. loose: a node of at most
@@ -68,7 +68,7 @@ class Carriage:
     acc: DType
     loose: int
     exact: bool
-    form: Wired | None
+    form: Encoding | None
 
     def elements(self, sizes: Iterable[int]) -> int:
         """What travels for tensors of `sizes` elements of `given`, in elements of `dtype`."""
@@ -86,9 +86,9 @@ class Carriage:
         return 0.0 if self.form is None else (leaves + 1) * elements * self.given.itemsize / _CODING_RATE
 
 
-def carriage(
+def element_format(
     dtype: DType, op: ReduceOp, *, leaves: int, precision: Precision = "default", wire: str | None = None
-) -> Carriage:
+) -> ElementFormat:
     """How tensors of `dtype` travel in a reduction of `leaves` leaves. Raises LocalError for what cannot be reduced
     so."""
     acc = accumulator(dtype, op, precision)
@@ -96,19 +96,19 @@ def carriage(
     if exact and leaves > MAX_LEAVES:
         raise LocalError(f"an exact sum has at most {MAX_LEAVES} leaves, not {leaves}")
     if wire is not None:
-        form = wired(wire, dtype, op, precision)
-        return Carriage(dtype, form.dtype, form.acc, form.acc.itemsize // form.dtype.itemsize, exact, form)
-    return Carriage(dtype, dtype, acc, acc.itemsize // dtype.itemsize if exact else 1, exact, None)
+        form = encoding_for(wire, dtype, op, precision)
+        return ElementFormat(dtype, form.dtype, form.acc, form.acc.itemsize // form.dtype.itemsize, exact, form)
+    return ElementFormat(dtype, dtype, acc, acc.itemsize // dtype.itemsize if exact else 1, exact, None)
 
 
-def demand_algorithm(collective: str, algorithm: str) -> None:
+def require_algorithm(collective: str, algorithm: str) -> None:
     """Raise LocalError for an algorithm that cannot be asked for by this name; an order of its own cannot."""
     known = ("auto", *(name for name in plan.ALGORITHMS[collective] if name != "ring"))
     if algorithm not in known:
         raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(known)}")
 
 
-def demand_orderless(precision: Precision, wire: str | None) -> None:
+def require_ring_options(precision: Precision, wire: str | None) -> None:
     """Raise LocalError for what does not go with the order of a ring."""
     if wire is not None:
         raise LocalError("a ring passes on partial sums, which are not encoded: leave wire or reduce_order out")
@@ -121,7 +121,7 @@ class Schedule:
     """What all ranks of a collective know of it.
 
     sizes: the planner's own arguments: elements, root, counts. leaves, wide_itemsize, loose: of a reduction; 0 where
-    nothing is reduced. sites: a number for each rank. combine: see `Carriage.combine_rate`.
+    nothing is reduced. sites: a number for each rank. combine: see `ElementFormat.combine_rate`.
     """
 
     collective: str
@@ -227,7 +227,7 @@ def depends(collective: str, algorithm: str, *, world: int, sites: tuple[int, ..
 
 def reduction(
     collective: str,
-    how: Carriage,
+    how: ElementFormat,
     *,
     world: int,
     sizes: Mapping[str, Any],
