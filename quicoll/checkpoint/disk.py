@@ -26,7 +26,7 @@ __all__ = ["Disk", "OsDisk"]
 
 
 class Disk(Protocol):
-    """What can be done to files. Everything blocks; all raise OSError."""
+    """What checkpoints need of a disk. Every method blocks and raises OSError."""
 
     def make_directory(self, path: Path) -> None:
         """Make one directory in one that is there; durable after `sync_directory(path.parent)`."""
@@ -61,7 +61,7 @@ class Disk(Protocol):
 
 
 class OsDisk:
-    """The real one."""
+    """The real disk, through the operating system."""
 
     def make_directory(self, path: Path) -> None:
         path.mkdir()

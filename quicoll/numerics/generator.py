@@ -64,10 +64,16 @@ _MAX_DRAWS = 1 << 32
 
 
 class Generator:
-    """Draws random tensors; `Seed.generator` makes one. Each draw has fresh numbers, and all ranks must make the same.
+    """Draws random tensors that are equal on all ranks; `Seed.generator` makes one.
 
-    kind: "numpy" or "torch", what the draws are. Shapes are ints or tuples. start: draw elements [start, start + n) of
-    a draw as large as one likes, n being those of the shape. All raise LocalError for arguments out of their range.
+    Each draw has fresh numbers, so all ranks must make the same draws in the same order. `shape` is an int or a tuple of
+    ints. `start` gives elements [start, start + n) of a larger draw, n being the number of elements of the shape.
+
+    Args:
+        seed: From 0 to 2**64 - 1.
+        kind: "numpy" or "torch": what the draws are. The bits are the same.
+    Raises:
+        LocalError: An argument is out of its range.
     """
 
     __slots__ = ("_draws", "_key", "_kind")
@@ -87,7 +93,17 @@ class Generator:
         return self._draws
 
     def uniform(self, shape: int | tuple[int, ...], *, dtype: str = "float32", start: int = 0) -> Any:
-        """Floats in [0, 1), each a multiple of 2**-p, p the type's digits, all equally likely."""
+        """Draw floats in [0, 1), each a multiple of 2**-p, all equally likely; p is the number of the type's digits.
+
+        Args:
+            shape: Of the result.
+            dtype: "float16", "bfloat16", "float32" or "float64".
+            start: First element in the draw.
+        Returns:
+            A numpy array or a torch tensor.
+        Raises:
+            LocalError: An argument is out of its range.
+        """
         kind, size, shape = self._begin(dtype, shape, start, (FLOAT16, BFLOAT16, FLOAT32, FLOAT64))
         out, draw = np.empty(size, kind.storage), self._next_draw()
         for a in range(0, size, _PIECE):
@@ -103,7 +119,17 @@ class Generator:
         return wrap(out, kind, shape, self._kind)
 
     def normal(self, shape: int | tuple[int, ...], *, dtype: str = "float32", start: int = 0) -> Any:
-        """Floats of mean 0 and variance 1."""
+        """Draw floats of mean 0 and variance 1.
+
+        Args:
+            shape: Of the result.
+            dtype: "float16", "bfloat16", "float32" or "float64".
+            start: First element in the draw.
+        Returns:
+            A numpy array or a torch tensor.
+        Raises:
+            LocalError: An argument is out of its range, or this thread does not compute by IEEE 754.
+        """
         kind, size, shape = self._begin(dtype, shape, start, (FLOAT16, BFLOAT16, FLOAT32, FLOAT64))
         require_ieee()
         out, draw = np.empty(size, kind.storage), self._next_draw()
@@ -119,7 +145,19 @@ class Generator:
     def integers(
         self, shape: int | tuple[int, ...], *, low: int = 0, high: int, dtype: str = "int64", start: int = 0
     ) -> Any:
-        """Integers in [low, high), all equally likely; the type must hold them."""
+        """Draw integers in [low, high), all equally likely.
+
+        Args:
+            shape: Of the result.
+            low: The smallest.
+            high: One above the largest.
+            dtype: An integer type that holds them.
+            start: First element in the draw.
+        Returns:
+            A numpy array or a torch tensor.
+        Raises:
+            LocalError: The type does not hold them, or an argument is out of its range.
+        """
         kind, size, shape = self._begin(dtype, shape, start, None)
         limits = np.iinfo(kind.storage) if kind.kind in (NumberKind.INT, NumberKind.UINT) else None
         if limits is None or not limits.min <= low < high <= limits.max + 1:
@@ -134,7 +172,17 @@ class Generator:
         return wrap(out, kind, shape, self._kind)
 
     def bernoulli(self, shape: int | tuple[int, ...], p: float, *, start: int = 0) -> Any:
-        """Bools, each true with probability `p`."""
+        """Draw bools, each true with probability p.
+
+        Args:
+            shape: Of the result.
+            p: From 0 to 1; rounded down to 64 binary places.
+            start: First element in the draw.
+        Returns:
+            A numpy array or a torch tensor.
+        Raises:
+            LocalError: An argument is out of its range.
+        """
         kind, size, shape = self._begin("bool", shape, start, (BOOL,))
         if not 0 <= p <= 1:
             raise LocalError(f"a probability is in [0, 1], not {p}")
@@ -147,7 +195,15 @@ class Generator:
         return wrap(out, kind, shape, self._kind)
 
     def permutation(self, n: int) -> Any:
-        """The numbers 0 to n - 1, int64, in an order of which all are equally likely."""
+        """Draw an order of the numbers 0 to n - 1, all orders equally likely.
+
+        Args:
+            n: How many.
+        Returns:
+            int64, of shape (n,).
+        Raises:
+            LocalError: n is negative.
+        """
         _, size, shape = self._begin("int64", n, 0, (INT64,))
         draw = self._next_draw()
         order = np.argsort(self._bits64(0, size, draw), kind="stable").astype(np.int64)
@@ -202,7 +258,13 @@ class Generator:
 
 
 def normal_quantile(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """x with P(X <= x) = p for standard normal X; p in (0, 1), at least 2**-53 away from both ends."""
+    """Return x with P(X <= x) = p for standard normal X.
+
+    Args:
+        p: In (0, 1), at least 2**-53 away from both ends.
+    Returns:
+        float64, of the same shape.
+    """
     q = p - 0.5
     x = np.empty_like(q)
     middle = np.abs(q) <= 0.425
@@ -223,9 +285,14 @@ def normal_quantile(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def natural_log(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """log(x) of positive normal numbers, to within one unit in the last place, as fdlibm's e_log.c computes it.
+    """Return log(x) to within one unit in the last place, as fdlibm's e_log.c computes it.
 
     x = 2**k (1 + f) with sqrt(1/2) < 1 + f < sqrt(2); log(1 + f) = 2 s + s R(s**2) with s = f / (2 + f).
+
+    Args:
+        x: Positive normal numbers.
+    Returns:
+        float64, of the same shape.
     """
     significand, exponent = np.frexp(x)
     low = significand < math.sqrt(0.5)

@@ -496,8 +496,8 @@ def test_a_digest_is_of_bits_dtype_and_shape() -> None:
 def test_torch_is_not_imported_for_a_numpy_array() -> None:
     program = (
         "import sys, numpy as np\n"
-        "from quicoll.numerics.buffers import allocate, destination, digest, source\n"
-        "x = source(np.ones(3, np.float32)); allocate(x); destination(np.ones(3, np.float32), x).commit(); digest(x)\n"
+        "from quicoll.numerics.buffers import allocate, destination, tensor_digest, source\n"
+        "x = source(np.ones(3, np.float32)); allocate(x); destination(np.ones(3, np.float32), x).commit(); tensor_digest(x)\n"
         "assert 'torch' not in sys.modules and 'ml_dtypes' not in sys.modules\n"
     )
     path = ":".join(entry for entry in sys.path if entry)
