@@ -2,9 +2,9 @@
 
     print(quicoll.determinism_report())
 
-Three verdicts. "guaranteed": the same bits on every rank, whatever else this report says; what that rests on has been
-looked at here and now. "depends": the same bits only between processes for which the value shown is the same; often not
-even that is enough, and `why` says so. "unknown": could not be found out here.
+Three verdicts: "guaranteed": the same bits on every rank, independent of the rest of this report; what that rests on
+has been checked here and now. "depends": the same bits only between processes for which the value shown is the same;
+often not even that is enough, and `why` says so. "unknown": could not be found out here.
 
 The border runs between quicoll and the user's own computation. What quicoll computes (collectives, exact sums, random
 numbers, compressed formats) uses IEEE 754's basic operations and integers in an order of its own, and no library's

@@ -44,7 +44,7 @@ def init(
     authority = create_authority(directory, job=job, algorithm=algorithm, days=days)
     typer.echo(f"authority of job {job}, valid until {_date(authority.certificate.not_valid_after_utc)}")
     typer.echo(f"  {directory / AUTHORITY_FILE}  give it to every node")
-    typer.echo(f"  {directory / AUTHORITY_KEY_FILE}  keep it here: who has it can let anybody in")
+    typer.echo(f"  {directory / AUTHORITY_KEY_FILE}  keep it here: its owner can let any node in")
 
 
 @certs_app.command("issue")

@@ -43,7 +43,7 @@ FEWEST_STEPS = 24
 LOST_AFTER_S = 1.5
 CUT_FOR_S = 4.0
 DEADLINE_S = 170.0
-"""The whole run of the workers; whoever waits for a demo does not wait longer."""
+"""The whole run of the workers: nobody waits longer for a demo."""
 _POLL_S = 0.05
 
 

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _fail(message: str, *, status: int = 2) -> NoReturn:
-    # One line, whatever a path or a peer put into the message: logs are read by line.
+    # One line, also where a path or a peer put a line break into the message: logs are read by line.
     sys.stderr.write(f"quicoll: {' '.join(message.split())}\n")
     sys.exit(status)
 

@@ -2,7 +2,7 @@
 
 With --seeds, every seed is a random scenario (quicoll.sim.scenario.swarm), run in worker processes; a failure is
 shrunk, and printed as the command that shows it again. With --seed, one of them, or, with --events, one that is written
-out. Exit status 0 if all invariants held, 1 if one was broken, 2 for a command that makes no sense.
+out. Exit status 0 if all invariants held, 1 if one was broken, 2 for a command that is wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 MOST_SHRUNK = 5
-"""Failures of a sweep that are shrunk; more seldom are more bugs."""
+"""Failures of a sweep that are shrunk; more are seldom more bugs."""
 
 
 def register(app: typer.Typer) -> None:
@@ -69,18 +69,18 @@ def sim(
     """Run whole clusters on a virtual clock, break their network, machines and clocks, and check every promise."""
     console = console_beside(json_file, soft_wrap=True)
     if (seeds is None) is (seed is None):
-        raise LocalError("take --seeds A:B for a sweep, or --seed S for one run")
+        raise LocalError("use --seeds A:B for a sweep, or --seed S for one run")
     if seeds is not None and (events is not None or trace is not None or explain):
-        raise LocalError("--events, --trace and --explain are of one run: take --seed S")
+        raise LocalError("--events, --trace and --explain are for one run: use --seed S")
     if events is None and (compute is not None or settings is not None):
         raise LocalError("--compute and --settings go with --events; without them the seed decides")
     if events is not None and faults is not None:
         raise LocalError("--faults and --events: either the faults are drawn, or they are written out")
     if seed is not None and jobs is not None:
-        raise LocalError("--jobs are of a sweep: take --seeds A:B")
+        raise LocalError("--jobs is for a sweep: use --seeds A:B")
     from quicoll.sim.disk.sqlite import demand_sqlite
 
-    demand_sqlite()  # every cluster has a journal: that it cannot be had is no failure of the promises
+    demand_sqlite()  # every cluster has a journal: a missing SQLite is no failure of the promises
     kinds = "all" if faults is None else faults
     open_report(json_file)
     with _quiet():

@@ -6,7 +6,7 @@
 
 Contract: the numbers are a function of the seed, of how many draws the generator made before, and of the draw's own
 arguments. They do not depend on the rank, the world size, the view, numpy or torch, their versions, threads or the
-processor. Golden values in the tests keep it so; a change of any is a breaking change of this package.
+processor. Golden values in the tests hold it; a change of any is a breaking change of this package.
 
 The mapping. Bits come from Philox4x32-10 (`quicoll.numerics.philox`):
 
@@ -15,7 +15,7 @@ The mapping. Bits come from Philox4x32-10 (`quicoll.numerics.philox`):
 
 The elements of a draw are numbered in C order. Types up to 32 bits take one word, element i word i % 4 of block i // 4.
 All other draws take 64 bits, element i words 2 (i % 2), the low one, and 2 (i % 2) + 1 of block i // 2. So an element
-is had without those before it: `start` gives a part of a draw, say a rank's share of one mask for all.
+needs none of those before it: `start` gives a part of a draw, for example a rank's share of one mask for all.
 
     uniform      k / 2**p, where k is the upper p bits, p the digits of the type: 24 for float32, 53, 11, 8
     bernoulli    whether the 64 bits, as a fraction, are below p; p is rounded down to 64 binary places
@@ -23,10 +23,10 @@ is had without those before it: `start` gives a part of a draw, say a rank's sha
     permutation  the order, by a stable sort, of n numbers of 64 bits (two are equal with probability n**2 / 2**65)
     normal       the quantile at (k + 1/2) / 2**52, k the upper 52 bits, as float64, then rounded to the type
 
-A normal number from a library's exp, log or cos would have its bits. So the quantile is Wichura's AS241 (1988, Applied
-Statistics 37(3)), rational functions with an error of 1e-16, and the logarithm that it needs in the tails is written
-out as fdlibm's e_log.c has it: nothing but +, -, *, / and square roots, which IEEE 754 fixes, in the order stated.
-Numbers reach up to 8.13 in size.
+A normal number from a library's exp, log or cos would have that library's bits. So the quantile is Wichura's AS241
+(1988, Applied Statistics 37(3)), rational functions with an error of 1e-16, and the logarithm that it needs in the
+tails is written out as fdlibm's e_log.c has it: nothing but +, -, *, / and square roots, which IEEE 754 fixes, in the
+order stated. Numbers reach up to 8.13 in size.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ _MAX_DRAWS = 1 << 32
 class Generator:
     """Draws random tensors that are equal on all ranks; `Seed.generator` makes one.
 
-    Each draw has fresh numbers, so all ranks must make the same draws in the same order. `shape` is an int or a tuple of
-    ints. `start` gives elements [start, start + n) of a larger draw, n being the number of elements of the shape.
+    Each draw has fresh numbers, so all ranks must make the same draws in the same order. In all methods `shape` is an
+    int or a tuple of ints; `start` gives elements [start, start + n) of a larger draw, n being the number of elements
+    of the shape.
 
     Args:
         seed: From 0 to 2**64 - 1.

@@ -20,12 +20,12 @@ Piece: TypeAlias = tuple[int, int]
 
 
 def shares(elements: int, parts: int) -> list[Piece]:
-    """[0, elements) as at most `parts` pieces [start, stop), in order, none empty, equal but for the last."""
+    """Divide [0, elements) into at most `parts` pieces [start, stop), in order, none empty, equal but for the last."""
     return _cut(0, elements, _up(-(-elements // parts), GRAIN))
 
 
 def chunks(piece: Piece, limit: int) -> list[Piece]:
-    """A piece as the fewest near-equal pieces of at most `limit` elements; none for an empty piece."""
+    """Divide a piece into the fewest near-equal pieces of at most `limit` elements; none for an empty piece."""
     start, stop = piece
     if start == stop:
         return []
@@ -35,7 +35,7 @@ def chunks(piece: Piece, limit: int) -> list[Piece]:
 
 
 def interleaved(pieces: Sequence[tuple[int, Piece]], limit: int) -> list[tuple[int, Piece]]:
-    """(owner, piece) as (owner, chunk): each owner's first chunk, then each one's second, so that all are busy."""
+    """Return (owner, chunk): the first chunk of each owner, then the second of each, so that all are busy."""
     cut = [(owner, chunks(piece, limit)) for owner, piece in pieces]
     rounds = max((len(row) for _, row in cut), default=0)
     return [(owner, row[j]) for j in range(rounds) for owner, row in cut if j < len(row)]

@@ -15,7 +15,18 @@ __all__ = ["move_plan", "part_chunks", "shifted"]
 def part_chunks(
     world: int, counts: Sequence[int], itemsize: int, chunk_bytes: int
 ) -> tuple[list[int], list[list[Piece]]]:
-    """Where each rank's part begins, and at last ends; and its chunks. Raises LocalError."""
+    """Divide the parts of all ranks into chunks.
+
+    Args:
+        world: Number of ranks.
+        counts: Elements of each rank.
+        itemsize: Bytes of an element.
+        chunk_bytes: The longest message.
+    Returns:
+        Where each part begins, and at last where they end; and the chunks of each.
+    Raises:
+        LocalError: An argument is out of its range.
+    """
     if len(counts) != world:
         raise LocalError(f"counts for {len(counts)} ranks in a world of {world}")
     require_at_least(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
@@ -24,7 +35,7 @@ def part_chunks(
 
 
 def shifted(buf: Buf, piece: Piece, offset: int) -> Span:
-    """A piece of one rank's part, `offset` elements further on."""
+    """Return a piece of one rank's part as a span, `offset` elements further on."""
     return Span(buf, 0, piece[0] + offset, piece[1] + offset)
 
 
@@ -43,8 +54,15 @@ def move_plan(
     parameters: Sequence[Parameter],
     sites: tuple[int, ...] | None = None,
 ) -> Plan:
-    """A plan whose elements are moved as they are. given: elements of INPUT, None where there is none. sites: what an
-    algorithm that goes by them has to agree on as well."""
+    """Make a plan whose elements are moved as they are.
+
+    Args:
+        given: Elements of INPUT; None where there is none.
+        sites: What an algorithm that goes by them has to agree on as well.
+        collective, algorithm, rank, world, lanes, width, output, itemsize, chunk_bytes, parameters: As in `Plan`.
+    Returns:
+        The plan.
+    """
     common: list[Parameter] = [("itemsize", itemsize), ("chunk_bytes", chunk_bytes)]
     if sites is not None:
         common.append(("sites", sites))

@@ -3,9 +3,9 @@
 A lane has a chunk and the rank that owns it. The ranks' values go to the owner along a route (`plan.routes`, which
 says why the bits are the same on every one); the owner finishes the canonical tree; then the result goes
 
-    all_reduce       to everyone, down the route
+    all_reduce       to all ranks, down the route
     reduce           to the root
-    reduce_scatter   nowhere: the owner is who wants it
+    reduce_scatter   nowhere: the owner is the rank that gets it
 
 A rank that has several leaves, of its own or from below, sends the fewest nodes of the tree that make them up: one
 leaf in the tensor's own type, several reduced to one array of the accumulator's. An accumulator may be as large as many
@@ -15,13 +15,13 @@ leaves (44 bytes for an exact sum of float32): a node of at most `loose` leaves 
                   as a ring: (p - 1) / p * S out and in for each of the two phases (S bytes, p ranks). Reduce: shares
                   likewise, whose owners send them on to the root, which so receives at most twice S and not (p - 1) S.
     tree          halving. Chunks are not divided into shares, so a small one is one message a level: ceil(log2(p))
-                  delays up and down, but nobody handles more than ceil(log2(p)) messages each way.
+                  delays up and down, but no rank handles more than ceil(log2(p)) messages each way.
     hierarchical  sites. As direct, but each value crosses between two sites once; one delay between sites and at
                   most two inside them, each way. Owners of a reduce are in the root's site.
-    exchange      all_reduce only. Everyone sends its values to everyone and finishes the tree itself: one delay, and
+    exchange      all_reduce only. Every rank sends its values to all and finishes the tree itself: one delay, and
                   (p - 1) S out and in. For a few numbers over a long way nothing is faster. The finished bits
                   are equal because they come of the same operands by the same tree.
-    ring          all_reduce only, in an order of its own: see plan.ring.
+    ring          all_reduce only, in an order of its own: see `quicoll.plan.ring`.
 
 Another algorithm that keeps the canonical bits is one more line in `ROUTES`: a place for each rank on a tree of ranks.
 """
@@ -62,9 +62,11 @@ MIN_SHARE_BYTES = 16 * 1024
 class Route:
     """How one algorithm lays its lanes.
 
-    place(rank, owner, world, sites): on the route to `owner`. shared: whether chunks of one tensor belong to different
-    owners that work side by side; if not, each chunk is one rank's. depth(world): lanes in which one chunk is at a
-    time, counted in messages, so that this many more keep everyone busy.
+    Attributes:
+        place: (rank, owner, world, sites) -> the rank's place on the route to the owner.
+        shared: Whether chunks of one tensor belong to different owners that work side by side; if not, each chunk is
+            one rank's.
+        depth: (world) -> lanes in which one chunk is at a time, in messages: so many more keep all ranks busy.
     """
 
     place: Callable[[int, int, int, Sequence[int]], Place]
@@ -86,7 +88,7 @@ ROUTES: dict[str, Route] = {
     ),
 }
 
-# What each operation can be carried out by with the canonical bits, in the order of preference where costs are equal.
+# The algorithms of each operation that keep the canonical bits; where costs are equal the first wins.
 CANONICAL: dict[str, tuple[str, ...]] = {
     "all_reduce": ("direct", "tree", "hierarchical", "exchange"),
     "reduce": ("direct", "tree", "hierarchical"),
@@ -108,14 +110,23 @@ def all_reduce(
     sites: Sequence[int] = (),
     loose: int = 1,
 ) -> Plan:
-    """The plan of `rank` for an all-reduce of `elements` elements over `leaves` leaves, held as `reduce.held` says.
+    """Plan an all-reduce: OUTPUT of every rank gets the reduction of all leaves.
 
-    algorithm: one of REDUCTIONS. itemsize, wide_itemsize: bytes of an element of the tensor's and of the
-    accumulator's type. chunk_bytes: no message is longer, unless one element is. sites: a number for each rank, equal
-    for ranks that are near each other; only hierarchical looks at it. loose: see the module; not for ring. All but
-    `rank` must be equal on all ranks.
-    INPUT has one slot of `elements` for each leaf of this rank, in order. No elements make a plan without lanes.
-    Raises LocalError.
+    Args:
+        algorithm: One of `REDUCTIONS["all_reduce"]`.
+        rank: Whose plan. All other arguments must be equal on all ranks.
+        world: Number of ranks.
+        elements: Of the tensor.
+        leaves: How many; each rank holds those of `quicoll.numerics.reduce.leaves_of`, one INPUT slot for each.
+        itemsize: Bytes of an element of the tensor's type.
+        wide_itemsize: Bytes of an element of the accumulator's type.
+        chunk_bytes: No message is longer, unless one element is.
+        sites: A number for each rank, equal for ranks that are near each other; only hierarchical looks at it.
+        loose: A node of at most so many leaves travels as these; 1 for ring.
+    Returns:
+        The plan; without lanes where there are no elements.
+    Raises:
+        LocalError: An argument is out of its range, or the algorithm is not known.
     """
     order = _Order("all_reduce", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites, loose)
     require_at_least(0, elements=elements)
@@ -145,7 +156,25 @@ def reduce(
     sites: Sequence[int] = (),
     loose: int = 1,
 ) -> Plan:
-    """As `all_reduce`, but the result goes into the root's OUTPUT alone; that of the others has no elements."""
+    """Plan a reduction whose result goes into the root's OUTPUT alone; that of the others has no elements.
+
+    Args:
+        algorithm: One of `REDUCTIONS["reduce"]`.
+        rank: Whose plan. All other arguments must be equal on all ranks.
+        world: Number of ranks.
+        root: The rank that gets the result.
+        elements: Of the tensor.
+        leaves: How many; each rank holds those of `quicoll.numerics.reduce.leaves_of`, one INPUT slot for each.
+        itemsize: Bytes of an element of the tensor's type.
+        wide_itemsize: Bytes of an element of the accumulator's type.
+        chunk_bytes: No message is longer, unless one element is.
+        sites: A number for each rank, equal for ranks that are near each other; only hierarchical looks at it.
+        loose: A node of at most so many leaves travels as these; 1 for ring.
+    Returns:
+        The plan; without lanes where there are no elements.
+    Raises:
+        LocalError: An argument is out of its range, or the algorithm is not known.
+    """
     order = _Order("reduce", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites, loose)
     require_rank(world, root=root)
     require_at_least(0, elements=elements)
@@ -172,7 +201,24 @@ def reduce_scatter(
     sites: Sequence[int] = (),
     loose: int = 1,
 ) -> Plan:
-    """As `all_reduce`, but rank r's OUTPUT gets counts[r] of the sum(counts) elements, in rank order."""
+    """Plan a reduction of which rank r gets counts[r] of the sum(counts) elements, in rank order.
+
+    Args:
+        algorithm: One of `REDUCTIONS["reduce_scatter"]`.
+        rank: Whose plan. All other arguments must be equal on all ranks.
+        world: Number of ranks.
+        counts: Elements for each rank; any may be 0.
+        leaves: How many; each rank holds those of `quicoll.numerics.reduce.leaves_of`, one INPUT slot for each.
+        itemsize: Bytes of an element of the tensor's type.
+        wide_itemsize: Bytes of an element of the accumulator's type.
+        chunk_bytes: No message is longer, unless one element is.
+        sites: A number for each rank, equal for ranks that are near each other; only hierarchical looks at it.
+        loose: A node of at most so many leaves travels as these; 1 for ring.
+    Returns:
+        The plan; without lanes where there are no elements.
+    Raises:
+        LocalError: An argument is out of its range, or the algorithm is not known.
+    """
     order = _Order("reduce_scatter", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites, loose)
     if len(counts) != world:
         raise LocalError(f"counts for {len(counts)} ranks in a world of {world}")
@@ -283,7 +329,7 @@ class _Order:
 def _lane(order: _Order, owner: int, piece: Piece, local: Piece, number: int, *, goal: int | None = None) -> Lane:
     """One chunk on its way to its owner, and the result on its way from there.
 
-    piece: of the INPUT. local: of the OUTPUT of whoever gets the result. goal: the one rank that gets it; None: all.
+    piece: of the INPUT. local: of the OUTPUT of the rank that gets the result. goal: that rank; None: all.
     """
     canonical, place = order.canonical, order.place(owner)
     index, size = number * order.stride, piece[1] - piece[0]
@@ -323,7 +369,7 @@ def _lane(order: _Order, owner: int, piece: Piece, local: Piece, number: int, *,
 
 
 def _everyone(canonical: CanonicalTree, piece: Piece, index: int) -> Lane:
-    """One chunk of an exchange: everyone's values to everyone, the next rank first."""
+    """One chunk of an exchange: every rank's values to all others, the next rank first."""
     size = piece[1] - piece[0]
     steps: list[PlanStep] = []
     scratch: list[Scratch] = []

@@ -27,7 +27,7 @@ __all__ = ["ring_lanes"]
 
 
 def ring_lanes(canonical: CanonicalTree, elements: int, wide_itemsize: int, chunk_bytes: int) -> tuple[list[Lane], int]:
-    """The lanes of this rank, and how many have to be open at a time."""
+    """Return the lanes of this rank, and how many have to be open at a time."""
     limit = max(1, chunk_bytes // wide_itemsize)
     segments = shares(elements, canonical.world)
     table = interleaved(list(enumerate(segments)), limit)

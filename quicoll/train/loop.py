@@ -12,7 +12,7 @@ What makes it restartable:
 3. The state belongs to the job, not to a process. A rank that starts again, or was cut off, is handed the state of the
    newest committed step by the others at a step boundary (`job.register_state`). Only when all of them have gone does
    the job go back to the newest checkpoint that any of them holds (`job.resume_from`), and computes the steps since
-   then again, to the same bits.
+   then again, with the same bits.
 
 Rank 0 writes checkpoints after the commit, from a snapshot, in a thread: training does not wait for the disk unless the
 disk is slower than `checkpoint_every` steps.
@@ -241,7 +241,7 @@ async def run(
     try:
         while True:
             try:
-                # Whoever was cut off while voting, or joins late, may learn here that the job is further than it knew.
+                # A rank that was cut off in its vote, or joins late, learns here that the job is further.
                 await job.ready()
                 if job.committed_step >= steps:
                     break

@@ -497,7 +497,8 @@ def test_torch_is_not_imported_for_a_numpy_array() -> None:
     program = (
         "import sys, numpy as np\n"
         "from quicoll.numerics.buffers import allocate, destination, tensor_digest, source\n"
-        "x = source(np.ones(3, np.float32)); allocate(x); destination(np.ones(3, np.float32), x).commit(); tensor_digest(x)\n"
+        "x = source(np.ones(3, np.float32)); allocate(x); tensor_digest(x)\n"
+        "destination(np.ones(3, np.float32), x).commit()\n"
         "assert 'torch' not in sys.modules and 'ml_dtypes' not in sys.modules\n"
     )
     path = ":".join(entry for entry in sys.path if entry)
