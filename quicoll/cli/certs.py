@@ -36,9 +36,9 @@ CertsDirectory = Annotated[
 @certs_app.command("init")
 def init(
     directory: CertsDirectory,
-    job: Annotated[str, typer.Option(help="The job's name: no node of another job gets in.", show_default=False)],
-    algorithm: Annotated[KeyAlgorithm, typer.Option(help="The kind of all keys of this job.")] = "ed25519",
-    days: Annotated[int, typer.Option(help="How long the authority is valid.")] = 3650,
+    job: Annotated[str, typer.Option(help="Name of the job; nodes of other jobs are refused.", show_default=False)],
+    algorithm: Annotated[KeyAlgorithm, typer.Option(help="Kind of all keys of this job.")] = "ed25519",
+    days: Annotated[int, typer.Option(help="Days for which the authority is valid.")] = 3650,
 ) -> None:
     """Make the authority of a job: ca.pem, which every node needs, and ca.key, which stays here."""
     authority = create_authority(directory, job=job, algorithm=algorithm, days=days)
@@ -50,13 +50,11 @@ def init(
 @certs_app.command("issue")
 def issue_one(
     directory: CertsDirectory,
-    role: Annotated[
-        Literal["worker", "coordinator"], typer.Option(help="What the node may act as.", show_default=False)
-    ],
-    node: Annotated[str, typer.Option(help="The node's name, unique within its role.", show_default=False)],
-    days: Annotated[int, typer.Option(help="How long it is valid, at most until the authority ends.")] = 365,
-    dns: Annotated[list[str] | None, typer.Option(help="A DNS name to put in as well; may be repeated.")] = None,
-    ip: Annotated[list[str] | None, typer.Option(help="An IP address to put in as well; may be repeated.")] = None,
+    role: Annotated[Literal["worker", "coordinator"], typer.Option(help="Role of the node.", show_default=False)],
+    node: Annotated[str, typer.Option(help="Name of the node, unique within its role.", show_default=False)],
+    days: Annotated[int, typer.Option(help="Days for which it is valid, at most until the authority ends.")] = 365,
+    dns: Annotated[list[str] | None, typer.Option(help="A DNS name to include; may be repeated.")] = None,
+    ip: Annotated[list[str] | None, typer.Option(help="An IP address to include; may be repeated.")] = None,
 ) -> None:
     """Make the key and the certificate of one node."""
     credentials = issue(directory, role=role, node=node, days=days, dns=dns or (), ip=ip or ())
@@ -71,7 +69,7 @@ def show_certificates(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A PEM file with certificates.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON list, one entry for each certificate.")] = False,
 ) -> None:
-    """Print whose the certificates in a file are, how long they are valid, and their fingerprints. Verifies nothing."""
+    """Print the node, validity and fingerprint of each certificate in a file. Nothing is verified."""
     entries = [_describe(certificate) for certificate in read_certificates(file)]
     if as_json:
         typer.echo(json.dumps(entries, indent=2))

@@ -53,15 +53,15 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes; 3 or more, unless --no-faults.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 160,
-    seed: Annotated[int, typer.Option(min=0, help="Of the initial parameters and of the samples drawn.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Number of worker processes; 3 or more, unless --no-faults.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 160,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial parameters and of the samples.")] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the measurements to this file; - for stdout.")
     ] = None,
-    no_faults: Annotated[bool, typer.Option("--no-faults", help="Disturb nothing.")] = False,
+    no_faults: Annotated[bool, typer.Option("--no-faults", help="Kill nothing and cut nothing.")] = False,
 ) -> None:
-    """Train a small net with several workers over QUIC, kill one, cut one off, and compare all bits in the end."""
+    """Train a small net with several workers over QUIC, kill one, cut one off, and compare all bits at the end."""
     if not no_faults and workers < 3:
         raise LocalError("without one of 2 workers there is no majority to go on: take 3 or more, or --no-faults")
     if not no_faults and steps < FEWEST_STEPS:

@@ -40,31 +40,31 @@ def register(app: typer.Typer) -> None:
 
 
 def sim(
-    seeds: Annotated[str | None, typer.Option(help="A range of seeds, A:B; B is not included.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Range of seeds, A:B; B is not included.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="One seed.")] = None,
-    ranks: Annotated[int, typer.Option(min=1, max=256, help="Workers.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Steps that every rank commits.")] = 10,
+    ranks: Annotated[int, typer.Option(min=1, max=256, help="Number of workers.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps that every rank commits.")] = 10,
     faults: Annotated[
-        str | None, typer.Option(help="Kinds of fault, with commas; '-disk' for all but one; all by default.")
+        str | None, typer.Option(help="Kinds of fault, separated by commas; -disk means all but disk. Default: all.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="With --seeds: processes; as many as there are cores by default.")
+        int | None, typer.Option(min=1, help="With --seeds: number of processes. Default: one for each core.")
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the summary to this file; - for stdout.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="With --seed: write the timeline, a Chrome trace (opens in Perfetto).")
+        Path | None, typer.Option(help="With --seed: write a timeline for Perfetto (Chrome trace).")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="With --seed: print the run as a story.")] = False,
-    shrink_runs: Annotated[int, typer.Option(min=0, help="Runs spent on making each failure smaller.")] = 200,
+    shrink_runs: Annotated[int, typer.Option(min=0, help="Runs spent on shrinking each failure.")] = 200,
     compute: Annotated[
-        float | None, typer.Option(min=0, help="With --events: simulated seconds that a step computes.")
+        float | None, typer.Option(min=0, help="With --events: simulated seconds of computing in a step.")
     ] = None,
     settings: Annotated[
-        str | None, typer.Option(help="With --events: the cluster's, Settings(lost_after=0.5).")
+        str | None, typer.Option(help="With --events: settings of the cluster, as Settings(lost_after=0.5).")
     ] = None,
-    events: Annotated[str | None, typer.Option(help="With --seed: what happens, sim.at(1.2).crash(3); ...")] = None,
+    events: Annotated[str | None, typer.Option(help="With --seed: the faults, as sim.at(1.2).crash(3); ...")] = None,
 ) -> None:
     """Run whole clusters on a virtual clock, break their network, machines and clocks, and check every promise."""
     console = console_beside(json_file, soft_wrap=True)
