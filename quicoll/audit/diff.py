@@ -367,7 +367,7 @@ def _in_common(
 
 
 def _tells(records: Sequence[OperationRecord]) -> bool:
-    """Whether there is anything to be compared; of a barrier there is not."""
+    """Return whether there is anything to compare; a barrier has nothing."""
     return any(record.inputs or record.result for record in records)
 
 

@@ -1,4 +1,4 @@
-"""What this process and machine promise about bits: which results are the same everywhere, which may differ, and why.
+"""Promises of this process and machine about bits: which results are equal everywhere, which may differ, and why.
 
     print(quicoll.determinism_report())
 
@@ -40,7 +40,7 @@ __all__ = ["DeterminismReport", "Finding", "Guarantee", "determinism_report"]
 
 
 class Guarantee(StrEnum):
-    """Whether bits are guaranteed, depend on the value shown, or are unknown."""
+    """Bits are guaranteed, depend on the value shown, or are unknown."""
 
     GUARANTEED = "guaranteed"
     DEPENDS = "depends"

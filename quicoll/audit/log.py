@@ -1,4 +1,4 @@
-"""What every collective was given and what it gave, by digest: two runs are compared without keeping their tensors.
+"""Digests of the inputs and the result of every collective, so that two runs can be compared without their tensors.
 
 Each rank writes one file, one line for each collective that succeeded, and one for the beginning of each step.
 `quicoll.audit.diff` compares what `load_run` makes of them.
@@ -93,7 +93,7 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @property
     def size(self) -> int:
-        """How many ranks took part."""
+        """The number of ranks that took part."""
         return self.members or self.world
 
     @property
@@ -309,7 +309,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one file has of a place."""
+    """The records of one file for a place."""
 
     file: str
     view: int

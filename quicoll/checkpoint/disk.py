@@ -26,7 +26,7 @@ __all__ = ["Disk", "OsDisk"]
 
 
 class Disk(Protocol):
-    """What checkpoints need of a disk. Every method blocks and raises OSError."""
+    """The file operations that checkpoints need. Every method blocks and raises OSError."""
 
     def make_directory(self, path: Path) -> None:
         """Make one directory in one that is there; durable after `sync_directory(path.parent)`."""

@@ -338,7 +338,7 @@ def _code(name: str, dtype: str) -> str:
 
 
 def _is_torch(value: object) -> TypeIs[torch.Tensor]:
-    """Whether it is a torch tensor, without importing torch for those who do not use it."""
+    """Return whether it is a torch tensor, without importing torch for those who do not use it."""
     loaded = sys.modules.get("torch")
     return loaded is not None and isinstance(value, loaded.Tensor)
 

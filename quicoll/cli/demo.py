@@ -143,7 +143,7 @@ class _Cluster:
 
 @dataclass(slots=True)
 class _Node:
-    """What the table shows of a worker."""
+    """The row of a worker in the table."""
 
     step: int = 0
     view: int | None = None

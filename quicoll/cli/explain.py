@@ -88,14 +88,14 @@ class ExplainedCall:
             require_ring_options(self.precision, self.wire)
 
     def element_format(self) -> ElementFormat | None:
-        """How the elements of a reduction travel; None where nothing is reduced. Raises LocalError."""
+        """Return how the elements of a reduction travel; None where nothing is reduced. Raises LocalError."""
         if self.collective not in _REDUCTIONS:
             return None
         op = ReduceOp.parse(self.op)
         return element_format(DTYPES[self.dtype], op, leaves=self.total, precision=self.precision, wire=self.wire)
 
     def schedule(self) -> Schedule:
-        """What the call comes to. Raises LocalError."""
+        """Return the schedule of the call. Raises LocalError."""
         self.check()
         how, world, elements, rows = (
             self.element_format(),
@@ -275,7 +275,7 @@ def _print_schedule(plans: list[plan.Plan], *, full: bool) -> None:
 
 
 def _print_travel(question: ExplainedCall, schedule: Schedule) -> None:
-    """What travels for the tensor."""
+    """Print what travels for the tensor."""
     how = question.element_format()
     if question.collective == "barrier":
         return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _NOWHERE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-"""What a write to standard output may meet. A pipe whose reader is gone is typer's to handle."""
+"""Errors that a write to standard output may meet. A pipe whose reader is gone is typer's to handle."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -96,7 +96,7 @@ def sim(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What a broken cluster logs is expected here; its records would hide what is found."""
+    """Silence the logs: those of a broken cluster are expected here and would hide the findings."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

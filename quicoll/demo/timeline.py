@@ -43,7 +43,7 @@ class FaultMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How the others recovered from a fault, in seconds; None for what did not happen.
+    """The recovery of the other workers from a fault, in seconds; None for what did not happen.
 
     Attributes:
         cause: Of the fault.
@@ -63,7 +63,7 @@ class Recovery:
 
     @property
     def complete(self) -> bool:
-        """Whether the others went on and the node came back."""
+        """True if the others went on and the node came back."""
         return None not in (self.abort_s, self.resume_s, self.rejoined_s)
 
 

@@ -73,7 +73,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Destination:
-    """Where a result goes.
+    """Memory for one result.
 
     Attributes:
         value: What the caller gets: an array or a tensor, or the `out` that was passed.
@@ -409,7 +409,7 @@ def _write_tensor(out: Any, result: Array) -> None:
 
 
 def _overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether two elements may share memory: unless each dimension steps over all that the ones below it span.
+    """Return whether two elements may share memory: unless each dimension steps over all that the ones below it span.
 
     Views made by slicing and transposing pass; expanded, broadcast and sliding-window ones do not. A few strange
     layouts that interleave without overlapping are refused too: to decide those exactly is NP-hard.

@@ -1,4 +1,4 @@
-"""What a caller passes to one operation: a tensor, or a list of tensors that are to travel as one.
+"""The tensors of one operation: a single one, or a list that travels as one.
 
 A bundle is read as one flat array, the tensors one after the other. Nothing is copied to make it one: a piece that lies
 inside one tensor is that tensor's own memory, and only a piece that spans several is put together when it is asked
@@ -55,7 +55,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
-    """What a caller passed to one operation.
+    """The tensors that a caller passed to one operation.
 
     Attributes:
         sources: The tensors, in order, of one element type and kind.
@@ -142,7 +142,7 @@ def shape_text(shape: tuple[int | str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
-    """Where an operation writes (`flat`), and what becomes of it (`commit`)."""
+    """Memory for the results of an operation, and the way to the caller's tensors (`commit`)."""
 
     flat: Array
     _places: tuple[Destination, ...]

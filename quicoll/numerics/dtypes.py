@@ -63,7 +63,7 @@ Array: TypeAlias = NDArray[Any]
 
 
 class NumberKind(StrEnum):
-    """What an element is."""
+    """Kinds of element."""
 
     FLOAT = "float"
     COMPLEX = "complex"

@@ -35,7 +35,7 @@ __all__ = ["Encoding", "encoding_for"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoding:
-    """How tensors of one type travel in a wire format.
+    """The form in which tensors of one type travel in a wire format.
 
     Attributes:
         codec: The wire format.

@@ -90,7 +90,7 @@ class Generator:
 
     @property
     def draws(self) -> int:
-        """How many draws were made: the number of the next."""
+        """The number of draws made so far, which is the number of the next."""
         return self._draws
 
     def uniform(self, shape: int | tuple[int, ...], *, dtype: str = "float32", start: int = 0) -> Any:

@@ -67,7 +67,7 @@ class Straggler:
 
 
 class Stragglers:
-    """What one rank has seen of all others; it outlives views."""
+    """Late calls that one rank has seen; outlives views."""
 
     def __init__(self, *, after_ns: int) -> None:
         self._after_ns = after_ns

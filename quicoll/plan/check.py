@@ -43,7 +43,7 @@ class _Written:
         self._stops: list[int] = []
 
     def add(self, start: int, stop: int) -> bool:
-        """Whether [start, stop) was free; it is taken now. An empty interval is always free."""
+        """Take [start, stop); return whether it was free. An empty interval is always free."""
         if start == stop:
             return True
         at = bisect_right(self._starts, start)

@@ -1,4 +1,4 @@
-"""How elements are divided between ranks and into chunks.
+"""The division of elements between ranks and into chunks.
 
 Boundaries are multiples of GRAIN elements: a cache line or more of every type, so that no two pieces share one, and
 a handful of elements is not cut at all.

@@ -79,7 +79,7 @@ _KNOWN: dict[str, tuple[str, ...]] = {**CANONICAL, **MOVES}
 
 @dataclass(frozen=True, slots=True)
 class NetworkModel:
-    """What the cost model knows of a network.
+    """A network as the cost model sees it.
 
     Attributes:
         latency: latency[a][b] is the one-way seconds from rank a to b.
@@ -172,7 +172,7 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the model predicts for a set of plans.
+    """The prediction for a set of plans.
 
     Attributes:
         seconds: Until the last rank is done.
@@ -303,7 +303,7 @@ def has_choice(op: str, world: int, nbytes: int, sites: Sequence[int]) -> bool:
 
 
 def _levels_pay(network: NetworkModel) -> bool:
-    """Whether log2(world) delays in a row are shorter than world messages in a row, for messages of few bytes."""
+    """Return whether log2(world) delays in a row are shorter than world messages in a row, for messages of few bytes."""
     world = network.world
     delay = max(map(max, network.latency))
     levels = (world - 1).bit_length()

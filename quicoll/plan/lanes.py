@@ -1,4 +1,4 @@
-"""What the planners of moves have in common: where parts lie, and a plan of lanes that compute nothing."""
+"""Common parts of the planners of moves: the place of each rank's part, and a plan of lanes that compute nothing."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Span:
         return self.stop - self.start
 
     def overlaps(self, other: Span) -> bool:
-        """Whether both name an element in common, or are the same token."""
+        """Return whether both name an element in common, or are the same token."""
         if self.buf is not other.buf or self.slot != other.slot:
             return False
         if self.start == self.stop or other.start == other.stop:
@@ -183,14 +183,14 @@ class Plan:
 
     @property
     def open_lanes(self) -> int:
-        """How many lanes an executor opens at a time; the same on every rank."""
+        """The number of lanes that an executor opens at a time; the same on every rank."""
         return min(len(self.lanes), self.width * LANES_PER_WIDTH)
 
     def nbytes(self, span: Span | Scratch) -> int:
         return span.elements * (self.wide_itemsize if span.wide else self.itemsize)
 
     def scratch_bytes(self, lane: Lane) -> int:
-        """What a lane takes while it is open."""
+        """Return the bytes of scratch that a lane takes while it is open."""
         return sum(self.nbytes(slot) for slot in lane.scratch)
 
     @property

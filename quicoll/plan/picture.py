@@ -37,7 +37,7 @@ _LEAST_WIDTH = 660
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Where ranks stand. bands: (site, left, right) of neighbouring ranks on one site."""
+    """The places of ranks. bands: (site, left, right) of neighbouring ranks on one site."""
 
     at: tuple[float, ...]
     bands: tuple[tuple[int, float, float], ...]
@@ -134,7 +134,7 @@ def _heading(title: str, notes: Sequence[str], width: int) -> tuple[list[str], i
 
 
 def _legend(flights: Sequence[Flight], network: NetworkModel, width: int, y: int) -> tuple[list[str], int]:
-    """What colours, widths and bars mean, in as many rows as they take, and the y below them."""
+    """Explain colours, widths and bars, in as many rows as they take, and the y below them."""
     several = max(network.sites) > 0
     keys = [
         (f'stroke="{colour}" stroke-width="2" marker-end="url(#{name})"', text if several else "message")

@@ -60,7 +60,7 @@ MIN_SHARE_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How one algorithm lays its lanes.
+    """The way in which one algorithm lays its lanes.
 
     Attributes:
         place: (rank, owner, world, sites) -> the rank's place on the route to the owner.

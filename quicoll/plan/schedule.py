@@ -57,7 +57,7 @@ _PLANNERS: dict[str, Callable[..., plan.Plan]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ElementFormat:
-    """How the elements of a reduction travel.
+    """The form in which the elements of a reduction travel.
 
     Attributes:
         given: The tensors' type.
@@ -134,7 +134,7 @@ def require_ring_options(precision: Precision, wire: str | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """What all ranks know of a collective.
+    """A collective as all of its ranks know it.
 
     Attributes:
         collective: Its name.

@@ -47,7 +47,7 @@ _log = logging.getLogger("quicoll.train")
 
 
 class Task(Protocol):
-    """What is trained. The loop calls its methods one at a time, from one thread."""
+    """The thing that is trained. The loop calls its methods one at a time, from one thread."""
 
     @property
     def shards(self) -> int:
@@ -90,7 +90,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """How a worker's part in the job ended.
+    """The end of a worker's part in the job.
 
     Attributes:
         steps: The job's committed steps.

@@ -1,4 +1,4 @@
-"""Exact sums: the real number, rounded once, whatever the order. The oracle is `fractions.Fraction`."""
+"""Exact sums: the real number, rounded once, in any order. The oracle is `fractions.Fraction`."""
 
 from __future__ import annotations
 

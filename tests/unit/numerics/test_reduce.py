@@ -345,7 +345,7 @@ def test_ranks_hold_all_leaves_in_order_and_evenly() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_a_rank_may_replace_its_leaves_by_their_subtrees(dtype: DType) -> None:
-    """Partials in the accumulator's type, combined upwards by whoever: the bits of the whole tree."""
+    """Partials in the accumulator's type, combined upwards by any rank: the bits of the whole tree."""
     total, acc = 13, accumulator(dtype, ReduceOp.SUM)
     leaves = [Leaf(drawn(dtype, 500, seed=leaf)) for leaf in range(total)]
     whole = reduced(dtype, ReduceOp.SUM, [leaf.values for leaf in leaves])

@@ -166,7 +166,7 @@ def test_what_is_explained_is_what_a_group_runs(question: ExplainedCall) -> None
 def test_the_command_prints_the_bytes_and_messages_of_those_plans(
     options: tuple[str, ...], bytes_an_element: float, partial: str
 ) -> None:
-    """4 ranks with a leaf each, direct: 2 (p - 1) / p of what travels, out and in, whatever the accumulator takes."""
+    """4 ranks with a leaf each, direct: 2 (p - 1) / p of what travels, out and in, for any accumulator."""
     elements = 1 << 20
     size = {"float64": 8, "bfloat16": 2}.get(next((text for text in options if "float" in text), ""), 4)
     size = 4 if "--wire" in options else size
