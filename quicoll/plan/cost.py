@@ -303,7 +303,7 @@ def has_choice(op: str, world: int, nbytes: int, sites: Sequence[int]) -> bool:
 
 
 def _levels_pay(network: NetworkModel) -> bool:
-    """Return whether log2(world) delays in a row are shorter than world messages in a row, for messages of few bytes."""
+    """Return whether log2(world) delays in a row are shorter than world messages in a row, for few bytes."""
     world = network.world
     delay = max(map(max, network.latency))
     levels = (world - 1).bit_length()
