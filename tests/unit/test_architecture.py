@@ -80,7 +80,7 @@ def _bound(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         return [node.target.id]
     if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
+        return [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
     return []
 
 
