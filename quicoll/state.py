@@ -28,7 +28,7 @@ import numpy as np
 
 from quicoll.checks import done, plain
 from quicoll.errors import Corrupted, LocalError, PeerError
-from quicoll.numerics.buffers import digest, empty, memory, source, wrap
+from quicoll.numerics.buffers import empty, memory, source, tensor_digest, wrap
 from quicoll.numerics.dtypes import DType
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ async def _transfer(state: RankState, group: Group, giver: int, view_id: int) ->
     received: dict[str, Any] = {}
     for tensor in decode_manifest(memory(packed), giver=giver, view_id=view_id):
         value = await group.broadcast(given[tensor.name] if giving else _empty(tensor), root=giver)
-        if digest(value) != tensor.digest:
+        if tensor_digest(value) != tensor.digest:
             raise Corrupted(f"the state's {tensor.name!r} fails its digest", rank=giver, view=view_id)
         received[tensor.name] = value
     return received
@@ -221,7 +221,7 @@ def _checked(state: object) -> dict[str, Any]:
 
 def _describe(name: str, value: Any) -> TensorRecord:
     read = source(value)
-    return TensorRecord(name, read.dtype.name, read.shape, read.kind == "torch", digest(read))
+    return TensorRecord(name, read.dtype.name, read.shape, read.kind == "torch", tensor_digest(read))
 
 
 def _empty(tensor: TensorRecord) -> Any:

@@ -3,19 +3,20 @@
 The promise is the same bits in every run, so the audits of two runs that were given the same differ in no line that
 counts; if they do differ, the first difference says where to look:
 
-    calls        the ranks asked for different collectives, in another order, or on other terms (counts, colors): the
-                 programs differ
+    calls        the ranks asked for different collectives, in another order, or with other arguments (counts,
+                 colors): the programs differ
     inputs       the same call, but a leaf has other bits: what the named rank computed since the call before differs
     result       all that went into a collective is equal, and the result is not: a fault of quicoll, of memory, of a
                  processor; or of a caller that changed an input while the collective ran
     unexplained  the result is another, but what some rank put in is not there to be compared
     missing      one run has no record of a place or a call that the other has
 
-First: an operation is looked at when all that its ranks recorded before it has been. So nothing is named that only
-follows from something else. Ranks may have issued operations of several groups in different orders; where that makes a
-circle, whoever has called the fewest comes first. Within an operation calls come before inputs, inputs before results.
+First: an operation is looked at when all that its ranks recorded before it has been. So nothing is named that is only a
+consequence of something else. Ranks may have issued operations of several groups in different orders; where that makes
+a circle, the rank that has called the fewest comes first. Within an operation calls come before inputs, inputs before
+results.
 
-Nothing is blamed on guesses. "result" is said only where the record of every rank that took part is there in both runs;
+Nothing is guessed: "result" is reported only where the record of every rank that took part is there in both runs;
 else it is "unexplained". What a damaged file may have lost is not "missing".
 
 Two runs need not have as many ranks. Between other world sizes is compared what these have in common: operations of all
@@ -41,9 +42,15 @@ __all__ = ["Comparison", "Difference", "diff"]
 class Difference:
     """The first thing in which two runs differ.
 
-    kind: see the head of the module. index: the call's number in this place, from 0, in A if it has it; None where all
-    of it is missing. rank: in each run the rank that it is about, None where no single one is. leaf: of inputs. a, b:
-    what each has.
+    Attributes:
+        kind: See the head of the module.
+        place: The step.
+        index: The call's number in this place, from 0, in A if it has it; None where all of it is missing.
+        op: What was called.
+        rank: In each run the rank that it is about; None where no single one is.
+        leaf: Of inputs.
+        a: What A has.
+        b: What B has.
     """
 
     kind: Literal["calls", "inputs", "result", "unexplained", "missing"]
@@ -80,12 +87,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What comes of comparing two runs.
+    """The result of comparing two runs.
 
-    difference: the first; None if there is none in what could be compared. operations: how many with inputs or results
-    were looked at, up to the difference; apart: of how many of them something was not compared because it means nothing
-    at another world size. gaps: what should be there and is not, in words. partial: whether single files were compared,
-    and other ranks had a part.
+    Attributes:
+        difference: The first; None if there is none in what could be compared.
+        operations: How many with inputs or results were looked at, up to the difference.
+        apart: Of how many of them something was not compared because it means nothing at another world size.
+        gaps: What is missing, in words.
+        partial: Whether single files were compared, and other ranks had a part.
     """
 
     difference: Difference | None
@@ -96,8 +105,11 @@ class Comparison:
 
     @property
     def verdict(self) -> Literal["different", "incomplete", "no difference", "equal"]:
-        """equal: all that both runs did was compared. no difference: what two world sizes have in common was, or what
-        the ranks did that were asked about. incomplete: no difference, but what to compare is missing or damaged."""
+        """The outcome in two words or one.
+
+        "equal": all that both runs did was compared. "no difference": what two world sizes have in common was compared,
+        or what the given ranks did. "incomplete": no difference, but something to compare is missing or damaged.
+        """
         if self.difference is not None:
             return "different"
         if self.gaps:
@@ -118,7 +130,14 @@ class _Count:
 
 
 def diff(a: Run, b: Run) -> Comparison:
-    """Compare two runs: by place, then in the order in which operations can have influenced each other."""
+    """Compare two runs: by place, then in the order in which operations can have influenced each other.
+
+    Args:
+        a: The first run.
+        b: The second run.
+    Returns:
+        The first difference, if any, and how much was compared.
+    """
     count = _Count()
     gaps = [f"{name}: {gap}" for name, run in (("A", a), ("B", b)) for gap in run.gaps]
     difference = None
@@ -150,7 +169,7 @@ def _names(attempt: Attempt) -> str:
 
 
 def _alone(place: RunPosition, one: Attempt | None, other: Attempt | None, *, damaged: bool) -> Difference | None:
-    """Only one run has been here. damaged: nobody knows whether the other has."""
+    """Only one run has been here. damaged: whether the other has is unknown."""
     if damaged or not any(records for each in (one, other) if each is not None for records in each.ranks.values()):
         return None
     have = [f"{len(each.ranks)} ranks" if each is not None else _NOTHING for each in (one, other)]
@@ -158,7 +177,7 @@ def _alone(place: RunPosition, one: Attempt | None, other: Attempt | None, *, da
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Operations, put together from what their ranks recorded
+# Operations, put together from the records of their ranks
 
 _NOTHING = "nothing"
 _Calls = dict[int, int]  # of one operation: by rank the place of its record among those of the rank
@@ -210,7 +229,7 @@ def _same_world(place: RunPosition, a: Attempt, b: Attempt, count: _Count) -> Di
     in_b = {call: calls for calls in _operations(b) for call in calls.items()}
     for calls in _operations(a):
         met = [in_b[call] for call in calls.items() if call in in_b]
-        # Whoever took part in one of the runs: a sub-group of one name may have had other members.
+        # All that took part in one of the runs: a sub-group of one name may have had other members.
         concerned = sorted({call for each in (calls, *met) for call in each.items() if call[0] in both})
         known: list[tuple[int, OperationRecord, OperationRecord]] = []
         for rank, index in concerned:
@@ -348,7 +367,7 @@ def _in_common(
 
 
 def _tells(records: Sequence[OperationRecord]) -> bool:
-    """Whether there is anything to be compared; of a barrier there is not."""
+    """Return whether there is anything to compare; a barrier has nothing."""
     return any(record.inputs or record.result for record in records)
 
 

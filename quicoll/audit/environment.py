@@ -1,10 +1,10 @@
-"""What this process and machine promise about bits: which results are the same everywhere, which may differ, and why.
+"""Promises of this process and machine about bits: which results are equal everywhere, which may differ, and why.
 
     print(quicoll.determinism_report())
 
-Three verdicts. "guaranteed": the same bits on every rank, whatever else this report says; what that rests on has been
-looked at here and now. "depends": the same bits only between processes for which the value shown is the same; often not
-even that is enough, and `why` says so. "unknown": could not be found out here.
+Three verdicts: "guaranteed": the same bits on every rank, independent of the rest of this report; what that rests on
+has been checked here and now. "depends": the same bits only between processes for which the value shown is the same;
+often not even that is enough, and `why` says so. "unknown": could not be found out here.
 
 The border runs between quicoll and the user's own computation. What quicoll computes (collectives, exact sums, random
 numbers, compressed formats) uses IEEE 754's basic operations and integers in an order of its own, and no library's
@@ -40,6 +40,8 @@ __all__ = ["DeterminismReport", "Finding", "Guarantee", "determinism_report"]
 
 
 class Guarantee(StrEnum):
+    """Bits are guaranteed, depend on the value shown, or are unknown."""
+
     GUARANTEED = "guaranteed"
     DEPENDS = "depends"
     UNKNOWN = "unknown"
@@ -47,7 +49,14 @@ class Guarantee(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at: its value here, what it means for bits, and the reason."""
+    """One thing that was looked at.
+
+    Attributes:
+        name: What.
+        value: Its value here.
+        verdict: What it means for bits.
+        why: The reason.
+    """
 
     name: str
     value: str
@@ -57,18 +66,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DeterminismReport:
-    """What was found, in a fixed order. Printed, it is one finding a line; `json` is for programs."""
+    """All findings in a fixed order. Printed, it is one finding a line."""
 
     findings: tuple[Finding, ...]
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that are equal where all names, values and verdicts are."""
+        """Return 16 hexadecimal digits, equal where all names, values and verdicts are equal."""
         seen = [[finding.name, finding.value, finding.verdict] for finding in self.findings]
         return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]
 
     def json(self) -> str:
-        """One object: fingerprint, and findings with name, value, verdict and why."""
+        """Return one JSON object: fingerprint, and findings with name, value, verdict and why."""
         return json.dumps({"fingerprint": self.fingerprint, "findings": [asdict(finding) for finding in self.findings]})
 
     def __getitem__(self, name: str) -> Finding:
@@ -87,7 +96,13 @@ class DeterminismReport:
 
 
 def determinism_report() -> DeterminismReport:
-    """Look at this thread, process and machine. Takes milliseconds, changes nothing, and does not import torch."""
+    """Look at this thread, process and machine: which bits are guaranteed, which depend on what, and why.
+
+    Takes milliseconds, changes nothing, and does not import torch: what is loaded is looked at.
+
+    Returns:
+        The report. Compare the reports of two ranks by `fingerprint`.
+    """
     return DeterminismReport(
         (
             _arithmetic(),

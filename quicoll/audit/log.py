@@ -1,4 +1,4 @@
-"""What every collective was given and what it gave, by digest: two runs are compared without keeping their tensors.
+"""Digests of the inputs and the result of every collective, so that two runs can be compared without their tensors.
 
 Each rank writes one file, one line for each collective that succeeded, and one for the beginning of each step.
 `quicoll.audit.diff` compares what `load_run` makes of them.
@@ -56,7 +56,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, tag="header", tag_field
 
 
 class StepBegun(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="kind"):
-    """A step begins: earlier lines of this step and of later ones are of attempts that were given up."""
+    """The line of a step that begins: earlier lines of this step and of later ones belong to aborted attempts."""
 
     step: int
     view: int
@@ -93,7 +93,7 @@ class OperationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @property
     def size(self) -> int:
-        """How many ranks took part."""
+        """The number of ranks that took part."""
         return self.members or self.world
 
     @property
@@ -114,8 +114,11 @@ _decoder: msgspec.json.Decoder[_Line] = msgspec.json.Decoder(_Line)
 class AuditLog:
     """Writes the file of one rank. Every method raises AuditError where the file cannot be written.
 
-    path: the file; its directory is made. By habit `directory / (node + ".audit")`, which is where `load_run` looks.
-    A file of the same job and node is continued; any other is refused.
+    Args:
+        path: The file; its directory is made. `load_run` looks for `directory / (node + ".audit")`. A file of the same
+            job and node is continued; any other is refused.
+        job: The job's name.
+        node: The rank's name.
     """
 
     def __init__(self, path: str | Path, *, job: str, node: str) -> None:
@@ -206,7 +209,14 @@ def _good_lines(data: bytes) -> Iterator[_Good]:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One file as read. whole: whether its last line was good."""
+    """One file as read.
+
+    Attributes:
+        job: The job's name.
+        node: The rank's name.
+        lines: In order, without the header.
+        whole: Whether the last line was good.
+    """
 
     job: str
     node: str
@@ -215,7 +225,15 @@ class Log:
 
 
 def read_log(path: str | Path) -> Log:
-    """Read one file, up to the first line that is not good. Raises AuditError if there is no good one at its head."""
+    """Read one file, up to the first line that is not good.
+
+    Args:
+        path: The file.
+    Returns:
+        Its lines.
+    Raises:
+        AuditError: It cannot be read, or no good header stands at its head.
+    """
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -235,7 +253,7 @@ def read_log(path: str | Path) -> Log:
 
 @dataclass(frozen=True, order=True, slots=True)
 class RunPosition:
-    """Where in a run: in a step, or outside after it (step 0 for before all)."""
+    """A place in a run: in a step, or outside after it (step 0: before all)."""
 
     step: int
     outside: bool
@@ -246,8 +264,14 @@ class RunPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The attempt at a place that counts. ranks: what each did, in order. cut: of those the ones whose file is damaged
-    here, so that they may have done more."""
+    """The attempt at a place that counts.
+
+    Attributes:
+        view: The view's number.
+        world: Number of ranks.
+        ranks: What each did, in order.
+        cut: Those of them whose file is damaged here, so that they may have done more.
+    """
 
     view: int
     world: int
@@ -256,7 +280,7 @@ class Attempt:
 
     @property
     def missing(self) -> list[int]:
-        """Ranks of which nothing is there, though somebody's calls are."""
+        """Ranks without any record here, where other ranks have records."""
         return [rank for rank in range(self.world) if rank not in self.ranks] if any(self.ranks.values()) else []
 
 
@@ -264,8 +288,12 @@ class Attempt:
 class Run:
     """A run, or what is there of it.
 
-    gaps: what should be there and is not, in words. alone: whether it is one file that was asked for by itself, so that
-    other ranks are not missed. damaged: whether all of its files are, so that it may have gone on.
+    Attributes:
+        name: Its path.
+        places: What was done, by place.
+        gaps: What is missing, in words.
+        alone: Whether it is one file that was asked for by itself, so that other ranks are not missing.
+        damaged: Whether all of its files are damaged, so that it may have gone on.
     """
 
     name: str
@@ -281,7 +309,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one file has of a place."""
+    """The records of one file for a place."""
 
     file: str
     view: int
@@ -292,9 +320,14 @@ class _Part:
 
 
 def load_run(path: str | Path) -> Run:
-    """Read a run: a file, or a directory with one file for each rank.
+    """Read a run.
 
-    Raises AuditError where there is none, one cannot be read, or they are of several jobs or runs.
+    Args:
+        path: A file, or a directory with one file for each rank.
+    Returns:
+        The run.
+    Raises:
+        AuditError: There is none, a file cannot be read, or the files are of several jobs or runs.
     """
     path = Path(path)
     alone = not path.is_dir()
@@ -404,7 +437,7 @@ def _missing(places: Mapping[RunPosition, Attempt]) -> Iterator[str]:
 
 
 def audit_file(directory: str | Path, node: str) -> Path:
-    """Where a node's file lies in the directory of a run. Raises LocalError for a name that is no file's."""
+    """Return where a node's file lies in the directory of a run. Raises LocalError for a name that is no file's."""
     if not node or "/" in node or node.startswith("."):
         raise LocalError(f"{node!r} cannot be the name of a file")
     return Path(directory) / (node + SUFFIX)

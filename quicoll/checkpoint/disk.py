@@ -1,12 +1,12 @@
-"""The file operations on which durability rests, behind a seam, so that a simulated disk can stand in for the real one.
+"""The file operations on which durability rests, behind a seam, so that a simulated disk can replace the real one.
 
 Only what `quicoll.checkpoint` needs, and cut where a disk can fail: each method is one promise of POSIX, and none does
-two things that a power loss could part from each other without the caller having a say. What POSIX promises, and this
+two things that a power loss could separate without the caller knowing. What POSIX promises, and this
 module repeats (Pillai et al. 2014, "All File Systems Are Not Created Equal", OSDI):
 
 - written bytes are durable after fsync of the file, and names after fsync of the directory that holds them;
 - a rename is atomic: the target is the old file or the new one, never none and never a mix;
-- after a failed fsync nobody knows what is on the disk, and a second fsync proves nothing (Rebello et al. 2020, "Can
+- after a failed fsync it is not known what is on the disk, and a second fsync proves nothing (Rebello et al. 2020, "Can
   Applications Recover from fsync Failures?", USENIX ATC): the file has to be written anew under another name.
 
 Every method raises OSError as the system does; callers turn it into their own error, once. The clock and the source of
@@ -26,7 +26,7 @@ __all__ = ["Disk", "OsDisk"]
 
 
 class Disk(Protocol):
-    """What can be done to files. Everything blocks; all raise OSError."""
+    """The file operations that checkpoints need. Every method blocks and raises OSError."""
 
     def make_directory(self, path: Path) -> None:
         """Make one directory in one that is there; durable after `sync_directory(path.parent)`."""
@@ -61,7 +61,7 @@ class Disk(Protocol):
 
 
 class OsDisk:
-    """The real one."""
+    """The real disk, through the operating system."""
 
     def make_directory(self, path: Path) -> None:
         path.mkdir()

@@ -85,7 +85,15 @@ _EXTENSION_DTYPES = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2"})
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What one file held. `digest` is that of `tensors`, already checked."""
+    """The content of one checkpoint file.
+
+    Attributes:
+        path: The file.
+        step: The step that it was saved for.
+        tensors: By name; numpy arrays or torch tensors, as they were saved.
+        metadata: What the caller gave to `save`.
+        digest: `digest(tensors)`, already checked.
+    """
 
     path: Path
     step: int = field(kw_only=True)
@@ -103,15 +111,24 @@ def save(
     keep: int = 3,
     disk: Disk | None = None,
 ) -> Path:
-    """Write `tensors` as the checkpoint of `step` and return its path; make the directory if it is not there.
+    """Write tensors as the checkpoint of a step; make the directory if it is missing.
 
-    Tensors are numpy arrays or torch tensors of any shape, with a dtype that safetensors has; CUDA tensors are copied.
-    They must not change until this returns (see `snapshot`). Metadata keys may not begin with "quicoll.".
-    keep: of the checkpoints up to and including `step`, the newest `keep` stay. Newer ones are left alone: they are
-    either damaged and were skipped, or will be written again when the training gets there.
-    disk: where to write; None is the real one.
-    Raises LocalError for arguments that can never be saved, CheckpointError when the disk refuses (full, not
-    permitted, failing): then all earlier checkpoints are as they were.
+    A failed save changes nothing: all earlier checkpoints are as they were.
+
+    Args:
+        directory: Where the checkpoints are. One writer at a time.
+        step: 0 or more.
+        tensors: By name, numpy arrays or torch tensors of any shape, of a dtype that safetensors has. CUDA tensors are
+            copied. They must not change until this returns (see `snapshot`).
+        metadata: Text by name. Names must not begin with "quicoll.".
+        keep: Of the checkpoints up to and including `step` the newest `keep` stay. Newer ones are left alone: they are
+            damaged and were skipped, or will be written again.
+        disk: Where to write; None: the real disk.
+    Returns:
+        The path of the new file.
+    Raises:
+        LocalError: These arguments can never be saved.
+        CheckpointError: The disk is full, not permitted or failing.
     """
     if step < 0:
         raise LocalError(f"a checkpoint's step is 0 or more, not {step}")
@@ -148,10 +165,14 @@ def save(
 def load(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Checkpoint:
     """Read and check one checkpoint file.
 
-    Each tensor comes back as the kind it was saved from: torch tensors as CPU torch tensors, numpy arrays as numpy
-    arrays, every dtype bit for bit, all writable.
-    Raises CheckpointError, naming the path, for a file that is missing, damaged, cut short or not a checkpoint, and for
-    one whose kind of tensor needs a package that is not installed.
+    Args:
+        path: The file.
+        disk: Where to read; None: the real disk.
+    Returns:
+        The checkpoint. Tensors are of the kind that was saved (torch tensors on the CPU), bit for bit, writable.
+    Raises:
+        CheckpointError: The file is missing, damaged, cut short or no checkpoint, or a package that its tensors need is
+            not installed. Names the path.
     """
     where = Path(path)
     try:
@@ -193,11 +214,18 @@ def load(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Checkpoin
 
 
 def latest(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole; None if the directory is missing or holds none.
+    """Return the newest checkpoint that is whole.
 
-    A damaged newer one is skipped with a warning on the logger "quicoll.checkpoint".
-    Raises CheckpointError if there are checkpoints and not one of them is whole: to start anew then is a decision for a
-    person, because it throws work away.
+    A damaged newer one is skipped with a warning to the logger "quicoll.checkpoint".
+
+    Args:
+        directory: Where the checkpoints are.
+        disk: Where to read; None: the real disk.
+    Returns:
+        The checkpoint, or None if the directory is missing or holds none.
+    Raises:
+        CheckpointError: There are checkpoints and none is whole. Starting anew would throw work away: that is for a
+            person to decide.
     """
     disk = disk or _OS_DISK
     folder = Path(directory)
@@ -222,15 +250,28 @@ def latest(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> Ch
 
 
 def digest(tensors: Mapping[str, Array]) -> str:
-    """BLAKE2b-256 (RFC 7693), in hex, over names, dtypes, shapes and little-endian bytes, in order of name.
+    """Return a digest of tensors: equal digests mean equal bits.
 
-    Equal digests mean equal bits: -0.0 differs from 0.0, and one NaN from another. The kind of array does not count.
+    -0.0 differs from 0.0, and one NaN from another. A numpy array and a torch tensor of the same content are equal.
+
+    Args:
+        tensors: By name.
+    Returns:
+        BLAKE2b-256 (RFC 7693) in hexadecimal, over names, dtypes, shapes and little-endian bytes in order of name.
+    Raises:
+        LocalError: A dtype cannot be saved.
     """
     return _digest(_parts(tensors))
 
 
 def snapshot(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """Copy the tensors to memory of their own on the CPU, so that a thread can save them while training goes on."""
+    """Copy tensors to memory of their own on the CPU, so that a thread can save them while training goes on.
+
+    Args:
+        tensors: By name, numpy arrays or torch tensors.
+    Returns:
+        The copies, by name, of the same kinds.
+    """
     return {
         name: value.detach().to("cpu", copy=True) if _is_torch(value) else np.array(value, copy=True)
         for name, value in tensors.items()
@@ -297,7 +338,7 @@ def _code(name: str, dtype: str) -> str:
 
 
 def _is_torch(value: object) -> TypeIs[torch.Tensor]:
-    """Whether it is a torch tensor, without importing torch for those who do not use it."""
+    """Return whether it is a torch tensor, without importing torch for those who do not use it."""
     loaded = sys.modules.get("torch")
     return loaded is not None and isinstance(value, loaded.Tensor)
 

@@ -14,7 +14,7 @@ from quicoll.audit.log import Run, load_run
 
 __all__ = ["audit_app"]
 
-audit_app = typer.Typer(help="Look at the audits of runs, and compare two.", no_args_is_help=True)
+audit_app = typer.Typer(help="Print the audit of a run, or compare two.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -23,8 +23,10 @@ _STATUS = {"equal": 0, "no difference": 0, "different": 1, "incomplete": 2}
 
 @audit_app.command("diff")
 def diff_runs(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A run's directory, or one rank's file.", show_default=False)],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The other run's.", show_default=False)],
+    a: Annotated[
+        Path, typer.Argument(metavar="A", help="The directory of a run, or the file of one rank.", show_default=False)
+    ],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The directory or file of the other run.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
     """Name the first operation, step and rank at which two runs differ.
@@ -56,13 +58,13 @@ def diff_runs(
 
 
 @audit_app.command("show")
-def show(
+def show_run(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run's directory, or one rank's file.", show_default=False)
+        Path, typer.Argument(metavar="RUN", help="The directory of a run, or the file of one rank.", show_default=False)
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Print what a run did, step by step."""
+    """Print the calls of a run, step by step."""
     loaded = load_run(run)
     if as_json:
         typer.echo(json.dumps(_summary(loaded)))

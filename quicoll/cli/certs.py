@@ -36,27 +36,25 @@ CertsDirectory = Annotated[
 @certs_app.command("init")
 def init(
     directory: CertsDirectory,
-    job: Annotated[str, typer.Option(help="The job's name: no node of another job gets in.", show_default=False)],
-    algorithm: Annotated[KeyAlgorithm, typer.Option(help="The kind of all keys of this job.")] = "ed25519",
-    days: Annotated[int, typer.Option(help="How long the authority is valid.")] = 3650,
+    job: Annotated[str, typer.Option(help="Name of the job; nodes of other jobs are refused.", show_default=False)],
+    algorithm: Annotated[KeyAlgorithm, typer.Option(help="Kind of all keys of this job.")] = "ed25519",
+    days: Annotated[int, typer.Option(help="Days for which the authority is valid.")] = 3650,
 ) -> None:
     """Make the authority of a job: ca.pem, which every node needs, and ca.key, which stays here."""
     authority = create_authority(directory, job=job, algorithm=algorithm, days=days)
     typer.echo(f"authority of job {job}, valid until {_date(authority.certificate.not_valid_after_utc)}")
     typer.echo(f"  {directory / AUTHORITY_FILE}  give it to every node")
-    typer.echo(f"  {directory / AUTHORITY_KEY_FILE}  keep it here: who has it can let anybody in")
+    typer.echo(f"  {directory / AUTHORITY_KEY_FILE}  keep it here: its owner can let any node in")
 
 
 @certs_app.command("issue")
 def issue_one(
     directory: CertsDirectory,
-    role: Annotated[
-        Literal["worker", "coordinator"], typer.Option(help="What the node may act as.", show_default=False)
-    ],
-    node: Annotated[str, typer.Option(help="The node's name, unique within its role.", show_default=False)],
-    days: Annotated[int, typer.Option(help="How long it is valid, at most until the authority ends.")] = 365,
-    dns: Annotated[list[str] | None, typer.Option(help="A DNS name to put in as well; may be repeated.")] = None,
-    ip: Annotated[list[str] | None, typer.Option(help="An IP address to put in as well; may be repeated.")] = None,
+    role: Annotated[Literal["worker", "coordinator"], typer.Option(help="Role of the node.", show_default=False)],
+    node: Annotated[str, typer.Option(help="Name of the node, unique within its role.", show_default=False)],
+    days: Annotated[int, typer.Option(help="Days for which it is valid, at most until the authority ends.")] = 365,
+    dns: Annotated[list[str] | None, typer.Option(help="A DNS name to include; may be repeated.")] = None,
+    ip: Annotated[list[str] | None, typer.Option(help="An IP address to include; may be repeated.")] = None,
 ) -> None:
     """Make the key and the certificate of one node."""
     credentials = issue(directory, role=role, node=node, days=days, dns=dns or (), ip=ip or ())
@@ -67,11 +65,11 @@ def issue_one(
 
 
 @certs_app.command("show")
-def show(
+def show_certificates(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A PEM file with certificates.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON list, one entry for each certificate.")] = False,
 ) -> None:
-    """Print whose the certificates in a file are, how long they are valid, and their fingerprints. Verifies nothing."""
+    """Print the node, validity and fingerprint of each certificate in a file. Nothing is verified."""
     entries = [_describe(certificate) for certificate in read_certificates(file)]
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
@@ -82,7 +80,7 @@ def show(
 
 
 def _describe(certificate: x509.Certificate) -> dict[str, str]:
-    """What `show` prints: of the text in a certificate only names of our form, so that none can draw on a terminal."""
+    """Return what is printed of a certificate: only names of our form, so that none can write control codes."""
     since, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     now = datetime.now(UTC)
     return {

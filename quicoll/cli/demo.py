@@ -27,7 +27,7 @@ from rich.live import Live
 from rich.table import Table
 
 from quicoll.cli.report import console_beside, open_report, write_report
-from quicoll.demo.timeline import FaultMark, Feed, Moment, Recovery, recover
+from quicoll.demo.timeline import EventReader, FaultMark, Moment, Recovery, measure_recovery
 from quicoll.errors import LocalError
 from quicoll.launch.supervisor import RunExit, Supervisor
 
@@ -43,7 +43,7 @@ FEWEST_STEPS = 24
 LOST_AFTER_S = 1.5
 CUT_FOR_S = 4.0
 DEADLINE_S = 170.0
-"""The whole run of the workers; whoever waits for a demo does not wait longer."""
+"""The whole run of the workers: nobody waits longer for a demo."""
 _POLL_S = 0.05
 
 
@@ -53,15 +53,15 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes; 3 or more, unless --no-faults.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 160,
-    seed: Annotated[int, typer.Option(min=0, help="Of the initial parameters and of the samples drawn.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Number of worker processes; 3 or more, unless --no-faults.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Number of training steps.")] = 160,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial parameters and of the samples.")] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the measurements to this file; - for stdout.")
     ] = None,
-    no_faults: Annotated[bool, typer.Option("--no-faults", help="Disturb nothing.")] = False,
+    no_faults: Annotated[bool, typer.Option("--no-faults", help="Kill nothing and cut nothing.")] = False,
 ) -> None:
-    """Train a small net with several workers over QUIC, kill one, cut one off, and compare all bits in the end."""
+    """Train a small net with several workers over QUIC, kill one, cut one off, and compare all bits at the end."""
     if not no_faults and workers < 3:
         raise LocalError("without one of 2 workers there is no majority to go on: take 3 or more, or --no-faults")
     if not no_faults and steps < FEWEST_STEPS:
@@ -99,7 +99,7 @@ class _Cluster:
 
     def __init__(self, story: _Story, events: Path, results: Path, *, steps: int, seed: int, faults: bool) -> None:
         self._story = story
-        self._feed = Feed(events)
+        self._feed = EventReader(events)
         nodes = [f"worker-{number}" for number in range(story.workers)]
         command = [sys.executable, "-m", "quicoll.demo.worker", "--steps", str(steps), "--seed", str(seed)]
         command += ["--result", str(results)]
@@ -143,7 +143,7 @@ class _Cluster:
 
 @dataclass(slots=True)
 class _Node:
-    """What the table shows of a worker."""
+    """The row of a worker in the table."""
 
     step: int = 0
     view: int | None = None
@@ -255,7 +255,7 @@ def _report(
 ) -> dict[str, Any]:
     digests = sorted({worker["digest"] for worker in ended.values()})
     reference = baseline["digest"] if baseline is not None else None
-    recoveries = [recover(story.moments, fault, nodes=list(story.nodes)) for fault in story.faults]
+    recoveries = [measure_recovery(story.moments, fault, nodes=list(story.nodes)) for fault in story.faults]
     return {
         "accuracy": min((worker["accuracy"] for worker in ended.values()), default=0.0),
         "final_digest": digests[0] if len(digests) == 1 else None,

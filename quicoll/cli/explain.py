@@ -1,10 +1,10 @@
-"""`quicoll explain`: what a collective does, what it costs by the model, and a picture of it.
+"""`quicoll explain`: the steps of a collective, its cost by the model, and a picture of it.
 
     quicoll explain all_reduce --world 6 --bytes 64MiB --algorithm hierarchical --sites 3,3
     quicoll explain all_reduce --world 8 --bytes 16MiB --leaves 32 --exact
     quicoll explain all_reduce --world 4 --bytes 64MiB --wire int8
 
-The plans are those that a group would run: both come of `quicoll.plan.schedule`. Nothing is sent.
+The plans are those that a group would run: both come from `quicoll.plan.schedule`. Nothing is sent.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from quicoll.numerics.dtypes import DTYPES
 from quicoll.numerics.reduce import Precision, ReduceOp
 from quicoll.plan.cost import FAR, NEAR, Forecast, NetworkModel, limit, predict
 from quicoll.plan.picture import draw
-from quicoll.plan.schedule import Carriage, Schedule, carriage, demand_orderless, move, reduction
+from quicoll.plan.schedule import ElementFormat, Schedule, element_format, move, reduction, require_ring_options
 
-__all__ = ["Question", "register", "size_of"]
+__all__ = ["ExplainedCall", "register", "size_of"]
 
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SCHEDULE_LINES = 12  # of each rank, unless --full
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ExplainedCall:
     """A call with what its group adds to it.
 
     nbytes: of the tensor that a rank gives; of all_gather and gather, of the result. Rows, where they are divided, are
@@ -85,19 +85,24 @@ class Question:
         if self.wire is not None and self.collective != "all_reduce":
             raise LocalError(f"wire is for all_reduce, not for {self.collective}")
         if self.algorithm == "ring":
-            demand_orderless(self.precision, self.wire)
+            require_ring_options(self.precision, self.wire)
 
-    def carriage(self) -> Carriage | None:
-        """How the elements of a reduction travel; None where nothing is reduced. Raises LocalError."""
+    def element_format(self) -> ElementFormat | None:
+        """Return how the elements of a reduction travel; None where nothing is reduced. Raises LocalError."""
         if self.collective not in _REDUCTIONS:
             return None
         op = ReduceOp.parse(self.op)
-        return carriage(DTYPES[self.dtype], op, leaves=self.total, precision=self.precision, wire=self.wire)
+        return element_format(DTYPES[self.dtype], op, leaves=self.total, precision=self.precision, wire=self.wire)
 
     def schedule(self) -> Schedule:
-        """What the call comes to. Raises LocalError."""
+        """Return the schedule of the call. Raises LocalError."""
         self.check()
-        how, world, elements, rows = self.carriage(), self.world, self.elements, even_rows(self.elements, self.world)
+        how, world, elements, rows = (
+            self.element_format(),
+            self.world,
+            self.elements,
+            even_rows(self.elements, self.world),
+        )
         common: dict[str, Any] = {
             "world": world,
             "sites": self.sites or (0,) * world,
@@ -130,39 +135,43 @@ class Question:
 
 
 def explain(
-    collective: Annotated[str, typer.Argument(help=f"{', '.join((*_REDUCTIONS, *_MOVES))}.")],
+    collective: Annotated[str, typer.Argument(help=f"One of {', '.join((*_REDUCTIONS, *_MOVES))}.")],
     world: Annotated[int, typer.Option(help="Number of ranks.", min=1, max=256)] = 4,
     nbytes: Annotated[
-        str, typer.Option("--bytes", help="Of the tensor; of all_gather and gather, of the result. 64MiB, 10k, 1000.")
+        str,
+        typer.Option("--bytes", help="Size of the tensor (all_gather, gather: of the result), as 64MiB, 10k or 1000."),
     ] = "64MiB",
-    algorithm: Annotated[str, typer.Option(help="auto: the cheapest by the model; ring: reduce_order.")] = "auto",
+    algorithm: Annotated[
+        str, typer.Option(help="The algorithm; auto is the cheapest by the model, ring the ring order.")
+    ] = "auto",
     sites: Annotated[
-        str, typer.Option(help="Ranks on each site, as 3,3. All on one by default.", show_default=False)
+        str, typer.Option(help="Number of ranks on each site, as 3,3. By default all are on one.", show_default=False)
     ] = "",
-    dtype: Annotated[str, typer.Option(help="Of the elements.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Type of the elements.")] = "float32",
     leaves: Annotated[
-        int | None, typer.Option(help="Logical shards of a reduction; by default one a rank.", show_default=False)
+        int | None,
+        typer.Option(help="Logical shards of a reduction; by default one for each rank.", show_default=False),
     ] = None,
-    op: Annotated[str, typer.Option(help="Of a reduction: sum, avg, max, ...")] = "sum",
-    precision: Annotated[str, typer.Option(help="Of a reduction: default, float64 or exact.")] = "default",
-    exact: Annotated[bool, typer.Option("--exact", help="As exact=True: the same as --precision exact.")] = False,
+    op: Annotated[str, typer.Option(help="Operation of a reduction: sum, avg, max, ...")] = "sum",
+    precision: Annotated[str, typer.Option(help="Precision of a reduction: default, float64 or exact.")] = "default",
+    exact: Annotated[bool, typer.Option("--exact", help="Reduce exactly; the same as --precision exact.")] = False,
     wire: Annotated[
-        str | None, typer.Option(help="What an all_reduce travels as: bfloat16 or int8.", show_default=False)
+        str | None, typer.Option(help="Wire format of an all_reduce: bfloat16 or int8.", show_default=False)
     ] = None,
-    root: Annotated[int, typer.Option(help="Root, or the receiver of send.")] = 0,
+    root: Annotated[int, typer.Option(help="The root; for send the receiver.")] = 0,
     chunk_bytes: Annotated[str, typer.Option(help="The longest message.")] = "1MiB",
     rtt_ms: Annotated[float, typer.Option(help="Round trip within a site, milliseconds.")] = 2e3 * NEAR[0],
     mbit: Annotated[float, typer.Option(help="Rate of a path within a site, Mbit/s.")] = 8e-6 * NEAR[1],
     far_rtt_ms: Annotated[float, typer.Option(help="Round trip between sites, milliseconds.")] = 2e3 * FAR[0],
     far_mbit: Annotated[float, typer.Option(help="Rate between two sites, Mbit/s, shared.")] = 8e-6 * FAR[1],
     svg: Annotated[
-        Path | None, typer.Option(help="Draw it into this file: ranks, messages, time.", show_default=False)
+        Path | None, typer.Option(help="Draw ranks, messages and time into this file.", show_default=False)
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Print every step of every rank.")] = False,
 ) -> None:
-    """Print what each rank does in a collective, what it costs by the model, and what its alternatives cost."""
+    """Print the steps of each rank in a collective, its predicted cost, and the cost of the alternatives."""
     try:
-        question = Question(
+        question = ExplainedCall(
             collective,
             world=world,
             nbytes=size_of(nbytes),
@@ -243,7 +252,7 @@ def _precision(text: str, *, exact: bool) -> Precision:
     return "exact" if exact else text  # type: ignore[return-value]
 
 
-def _title(question: Question, made: plan.Plan) -> str:
+def _title(question: ExplainedCall, made: plan.Plan) -> str:
     """Of a picture: "all_reduce, hierarchical: 1.00 MiB on 6 ranks of 2 sites"."""
     ranks = f"{made.world} rank{'s' if made.world > 1 else ''}"
     several = len(set(question.sites))
@@ -265,9 +274,9 @@ def _print_schedule(plans: list[plan.Plan], *, full: bool) -> None:
             typer.echo(f"  ... {len(lines) - len(shown)} more lines (--full)")
 
 
-def _print_travel(question: Question, schedule: Schedule) -> None:
-    """What travels for the tensor."""
-    how = question.carriage()
+def _print_travel(question: ExplainedCall, schedule: Schedule) -> None:
+    """Print what travels for the tensor."""
+    how = question.element_format()
     if question.collective == "barrier":
         return
     typer.echo(f"tensor        {_mib(question.nbytes)}, {question.elements} elements of {question.dtype}")

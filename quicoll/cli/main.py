@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _NOWHERE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-"""What a write to standard output may meet. A pipe whose reader is gone is typer's to handle."""
+"""Errors that a write to standard output may meet. A pipe whose reader is gone is typer's to handle."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _fail(message: str, *, status: int = 2) -> NoReturn:
-    # One line, whatever a path or a peer put into the message: logs are read by line.
+    # One line, also where a path or a peer put a line break into the message: logs are read by line.
     sys.stderr.write(f"quicoll: {' '.join(message.split())}\n")
     sys.exit(status)
 

@@ -1,6 +1,6 @@
-"""What a command found, as JSON: into a file, or to standard output where the file is called `-`.
+"""The findings of a command as JSON: into a file, or to standard output where the file is called `-`.
 
-Who asks for `-` pipes it into another program, so what is for people goes to stderr then.
+With `-` the output is for another program, so what is for people goes to stderr then.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["console_beside", "open_report", "write_report"]
 
 
 def console_beside(report: Path | None, **options: Any) -> Console:
-    """The console for what people read."""
+    """Return the console for what people read: stdout, or stderr where the report goes to stdout."""
     return Console(highlight=False, stderr=_is_stdout(report), **options)
 
 
 def open_report(path: Path | None) -> None:
-    """Find out now, not after an hour of work, that the report cannot be written. One that is there stays until then.
+    """Check now, and not after an hour of work, that the report can be written. An existing one stays until then.
 
     Raises LocalError.
     """
@@ -36,7 +36,7 @@ def open_report(path: Path | None) -> None:
 
 
 def write_report(path: Path | None, report: dict[str, Any]) -> None:
-    """Write it; None: nowhere. Raises LocalError where the file cannot be written."""
+    """Write the report; None: nowhere. Raises LocalError where the file cannot be written."""
     if path is None:
         return
     text = json.dumps(report, indent=2)

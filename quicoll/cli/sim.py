@@ -2,7 +2,7 @@
 
 With --seeds, every seed is a random scenario (quicoll.sim.scenario.swarm), run in worker processes; a failure is
 shrunk, and printed as the command that shows it again. With --seed, one of them, or, with --events, one that is written
-out. Exit status 0 if all invariants held, 1 if one was broken, 2 for a command that makes no sense.
+out. Exit status 0 if all invariants held, 1 if one was broken, 2 for a command that is wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 MOST_SHRUNK = 5
-"""Failures of a sweep that are shrunk; more seldom are more bugs."""
+"""Failures of a sweep that are shrunk; more are seldom more bugs."""
 
 
 def register(app: typer.Typer) -> None:
@@ -40,47 +40,47 @@ def register(app: typer.Typer) -> None:
 
 
 def sim(
-    seeds: Annotated[str | None, typer.Option(help="A range of seeds, A:B; B is not included.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Range of seeds, A:B; B is not included.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="One seed.")] = None,
-    ranks: Annotated[int, typer.Option(min=1, max=256, help="Workers.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Steps that every rank commits.")] = 10,
+    ranks: Annotated[int, typer.Option(min=1, max=256, help="Number of workers.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps that every rank commits.")] = 10,
     faults: Annotated[
-        str | None, typer.Option(help="Kinds of fault, with commas; '-disk' for all but one; all by default.")
+        str | None, typer.Option(help="Kinds of fault, separated by commas; -disk means all but disk. Default: all.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="With --seeds: processes; as many as there are cores by default.")
+        int | None, typer.Option(min=1, help="With --seeds: number of processes. Default: one for each core.")
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the summary to this file; - for stdout.")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="With --seed: write the timeline, a Chrome trace (opens in Perfetto).")
+        Path | None, typer.Option(help="With --seed: write a timeline for Perfetto (Chrome trace).")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="With --seed: print the run as a story.")] = False,
-    shrink_runs: Annotated[int, typer.Option(min=0, help="Runs spent on making each failure smaller.")] = 200,
+    shrink_runs: Annotated[int, typer.Option(min=0, help="Runs spent on shrinking each failure.")] = 200,
     compute: Annotated[
-        float | None, typer.Option(min=0, help="With --events: simulated seconds that a step computes.")
+        float | None, typer.Option(min=0, help="With --events: simulated seconds of computing in a step.")
     ] = None,
     settings: Annotated[
-        str | None, typer.Option(help="With --events: the cluster's, Settings(lost_after=0.5).")
+        str | None, typer.Option(help="With --events: settings of the cluster, as Settings(lost_after=0.5).")
     ] = None,
-    events: Annotated[str | None, typer.Option(help="With --seed: what happens, sim.at(1.2).crash(3); ...")] = None,
+    events: Annotated[str | None, typer.Option(help="With --seed: the faults, as sim.at(1.2).crash(3); ...")] = None,
 ) -> None:
     """Run whole clusters on a virtual clock, break their network, machines and clocks, and check every promise."""
     console = console_beside(json_file, soft_wrap=True)
     if (seeds is None) is (seed is None):
-        raise LocalError("take --seeds A:B for a sweep, or --seed S for one run")
+        raise LocalError("use --seeds A:B for a sweep, or --seed S for one run")
     if seeds is not None and (events is not None or trace is not None or explain):
-        raise LocalError("--events, --trace and --explain are of one run: take --seed S")
+        raise LocalError("--events, --trace and --explain are for one run: use --seed S")
     if events is None and (compute is not None or settings is not None):
         raise LocalError("--compute and --settings go with --events; without them the seed decides")
     if events is not None and faults is not None:
         raise LocalError("--faults and --events: either the faults are drawn, or they are written out")
     if seed is not None and jobs is not None:
-        raise LocalError("--jobs are of a sweep: take --seeds A:B")
+        raise LocalError("--jobs is for a sweep: use --seeds A:B")
     from quicoll.sim.disk.sqlite import demand_sqlite
 
-    demand_sqlite()  # every cluster has a journal: that it cannot be had is no failure of the promises
+    demand_sqlite()  # every cluster has a journal: a missing SQLite is no failure of the promises
     kinds = "all" if faults is None else faults
     open_report(json_file)
     with _quiet():
@@ -96,7 +96,7 @@ def sim(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What a broken cluster logs is expected here; its records would hide what is found."""
+    """Silence the logs: those of a broken cluster are expected here and would hide the findings."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

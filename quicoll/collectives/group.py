@@ -26,7 +26,7 @@ from quicoll.collectives.split import Split
 from quicoll.collectives.subgroups import WORLD, Scope
 from quicoll.engine.calls import site_numbers
 from quicoll.errors import LocalError
-from quicoll.numerics.reduce import Precision, ReduceOp, held
+from quicoll.numerics.reduce import Precision, ReduceOp, leaves_of
 
 if TYPE_CHECKING:
     from quicoll.collectives.context import CallContext
@@ -99,7 +99,7 @@ class Group:
         if not 1 <= total <= 1 << 31:
             raise LocalError(f"there must be at least one shard and at most 2**31, not {total}")
         here = self._here
-        mine = held(here.rank, here.world_size, total)
+        mine = leaves_of(here.rank, here.world_size, total)
         return Shards(total, mine.start, len(mine), here.view_id)
 
     # -- collectives that compute --------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from quicoll.errors import LocalError, PeerError
 from quicoll.numerics.buffers import destination, source
 from quicoll.numerics.bundle import Bundle, Results, bundle, results, shape_text
 from quicoll.numerics.reduce import ReduceOp
-from quicoll.plan.schedule import Schedule, demand_algorithm, depends, move
+from quicoll.plan.schedule import Schedule, depends, move, require_algorithm
 
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
@@ -68,7 +68,7 @@ class Broadcast(Movement[Any]):
 
     def __init__(self, here: GroupView, x: Any, *, root: int = 0, out: Any = None, algorithm: str = "auto") -> None:
         super().__init__(here)
-        demand_algorithm("broadcast", algorithm)
+        require_algorithm("broadcast", algorithm)
         _demand_model("broadcast", x, "of the same shape and dtype")
         self.like = like = bundle(x)
         self.root = root = here.checked("root", root)
@@ -149,7 +149,7 @@ class Gather(Rows[Any]):
         super().__init__(here)
         self.name = "all_gather" if root is None else "gather"
         self.root = root if root is None else here.checked("root", root)
-        demand_algorithm(self.name, algorithm)
+        require_algorithm(self.name, algorithm)
         like = source(x)
         shape = like.shape or (1,)
         self.algorithm, self.counts = algorithm, (shape[0],)
@@ -192,7 +192,7 @@ class Scatter(Rows[Any]):
         algorithm: str = "auto",
     ) -> None:
         super().__init__(here)
-        demand_algorithm("scatter", algorithm)
+        require_algorithm("scatter", algorithm)
         _demand_model("scatter", x, "of the same dtype and trailing shape")
         self.root = root = here.checked("root", root)
         like = source(x)

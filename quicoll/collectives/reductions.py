@@ -14,8 +14,15 @@ from quicoll.collectives.shards import Leaves, Shards
 from quicoll.engine.calls import Work
 from quicoll.errors import LocalError
 from quicoll.numerics.bundle import Bundle, bundle, results
-from quicoll.numerics.reduce import Precision, ReduceOp, held
-from quicoll.plan.schedule import Carriage, Schedule, carriage, demand_algorithm, demand_orderless, reduction
+from quicoll.numerics.reduce import Precision, ReduceOp, leaves_of
+from quicoll.plan.schedule import (
+    ElementFormat,
+    Schedule,
+    element_format,
+    reduction,
+    require_algorithm,
+    require_ring_options,
+)
 
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
@@ -45,7 +52,7 @@ class Reduction(Operation[Any]):
     ) -> None:
         self.here = here
         self.name = name
-        demand_algorithm(name, algorithm)
+        require_algorithm(name, algorithm)
         if exact and precision not in ("default", "exact"):
             raise LocalError(f"exact=True has an accumulator of its own: leave precision={precision!r} out")
         self.precision: Precision = "exact" if exact else precision
@@ -54,7 +61,9 @@ class Reduction(Operation[Any]):
             (x.shards.total, x.shards.first) if isinstance(x, Leaves) else (here.world_size, here.rank)
         )
         self.op = ReduceOp.parse(op)
-        self.how: Carriage = carriage(self.like.dtype, self.op, leaves=self.total, precision=self.precision, wire=wire)
+        self.how: ElementFormat = element_format(
+            self.like.dtype, self.op, leaves=self.total, precision=self.precision, wire=wire
+        )
         self.wire = wire
         if isinstance(x, Leaves):
             _demand_own(here, x.shards)
@@ -133,8 +142,8 @@ class AllReduce(Reduction):
     ) -> None:
         self.ring = reduce_order == "ring"
         if self.ring:
-            demand_algorithm("all_reduce", algorithm)
-            demand_orderless("exact" if exact else precision, wire)
+            require_algorithm("all_reduce", algorithm)
+            require_ring_options("exact" if exact else precision, wire)
             if algorithm != "auto":
                 raise LocalError(f"reduce_order='ring' is an algorithm of its own; leave algorithm={algorithm!r} out")
         elif reduce_order != "canonical":
@@ -230,7 +239,7 @@ def _demand_own(here: GroupView, shards: Shards) -> None:
             f"these leaves were made for view {shards.view_id}, the view is {here.view_id}: "
             "ask group.shards() again in every step"
         )
-    mine = held(here.rank, here.world_size, shards.total)
+    mine = leaves_of(here.rank, here.world_size, shards.total)
     if (shards.first, shards.count) != (mine.start, len(mine)):
         raise LocalError(
             f"shards {shards.text} are not those of this rank in this group: "
@@ -255,7 +264,7 @@ def _scheduled(
 
     A training loop asks for the same few again and again.
     """
-    how = carriage(dtype, op, leaves=leaves, precision=precision, wire=wire)
+    how = element_format(dtype, op, leaves=leaves, precision=precision, wire=wire)
     schedule = reduction(
         name, how, world=len(sites), sizes=dict(sizes), leaves=leaves, sites=sites, chunk_bytes=chunk_bytes
     )

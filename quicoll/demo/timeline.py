@@ -1,4 +1,4 @@
-"""What the events of a run say: a reader of the growing files, and how long each recovery took.
+"""The events of a run: a reader of the growing files, and how long each recovery took.
 
 All times are CLOCK_MONOTONIC in seconds, which is one clock for all processes of a machine, so that a fault seen by one
 process and its consequences seen by others can be subtracted.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FaultMark", "Feed", "Moment", "Recovery", "recover"]
+__all__ = ["EventReader", "FaultMark", "Moment", "Recovery", "measure_recovery"]
 
 _NOTICED = ("step_aborted", "view_ended")
 
@@ -43,10 +43,15 @@ class FaultMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How the others got over a fault, in seconds; None for what did not happen.
+    """The recovery of the other workers from a fault, in seconds; None for what did not happen.
 
-    rank: the node's when it happened. abort_s: from the fault until the last of the others had given the view up.
-    resume_s: from there to the next committed step. rejoined_s: from the fault until a view held the node again.
+    Attributes:
+        cause: Of the fault.
+        rank: The node's rank when it happened.
+        node: The node that it happened to.
+        abort_s: From the fault until the last of the others had aborted.
+        resume_s: From there to the next committed step.
+        rejoined_s: From the fault until a view held the node again.
     """
 
     cause: str
@@ -58,12 +63,12 @@ class Recovery:
 
     @property
     def complete(self) -> bool:
-        """Whether the others went on and the node came back."""
+        """True if the others went on and the node came back."""
         return None not in (self.abort_s, self.resume_s, self.rejoined_s)
 
 
-class Feed:
-    """Reads events files while they are written; each call of `read` gives what is new, in order of time."""
+class EventReader:
+    """Reads event files while they are written; each call of `read` returns what is new, in order of time."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -82,14 +87,22 @@ class Feed:
         return sorted(fresh, key=lambda moment: (moment.t, moment.node))
 
 
-def recover(moments: Iterable[Moment], fault: FaultMark, *, nodes: Sequence[str]) -> Recovery:
-    """Follow one fault through the events of `nodes`, the workers."""
+def measure_recovery(moments: Iterable[Moment], fault: FaultMark, *, nodes: Sequence[str]) -> Recovery:
+    """Follow one fault through the events of the workers.
+
+    Args:
+        moments: All events, in any order.
+        fault: What was done.
+        nodes: The workers.
+    Returns:
+        How long each part of the recovery took.
+    """
     history = sorted(moments, key=lambda moment: moment.t)
     members: Sequence[str] | None = next(
         (m.fields["nodes"] for m in reversed(history) if m.kind == "view_installed" and m.t <= fault.t), None
     )
     rank = list(members).index(fault.node) if members is not None and fault.node in members else None
-    # Who was not in the view with the node could not lose it.
+    # A worker that was not in the view with the node could not lose it.
     others = [node for node in nodes if node != fault.node and (members is None or node in members)]
     after = [moment for moment in history if moment.t > fault.t]
     noticed = [_first(after, (node,), _NOTICED) for node in others]

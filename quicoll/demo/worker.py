@@ -1,8 +1,8 @@
 """One worker of the demo (`python -m quicoll.demo.worker`), or the undisturbed process it is compared with.
 
 While the world is incomplete a worker waits a little between steps. Steps take milliseconds and a process seconds to
-start; without the wait the training would be over before whoever was killed is back, and nothing would be shown of
-how it comes back. The wait changes when steps happen, never what they compute.
+start; without the wait the training would be over before a killed worker is back, and the demo would not
+show how it comes back. The wait changes when steps happen, never what they compute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Membership and atomic steps: views, quorum, step decisions, the coordinator's journal.
 
 `CoordinatorCore` and `MemberCore` are pure: messages, losses and time in, actions out. `Journal` is the only part that
-touches a disk. docs/membership.md describes the protocol as a whole.
+touches a disk. docs/internals/membership.md describes the whole protocol.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""torch, numpy and whatever else has memory, to flat memory and back.
+"""Tensors of torch, numpy and other owners of memory as flat memory, and back.
 
 Everything past this module sees one thing: a 1-D, C-contiguous numpy array of an element type's storage dtype. What is
-neither tensor nor array is looked at through DLPack (jax, cupy on the host, ...) or the buffer protocol (array.array,
+neither tensor nor array is read through DLPack (jax, cupy on the host, ...) or the buffer protocol (array.array,
 bytearray, memoryview, ctypes, ...); results for it are numpy arrays, unless it is the `out`. Copies, all of them:
 
 - `source`: none for contiguous memory in C order (transposed, sliced, conjugated or negated views are copied once;
   tensors on a CUDA device are copied once, to the host);
-- `allocate`: none; the collective writes into the memory that the caller gets (but for a CUDA device one, as below);
+- `allocate`: none; the collective writes into the memory that the caller gets (for a CUDA device one, as below);
 - `destination`: one, in `Destination.commit`. A collective works in a buffer of its own, so that one that is
   aborted leaves the caller's `out` as it was.
 
-torch is imported for who asks for a tensor of it, and for nobody else: a caller who passes one has imported it.
+torch is imported only when a torch tensor is asked for; a caller who passes one has imported it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
     "Source",
     "allocate",
     "destination",
-    "digest",
     "empty",
     "memory",
     "source",
+    "tensor_digest",
     "wrap",
 ]
 
@@ -46,11 +46,16 @@ ArrayKind: TypeAlias = Literal["numpy", "torch"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """What a caller passed in, to be read.
+    """A tensor that a caller passed in, to be read.
 
-    flat: 1-D, C order, of dtype.storage, not writable; the caller's own memory unless `copied`. shape: the
-    caller's. native, device: the caller's dtype object (numpy.dtype or torch.dtype) and torch.device, for allocating
-    its like; device is None for the host.
+    Attributes:
+        flat: 1-D, C order, of dtype.storage, not writable; the caller's own memory unless `copied`.
+        dtype: The element type.
+        shape: The caller's.
+        kind: "numpy" or "torch".
+        native: The caller's dtype object (numpy.dtype or torch.dtype).
+        copied: Whether `flat` is a copy.
+        device: The torch.device; None for the host.
     """
 
     flat: Array
@@ -68,11 +73,16 @@ class Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Destination:
-    """Where a result goes.
+    """Memory for one result.
 
-    value: what the caller gets: an array or a tensor of `shape` and `dtype`, or the `out` that was passed. place: an
-    array or a tensor in the value's memory; mostly the value itself. flat: 1-D, writable, of dtype.storage: the value's
-    own memory if it is fresh, else a buffer beside it.
+    Attributes:
+        value: What the caller gets: an array or a tensor, or the `out` that was passed.
+        place: An array or a tensor in the value's memory; mostly the value itself.
+        flat: 1-D, writable, of dtype.storage: the value's own memory if it is fresh, else a buffer beside it.
+        dtype: The element type.
+        shape: Of the value.
+        kind: "numpy" or "torch".
+        fresh: Whether the value was made here.
     """
 
     value: Any
@@ -84,11 +94,17 @@ class Destination:
     fresh: bool
 
     def commit(self, flat: Array | None = None) -> Any:
-        """Write the finished result into `value` and return it.
+        """Write the finished result into `value`.
 
-        flat: the result where it is not in `self.flat`: 1-D, of dtype.storage. Nothing is copied if the value is
-        fresh and the result is in place. Autograd sees the write as any other in-place change of a tensor. Raises
-        LocalError when `value` cannot be written any more, because its owner has resized it or made it read-only since.
+        Nothing is copied if the value is fresh and the result is in place. Autograd sees the write as any other
+        in-place change.
+
+        Args:
+            flat: The result where it is not in `self.flat`: 1-D, of dtype.storage.
+        Returns:
+            `value`.
+        Raises:
+            LocalError: `value` cannot be written any more: its owner has resized it or made it read-only.
         """
         result = self.flat if flat is None else flat
         if result.shape != self.flat.shape or result.dtype != self.dtype.storage:
@@ -110,12 +126,19 @@ class Destination:
 
 
 def source(value: Any) -> Source:
-    """Look at a numpy array, a torch tensor, or an object with DLPack or the buffer protocol as flat memory.
+    """View a numpy array, a torch tensor, or an object with DLPack or the buffer protocol as flat memory.
 
-    Any shape, 0-dimensional and empty included; read-only arrays too; a tensor that requires grad is read as it is,
-    outside of autograd. A tensor on a CUDA device is copied to the host, after what is queued for it there. The memory
-    must not change until the collective has ended. Raises LocalError that says what to pass instead: for what has no
-    memory of numbers, another device, layout, byte order or dtype.
+    A tensor that requires grad is read outside of autograd. A tensor on a CUDA device is copied to the host, after what
+    is queued for it there.
+
+    Args:
+        value: Of any shape, 0-dimensional and empty included; may be read-only. It must not change until the collective
+            has ended.
+    Returns:
+        The view.
+    Raises:
+        LocalError: It has no memory of numbers, or another device, layout, byte order or dtype. Says what to pass
+            instead.
     """
     torch = _torch()
     if torch is not None and isinstance(value, torch.Tensor):
@@ -129,9 +152,15 @@ def source(value: Any) -> Source:
 
 
 def allocate(like: Source, shape: tuple[int, ...] | None = None) -> Destination:
-    """A new array or tensor of the kind and dtype of `like`, uninitialised, of `shape` (by default that of `like`).
+    """Make a new array or tensor, uninitialised.
 
-    Raises LocalError where there is no memory for it.
+    Args:
+        like: Its kind and dtype count.
+        shape: None: that of `like`.
+    Returns:
+        A fresh destination.
+    Raises:
+        LocalError: There is no memory for it.
     """
     shape = like.shape if shape is None else shape
     try:
@@ -141,7 +170,7 @@ def allocate(like: Source, shape: tuple[int, ...] | None = None) -> Destination:
 
 
 def empty(size: int, dtype: DType) -> Array:
-    """Flat memory for `size` elements of `dtype`, uninitialised. Raises LocalError where there is none."""
+    """Return flat memory for `size` elements of `dtype`, uninitialised. Raises LocalError where there is none."""
     try:
         return np.empty(size, dtype.storage)
     except (MemoryError, ValueError) as error:
@@ -163,12 +192,19 @@ def _allocate(like: Source, shape: tuple[int, ...]) -> Destination:
 
 
 def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) -> Destination:
-    """A caller's `out`, checked, with a buffer beside it; `commit` writes it.
+    """Check a caller's `out` and put a buffer beside it; `commit` writes it.
 
-    `out` may be an array for a tensor and the other way round, any object with DLPack or the buffer protocol, be
-    strided, and be (or overlap) the input. Raises LocalError unless it has `shape` (by default that of `like`) and the
-    dtype of `like`, can be written, does not require grad, and has a place of its own for each element. While the
-    Destination lives, a bytearray or array.array that is `out` cannot change its length.
+    While the Destination lives, a bytearray or array.array that is `out` cannot change its length.
+
+    Args:
+        out: An array or tensor of either kind, or any object with DLPack or the buffer protocol; may be strided, and be
+            or overlap the input.
+        like: The dtype that it must have.
+        shape: The shape that it must have; None: that of `like`.
+    Returns:
+        The destination.
+    Raises:
+        LocalError: Another shape or dtype; or it is read-only, requires grad, or has several elements in one place.
     """
     shape = like.shape if shape is None else shape
     torch = _torch()
@@ -195,9 +231,17 @@ def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) ->
 
 
 def wrap(flat: Array, dtype: DType, shape: tuple[int, ...], kind: ArrayKind) -> Any:
-    """An array or a tensor of `dtype` and `shape` in the memory of `flat` (1-D, of dtype.storage, writable).
+    """Make an array or a tensor in the memory of a flat array.
 
-    Imports torch for "torch", and ml_dtypes for numpy arrays of types that numpy has not; LocalError without them.
+    Args:
+        flat: 1-D, of dtype.storage, writable.
+        dtype: The element type.
+        shape: Of the result.
+        kind: "numpy" or "torch".
+    Returns:
+        The array or tensor.
+    Raises:
+        LocalError: torch, or ml_dtypes for types that numpy lacks, is not installed.
     """
     if kind == "torch":
         torch = _import("torch")
@@ -216,16 +260,22 @@ def _import(module: str) -> Any:
 
 
 def memory(flat: Array) -> memoryview:
-    """The bytes of a flat array, without a copy; writable if the array is."""
+    """Return the bytes of a flat array, without a copy; writable if the array is."""
     return flat.view(np.uint8).data
 
 
-def digest(value: Source | Any) -> bytes:
-    """16 bytes, xxh3-128, over dtype name, shape and elements in C order; the same for an array and a tensor that
-    are equal.
+def tensor_digest(value: Source | Any) -> bytes:
+    """Return a digest over dtype name, shape and elements in C order; the same for an array and an equal tensor.
 
-    Equal bits give equal digests; -0.0 and +0.0, and NaN of different payloads, are different bits. Not a defence
-    against an adversary. value: a Source, an array or a tensor. Raises LocalError as `source` does.
+    Equal bits give equal digests; -0.0 and +0.0, and NaN of other payloads, are different bits. No defence against
+    an adversary.
+
+    Args:
+        value: A Source, an array or a tensor.
+    Returns:
+        16 bytes, xxh3-128.
+    Raises:
+        LocalError: As `source`.
     """
     read = value if isinstance(value, Source) else source(value)
     state = xxhash.xxh3_128(f"{read.dtype}{list(read.shape)}".encode())
@@ -359,7 +409,7 @@ def _write_tensor(out: Any, result: Array) -> None:
 
 
 def _overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether two elements may share memory: unless each dimension steps over all that the ones below it span.
+    """Return whether two elements may share memory: unless each dimension steps over all that the ones below it span.
 
     Views made by slicing and transposing pass; expanded, broadcast and sliding-window ones do not. A few strange
     layouts that interleave without overlapping are refused too: to decide those exactly is NP-hard.

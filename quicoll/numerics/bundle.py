@@ -1,4 +1,4 @@
-"""What a caller passes to one operation: a tensor, or a list of tensors that are to travel as one.
+"""The tensors of one operation: a single one, or a list that travels as one.
 
 A bundle is read as one flat array, the tensors one after the other. Nothing is copied to make it one: a piece that lies
 inside one tensor is that tensor's own memory, and only a piece that spans several is put together when it is asked
@@ -55,7 +55,12 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
-    """sources: the tensors, in order, of one element type and kind. many: whether they came as a list."""
+    """The tensors that a caller passed to one operation.
+
+    Attributes:
+        sources: The tensors, in order, of one element type and kind.
+        many: Whether they came as a list.
+    """
 
     sources: tuple[Source, ...]
     many: bool
@@ -102,7 +107,15 @@ class Bundle:
 
 
 def bundle(x: Any) -> Bundle:
-    """Look at a tensor, or at a list or tuple of them. Raises LocalError, also where types or kinds differ."""
+    """View a tensor, or a list or tuple of them, as a bundle.
+
+    Args:
+        x: The tensor or tensors.
+    Returns:
+        The bundle; nothing is copied.
+    Raises:
+        LocalError: Not tensors, an empty list, or types or kinds differ.
+    """
     if not isinstance(x, list | tuple):
         return Bundle((source(x),), many=False)
     if not x:
@@ -129,7 +142,7 @@ def shape_text(shape: tuple[int | str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
-    """Where an operation writes: `flat`; `commit` makes of it what the caller gets."""
+    """Memory for the results of an operation, and the way to the caller's tensors (`commit`)."""
 
     flat: Array
     _places: tuple[Destination, ...]
@@ -137,7 +150,7 @@ class Results:
     _shapes: tuple[tuple[int, ...], ...]
 
     def commit(self) -> Any:
-        """The result; with `out`, written there now."""
+        """Return the result; with `out`, write it there now."""
         if self._whole is None:
             ends = [0, *accumulate(place.flat.size for place in self._places)]
             return [place.commit(self.flat[ends[i] : ends[i + 1]]) for i, place in enumerate(self._places)]
@@ -149,9 +162,16 @@ class Results:
 
 
 def results(out: Any, like: Bundle, shape: tuple[int, ...] | None = None) -> Results:
-    """Memory for results like `like`; of another `shape` where it is given and `like` is no list.
+    """Provide memory for results.
 
-    out: None, or what the caller wants them in: a tensor, or a list of as many as there are. Raises LocalError.
+    Args:
+        out: None, or where the caller wants them: a tensor, or a list of as many as there are.
+        like: The results are like these.
+        shape: Another shape, where `like` is no list.
+    Returns:
+        The memory.
+    Raises:
+        LocalError: `out` does not fit, or there is no memory.
     """
     first = like.sources[0]
     if not like.many:

@@ -1,11 +1,11 @@
 """Fewer bytes on the wire, at the price of a stated error: bfloat16, and int8 with one scale for every 256 elements.
 
 Contract. `encode` and `decode` are functions of bits: equal input gives equal bytes and equal output on every machine,
-because they use IEEE 754's basic operations alone, each rounded once. They lose something, so the same bits on every
-rank need two rules of whoever uses them:
+because they use IEEE 754's basic operations alone, each rounded once. They lose information, so the same bits on every
+rank need two rules from their user:
 
 - One encodes, all decode. The owner of a result encodes it once and sends those bytes to everyone; everyone, the owner
-  too, takes the decoded values for the result. Nobody keeps the values that the bytes were made of.
+  too, takes the decoded values as the result. No rank keeps the values before encoding.
 - What is lossy for one is lossy for all. If leaves travel encoded, every leaf is replaced by its decoded self before
   it is reduced, also one that does not travel because its owner reduces it. Otherwise bits would depend on who owns
   what.
@@ -27,10 +27,10 @@ is below M / 251 + r. `Codec.bound` is the bound as a number, and the tests hold
 
 Special values. bfloat16 keeps them: infinities, signed zeros; any NaN becomes the one NaN. int8 keeps infinities and
 NaN too, as the codes 127, -127 and -128, which no finite element has, and computes M without them, so one overflow
-does not spoil its neighbours. Zeros lose their sign in int8, and so does what is rounded to zero.
+does not affect its neighbours. Zeros lose their sign in int8, and so does what is rounded to zero.
 
 Nearest rounding makes the errors of one element the same each time it has the same value. Error feedback (Seide et
-al. 2014, "1-bit stochastic gradient descent", Interspeech) is the user's to do: the rank that encoded knows x - y.
+al. 2014, "1-bit stochastic gradient descent", Interspeech) is left to the user: the rank that encoded knows x - y.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ __all__ = ["CODECS", "WIRE_BLOCK", "Codec", "WireFormat", "pack", "unpack", "wir
 
 WireFormat: TypeAlias = Literal["bfloat16", "int8"]
 
-WIRE_BLOCK = 256  # elements to one scale of int8: 1.6 % more bytes, and few enough that one large element spoils little
+WIRE_BLOCK = (
+    256  # elements to one scale of int8: 1.6 % more bytes, and few enough that one large element costs little precision
+)
 
 _LEVELS = 126
 _INFINITY, _NAN = 127, -128
@@ -71,8 +73,10 @@ _PIECE = 64 * WIRE_BLOCK  # elements that are worked on at a time, to stay in a 
 class Codec:
     """A wire format; there is one object for each, so that codecs are compared by `is`.
 
-    block: numbers that are encoded together; a piece of a tensor must begin at a multiple of it. parts: types that may
-    be encoded, and of which the parts of complex numbers may be.
+    Attributes:
+        name: "bfloat16" or "int8".
+        block: Numbers that are encoded together; a piece of a tensor must begin at a multiple of it.
+        parts: Types that may be encoded, and of which the parts of complex numbers may be.
     """
 
     name: WireFormat
@@ -81,14 +85,30 @@ class Codec:
 
     @staticmethod
     def parse(name: str) -> Codec:
-        """The codec called `name`. Raises LocalError that lists the names there are."""
+        """Return the codec of this name.
+
+        Args:
+            name: "bfloat16" or "int8".
+        Returns:
+            The codec.
+        Raises:
+            LocalError: There is none; lists the names.
+        """
         try:
             return CODECS[name]
         except (KeyError, TypeError):
             raise LocalError(f"wire format {name!r} is not known; use one of {', '.join(CODECS)}") from None
 
     def check(self, dtype: DType) -> DType:
-        """The type of the numbers in `dtype`, of which a complex one has two. Raises LocalError if it cannot be."""
+        """Check that a type can be encoded.
+
+        Args:
+            dtype: The elements' type.
+        Returns:
+            The type of the numbers in it, of which a complex one has two.
+        Raises:
+            LocalError: It cannot.
+        """
         part = dtype.part or dtype
         if part not in self.parts:
             names = ", ".join(str(known) for known in self.parts)
@@ -96,15 +116,20 @@ class Codec:
         return part
 
     def wire_bytes(self, elements: int, dtype: DType) -> int:
-        """Bytes of `elements` elements of `dtype`; they depend on nothing else."""
+        """Return the bytes that `elements` elements of `dtype` take; they depend on nothing else."""
         self.check(dtype)
         numbers = elements * (1 if dtype.part is None else 2)
         return 2 * numbers if self is BFLOAT16_WIRE else numbers + 4 * -(-numbers // WIRE_BLOCK)
 
     def encode(self, values: Array, dtype: DType, out: Array) -> None:
-        """Write `values` (1-D, of `dtype`) into `out` (1-D, uint8, `wire_bytes` long, apart from `values`).
+        """Encode numbers.
 
-        Raises LocalError for another type or size, and on a thread that does not compute by IEEE 754.
+        Args:
+            values: 1-D, of `dtype`.
+            dtype: Their type.
+            out: 1-D, uint8, `wire_bytes` long, apart from `values`.
+        Raises:
+            LocalError: Another type or size, or this thread does not compute by IEEE 754.
         """
         part, numbers = self._checked(values, dtype, out)
         with np.errstate(all="ignore"):
@@ -117,9 +142,14 @@ class Codec:
                     _encode_int8(numbers[a:b], part, scales[a // WIRE_BLOCK : b // WIRE_BLOCK], codes[a:b])
 
     def decode(self, wire: Array, dtype: DType, out: Array) -> None:
-        """Write what `wire` (1-D, uint8) stands for into `out` (1-D, of `dtype`). Any bytes stand for something.
+        """Decode numbers. Any bytes stand for some.
 
-        Raises LocalError for another type or size, and on a thread that does not compute by IEEE 754.
+        Args:
+            wire: 1-D, uint8.
+            dtype: The type of the numbers.
+            out: 1-D, of `dtype`.
+        Raises:
+            LocalError: Another type or size, or this thread does not compute by IEEE 754.
         """
         part, numbers = self._checked(out, dtype, wire)
         with np.errstate(all="ignore"):
@@ -132,9 +162,14 @@ class Codec:
                     _decode_int8(scales[a // WIRE_BLOCK : b // WIRE_BLOCK], codes[a:b], part, numbers[a:b])
 
     def bound(self, largest: float, dtype: DType) -> float:
-        """What |x - y| does not exceed where no element of x's block is larger than `largest`, rounded up.
+        """Return a bound of the error |x - y| of one element, rounded up.
 
-        For bfloat16, where blocks are single elements, `largest` is |x|, and must not be so large that y is infinity.
+        Args:
+            largest: The largest magnitude in the block of x; for bfloat16, whose blocks are single elements, |x|, which
+                must not be so large that y is infinity.
+            dtype: The elements' type.
+        Returns:
+            The bound.
         """
         part = self.check(dtype)
         if self is BFLOAT16_WIRE:
@@ -163,7 +198,7 @@ CODECS: dict[str, Codec] = {codec.name: codec for codec in (BFLOAT16_WIRE, INT8_
 
 @cache
 def wire_dtype(codec: Codec, part: DType) -> DType:
-    """What numbers of `part` travel as, as an element type: bfloat16, or blocks of a scale (4 bytes) and its codes."""
+    """Return the element type as which numbers of `part` travel: bfloat16, or blocks of a scale and its codes."""
     if codec is BFLOAT16_WIRE:
         return BFLOAT16
     itemsize = codec.wire_bytes(WIRE_BLOCK, part)
@@ -171,7 +206,7 @@ def wire_dtype(codec: Codec, part: DType) -> DType:
 
 
 def pack(values: Array, part: DType, out: Array) -> None:
-    """Write numbers (1-D, of `part`) as int8 blocks, the last filled up with zeros; out: 1-D, of `wire_dtype`."""
+    """Encode numbers (1-D, of `part`) as int8 blocks into `out` (1-D, of `wire_dtype`); zeros fill up the last."""
     whole = np.zeros(out.size * WIRE_BLOCK, part.storage)
     whole[: values.size] = values
     wire = np.empty(INT8_WIRE.wire_bytes(whole.size, part), np.uint8)
@@ -183,7 +218,7 @@ def pack(values: Array, part: DType, out: Array) -> None:
 
 
 def unpack(blocks: Array, part: DType, out: Array) -> None:
-    """Write the numbers of int8 blocks into `out` (1-D, of `part`), as many as it takes."""
+    """Decode int8 blocks into `out` (1-D, of `part`), as many numbers as it takes."""
     rows = blocks.view(np.uint8).reshape(blocks.size, 4 + WIRE_BLOCK)
     wire = np.concatenate([rows[:, :4].reshape(-1), rows[:, 4:].reshape(-1)])
     whole = out if out.size == blocks.size * WIRE_BLOCK else np.empty(blocks.size * WIRE_BLOCK, part.storage)

@@ -1,7 +1,7 @@
 """Element types: how each is stored, widened exactly, and narrowed by one rounding.
 
-Every rank must turn the same wide value into the same narrow bits, whatever its processor. So nothing here is left
-to a conversion instruction or to a library's choice of one:
+Every rank must turn the same wide value into the same narrow bits on every processor. So nothing here is left to a
+conversion instruction or to a library's choice of one:
 
 - Widening is exact. A bfloat16 is the upper half of a float32. A float16 is a float32 whose exponent field is 112
   too small, so moving its bits and multiplying by 2**112 gives the value, subnormals included; infinities and NaN
@@ -10,7 +10,7 @@ to a conversion instruction or to a library's choice of one:
   goes through a float32 rounded to odd, which keeps enough to make the second rounding the only one that matters
   (Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd").
 - Overflow gives infinity. float8_e4m3fn has none (Micikevicius et al. 2022, "FP8 formats for deep learning"), so
-  there it gives NaN, as ml_dtypes' cast does and torch's did before it saturated: a value that was lost must be seen.
+  there it gives NaN, as ml_dtypes' cast does and torch's did before it saturated: a lost value must be visible.
 - All NaN become one, quiet and positive. Sign and payload of a computed NaN differ between processors, and on one
   processor between the vector body and the scalar tail of a loop (x86 returns the first operand's payload, and
   which operand is first is the compiler's choice).
@@ -63,6 +63,8 @@ Array: TypeAlias = NDArray[Any]
 
 
 class NumberKind(StrEnum):
+    """Kinds of element."""
+
     FLOAT = "float"
     COMPLEX = "complex"
     INT = "int"
@@ -78,11 +80,16 @@ class NumberKind(StrEnum):
 class DType:
     """One element type; there is one object for each, so that types are compared by `is`.
 
-    itemsize: bytes. storage: the numpy dtype that holds it, native byte order (uint16 for bfloat16, uint8 for float8).
-    digits: of a float's significand, in bits, the hidden one included; 0 otherwise. top, nan: for floats the bits of
-    the largest value, which is infinity but for float8_e4m3fn, and of the one NaN that results carry; 0 otherwise.
-    infinite: whether there is an infinity. part: the type of both parts of a complex number, and of a block's numbers;
-    None otherwise.
+    Attributes:
+        name: As numpy and torch have it.
+        itemsize: Bytes.
+        storage: The numpy dtype that holds it, native byte order (uint16 for bfloat16, uint8 for float8).
+        kind: What an element is.
+        digits: Of a float's significand, in bits, the hidden one included; 0 otherwise.
+        top: For floats the bits of the largest value, which is infinity except for float8_e4m3fn; 0 otherwise.
+        nan: For floats the bits of the one NaN that results carry; 0 otherwise.
+        infinite: Whether there is an infinity.
+        part: The type of both parts of a complex number, and of a block's numbers; None otherwise.
     """
 
     name: str
@@ -97,7 +104,7 @@ class DType:
 
     @staticmethod
     def parse(name: str) -> DType:
-        """The type called `name`. Raises LocalError that lists the names there are."""
+        """Return the type of this name. Raises LocalError that lists the names there are."""
         try:
             return DTYPES[name]
         except KeyError:
@@ -143,7 +150,7 @@ _BY_STORAGE = {dtype.storage: dtype for dtype in _ALL}
 
 
 def stored_as(values: Array, dtype: DType) -> DType:
-    """The type of `values`: `dtype`, or an accumulator for it."""
+    """Return the type of `values`: `dtype`, or an accumulator for it."""
     return dtype if values.dtype == dtype.storage else _BY_STORAGE[values.dtype]
 
 
@@ -189,7 +196,7 @@ def narrow(values: Array, acc: DType, dtype: DType, out: Array) -> None:
     """Write `values` (1-D, of `acc`) into `out` (1-D, of `dtype`); `out` may be `values` where the types are equal.
 
     Floats are rounded once, to nearest even, overflow gives infinity, and every NaN becomes `dtype.nan`. Integers
-    are cut to the low bits. A bool is 0 or 1, whatever other byte a caller had put into its memory.
+    are cut to the low bits. A bool is 0 or 1, also where a caller has put another byte into its memory.
     """
     with np.errstate(all="ignore"):
         narrow_unguarded(values, acc, dtype, out)

@@ -1,14 +1,14 @@
-"""Reductions whose tensors travel encoded: what is sent instead of them, and how it is turned back.
+"""Reductions whose tensors travel encoded: what is sent instead of them, and how it is decoded.
 
 A wire format is another element type, and nothing else is different: leaves are encoded to it before the reduction, the
-reduction is one of tensors of that type, and whoever gets the result decodes it. So the rules of
-`quicoll.numerics.codecs` hold by themselves, and so does all that is said of canonical order: a leaf is replaced by its
-encoded self on every rank, whether or not it travels; the owner rounds to the wire format once, as it would to any
-type; everyone, the owner too, decodes those bytes. Partial results are accumulators, as ever: they are not encoded, for
-that would make bits depend on who sums up what.
+reduction is one of tensors of that type, and each rank that gets the result decodes it. So the rules of
+`quicoll.numerics.codecs` hold, and so does canonical order: a leaf is replaced by its encoded self on every rank,
+whether or not it travels; the owner rounds to the wire format once, as it would to any type; all ranks, the owner too,
+decode those bytes. Partial results are accumulators, as always: they are not encoded, because bits would then depend on
+which rank sums up what.
 
-    bfloat16    the elements are bfloat16
-    int8        an element is a block: a scale and 256 codes (Kind.BLOCKS). Plans cut between elements, so no cut can
+    bfloat16    the elements are bfloat16 int8        an element is a block: a scale and 256 codes (NumberKind.BLOCKS).
+    Plans cut between elements, so no cut can
                 divide a block; blocks begin where each tensor does, also in a list, and zeros fill up the last.
 
 A complex number is its two parts; sum and avg of complex numbers are those of the parts.
@@ -30,13 +30,21 @@ from quicoll.numerics.reduce import Precision, ReduceOp, accumulator, block_accu
 if TYPE_CHECKING:
     from quicoll.numerics.bundle import Bundle
 
-__all__ = ["Wired", "wired"]
+__all__ = ["Encoding", "encoding_for"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wired:
-    """How tensors of one type travel. codec; part: the type of the numbers in them; parts: how many an element has.
-    dtype, acc: of what travels, and of its partial results. width: numbers in one element of `dtype`."""
+class Encoding:
+    """The form in which tensors of one type travel in a wire format.
+
+    Attributes:
+        codec: The wire format.
+        part: The type of the numbers in an element.
+        parts: How many numbers an element has: 2 for complex ones.
+        dtype: The type of what travels.
+        acc: The type of its partial results.
+        width: Numbers in one element of `dtype`.
+    """
 
     codec: Codec
     part: DType
@@ -46,11 +54,11 @@ class Wired:
     width: int
 
     def elements(self, sizes: Iterable[int]) -> int:
-        """How many elements of `dtype` tensors of `sizes` elements are, one after the other."""
+        """Return how many elements of `dtype` travel for tensors of `sizes` elements, one after the other."""
         return sum(-(-size * self.parts // self.width) for size in sizes)
 
     def encode(self, given: Bundle) -> Array:
-        """The tensors of a bundle, one after the other, as they travel."""
+        """Encode the tensors of a bundle, one after the other."""
         out = np.empty(self.elements(each.flat.size for each in given.sources), self.dtype.storage)
         start = 0
         for each in given.sources:
@@ -64,7 +72,13 @@ class Wired:
         return out
 
     def decode(self, wire: Array, like: Bundle, out: Array) -> None:
-        """Write what came into `out`, flat and of the tensors' own type, without gaps between them."""
+        """Decode what was received.
+
+        Args:
+            wire: 1-D, of `dtype`.
+            like: The tensors' sizes.
+            out: 1-D, of the tensors' type; written without gaps between them.
+        """
         target, start, first = out.view(self.part.storage), 0, 0
         for each in like.sources:
             size = each.flat.view(self.part.storage).size
@@ -76,8 +90,19 @@ class Wired:
             start, first = stop, last
 
 
-def wired(name: str, dtype: DType, op: ReduceOp, precision: Precision) -> Wired:
-    """How tensors of `dtype` travel in the wire format `name` in a reduction. Raises LocalError where they cannot."""
+def encoding_for(name: str, dtype: DType, op: ReduceOp, precision: Precision) -> Encoding:
+    """Choose how tensors travel in a reduction.
+
+    Args:
+        name: The wire format.
+        dtype: The tensors' type.
+        op: What is computed.
+        precision: As in `Group.all_reduce`.
+    Returns:
+        The encoding.
+    Raises:
+        LocalError: They cannot travel so.
+    """
     codec = Codec.parse(name)
     part = codec.check(dtype)
     if dtype.kind is NumberKind.COMPLEX and op is ReduceOp.PRODUCT:
@@ -85,7 +110,7 @@ def wired(name: str, dtype: DType, op: ReduceOp, precision: Precision) -> Wired:
     travels, parts = wire_dtype(codec, part), 1 if dtype.part is None else 2
     if travels.kind is NumberKind.BLOCKS:
         acc = block_accumulator(accumulator(part, op, precision))
-        return Wired(codec, part, parts, travels, acc, codec.block)
+        return Encoding(codec, part, parts, travels, acc, codec.block)
     if part is FLOAT64 and precision == "default":
         precision = "float64"
-    return Wired(codec, part, parts, travels, accumulator(travels, op, precision), 1)
+    return Encoding(codec, part, parts, travels, accumulator(travels, op, precision), 1)

@@ -18,16 +18,16 @@ At most `MAX_LEAVES` = 2**28 leaves.
 The accumulator. Every finite value of a type is a whole multiple of its smallest subnormal u. So a sum is one integer
 in units of u, and adding integers is associative (Kulisch 1971; Neal 2015, "Fast exact summation using small and large
 superaccumulators", arXiv:1505.05571). On the wire and at rest an accumulator is that integer in two's complement, in
-32-bit words, least first, and one word of flags: what has been seen of NaN, of either infinity, and of anything but
+32-bit words, least first, and one word of flags: whether there was a NaN, either infinity, or anything but
 -0.0. The integer has room for 2**28 leaves of the largest size, so it cannot overflow, and there is one encoding for
 each sum, so partial results can be compared by their bytes. Bytes of an element:
 
     float8 12, float16 16, bfloat16 and float32 44, float64 272, complex64 88, complex128 544
 
-While it is computed with, each word is held in an int64, limb by limb, so that carries wait until the end: an operand
+During a computation each word is held in an int64, limb by limb, so that carries wait until the end: an operand
 adds less than 2**34 to a limb in magnitude, 2**28 operands less than 2**62.
 
-The short way. Most sums need no such thing. Leaves are added up in float64, and beside each addition goes its exact
+The short way. Most sums do not need this. Leaves are added up in float64, and beside each addition goes its exact
 rounding error (TwoSum: Knuth, TAOCP 2, 4.2.2, theorem B), whose bits are gathered in a mask. Where no addition erred,
 the float64 is the exact sum, and one rounding of it is the answer. Formats so narrow that no float64 sum can err skip
 even that. float64 itself takes two levels: the errors of the first are added up with their own errors watched, and if
@@ -68,7 +68,7 @@ _REGISTER_BYTES = 1 << 18
 
 @cache
 def exact_accumulator(dtype: DType) -> Accumulator:
-    """The accumulator of exact sums of `dtype`: one object for each. Raises LocalError for integers and bools."""
+    """Return the accumulator of exact sums of `dtype`, one object for each. LocalError for integers and bools."""
     part = dtype.part or dtype
     if part.kind is not NumberKind.FLOAT:
         raise LocalError(f"exact sums of {dtype} need no accumulator: integers wrap, which is free of order already")
@@ -82,11 +82,14 @@ def exact_accumulator(dtype: DType) -> Accumulator:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accumulator:
-    """Exact sums of elements of `dtype`, on flat arrays.
+    """Exact sums of elements of one type, on flat arrays.
 
-    wide: the accumulator as an element type, for scratch and wire: `wide.itemsize` bytes, little-endian words on every
-    machine that we run on. part: `dtype`, or that of both parts of a complex number. words: 32-bit words of the
-    integer. span: bits of the largest finite value in units of the smallest.
+    Attributes:
+        dtype: The elements' type.
+        part: `dtype`, or the type of both parts of a complex number.
+        wide: The accumulator as an element type: `wide.itemsize` bytes, little-endian words.
+        words: 32-bit words of the integer.
+        span: Bits of the largest finite value in units of the smallest.
     """
 
     dtype: DType
@@ -96,18 +99,28 @@ class Accumulator:
     span: int
 
     def from_leaf(self, values: Array, out: Array) -> None:
-        """Write the accumulators of single leaves. values: 1-D, of `dtype`; out: of `wide`, the same size."""
+        """Write the accumulators of single leaves (1-D, of `dtype`) into `out` (of `wide`, the same size)."""
         self.reduce([(values, False)], out, final=False)
 
     def combine(self, left: Array, right: Array, out: Array) -> None:
-        """Write the accumulators of left plus right, all 1-D, of `wide`; associative and commutative, to the byte.
+        """Add two arrays of accumulators; associative and commutative, to the byte.
 
-        `out` may be `left` or `right` itself.
+        Args:
+            left: 1-D, of `wide`.
+            right: The same size.
+            out: Gets the sums; may be `left` or `right` itself.
         """
         self.reduce([(left, True), (right, True)], out, final=False)
 
     def finish(self, total: Array, out: Array, *, leaves: int = 1, avg: bool = False) -> None:
-        """Round accumulators (1-D, of `wide`) to `out` (of `dtype`), divided by `leaves` if `avg`."""
+        """Round accumulators to numbers.
+
+        Args:
+            total: 1-D, of `wide`.
+            out: 1-D, of `dtype`, the same size.
+            leaves: How many were added up.
+            avg: Divide by `leaves`.
+        """
         self.reduce([(total, True)], out, final=True, leaves=leaves, avg=avg)
 
     def reduce(
@@ -119,12 +132,17 @@ class Accumulator:
         leaves: int = 1,
         avg: bool = False,
     ) -> None:
-        """Add up `operands` and write the sum into `out`.
+        """Add up operands. Takes under 2 MiB of memory.
 
-        operands: at least one pair (values, wide): 1-D arrays as long as `out`, of `self.wide` where wide and of
-        `dtype` where not; in any order. final: round and write `dtype`, for avg divided by `leaves`; otherwise write
-        `self.wide`. out: apart from every operand, or the very memory of wide ones. Takes under 2 MiB of memory.
-        Raises LocalError for more than MAX_LEAVES leaves.
+        Args:
+            operands: At least one pair (values, wide), in any order: 1-D arrays as long as `out`, of `self.wide` where
+                wide and of `dtype` where not.
+            out: Gets the sum; apart from every operand, or the very memory of wide ones.
+            final: Round and write `dtype`; otherwise write `self.wide`.
+            leaves: How many leaves are added up.
+            avg: Divide by `leaves`; only where final.
+        Raises:
+            LocalError: More than MAX_LEAVES leaves.
         """
         if not 1 <= leaves <= MAX_LEAVES or len(operands) > MAX_LEAVES:
             raise LocalError(f"an exact sum has 1 to {MAX_LEAVES} leaves, not {max(leaves, len(operands))}")

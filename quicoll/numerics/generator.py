@@ -6,7 +6,7 @@
 
 Contract: the numbers are a function of the seed, of how many draws the generator made before, and of the draw's own
 arguments. They do not depend on the rank, the world size, the view, numpy or torch, their versions, threads or the
-processor. Golden values in the tests keep it so; a change of any is a breaking change of this package.
+processor. Golden values in the tests hold it; a change of any is a breaking change of this package.
 
 The mapping. Bits come from Philox4x32-10 (`quicoll.numerics.philox`):
 
@@ -15,7 +15,7 @@ The mapping. Bits come from Philox4x32-10 (`quicoll.numerics.philox`):
 
 The elements of a draw are numbered in C order. Types up to 32 bits take one word, element i word i % 4 of block i // 4.
 All other draws take 64 bits, element i words 2 (i % 2), the low one, and 2 (i % 2) + 1 of block i // 2. So an element
-is had without those before it: `start` gives a part of a draw, say a rank's share of one mask for all.
+needs none of those before it: `start` gives a part of a draw, for example a rank's share of one mask for all.
 
     uniform      k / 2**p, where k is the upper p bits, p the digits of the type: 24 for float32, 53, 11, 8
     bernoulli    whether the 64 bits, as a fraction, are below p; p is rounded down to 64 binary places
@@ -23,10 +23,10 @@ is had without those before it: `start` gives a part of a draw, say a rank's sha
     permutation  the order, by a stable sort, of n numbers of 64 bits (two are equal with probability n**2 / 2**65)
     normal       the quantile at (k + 1/2) / 2**52, k the upper 52 bits, as float64, then rounded to the type
 
-A normal number from a library's exp, log or cos would have its bits. So the quantile is Wichura's AS241 (1988, Applied
-Statistics 37(3)), rational functions with an error of 1e-16, and the logarithm that it needs in the tails is written
-out as fdlibm's e_log.c has it: nothing but +, -, *, / and square roots, which IEEE 754 fixes, in the order stated.
-Numbers reach up to 8.13 in size.
+A normal number from a library's exp, log or cos would have that library's bits. So the quantile is Wichura's AS241
+(1988, Applied Statistics 37(3)), rational functions with an error of 1e-16, and the logarithm that it needs in the
+tails is written out as fdlibm's e_log.c has it: nothing but +, -, *, / and square roots, which IEEE 754 fixes, in the
+order stated. Numbers reach up to 8.13 in size.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from quicoll.numerics.dtypes import (
     narrow_unguarded,
     require_ieee,
 )
-from quicoll.numerics.philox import words
+from quicoll.numerics.philox import random_words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,10 +64,17 @@ _MAX_DRAWS = 1 << 32
 
 
 class Generator:
-    """Draws random tensors; `Seed.generator` makes one. Each draw has fresh numbers, and all ranks must make the same.
+    """Draws random tensors that are equal on all ranks; `Seed.generator` makes one.
 
-    kind: "numpy" or "torch", what the draws are. Shapes are ints or tuples. start: draw elements [start, start + n) of
-    a draw as large as one likes, n being those of the shape. All raise LocalError for arguments out of their range.
+    Each draw has fresh numbers, so all ranks must make the same draws in the same order. In all methods `shape` is an
+    int or a tuple of ints; `start` gives elements [start, start + n) of a larger draw, n being the number of elements
+    of the shape.
+
+    Args:
+        seed: From 0 to 2**64 - 1.
+        kind: "numpy" or "torch": what the draws are. The bits are the same.
+    Raises:
+        LocalError: An argument is out of its range.
     """
 
     __slots__ = ("_draws", "_key", "_kind")
@@ -83,11 +90,21 @@ class Generator:
 
     @property
     def draws(self) -> int:
-        """How many draws were made: the number of the next."""
+        """The number of draws made so far, which is the number of the next."""
         return self._draws
 
     def uniform(self, shape: int | tuple[int, ...], *, dtype: str = "float32", start: int = 0) -> Any:
-        """Floats in [0, 1), each a multiple of 2**-p, p the type's digits, all equally likely."""
+        """Draw floats in [0, 1), each a multiple of 2**-p, all equally likely; p is the number of the type's digits.
+
+        Args:
+            shape: Of the result.
+            dtype: "float16", "bfloat16", "float32" or "float64".
+            start: First element in the draw.
+        Returns:
+            A numpy array or a torch tensor.
+        Raises:
+            LocalError: An argument is out of its range.
+        """
         kind, size, shape = self._begin(dtype, shape, start, (FLOAT16, BFLOAT16, FLOAT32, FLOAT64))
         out, draw = np.empty(size, kind.storage), self._next_draw()
         for a in range(0, size, _PIECE):
@@ -103,7 +120,17 @@ class Generator:
         return wrap(out, kind, shape, self._kind)
 
     def normal(self, shape: int | tuple[int, ...], *, dtype: str = "float32", start: int = 0) -> Any:
-        """Floats of mean 0 and variance 1."""
+        """Draw floats of mean 0 and variance 1.
+
+        Args:
+            shape: Of the result.
+            dtype: "float16", "bfloat16", "float32" or "float64".
+            start: First element in the draw.
+        Returns:
+            A numpy array or a torch tensor.
+        Raises:
+            LocalError: An argument is out of its range, or this thread does not compute by IEEE 754.
+        """
         kind, size, shape = self._begin(dtype, shape, start, (FLOAT16, BFLOAT16, FLOAT32, FLOAT64))
         require_ieee()
         out, draw = np.empty(size, kind.storage), self._next_draw()
@@ -119,7 +146,19 @@ class Generator:
     def integers(
         self, shape: int | tuple[int, ...], *, low: int = 0, high: int, dtype: str = "int64", start: int = 0
     ) -> Any:
-        """Integers in [low, high), all equally likely; the type must hold them."""
+        """Draw integers in [low, high), all equally likely.
+
+        Args:
+            shape: Of the result.
+            low: The smallest.
+            high: One above the largest.
+            dtype: An integer type that holds them.
+            start: First element in the draw.
+        Returns:
+            A numpy array or a torch tensor.
+        Raises:
+            LocalError: The type does not hold them, or an argument is out of its range.
+        """
         kind, size, shape = self._begin(dtype, shape, start, None)
         limits = np.iinfo(kind.storage) if kind.kind in (NumberKind.INT, NumberKind.UINT) else None
         if limits is None or not limits.min <= low < high <= limits.max + 1:
@@ -134,7 +173,17 @@ class Generator:
         return wrap(out, kind, shape, self._kind)
 
     def bernoulli(self, shape: int | tuple[int, ...], p: float, *, start: int = 0) -> Any:
-        """Bools, each true with probability `p`."""
+        """Draw bools, each true with probability p.
+
+        Args:
+            shape: Of the result.
+            p: From 0 to 1; rounded down to 64 binary places.
+            start: First element in the draw.
+        Returns:
+            A numpy array or a torch tensor.
+        Raises:
+            LocalError: An argument is out of its range.
+        """
         kind, size, shape = self._begin("bool", shape, start, (BOOL,))
         if not 0 <= p <= 1:
             raise LocalError(f"a probability is in [0, 1], not {p}")
@@ -147,7 +196,15 @@ class Generator:
         return wrap(out, kind, shape, self._kind)
 
     def permutation(self, n: int) -> Any:
-        """The numbers 0 to n - 1, int64, in an order of which all are equally likely."""
+        """Draw an order of the numbers 0 to n - 1, all orders equally likely.
+
+        Args:
+            n: How many.
+        Returns:
+            int64, of shape (n,).
+        Raises:
+            LocalError: n is negative.
+        """
         _, size, shape = self._begin("int64", n, 0, (INT64,))
         draw = self._next_draw()
         order = np.argsort(self._bits64(0, size, draw), kind="stable").astype(np.int64)
@@ -174,12 +231,12 @@ class Generator:
 
     def _bits32(self, start: int, count: int, draw: int) -> NDArray[np.uint32]:
         first = start // 4
-        rows = words(self._key, first, -(-(start + count) // 4) - first, (draw, 0))
+        rows = random_words(self._key, first, -(-(start + count) // 4) - first, (draw, 0))
         return rows.reshape(-1)[start - 4 * first :][:count]
 
     def _bits64(self, start: int, count: int, draw: int, attempt: int = 0) -> NDArray[np.uint64]:
         first = start // 2
-        rows = words(self._key, first, -(-(start + count) // 2) - first, (draw, attempt)).astype(np.uint64)
+        rows = random_words(self._key, first, -(-(start + count) // 2) - first, (draw, attempt)).astype(np.uint64)
         pairs = rows[:, ::2] | rows[:, 1::2] << np.uint64(32)
         return pairs.reshape(-1)[start - 2 * first :][:count]
 
@@ -202,7 +259,13 @@ class Generator:
 
 
 def normal_quantile(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """x with P(X <= x) = p for standard normal X; p in (0, 1), at least 2**-53 away from both ends."""
+    """Return x with P(X <= x) = p for standard normal X.
+
+    Args:
+        p: In (0, 1), at least 2**-53 away from both ends.
+    Returns:
+        float64, of the same shape.
+    """
     q = p - 0.5
     x = np.empty_like(q)
     middle = np.abs(q) <= 0.425
@@ -223,9 +286,14 @@ def normal_quantile(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def natural_log(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """log(x) of positive normal numbers, to within one unit in the last place, as fdlibm's e_log.c computes it.
+    """Return log(x) to within one unit in the last place, as fdlibm's e_log.c computes it.
 
     x = 2**k (1 + f) with sqrt(1/2) < 1 + f < sqrt(2); log(1 + f) = 2 s + s R(s**2) with s = f / (2 + f).
+
+    Args:
+        x: Positive normal numbers.
+    Returns:
+        float64, of the same shape.
     """
     significand, exponent = np.frexp(x)
     low = significand < math.sqrt(0.5)

@@ -3,8 +3,8 @@
 Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", SC11. A block cipher's shape (ten
 rounds of two 32-bit multiplications) made cheap: it passes BigCrush for any key and any counter, so numbers made from
 neighbouring counters are as good as any. What matters here: the n-th number needs none of those before it, so every
-rank computes those that it needs, and they are integers, so no processor has an opinion on them. The tests hold it to
-the known answers of the authors' Random123.
+rank computes those that it needs, and they are integers, so they are equal on every processor. The tests compare it
+with the known answers of the authors' Random123.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["words"]
+__all__ = ["random_words"]
 
 _MULTIPLIERS = np.array(0xD2511F53, np.uint64), np.array(0xCD9E8D57, np.uint64)
 _WEYL = 0x9E3779B9, 0xBB67AE85
@@ -24,10 +24,16 @@ _ROUNDS = 10
 _LOW, _32 = np.array(0xFFFF_FFFF, np.uint64), np.array(32, np.uint64)
 
 
-def words(key: tuple[int, int], first: int, count: int, high: tuple[int, int]) -> NDArray[np.uint32]:
-    """Blocks `first` to `first + count`, one row of four words each.
+def random_words(key: tuple[int, int], first: int, count: int, high: tuple[int, int]) -> NDArray[np.uint32]:
+    """Return random words: a row of four for each block.
 
-    key: two 32-bit words. The counter of a block is, least word first: the two words of its 64-bit number, then `high`.
+    Args:
+        key: Two 32-bit words.
+        first: Number of the first block, the two lower words of its counter.
+        count: How many blocks.
+        high: The two upper words of the counter.
+    Returns:
+        uint32, of shape (count, 4).
     """
     number = np.arange(count, dtype=np.uint64)
     number += np.uint64(first)

@@ -1,34 +1,33 @@
 """Reductions whose bits depend on the inputs in canonical order, and on nothing else.
 
-The order. Leaves are logical shards 0..L-1. They are reduced by one fixed binary tree: the node over [a, b)
-combines the nodes over [a, m) and [m, b), where m = a + the largest power of two below b - a. It depends on L
-alone. A rank holds contiguous leaves and may replace them by the nodes that lie wholly inside them (`subtrees`),
-because a node's value does not depend on who computes it; whoever finishes combines those nodes upwards as the tree
-says. So 1, 2, 3, 5 or 8 ranks give the same bits for L = 8, and so does any chunk size, because an element never
-meets another one.
+The order. Leaves are logical shards 0..L-1. They are reduced by one fixed binary tree: the node over [a, b) combines
+the nodes over [a, m) and [m, b), where m = a + the largest power of two below b - a. It depends on L alone. A rank
+holds contiguous leaves and may replace them by the nodes that lie wholly inside them (`subtrees`), because a node's
+value does not depend on which rank computes it; the rank that finishes combines those nodes upwards as the tree says.
+So 1, 2, 3, 5 or 8 ranks give the same bits for L = 8, and so does any chunk size, because an element never meets
+another one.
 
 Why a tree. Addition of floats is commutative but not associative, so one order has to be chosen. This one costs no
 more than any other, its error grows with log2(L) and not with L (Higham 1993, "The accuracy of floating point
 summation", SIAM J. Sci. Comput. 14(4)), and it can be cut between ranks, which a running sum cannot. It fixes the
 order, which is the simpler half of the subject: a sum that is the same for every order needs binned accumulators
 (Demmel and Nguyen 2013, "Fast reproducible floating-point summation", ARITH-21; Ahrens, Demmel and Nguyen 2020, ACM
-TOMS 46(3)) or the whole sum. We do not need it as long as all ranks agree on the leaves; who wants it all the same,
-or the exact sum rounded once, asks for precision="exact" (`quicoll.numerics.exact`): another accumulator, and nothing
-else.
+TOMS 46(3)) or the whole sum. It is not needed as long as all ranks agree on the leaves; precision="exact" gives it all
+the same (`quicoll.numerics.exact`): another accumulator, and nothing else.
 
 The arithmetic. IEEE 754 defines sum, product and quotient of two numbers to the last bit, so each combination is
 the same on every processor that obeys it (`dtypes.require_ieee` asks). What it leaves open is closed here:
 
-- NaN: a result that is NaN carries the bits of `DType.nan`, whatever operands it came from. This is done once, in
+- NaN: a result that is NaN carries the bits of `DType.nan` for all operands. This is done once, in
   `finish`.
-- Signed zeros: min and max take -0.0 for less than +0.0. numpy gives either, depending on the vector unit and on
+- Signed zeros: for min and max -0.0 is less than +0.0. numpy gives either, depending on the vector unit and on
   the place in the array.
 - Contraction: one operation is one numpy call on stored operands, so that no multiply is fused with an add.
 - Precision: 8-bit and 16-bit floats accumulate in float32 (or float64 if asked), so that there is one rounding to
-  the narrow type, at the end. avg is the sum and then one division by L in the accumulator, whatever the number of
+  the narrow type, at the end. avg is the sum and then one division by L in the accumulator, for any number of
   ranks. complex64 accumulates in two float32 as float32 does in one, complex128 in two float64.
 - Complex: a sum adds the parts. (a+bi)(c+di) is (ac - bd) + (ad + bc)i, four products, a difference and a sum, each
-  rounded; nothing is done to save infinities (C's Annex G would, libraries differ), so (inf+0i)(1+0i) is inf+nan i.
+  rounded; infinities are not recovered (C's Annex G would, libraries differ), so (inf+0i)(1+0i) is inf+nan i.
   avg divides both parts. Each part that is NaN becomes the one NaN; the other part stays. There is no order, hence
   no min and no max.
 - Integers: sum and product wrap modulo 2**n, hence are exact and free of order. avg sums in 64 bits, wrapping
@@ -81,7 +80,7 @@ __all__ = [
     "block_accumulator",
     "combine",
     "finish",
-    "held",
+    "leaves_of",
     "reduce_tree",
     "split",
     "subtrees",
@@ -96,7 +95,7 @@ REDUCE_BLOCK = 32768
 
 
 class ReduceOp(StrEnum):
-    """What a reduction computes of corresponding elements. band, bor and bxor are bitwise, on integers and bools."""
+    """The operations of a reduction. band, bor and bxor are bitwise, on integers and bools."""
 
     SUM = "sum"
     AVG = "avg"
@@ -109,7 +108,7 @@ class ReduceOp(StrEnum):
 
     @staticmethod
     def parse(value: str) -> ReduceOp:
-        """The operation called `value`, in any case; a ReduceOp is itself. Raises LocalError."""
+        """Return the operation of this name, in any case; a ReduceOp is itself. Raises LocalError."""
         try:
             return ReduceOp(value.lower())
         except (ValueError, AttributeError):
@@ -121,14 +120,14 @@ class ReduceOp(StrEnum):
 
 
 def split(start: int, stop: int) -> int:
-    """Where the canonical tree divides the node [start, stop), which holds at least two leaves."""
+    """Return where the canonical tree divides the node [start, stop), which holds at least two leaves."""
     if stop - start < 2:
         raise LocalError(f"the node [{start}, {stop}) has no children")
     return start + (1 << ((stop - start - 1).bit_length() - 1))
 
 
 def subtrees(start: int, stop: int, total: int) -> tuple[tuple[int, int], ...]:
-    """The fewest nodes of the tree over [0, total) that make up [start, stop), in order; at most 2 log2(total)."""
+    """Return the fewest nodes of the tree over [0, total) that make up [start, stop); at most 2 log2(total)."""
     if not 0 <= start <= stop <= total:
         raise LocalError(f"leaves [{start}, {stop}) are not among [0, {total})")
     found: list[tuple[int, int]] = []
@@ -143,8 +142,18 @@ def subtrees(start: int, stop: int, total: int) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def held(rank: int, world: int, total: int) -> range:
-    """The leaves that `rank` of `world` holds: contiguous, in rank order, their numbers differing by at most one."""
+def leaves_of(rank: int, world: int, total: int) -> range:
+    """Return the leaves that a rank holds: contiguous, in rank order, their numbers differing by at most one.
+
+    Args:
+        rank: Which rank.
+        world: Number of ranks.
+        total: Number of leaves.
+    Returns:
+        A range of leaves, perhaps empty.
+    Raises:
+        LocalError: The rank is not in the world.
+    """
     if not 0 <= rank < world:
         raise LocalError(f"rank {rank} is not in a world of {world}")
     return range(rank * total // world, (rank + 1) * total // world)
@@ -155,15 +164,22 @@ def held(rank: int, world: int, total: int) -> range:
 
 
 def accumulator(dtype: DType, op: ReduceOp, precision: Precision = "default") -> DType:
-    """The type in which partial results are held and travel.
+    """Return the type in which partial results are held and travel.
 
-    min, max and the bitwise ones need no other than `dtype`. sum, avg and product of float8, float16 and bfloat16
-    take float32, of float32 float32, of float64 float64; precision="float64" takes float64 for all of these. complex64
-    and complex128 keep their own type; "float64" takes complex128. Integers keep their own type, except that avg
-    takes int64 or uint64. precision="exact" takes an accumulator of `quicoll.numerics.exact` for sum and avg of floats
-    and complex numbers; all else but products of those is exact, or free of order, as it is. Raises LocalError for what
-    makes no sense: bitwise operations on floats, an order of complex numbers, arithmetic on bools, an exact product, an
-    unknown precision.
+    min, max and the bitwise operations need no other than `dtype`. sum, avg and product of float8, float16 and bfloat16
+    take float32, of float32 float32, of float64 float64. Complex types and integers keep their own, except that avg of
+    integers takes int64 or uint64.
+
+    Args:
+        dtype: The leaves' type.
+        op: What is computed.
+        precision: "float64" takes float64 (complex128) for sums, avgs and products; "exact" an accumulator of
+            `quicoll.numerics.exact` for sum and avg of floats and complex numbers.
+    Returns:
+        The accumulator's type.
+    Raises:
+        LocalError: Not defined: bitwise operations on floats, an order of complex numbers, arithmetic on bools, an
+            exact product, an unknown precision.
     """
     if precision not in ("default", "float64", "exact"):
         raise LocalError(f"precision {precision!r} is not known; use 'default', 'float64' or 'exact'")
@@ -194,16 +210,20 @@ def accumulator(dtype: DType, op: ReduceOp, precision: Precision = "default") ->
 
 @cache
 def block_accumulator(acc: DType) -> DType:
-    """The accumulator of int8 blocks (`quicoll.numerics.codecs`) whose numbers accumulate in `acc`: that of each
-    number."""
+    """Return the accumulator of int8 blocks whose numbers accumulate in `acc`: that of each number."""
     itemsize = WIRE_BLOCK * acc.itemsize
     return DType(f"blocks_of_{acc}", itemsize, np.dtype(f"V{itemsize}"), NumberKind.BLOCKS, part=acc)
 
 
 def combine(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> None:
-    """Write left op right into `out`. All 1-D, of one size, stored as `acc`; `out` may be `left` or `right` itself.
+    """Combine two partial results.
 
-    For exact accumulators see `quicoll.numerics.exact.Accumulator.combine`.
+    Args:
+        op: What is computed.
+        acc: The accumulator's type; for exact ones see `quicoll.numerics.exact.Accumulator.combine`.
+        left: 1-D, of `acc`.
+        right: The same size.
+        out: Gets left op right; may be `left` or `right` itself.
     """
     with np.errstate(all="ignore"):
         _combine(op, acc, left, right, out)
@@ -212,8 +232,12 @@ def combine(op: ReduceOp, acc: DType, left: Array, right: Array, out: Array) -> 
 def finish(op: ReduceOp, total: Array, leaves: int, dtype: DType, out: Array) -> None:
     """Turn the tree's root into the result: divide if `op` is avg, round once, make every NaN the one.
 
-    total: 1-D, in the accumulator of (`dtype`, `op`) or in `dtype` itself; unchanged, unless it is `out`.
-    leaves: how many were reduced. out: 1-D, of `dtype`, the same size.
+    Args:
+        op: What is computed.
+        total: 1-D, in the accumulator of (`dtype`, `op`) or in `dtype`; unchanged, unless it is `out`.
+        leaves: How many were reduced.
+        dtype: The result's type.
+        out: 1-D, of `dtype`, the same size.
     """
     with np.errstate(all="ignore"):
         _finish(op, total, leaves, dtype, out)
@@ -317,7 +341,7 @@ def _finish(op: ReduceOp, total: Array, leaves: int, dtype: DType, out: Array) -
 
 
 class Operand(Protocol):
-    """A leaf of a tree that is to be evaluated; `wide` says that its values are in the accumulator's type."""
+    """A leaf of a tree that is to be evaluated; `wide`: its values are in the accumulator's type."""
 
     @property
     def wide(self) -> bool: ...
@@ -338,16 +362,25 @@ def reduce_tree(
     leaves: int = 1,
     block: int = REDUCE_BLOCK,
 ) -> None:
-    """Combine the operands of `tree` and write the value into `out`.
+    """Evaluate a tree of operands.
 
-    tree: an operand, or a pair of trees; a pair is left op right. view: gives an operand's values, 1-D and as long
-    as `out`, of `acc` if the operand is wide and of `dtype` if not; called once for each operand. out: 1-D; apart
-    from every operand's memory. final: finish the reduction over `leaves` leaves and write `dtype`; otherwise write
-    `acc`. Takes (depth of the tree + 1) * block elements of memory. Raises LocalError on a thread that does not
-    compute by IEEE 754.
+    Takes (depth of the tree + 1) * block elements of memory. An exact accumulator takes the operands as they come,
+    since its sum has no order, and memory of its own. int8 blocks are reduced number by number: leaves are decoded, and
+    a final value is encoded.
 
-    An exact accumulator takes the operands as they come, for its sum has no order, and memory of its own. Blocks are
-    reduced number by number: leaves are decoded, and a final value is encoded.
+    Args:
+        tree: An operand, or a pair of trees: left op right.
+        view: Gives an operand's values, 1-D and as long as `out`, of `acc` if the operand is wide, else of `dtype`.
+            Called once for each operand.
+        op: What is computed.
+        dtype: The leaves' type.
+        acc: The accumulator's type.
+        out: 1-D, apart from every operand's memory; of `dtype` if final, else of `acc`.
+        final: Finish the reduction.
+        leaves: How many leaves are reduced, for avg.
+        block: Elements that are worked on at a time; changes no bits.
+    Raises:
+        LocalError: This thread does not compute by IEEE 754, or an operand has another size.
     """
     require_ieee()
     if acc.kind is NumberKind.BLOCKS:

@@ -24,9 +24,12 @@ __all__ = ["Seed"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Seed:
-    """A 63-bit seed. `int(seed)` goes wherever an integer seed is wanted; `derive` makes an independent one.
+    """A 63-bit seed. `int(seed)` goes wherever an integer seed is expected.
 
-    Raises LocalError for a value that is no integer from 0 to 2**63 - 1.
+    Attributes:
+        value: From 0 to 2**63 - 1.
+    Raises:
+        LocalError: The value is no such integer.
     """
 
     value: int
@@ -44,11 +47,15 @@ class Seed:
         return self.value
 
     def derive(self, *labels: str | int) -> Seed:
-        """The seed for these labels, e.g. `job.seed.derive("dropout", layer, step)`. ("1",) and (1,) differ.
+        """Derive an independent seed by name, e.g. `job.seed.derive("dropout", layer, step)`.
 
-        An integer counts by its value, whatever its type (numpy's, torch's 0-dim tensors of integers). Raises
-        LocalError for a label that is neither text nor an integer (bool and float are neither), and for text that is
-        not Unicode.
+        Args:
+            labels: Text or integers, of which ("1",) and (1,) differ. An integer counts by its value, also numpy's and
+                0-dimensional torch tensors.
+        Returns:
+            The seed; the same on every rank.
+        Raises:
+            LocalError: A label is neither text nor an integer (bool and float are neither), or is not Unicode.
         """
         key = self.value.to_bytes(8, "big")
         state = blake2b(key=key, digest_size=8, person=b"quicoll-seed-v1")
@@ -63,22 +70,51 @@ class Seed:
         return Seed(int.from_bytes(state.digest(), "big") >> 1)
 
     def for_layer(self, index: int) -> Seed:
-        """The seed of layer `index`. These may follow each other; the order counts, as in a path of names."""
+        """Derive the seed of a layer. Derivations may follow each other; their order counts.
+
+        Args:
+            index: The layer.
+        Returns:
+            The seed.
+        """
         return self.derive("layer", whole(index, "a layer"))
 
     def for_token(self, index: int) -> Seed:
-        """The seed of token `index`: of its place in the whole batch, not of its place on this rank."""
+        """Derive the seed of a token.
+
+        Args:
+            index: Its place in the whole batch, not on this rank.
+        Returns:
+            The seed.
+        """
         return self.derive("token", whole(index, "a token"))
 
     def for_step(self, index: int) -> Seed:
-        """The seed of step `index`: a step that was aborted and begun again draws the same numbers."""
+        """Derive the seed of a step. A step that was aborted and begun again draws the same numbers.
+
+        Args:
+            index: The step's number.
+        Returns:
+            The seed.
+        """
         return self.derive("step", whole(index, "a step"))
 
     def for_shard(self, index: int) -> Seed:
-        """The seed of logical shard `index`, whichever rank holds it."""
+        """Derive the seed of a logical shard, on whichever rank it is.
+
+        Args:
+            index: The shard.
+        Returns:
+            The seed.
+        """
         return self.derive("shard", whole(index, "a shard"))
 
     def generator(self, kind: ArrayKind = "numpy") -> Generator:
-        """Random tensors from this seed (`quicoll.numerics.generator`); kind: "numpy" or "torch", the bits are the
-        same."""
+        """Make a generator of random tensors from this seed.
+
+        Args:
+            kind: "numpy" or "torch"; the bits are the same.
+        Returns:
+            A generator whose first draw has number 0.
+        """
         return Generator(self.value, kind=kind)

@@ -1,15 +1,15 @@
-"""Who comes late to collectives, by how much, and what that cost.
+"""Ranks that call collectives late: by how much, and what that costs.
 
-An operation can end once the last of its ranks has called it. Each rank sees when the others' calls come to be known to
-it (their announcements; its own call counts from when it is made) and judges by that alone: these times are of one
-clock, its own, so that clocks of different hosts are never compared. The delay of the network is in them; therefore
+An operation can end once the last of its ranks has called it. Each rank sees when it hears of the others' calls (their
+announcements; its own call counts from when it is made) and decides by that alone: these times are of one clock, its
+own, so that clocks of different hosts are never compared. The delay of the network is in them; therefore
 
     late          later than the (lower) median of the operation's ranks by more than the threshold
     threshold     the larger of `after` (a setting) and two round trips to the rank in question
 
 The median, because one or a few late ranks do not move it. The lower one, so that of two ranks the first sets the
-measure. Two round trips, because an announcement that had to be sent once more comes that late without any fault of its
-rank. The threshold does not adapt to what the ranks use to do: who is late every time is late.
+measure. Two round trips, because an announcement that had to be sent once more comes that late though its rank was in
+time. The threshold does not adapt to the past: a rank that is late every time is late.
 
 Time is counted once. Several operations in flight wait for the same rank at the same time (a late rank that calls
 thirty at once makes all thirty late): what counts for an operation is the time after everything that has been counted
@@ -32,7 +32,13 @@ __all__ = ["Late", "Straggler", "Stragglers"]
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A rank of the view that came late to `op`: `seconds` for which the operation waited that were not counted yet."""
+    """One late call.
+
+    Attributes:
+        rank: Of the view.
+        op: The operation.
+        seconds: For which the operation waited and which were not counted yet.
+    """
 
     rank: int
     op: str
@@ -41,9 +47,15 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """All that this rank has seen of a late one. rank: in the last view in which it was late.
+    """All that this rank has seen of one late rank.
 
-    times: reports. worst_s, worst_op: the longest of them. total_s: seconds that operations here waited for it.
+    Attributes:
+        rank: Its number in the last view in which it was late.
+        node: Its name.
+        times: How often.
+        worst_s: The longest of them, in seconds.
+        worst_op: The operation of that.
+        total_s: Seconds that operations here waited for it.
     """
 
     rank: int
@@ -55,7 +67,7 @@ class Straggler:
 
 
 class Stragglers:
-    """What one observer has seen; it outlives views."""
+    """Late calls that one rank has seen; outlives views."""
 
     def __init__(self, *, after_ns: int) -> None:
         self._after_ns = after_ns
@@ -71,9 +83,16 @@ class Stragglers:
         rtt_ns: Callable[[int], int],
         node: Callable[[int], str],
     ) -> tuple[Late, ...]:
-        """All ranks of an operation have called it, at these times; those that were late, by rank.
+        """Note that all ranks of an operation have called it.
 
-        rtt_ns: the round trip to a rank, 0 for oneself and where it is not known; asked only of ranks that may be late.
+        Args:
+            op: The operation.
+            arrived_ns: By rank, when its call became known here.
+            rtt_ns: (rank) -> the round trip to it; 0 for oneself and where it is not known. Asked only of ranks that
+                may be late.
+            node: (rank) -> its name.
+        Returns:
+            The late ones, by rank.
         """
         times = sorted(arrived_ns.values())
         if len(times) < 2:

@@ -1,8 +1,9 @@
 """Collectives as data: pure functions that say what each rank sends, receives and reduces.
 
-`model` has the parts of a plan and the rules of running one; `reductions` (over `routes`, and `ring`), `others`,
-`moves` and `sited` the algorithms; `check` the proof that the plans of all ranks fit together; `cost` what they take,
-and which is the cheapest. A plan depends on its arguments alone, is immutable and may be kept and used again.
+`model` has the parts of a plan and the rules of running one; `reductions` (over `canonical`, `routes` and `ring`),
+`broadcasts`, `moves` and `hierarchical` the algorithms; `chunks` and `lanes` what these share; `check` the proof that
+the plans of all ranks fit together; `cost` what they take, and which is the cheapest; `schedule` the way from a call's
+arguments to a plan. A plan depends on its arguments alone, is immutable and may be kept and used again.
 """
 
 from quicoll.plan.broadcasts import all_gather, barrier, broadcast

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quicoll.plan.chunks import MIB, Piece, chunks, demand, demand_rank
+from quicoll.plan.chunks import MIB, Piece, chunks, require_at_least, require_rank
 from quicoll.plan.hierarchical import all_gather_lanes, broadcast_lanes, by_site
-from quicoll.plan.lanes import moving, parts, shifted
+from quicoll.plan.lanes import move_plan, part_chunks, shifted
 from quicoll.plan.model import Buf, Copy, Lane, Plan, PlanStep, Recv, Scratch, Send, Span
 from quicoll.plan.routes import binomial
 
@@ -24,22 +24,34 @@ def broadcast(
     algorithm: str = "tree",
     sites: Sequence[int] = (),
 ) -> Plan:
-    """The plan of `rank` to bring the root's INPUT slot 0 into everyone's OUTPUT, the root's own included.
+    """Plan a broadcast: the root's INPUT slot 0 goes into OUTPUT of every rank, its own included.
 
-    algorithm: "tree" is a binomial tree over the ranks counted from the root, each chunk by itself:
-    ceil(log2(world)) latencies; the root sends as often. "hierarchical" goes by `sites`, a number for each rank:
-    `plan.sited`. Raises LocalError.
+    Args:
+        rank: Whose plan. All other arguments must be equal on all ranks.
+        world: Number of ranks.
+        root: The rank that has the elements.
+        elements: Of the tensor.
+        itemsize: Bytes of an element.
+        chunk_bytes: No message is longer, unless one element is.
+        algorithm: "tree", a binomial tree over the ranks counted from the root, for each chunk by itself:
+            ceil(log2(world)) delays, and the root sends as often. "hierarchical" goes by sites
+            (`quicoll.plan.hierarchical`).
+        sites: A number for each rank.
+    Returns:
+        The plan; without lanes where there are no elements.
+    Raises:
+        LocalError: An argument is out of its range, or the algorithm is not known.
     """
-    demand_rank(world, rank=rank, root=root)
-    demand(0, elements=elements)
-    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
+    require_rank(world, rank=rank, root=root)
+    require_at_least(0, elements=elements)
+    require_at_least(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
     limit = max(1, chunk_bytes // itemsize)
     normal = by_site("broadcast", algorithm, world, sites)
     if normal is None:
         lanes, width = _tree_lanes(rank, world, root, elements, limit)
     else:
         lanes, width = broadcast_lanes(rank, root, elements, limit, normal)
-    return moving(
+    return move_plan(
         "broadcast",
         algorithm=algorithm,
         rank=rank,
@@ -65,22 +77,30 @@ def all_gather(
     algorithm: str = "direct",
     sites: Sequence[int] = (),
 ) -> Plan:
-    """The plan of `rank` to bring every rank's INPUT slot 0 into everyone's OUTPUT, one after the other in rank
-    order.
+    """Plan an all-gather: INPUT slot 0 of every rank goes into OUTPUT of every rank, in rank order.
 
-    counts: elements of each rank, which may differ and be 0. algorithm: "direct", every rank sends to every other: one
-    latency, and the bytes are those of a ring, because each rank must receive all of them anyway. Lane k has the k-th
-    chunk of every rank; rank r starts with rank r + 1, so that nobody gets all at once. "hierarchical" goes by `sites`,
-    a number for each rank: `plan.sited`. Raises LocalError.
+    Args:
+        rank: Whose plan. All other arguments must be equal on all ranks.
+        world: Number of ranks.
+        counts: Elements of each rank; they may differ and be 0.
+        itemsize: Bytes of an element.
+        chunk_bytes: No message is longer, unless one element is.
+        algorithm: "direct", every rank sends to every other: one delay, and the bytes of a ring, because each rank must
+            receive all of them anyway. "hierarchical" goes by sites (`quicoll.plan.hierarchical`).
+        sites: A number for each rank.
+    Returns:
+        The plan; without lanes where there are no elements.
+    Raises:
+        LocalError: An argument is out of its range, or the algorithm is not known.
     """
-    demand_rank(world, rank=rank)
-    offsets, cut = parts(world, counts, itemsize, chunk_bytes)
+    require_rank(world, rank=rank)
+    offsets, cut = part_chunks(world, counts, itemsize, chunk_bytes)
     normal = by_site("all_gather", algorithm, world, sites)
     if normal is None:
         lanes, width = _direct_lanes(rank, world, offsets, cut), 1
     else:
         lanes, width = all_gather_lanes(rank, counts, max(1, chunk_bytes // itemsize), normal)
-    return moving(
+    return move_plan(
         "all_gather",
         algorithm=algorithm,
         rank=rank,
@@ -97,14 +117,21 @@ def all_gather(
 
 
 def barrier(*, rank: int, world: int) -> Plan:
-    """The plan of `rank` to end only after every rank has begun.
+    """Plan a barrier: it ends only after every rank has begun.
 
-    Hensgen, Finkel and Manber 1988, "Two algorithms for barrier synchronization", Int. J. Parallel Programming
-    17(1): in round k a rank tells the rank 2**k further on what it has heard in the rounds before. After
-    ceil(log2(world)) rounds everyone has heard, through others, of everyone. Messages are tokens, of no elements.
-    Raises LocalError.
+    Hensgen, Finkel and Manber 1988, "Two algorithms for barrier synchronization", Int. J. Parallel Programming 17(1):
+    in round k a rank tells the rank 2**k further on what it has heard in the rounds before. After ceil(log2(world))
+    rounds each rank has heard, through others, of all. Messages are tokens, of no elements.
+
+    Args:
+        rank: Whose plan. All other arguments must be equal on all ranks.
+        world: Number of ranks.
+    Returns:
+        The plan.
+    Raises:
+        LocalError: An argument is out of its range.
     """
-    demand_rank(world, rank=rank)
+    require_rank(world, rank=rank)
     steps: list[PlanStep] = []
     rounds = (world - 1).bit_length()
     for k in range(rounds):
@@ -142,7 +169,7 @@ def _tree_lanes(rank: int, world: int, root: int, elements: int, limit: int) -> 
         else:
             given = Span(Buf.INPUT, 0, *piece)
             steps = [Send(child, index, given) for child in children]
-            steps.append(Copy(here, given))  # last, so that nobody waits for it
+            steps.append(Copy(here, given))  # last: no rank waits for it
         lanes.append(Lane(tuple(steps)))
     return lanes, world.bit_length()  # a chunk is on each level of the tree, and one waits
 

@@ -1,25 +1,29 @@
-"""Who holds which nodes of the canonical tree, and what a set of ranks has to send of it."""
+"""The nodes of the canonical tree that each rank holds, and what a set of ranks has to send of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from quicoll.numerics.reduce import held, split, subtrees
+from quicoll.numerics.reduce import leaves_of, split, subtrees
 from quicoll.plan.model import Buf, Span, Tree
 
 if TYPE_CHECKING:
     from quicoll.plan.chunks import Piece
 
-__all__ = ["Ground"]
+__all__ = ["CanonicalTree"]
 
 
-class Ground:
-    """What all reductions of `leaves` leaves over `world` ranks have in common, seen from `rank`.
+class CanonicalTree:
+    """The canonical tree over the leaves of all ranks, as one rank sees it.
 
-    nodes: by rank, the fewest nodes that make up what it holds. held: by rank, how many leaves. loose: a node of at
-    most so many leaves is never made for a journey; its leaves go one by one, because they are fewer bytes than it.
-    A node inside a loose one is loose too, so whoever needs a loose node has been sent all its leaves.
+    A node inside a loose one is loose too, so a rank that needs a loose node has been sent all its leaves.
+
+    Attributes:
+        nodes: By rank, the fewest nodes that make up what it holds.
+        held: By rank, how many leaves.
+        loose: A node of at most so many leaves is not computed to be sent; its leaves are sent one by one, because they
+            are fewer bytes.
     """
 
     def __init__(self, rank: int, world: int, leaves: int, loose: int = 1) -> None:
@@ -27,13 +31,13 @@ class Ground:
         self.world = world
         self.leaves = leaves
         self.loose = loose
-        self._shards = [held(r, world, leaves) for r in range(world)]
+        self._shards = [leaves_of(r, world, leaves) for r in range(world)]
         self.first = self._shards[rank].start
         self.nodes = [self._travelling(shard.start, shard.stop) for shard in self._shards]
         self.held = [len(shard) for shard in self._shards]
 
     def cover(self, ranks: Sequence[int]) -> tuple[Piece, ...]:
-        """The fewest nodes that make up the leaves of these ranks, in order; a lone rank's are `nodes` of it."""
+        """Return the fewest nodes that make up the leaves of these ranks, in order."""
         if len(ranks) == 1:
             return self.nodes[ranks[0]]
         runs: list[Piece] = []
@@ -52,7 +56,7 @@ class Ground:
         return tuple(found)
 
     def tree(self, node: Piece, piece: Piece, known: Mapping[Piece, Span]) -> Tree:
-        """The canonical tree under `node`, down to the nodes in `known` and to this rank's own leaves."""
+        """Return the tree under `node`, down to the nodes in `known` and to this rank's own leaves."""
         if node in known:
             return known[node]
         if node[1] - node[0] == 1:

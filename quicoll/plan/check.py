@@ -1,6 +1,6 @@
-"""Proof that a set of plans, one for each rank, fits together: for tests, and for whoever draws a plan.
+"""Proof that a set of plans, one for each rank, fits together: for tests and for pictures.
 
-`validate` holds the plans to what `model` promises an executor. It asks nothing of what a plan computes.
+`validate` holds the plans to what `model` promises an executor. It does not check what a plan computes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,17 @@ __all__ = ["validate"]
 
 
 def validate(plans: Sequence[Plan]) -> None:
-    """Raise LocalError that names rank, lane and step of the first fault; return if there is none.
+    """Check that the plans of all ranks fit together.
 
-    plans: those of all ranks, in rank order. Checked: equal signatures, lane counts and widths; spans within their
-    buffers; INPUT never written, OUTPUT written exactly once, scratch at most once, nothing read before it is
-    written in its own lane; steps of equal lengths and right types; both ends of a message in lanes of one number,
-    with equal elements and type; and that every lane comes to its end when only one is open at a time.
+    Checked: equal signatures, lane counts and widths; spans within their buffers; INPUT never written, OUTPUT written
+    exactly once, scratch at most once, nothing read before it is written in its own lane; steps of equal lengths and
+    right types; both ends of a message in lanes of one number, with equal elements and type; and that every lane comes
+    to its end when only one is open at a time.
+
+    Args:
+        plans: Those of all ranks, in rank order.
+    Raises:
+        LocalError: They do not fit; names rank, lane and step of the first fault.
     """
     _check_together(plans)
     for plan in plans:
@@ -38,7 +43,7 @@ class _Written:
         self._stops: list[int] = []
 
     def add(self, start: int, stop: int) -> bool:
-        """Whether [start, stop) was free; it is taken now. An empty interval is always free."""
+        """Take [start, stop); return whether it was free. An empty interval is always free."""
         if start == stop:
             return True
         at = bisect_right(self._starts, start)

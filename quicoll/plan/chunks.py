@@ -1,4 +1,4 @@
-"""How elements are divided between ranks and into chunks.
+"""The division of elements between ranks and into chunks.
 
 Boundaries are multiples of GRAIN elements: a cache line or more of every type, so that no two pieces share one, and
 a handful of elements is not cut at all.
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from quicoll.errors import LocalError
 
-__all__ = ["GRAIN", "MIB", "Piece", "chunks", "demand", "demand_rank", "interleaved", "shares"]
+__all__ = ["GRAIN", "MIB", "Piece", "chunks", "interleaved", "require_at_least", "require_rank", "shares"]
 
 MIB = 1 << 20
 GRAIN = 64
@@ -20,12 +20,12 @@ Piece: TypeAlias = tuple[int, int]
 
 
 def shares(elements: int, parts: int) -> list[Piece]:
-    """[0, elements) as at most `parts` pieces [start, stop), in order, none empty, equal but for the last."""
+    """Divide [0, elements) into at most `parts` pieces [start, stop), in order, none empty, equal but for the last."""
     return _cut(0, elements, _up(-(-elements // parts), GRAIN))
 
 
 def chunks(piece: Piece, limit: int) -> list[Piece]:
-    """A piece as the fewest near-equal pieces of at most `limit` elements; none for an empty piece."""
+    """Divide a piece into the fewest near-equal pieces of at most `limit` elements; none for an empty piece."""
     start, stop = piece
     if start == stop:
         return []
@@ -35,20 +35,20 @@ def chunks(piece: Piece, limit: int) -> list[Piece]:
 
 
 def interleaved(pieces: Sequence[tuple[int, Piece]], limit: int) -> list[tuple[int, Piece]]:
-    """(owner, piece) as (owner, chunk): each owner's first chunk, then each one's second, so that all are busy."""
+    """Return (owner, chunk): the first chunk of each owner, then the second of each, so that all are busy."""
     cut = [(owner, chunks(piece, limit)) for owner, piece in pieces]
     rounds = max((len(row) for _, row in cut), default=0)
     return [(owner, row[j]) for j in range(rounds) for owner, row in cut if j < len(row)]
 
 
-def demand(lowest: int, **values: int) -> None:
+def require_at_least(lowest: int, **values: int) -> None:
     """Raise LocalError that names the first value below `lowest`."""
     for name, value in values.items():
         if value < lowest:
             raise LocalError(f"{name}={value} is below {lowest}")
 
 
-def demand_rank(world: int, **ranks: int) -> None:
+def require_rank(world: int, **ranks: int) -> None:
     """Raise LocalError that names the first of `ranks` that is not in a world of `world`."""
     for name, rank in ranks.items():
         if not 0 <= rank < world:

@@ -1,4 +1,4 @@
-"""What a plan takes: every rank's lanes walked on a model of the network, and the cheapest algorithm by it.
+"""The cost of a plan: every rank's lanes walked on a model of the network; and the choice of the cheapest algorithm.
 
 The model. A message occupies, one after the other, its sender's processor (`message` seconds), its sender's port, the
 path between the two, its receiver's port and its receiver's processor. Each carries one message at a time, first come
@@ -6,7 +6,7 @@ first served; ports and path overlap, so that a long message costs its bytes onc
 `latency` once. Ranks on one site have a path for each pair; all that goes from one site to another shares one path.
 Combining occupies a processor for the bytes that are read. A lane's steps wait as `plan.model` says, as many lanes
 are open at a time as an executor opens, and as there, a lane ends only when its rank has heard that what it sent has
-arrived: one delay more for whoever sends last. It is LogGP (Alexandrov et al. 1997, J. Parallel Distrib. Comput.
+arrived: one delay more for the rank that sends last. It is LogGP (Alexandrov et al. 1997, J. Parallel Distrib. Comput.
 44(1)) with contention: close enough to say which of two plans is faster and by about how much, not a promise of
 seconds: there is no loss, no traffic of others, no congestion control.
 
@@ -16,7 +16,7 @@ B, 2 (N - 1) / N * S / B and two one-way delays.
 The choice. `choose` predicts each algorithm that keeps the canonical bits and takes the cheapest. It is a function of
 its arguments alone and computes with IEEE 754 doubles, in one order, so ranks that hold equal arguments choose alike.
 What ranks measure differs, therefore they exchange it, take the elementwise maximum and round up to powers of two
-(`agreed`): a choice that hangs on less than a factor of two is not worth a disagreement between two runs.
+(`agreed`): a difference of less than a factor of two is not worth a disagreement between two runs.
 
 Everything here is pure.
 """
@@ -57,7 +57,7 @@ __all__ = [
 MAX_WALKED = 16
 _EXCHANGE_BYTES = (
     1 << 18
-)  # beyond, exchange is never the cheapest, having (world - 1) times the bytes, and dear to walk
+)  # beyond, exchange is never the cheapest, having (world - 1) times the bytes, and expensive to walk
 # What sites are like where nothing says so: (one-way seconds, bytes/s) within one, and between two.
 NEAR, FAR = (1e-4, 125e6), (25e-3, 25e6)
 # Where nothing is measured yet.
@@ -79,10 +79,16 @@ _KNOWN: dict[str, tuple[str, ...]] = {**CANONICAL, **MOVES}
 
 @dataclass(frozen=True, slots=True)
 class NetworkModel:
-    """latency[a][b]: one-way seconds from rank a to b. rate[a][b]: bytes per second of the path from a to b.
+    """A network as the cost model sees it.
 
-    sites: a number for each rank; paths between two sites are shared. message: seconds of a processor for each message,
-    at each end. combine: bytes that a processor combines in a second.
+    Attributes:
+        latency: latency[a][b] is the one-way seconds from rank a to b.
+        rate: rate[a][b] is the bytes a second of the path from a to b.
+        sites: A number for each rank; paths between two sites are shared.
+        message: Seconds of a processor for each message, at each end.
+        combine: Bytes that a processor combines in a second.
+    Raises:
+        LocalError: The tables have another size than `sites`, or a value is out of its range.
     """
 
     latency: tuple[tuple[float, ...], ...]
@@ -115,7 +121,20 @@ class NetworkModel:
         far_rate: float | None = None,
         message: float = _MESSAGE_S,
     ) -> NetworkModel:
-        """Two kinds of path: within a site, and between any two sites (by default the same)."""
+        """Make a network with two kinds of path: within a site, and between any two sites (by default the same).
+
+        Args:
+            sites: A number for each rank.
+            latency: One-way seconds within a site.
+            rate: Bytes a second within a site.
+            far_latency: One-way seconds between sites.
+            far_rate: Bytes a second between sites.
+            message: Seconds of a processor for each message.
+        Returns:
+            The network.
+        Raises:
+            LocalError: A value is out of its range.
+        """
         across = (latency if far_latency is None else far_latency, rate if far_rate is None else far_rate)
         kinds = [[(latency, rate) if a == b else across for b in sites] for a in sites]
         return NetworkModel(
@@ -132,7 +151,16 @@ class NetworkModel:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """One message: when its sender began with it, and when its receiver was done with it, in seconds."""
+    """One message of a forecast.
+
+    Attributes:
+        source: The sending rank.
+        to: The receiving rank.
+        lane: Its lane in the plans.
+        nbytes: Its length.
+        start: Seconds at which the sender begins with it.
+        end: Seconds at which the receiver is done with it.
+    """
 
     source: int
     to: int
@@ -144,8 +172,15 @@ class Flight:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """seconds: until the last rank is done. done: each rank. flights: in the order of their start. crossing: bytes that
-    go from one site to another. busiest: the most bytes that one rank sends or receives."""
+    """The prediction for a set of plans.
+
+    Attributes:
+        seconds: Until the last rank is done.
+        done: Seconds until each rank is done.
+        flights: All messages, in the order of their start.
+        crossing: Bytes that go from one site to another.
+        busiest: The most bytes that one rank sends or receives.
+    """
 
     seconds: float
     done: tuple[float, ...]
@@ -155,7 +190,16 @@ class Forecast:
 
 
 def predict(plans: Sequence[Plan], network: NetworkModel) -> Forecast:
-    """Walk the plans of all ranks, given in rank order. Raises LocalError for a network of another size."""
+    """Walk the plans of all ranks on a network.
+
+    Args:
+        plans: In rank order.
+        network: Of as many ranks.
+    Returns:
+        Times and bytes.
+    Raises:
+        LocalError: The network is of another size.
+    """
     if len(plans) != network.world:
         raise LocalError(f"a network of {network.world} ranks for {len(plans)} plans")
     walk = _Walk(plans, network)
@@ -182,10 +226,16 @@ _LIMITS: dict[str, Callable[[int, int], tuple[float, int]]] = {
 
 
 def limit(collective: str, nbytes: int, network: NetworkModel) -> float:
-    """Seconds that no plan can beat where all ranks and paths are alike: bytes through one port, and delays.
+    """Return the seconds that no plan can beat where all ranks and paths are alike: bytes through one port, and delays.
 
-    nbytes: of the whole tensor; of all_gather and gather, of the result. The all-reduce of exchange takes one delay
-    less than it states, for (N - 1) times the bytes.
+    The all-reduce by exchange takes one delay less, for (N - 1) times the bytes.
+
+    Args:
+        collective: Its name.
+        nbytes: Of the whole tensor; of all_gather and gather, of the result.
+        network: Its fastest port and longest delay count.
+    Returns:
+        Seconds.
     """
     if network.world == 1:
         return 0.0
@@ -209,12 +259,28 @@ def choose(
     loose: int = 1,
     root: int = 0,
 ) -> str:
-    """The cheapest algorithm for `op`, one of `CANONICAL` or `MOVES`, on tensors of `nbytes` bytes.
+    """Choose the cheapest algorithm.
 
-    leaves, wide_itemsize, loose: of a reduction. root: where there is one. Parts count as equal, the size as the next
-    power of two. Ties go to the first in `CANONICAL` or `MOVES`. Beyond MAX_WALKED ranks nothing
-    is walked: hierarchical if there are several sites; else for a reduction tree where the tensor has one owner, whose
-    messages to everyone take longer than the tree's levels; else the first.
+    Parts count as equal, the size as the next power of two; ties go to the first in `CANONICAL` or `MOVES`. Beyond
+    MAX_WALKED ranks nothing is walked: hierarchical if there are several sites; else for a reduction tree where the
+    tensor has one owner and its messages to all ranks take longer than the tree's levels; else the first.
+
+    Args:
+        op: One of `CANONICAL` or `MOVES`.
+        world: Number of ranks.
+        nbytes: Of the tensor.
+        leaves: Of a reduction.
+        sites: A number for each rank.
+        network: Equal on all ranks, so that all choose alike.
+        chunk_bytes: The longest message.
+        itemsize: Bytes of an element.
+        wide_itemsize: Bytes of an element of a reduction's accumulator.
+        loose: As in `quicoll.plan.reductions`.
+        root: Where there is one.
+    Returns:
+        The algorithm's name.
+    Raises:
+        LocalError: The operation has one algorithm only.
     """
     known = _KNOWN.get(op, ())
     if not known:
@@ -232,12 +298,12 @@ def choose(
 
 
 def has_choice(op: str, world: int, nbytes: int, sites: Sequence[int]) -> bool:
-    """Whether what `choose` says depends on the network: moves differ only where there are several sites."""
+    """Return whether `choose` depends on the network: moves differ only where there are several sites."""
     return world > 1 and nbytes > 0 and (op in CANONICAL or (op in MOVES and len(set(sites)) > 1))
 
 
 def _levels_pay(network: NetworkModel) -> bool:
-    """Whether log2(world) delays in a row are shorter than world messages in a row, for messages of few bytes."""
+    """Return whether log2(world) delays in a row are shorter than world messages in a row, for few bytes."""
     world = network.world
     delay = max(map(max, network.latency))
     levels = (world - 1).bit_length()
@@ -297,16 +363,21 @@ def _sketch(
 
 
 def quantised(value: int) -> int:
-    """The next power of two, at least 1."""
+    """Return the next power of two, at least 1."""
     return 1 << max(0, value - 1).bit_length()
 
 
 def agreed(measured: Sequence[Sequence[int]], sites: Sequence[int]) -> NetworkModel:
-    """The network that all ranks take for theirs, made of what each has measured.
+    """Make the network that all ranks use for their choice out of what each has measured.
 
-    measured: by rank, latency to each rank in microseconds, then rate to each in bytes per second, 0 where not
-    known; as `quantised` gives them. The maximum is taken elementwise, and of both directions. Raises LocalError for
-    rows of the wrong length or out of bounds.
+    Args:
+        measured: By rank: latency to each rank in microseconds, then rate to each in bytes a second, 0 where not known;
+            as `quantised` returns them.
+        sites: A number for each rank.
+    Returns:
+        The elementwise maximum, of both directions.
+    Raises:
+        LocalError: A row has the wrong length or a value out of bounds.
     """
     world = len(measured)
     if any(len(row) != 2 * world or not all(0 <= value < 1 << 62 for value in row) for row in measured):

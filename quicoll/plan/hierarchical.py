@@ -1,25 +1,25 @@
 """Broadcast, all-gather, gather and scatter by site: each element crosses to a remote site once.
 
-The paths between sites are few, far and shared; those inside one are short. So what all ranks of a remote site are to
-have goes to one of them, its head, and from there to the others:
+The paths between sites are few, far and shared; those inside one are short. So what all ranks of a remote site
+need goes to one of them, its head, and from there to the others:
 
     broadcast    the root sends each chunk to one head in each remote site. Roots and heads give it to their site over a
                  binomial tree. One delay between sites, then ceil(log2(ranks of a site)). Heads change from chunk to
                  chunk, so that no rank's port carries a whole site's share.
     all_gather   every rank does so with its own part, but straight to each of its site, since all of them have parts
-                 for each other anyway. Heads are spread over the ranks of a site by who the sender is.
+                 for each other anyway. The sender decides which rank of a site is head.
 
-What belongs to one rank crosses once whichever way it goes; by way of a head it crosses in fewer messages:
+What belongs to one rank crosses once on any way; through a head it crosses in fewer messages:
 
     gather       the parts of a remote site's neighbouring ranks lie one after the other in the root's memory. That run
-                 is cut into chunks without regard to whose it is, and a chunk's head is the rank with the most of it
+                 is cut into chunks without regard to the owners, and a chunk's head is the rank with the most of it
                  (the lowest of these). The others send it theirs, and it sends the chunk, whole, to the root. Of small
                  parts a site's go in one message; of large ones a chunk is its head's own and goes straight.
     scatter      the same backwards.
 
 The root's own site, and the ranks of a world of one site, send and receive directly, as in `plan.moves`.
 
-Which rank is head follows from the arguments alone, so all ranks know it. Bits are copied; a way cannot change them.
+Which rank is head follows from the arguments alone, so all ranks know it. Bits are copied; no way can change them.
 Every element of an output is written once, by the message or the copy that brings it: nothing is put together there.
 A lane has one chunk (gather, scatter: one of each run), which is on at most two ways at a time, and no step of a lane
 waits for another chunk's than its own.
@@ -40,7 +40,7 @@ from quicoll.plan.routes import binomial, normal_sites, site_members
 __all__ = ["MOVES", "all_gather_lanes", "broadcast_lanes", "by_site", "gather_lanes", "scatter_lanes"]
 
 
-# What each of these can be carried out by, the first where nothing else is asked for and where costs are equal.
+# The algorithms of each; the first is the default and wins where costs are equal.
 MOVES: dict[str, tuple[str, ...]] = {
     "broadcast": ("tree", "hierarchical"),
     "all_gather": ("direct", "hierarchical"),
@@ -50,14 +50,24 @@ MOVES: dict[str, tuple[str, ...]] = {
 
 
 def by_site(collective: str, algorithm: str, world: int, sites: Sequence[int]) -> tuple[int, ...] | None:
-    """The site of each rank if `algorithm` goes by them, None if not. Raises LocalError for an unknown one."""
+    """Return the site of each rank if `algorithm` goes by sites, else None. Raises LocalError for an unknown one."""
     if algorithm not in MOVES[collective]:
         raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(MOVES[collective])}")
     return normal_sites(sites, world) if algorithm == "hierarchical" else None
 
 
 def broadcast_lanes(rank: int, root: int, elements: int, limit: int, sites: Sequence[int]) -> tuple[list[Lane], int]:
-    """The lanes of this rank, and how many have to be open at a time. limit: elements of a chunk. sites: normal."""
+    """Make the lanes of one rank.
+
+    Args:
+        rank: Whose lanes.
+        root: The rank that has the elements.
+        elements: Of the tensor.
+        limit: Elements of a chunk.
+        sites: As `normal_sites` returns them.
+    Returns:
+        The lanes, and how many have to be open at a time.
+    """
     members = site_members(sites)
     home = members[sites[rank]]
     lanes: list[Lane] = []
@@ -72,7 +82,7 @@ def broadcast_lanes(rank: int, root: int, elements: int, limit: int, sites: Sequ
             given = Span(Buf.INPUT, 0, *piece)
             away = [head for head in _after(sites[root], heads) if head != root]
             steps: list[PlanStep] = [Send(peer, index, given) for peer in (*away, *children)]
-            steps.append(Copy(here, given))  # last, so that nobody waits for it
+            steps.append(Copy(here, given))  # last: no rank waits for it
         else:
             source = root if parent < 0 else home[(first + parent) % len(home)]
             steps = [Recv(source, index, here), *(Send(child, index, here) for child in children)]

@@ -1,4 +1,4 @@
-"""What the planners of moves have in common: where parts lie, and a plan of lanes that compute nothing."""
+"""Common parts of the planners of moves: the place of each rank's part, and a plan of lanes that compute nothing."""
 
 from __future__ import annotations
 
@@ -6,27 +6,40 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from quicoll.errors import LocalError
-from quicoll.plan.chunks import Piece, chunks, demand
+from quicoll.plan.chunks import Piece, chunks, require_at_least
 from quicoll.plan.model import Buf, Lane, Parameter, Plan, Span
 
-__all__ = ["moving", "parts", "shifted"]
+__all__ = ["move_plan", "part_chunks", "shifted"]
 
 
-def parts(world: int, counts: Sequence[int], itemsize: int, chunk_bytes: int) -> tuple[list[int], list[list[Piece]]]:
-    """Where each rank's part begins, and at last ends; and its chunks. Raises LocalError."""
+def part_chunks(
+    world: int, counts: Sequence[int], itemsize: int, chunk_bytes: int
+) -> tuple[list[int], list[list[Piece]]]:
+    """Divide the parts of all ranks into chunks.
+
+    Args:
+        world: Number of ranks.
+        counts: Elements of each rank.
+        itemsize: Bytes of an element.
+        chunk_bytes: The longest message.
+    Returns:
+        Where each part begins, and at last where they end; and the chunks of each.
+    Raises:
+        LocalError: An argument is out of its range.
+    """
     if len(counts) != world:
         raise LocalError(f"counts for {len(counts)} ranks in a world of {world}")
-    demand(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
-    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
+    require_at_least(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
+    require_at_least(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
     return [0, *accumulate(counts)], [chunks((0, count), max(1, chunk_bytes // itemsize)) for count in counts]
 
 
 def shifted(buf: Buf, piece: Piece, offset: int) -> Span:
-    """A piece of one rank's part, `offset` elements further on."""
+    """Return a piece of one rank's part as a span, `offset` elements further on."""
     return Span(buf, 0, piece[0] + offset, piece[1] + offset)
 
 
-def moving(
+def move_plan(
     collective: str,
     *,
     algorithm: str,
@@ -41,8 +54,15 @@ def moving(
     parameters: Sequence[Parameter],
     sites: tuple[int, ...] | None = None,
 ) -> Plan:
-    """A plan whose elements are moved as they are. given: elements of INPUT, None where there is none. sites: what an
-    algorithm that goes by them has to agree on as well."""
+    """Make a plan whose elements are moved as they are.
+
+    Args:
+        given: Elements of INPUT; None where there is none.
+        sites: What an algorithm that goes by them has to agree on as well.
+        collective, algorithm, rank, world, lanes, width, output, itemsize, chunk_bytes, parameters: As in `Plan`.
+    Returns:
+        The plan.
+    """
     common: list[Parameter] = [("itemsize", itemsize), ("chunk_bytes", chunk_bytes)]
     if sites is not None:
         common.append(("sites", sites))

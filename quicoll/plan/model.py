@@ -1,7 +1,7 @@
 """A collective as data: what one rank sends, receives, reduces and copies, and in which order.
 
 A plan is made by a pure function of numbers that all ranks know, so each rank makes its own and they fit together.
-Whoever runs it needs to know nothing of algorithms; a test, a checker or a picture can run it without a network.
+An executor needs to know nothing of algorithms; a test, a checker or a picture can run it without a network.
 
 Memory. A span names elements of one of three kinds of buffer: INPUT, one slot for each leaf that this rank holds,
 read only; OUTPUT, slot 0; SCRATCH, slots that belong to one lane. Scratch may be wide: of the accumulator's type.
@@ -11,12 +11,12 @@ lane, and lanes share no memory that is written. So an executor starts them in o
 time as it likes: the first lane that is unfinished anywhere is open everywhere and can finish, hence all do. With
 the same number on every rank, messages find their receiver ready, or nearly so. Within a lane:
 
-- all Recv are posted when the lane starts, wherever they stand;
+- all Recv are posted when the lane starts, wherever they are in the lane;
 - the other steps run in order, each after the Recv that stand before it and whose span it reads (`Lane.waits`);
 - a Send is started when it is reached, and awaited at the lane's end, as is every Recv.
 
-`Plan.open_lanes` says how many are open at a time: LANES_PER_WIDTH times what keeps everyone busy, so that the path
-does not run dry between chunks.
+`Plan.open_lanes` says how many are open at a time: LANES_PER_WIDTH times what keeps all ranks busy, so that the
+path is never idle between chunks.
 
 What makes this safe, and what `check.validate` proves of a set of plans: within a lane every element is written at
 most once, and read only after the step that writes it; every element of OUTPUT is written exactly once; both ends
@@ -76,7 +76,7 @@ class Span:
         return self.stop - self.start
 
     def overlaps(self, other: Span) -> bool:
-        """Whether both name an element in common, or are the same token."""
+        """Return whether both name an element in common, or are the same token."""
         if self.buf is not other.buf or self.slot != other.slot:
             return False
         if self.start == self.stop or other.start == other.stop:
@@ -183,14 +183,14 @@ class Plan:
 
     @property
     def open_lanes(self) -> int:
-        """How many lanes an executor opens at a time; the same on every rank."""
+        """The number of lanes that an executor opens at a time; the same on every rank."""
         return min(len(self.lanes), self.width * LANES_PER_WIDTH)
 
     def nbytes(self, span: Span | Scratch) -> int:
         return span.elements * (self.wide_itemsize if span.wide else self.itemsize)
 
     def scratch_bytes(self, lane: Lane) -> int:
-        """What a lane takes while it is open."""
+        """Return the bytes of scratch that a lane takes while it is open."""
         return sum(self.nbytes(slot) for slot in lane.scratch)
 
     @property

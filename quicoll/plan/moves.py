@@ -1,7 +1,7 @@
 """Gather, scatter, all-to-all and send: elements that go from one rank to another as they are.
 
-Whatever is to come from a rank is cut into chunks of its own, and both ends know the cut from the numbers alone. Parts
-of no elements take no message.
+What each rank sends is cut into chunks of its own, and both ends know the cut from the arguments alone. Parts of no
+elements take no message.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from quicoll.errors import LocalError
-from quicoll.plan.chunks import MIB, Piece, chunks, demand, demand_rank
+from quicoll.plan.chunks import MIB, Piece, chunks, require_at_least, require_rank
 from quicoll.plan.hierarchical import by_site, gather_lanes, scatter_lanes
-from quicoll.plan.lanes import moving, parts, shifted
+from quicoll.plan.lanes import move_plan, part_chunks, shifted
 from quicoll.plan.model import Buf, Copy, Lane, Plan, PlanStep, Recv, Send, Span
 
 __all__ = ["all_to_all", "gather", "scatter", "send"]
@@ -29,20 +29,31 @@ def gather(
     algorithm: str = "direct",
     sites: Sequence[int] = (),
 ) -> Plan:
-    """The plan of `rank` to bring every rank's INPUT slot 0 into the root's OUTPUT, one after the other in rank order.
+    """Plan a gather: INPUT slot 0 of every rank goes into the root's OUTPUT, in rank order.
 
-    counts: elements of each rank, which may differ and be 0. algorithm: "direct", every rank sends to the root: one
-    delay. Lane k has the k-th chunk of every rank, so that the root's memory of what has come early is bounded.
-    "hierarchical" goes by `sites`, a number for each rank: `plan.sited`. Raises LocalError.
+    Args:
+        rank: Whose plan. All other arguments must be equal on all ranks.
+        world: Number of ranks.
+        root: The rank that gets the elements.
+        counts: Elements of each rank; they may differ and be 0.
+        itemsize: Bytes of an element.
+        chunk_bytes: No message is longer, unless one element is.
+        algorithm: "direct", every rank sends to the root: one delay. "hierarchical" goes by sites
+            (`quicoll.plan.hierarchical`).
+        sites: A number for each rank.
+    Returns:
+        The plan; without lanes where there are no elements.
+    Raises:
+        LocalError: An argument is out of its range, or the algorithm is not known.
     """
-    demand_rank(world, rank=rank, root=root)
-    offsets, cut = parts(world, counts, itemsize, chunk_bytes)
+    require_rank(world, rank=rank, root=root)
+    offsets, cut = part_chunks(world, counts, itemsize, chunk_bytes)
     normal = by_site("gather", algorithm, world, sites)
     if normal is None:
         lanes, width = _gather_lanes(rank, root, offsets, cut), 1
     else:
         lanes, width = gather_lanes(rank, root, counts, max(1, chunk_bytes // itemsize), normal)
-    return moving(
+    return move_plan(
         "gather",
         algorithm=algorithm,
         rank=rank,
@@ -69,19 +80,30 @@ def scatter(
     algorithm: str = "direct",
     sites: Sequence[int] = (),
 ) -> Plan:
-    """The plan of `rank` to get its counts[rank] elements of the root's INPUT slot 0, parts in rank order, as OUTPUT.
+    """Plan a scatter: each rank gets its counts[rank] elements of the root's INPUT slot 0, parts in rank order.
 
-    algorithm: "direct", the root sends each part to whom it belongs: one delay. Lane k has the k-th chunk of every
-    part. "hierarchical" goes by `sites`, a number for each rank: `plan.sited`. Raises LocalError.
+    Args:
+        rank: Whose plan. All other arguments must be equal on all ranks.
+        world: Number of ranks.
+        root: The rank that has the elements.
+        counts: Elements of each rank; they may differ and be 0.
+        itemsize: Bytes of an element.
+        chunk_bytes: No message is longer, unless one element is.
+        algorithm: "direct", the root sends to every rank. "hierarchical" goes by sites (`quicoll.plan.hierarchical`).
+        sites: A number for each rank.
+    Returns:
+        The plan; without lanes where there are no elements.
+    Raises:
+        LocalError: An argument is out of its range, or the algorithm is not known.
     """
-    demand_rank(world, rank=rank, root=root)
-    offsets, cut = parts(world, counts, itemsize, chunk_bytes)
+    require_rank(world, rank=rank, root=root)
+    offsets, cut = part_chunks(world, counts, itemsize, chunk_bytes)
     normal = by_site("scatter", algorithm, world, sites)
     if normal is None:
         lanes, width = _scatter_lanes(rank, root, offsets, cut), 1
     else:
         lanes, width = scatter_lanes(rank, root, counts, max(1, chunk_bytes // itemsize), normal)
-    return moving(
+    return move_plan(
         "scatter",
         algorithm=algorithm,
         rank=rank,
@@ -100,18 +122,28 @@ def scatter(
 def all_to_all(
     *, rank: int, world: int, counts: Sequence[Sequence[int]], itemsize: int, chunk_bytes: int = MIB
 ) -> Plan:
-    """The plan of `rank` to send part r of its INPUT slot 0 to rank r; OUTPUT has what came, by rank it came from.
+    """Plan an all-to-all: part r of a rank's INPUT slot 0 goes to rank r; OUTPUT has what arrived, by sender.
 
-    counts: counts[s][r] elements go from rank s to rank r; any may be 0. Pairwise exchange: in round i a rank sends to
-    the one i further on and hears from the one i before, so that each rank has one sender and one receiver at a time
-    and none is flooded. A round has a lane for each chunk of its longest part. Round 0 is the copy to oneself.
-    Raises LocalError.
+    Pairwise exchange: in round i a rank sends to the one i further on and receives from the one i before, so that each
+    rank has one sender and one receiver at a time. A round has a lane for each chunk of its longest part. Round 0
+    copies.
+
+    Args:
+        rank: Whose plan. All other arguments must be equal on all ranks.
+        world: Number of ranks.
+        counts: counts[s][r] elements go from rank s to rank r; any may be 0.
+        itemsize: Bytes of an element.
+        chunk_bytes: No message is longer, unless one element is.
+    Returns:
+        The plan.
+    Raises:
+        LocalError: An argument is out of its range.
     """
-    demand_rank(world, rank=rank)
+    require_rank(world, rank=rank)
     if len(counts) != world or any(len(row) != world for row in counts):
         raise LocalError(f"counts must be {world} rows of {world}")
-    demand(0, **{f"counts[{s}][{r}]": count for s, row in enumerate(counts) for r, count in enumerate(row)})
-    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
+    require_at_least(0, **{f"counts[{s}][{r}]": count for s, row in enumerate(counts) for r, count in enumerate(row)})
+    require_at_least(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
     limit = max(1, chunk_bytes // itemsize)
     away = [0, *accumulate(counts[rank])]
     home = [0, *accumulate(row[rank] for row in counts)]
@@ -133,7 +165,7 @@ def all_to_all(
                     steps.append(Recv(source, index, shifted(Buf.OUTPUT, coming[k], home[source])))
             lanes.append(Lane(tuple(steps)))
     flat = tuple(count for row in counts for count in row)
-    return moving(
+    return move_plan(
         "all_to_all",
         algorithm="pairwise",
         rank=rank,
@@ -149,15 +181,26 @@ def all_to_all(
 
 
 def send(*, rank: int, world: int, source: int, to: int, elements: int, itemsize: int, chunk_bytes: int = MIB) -> Plan:
-    """The plan of `rank` to bring the INPUT of rank `source` into the OUTPUT of rank `to`; others do nothing.
+    """Plan a send: INPUT of rank `source` goes into OUTPUT of rank `to`. Only these two ranks need to run it.
 
-    One message a chunk, one delay. Only the two ranks need to run it. Raises LocalError.
+    Args:
+        rank: Whose plan. All other arguments must be equal on all ranks.
+        world: Number of ranks.
+        source: The sender.
+        to: The receiver.
+        elements: Of the tensor.
+        itemsize: Bytes of an element.
+        chunk_bytes: No message is longer, unless one element is.
+    Returns:
+        The plan; without steps for other ranks.
+    Raises:
+        LocalError: An argument is out of its range.
     """
-    demand_rank(world, rank=rank, source=source, to=to)
+    require_rank(world, rank=rank, source=source, to=to)
     if source == to:
         raise LocalError(f"rank {source} cannot send to itself")
-    demand(0, elements=elements)
-    demand(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
+    require_at_least(0, elements=elements)
+    require_at_least(1, itemsize=itemsize, chunk_bytes=chunk_bytes)
     lanes: list[Lane] = []
     for index, piece in enumerate(chunks((0, elements), max(1, chunk_bytes // itemsize))):
         steps: tuple[PlanStep, ...] = ()
@@ -166,7 +209,7 @@ def send(*, rank: int, world: int, source: int, to: int, elements: int, itemsize
         elif rank == to:
             steps = (Recv(source, index, Span(Buf.OUTPUT, 0, *piece)),)
         lanes.append(Lane(steps))
-    return moving(
+    return move_plan(
         "send",
         algorithm="direct",
         rank=rank,

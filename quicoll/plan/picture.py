@@ -37,7 +37,7 @@ _LEAST_WIDTH = 660
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Where ranks stand. bands: (site, left, right) of neighbouring ranks on one site."""
+    """The places of ranks. bands: (site, left, right) of neighbouring ranks on one site."""
 
     at: tuple[float, ...]
     bands: tuple[tuple[int, float, float], ...]
@@ -45,7 +45,16 @@ class _Columns:
 
 
 def draw(forecast: Forecast, network: NetworkModel, *, title: str, notes: Sequence[str] = ()) -> str:
-    """The forecast as an SVG document; the same text for the same arguments. notes: lines under the title."""
+    """Draw a forecast as an SVG document.
+
+    Args:
+        forecast: What is drawn.
+        network: Its sites are the bands.
+        title: Above the picture.
+        notes: Lines under the title.
+    Returns:
+        The text of the document; the same for the same arguments.
+    """
     columns = _columns(network.sites)
     shown = forecast.flights[:MAX_ARROWS]
     left_out = len(forecast.flights) - len(shown)
@@ -70,7 +79,7 @@ def draw(forecast: Forecast, network: NetworkModel, *, title: str, notes: Sequen
         f'<rect width="{columns.width}" height="{height}" fill="white"/>',
         *head,
         *legend,
-        *_ground(columns, top, bottom),
+        *_background(columns, top, bottom),
         *_axis(forecast.seconds, columns.width, down),
         *_lifelines(forecast, columns, top, down),
         *_arrows(shown, network, columns, down),
@@ -125,7 +134,7 @@ def _heading(title: str, notes: Sequence[str], width: int) -> tuple[list[str], i
 
 
 def _legend(flights: Sequence[Flight], network: NetworkModel, width: int, y: int) -> tuple[list[str], int]:
-    """What colours, widths and bars mean, in as many rows as they take, and the y below them."""
+    """Explain colours, widths and bars, in as many rows as they take, and the y below them."""
     several = max(network.sites) > 0
     keys = [
         (f'stroke="{colour}" stroke-width="2" marker-end="url(#{name})"', text if several else "message")
@@ -153,7 +162,7 @@ def _legend(flights: Sequence[Flight], network: NetworkModel, width: int, y: int
     return out, y
 
 
-def _ground(columns: _Columns, top: int, bottom: int) -> list[str]:
+def _background(columns: _Columns, top: int, bottom: int) -> list[str]:
     """Bands of sites, and the numbers of sites and ranks."""
     several = len(columns.bands) > 1
     out = [f'<text x="{_LEFT - 12}" y="{top - 10}" text-anchor="end" fill="{_FAINT}">rank</text>']

@@ -3,9 +3,9 @@
 A lane has a chunk and the rank that owns it. The ranks' values go to the owner along a route (`plan.routes`, which
 says why the bits are the same on every one); the owner finishes the canonical tree; then the result goes
 
-    all_reduce       to everyone, down the route
+    all_reduce       to all ranks, down the route
     reduce           to the root
-    reduce_scatter   nowhere: the owner is who wants it
+    reduce_scatter   nowhere: the owner is the rank that gets it
 
 A rank that has several leaves, of its own or from below, sends the fewest nodes of the tree that make them up: one
 leaf in the tensor's own type, several reduced to one array of the accumulator's. An accumulator may be as large as many
@@ -15,13 +15,13 @@ leaves (44 bytes for an exact sum of float32): a node of at most `loose` leaves 
                   as a ring: (p - 1) / p * S out and in for each of the two phases (S bytes, p ranks). Reduce: shares
                   likewise, whose owners send them on to the root, which so receives at most twice S and not (p - 1) S.
     tree          halving. Chunks are not divided into shares, so a small one is one message a level: ceil(log2(p))
-                  delays up and down, but nobody handles more than ceil(log2(p)) messages each way.
+                  delays up and down, but no rank handles more than ceil(log2(p)) messages each way.
     hierarchical  sites. As direct, but each value crosses between two sites once; one delay between sites and at
                   most two inside them, each way. Owners of a reduce are in the root's site.
-    exchange      all_reduce only. Everyone sends its values to everyone and finishes the tree itself: one delay, and
+    exchange      all_reduce only. Every rank sends its values to all and finishes the tree itself: one delay, and
                   (p - 1) S out and in. For a few numbers over a long way nothing is faster. The finished bits
                   are equal because they come of the same operands by the same tree.
-    ring          all_reduce only, in an order of its own: see plan.ring.
+    ring          all_reduce only, in an order of its own: see `quicoll.plan.ring`.
 
 Another algorithm that keeps the canonical bits is one more line in `ROUTES`: a place for each rank on a tree of ranks.
 """
@@ -34,8 +34,8 @@ from itertools import accumulate
 from typing import Literal, TypeAlias
 
 from quicoll.errors import LocalError
-from quicoll.plan.canonical import Ground
-from quicoll.plan.chunks import MIB, Piece, chunks, demand, demand_rank, interleaved, shares
+from quicoll.plan.canonical import CanonicalTree
+from quicoll.plan.chunks import MIB, Piece, chunks, interleaved, require_at_least, require_rank, shares
 from quicoll.plan.model import Buf, Lane, Parameter, Plan, PlanStep, Recv, Reduce, Scratch, Send, Span
 from quicoll.plan.ring import ring_lanes
 from quicoll.plan.routes import Place, halving, normal_sites, site_members, star, through_sites
@@ -60,11 +60,13 @@ MIN_SHARE_BYTES = 16 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How one algorithm lays its lanes.
+    """The way in which one algorithm lays its lanes.
 
-    place(rank, owner, world, sites): on the route to `owner`. shared: whether chunks of one tensor belong to different
-    owners that work side by side; if not, each chunk is one rank's. depth(world): lanes in which one chunk is at a
-    time, counted in messages, so that this many more keep everyone busy.
+    Attributes:
+        place: (rank, owner, world, sites) -> the rank's place on the route to the owner.
+        shared: Whether chunks of one tensor belong to different owners that work side by side; if not, each chunk is
+            one rank's.
+        depth: (world) -> lanes in which one chunk is at a time, in messages: so many more keep all ranks busy.
     """
 
     place: Callable[[int, int, int, Sequence[int]], Place]
@@ -86,7 +88,7 @@ ROUTES: dict[str, Route] = {
     ),
 }
 
-# What each operation can be carried out by with the canonical bits, in the order of preference where costs are equal.
+# The algorithms of each operation that keep the canonical bits; where costs are equal the first wins.
 CANONICAL: dict[str, tuple[str, ...]] = {
     "all_reduce": ("direct", "tree", "hierarchical", "exchange"),
     "reduce": ("direct", "tree", "hierarchical"),
@@ -108,22 +110,31 @@ def all_reduce(
     sites: Sequence[int] = (),
     loose: int = 1,
 ) -> Plan:
-    """The plan of `rank` for an all-reduce of `elements` elements over `leaves` leaves, held as `reduce.held` says.
+    """Plan an all-reduce: OUTPUT of every rank gets the reduction of all leaves.
 
-    algorithm: one of REDUCTIONS. itemsize, wide_itemsize: bytes of an element of the tensor's and of the
-    accumulator's type. chunk_bytes: no message is longer, unless one element is. sites: a number for each rank, equal
-    for ranks that are near each other; only hierarchical looks at it. loose: see the module; not for ring. All but
-    `rank` must be equal on all ranks.
-    INPUT has one slot of `elements` for each leaf of this rank, in order. No elements make a plan without lanes.
-    Raises LocalError.
+    Args:
+        algorithm: One of `REDUCTIONS["all_reduce"]`.
+        rank: Whose plan. All other arguments must be equal on all ranks.
+        world: Number of ranks.
+        elements: Of the tensor.
+        leaves: How many; each rank holds those of `quicoll.numerics.reduce.leaves_of`, one INPUT slot for each.
+        itemsize: Bytes of an element of the tensor's type.
+        wide_itemsize: Bytes of an element of the accumulator's type.
+        chunk_bytes: No message is longer, unless one element is.
+        sites: A number for each rank, equal for ranks that are near each other; only hierarchical looks at it.
+        loose: A node of at most so many leaves travels as these; 1 for ring.
+    Returns:
+        The plan; without lanes where there are no elements.
+    Raises:
+        LocalError: An argument is out of its range, or the algorithm is not known.
     """
     order = _Order("all_reduce", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites, loose)
-    demand(0, elements=elements)
+    require_at_least(0, elements=elements)
     if algorithm == "ring":
-        lanes, width = ring_lanes(order.ground, elements, wide_itemsize, chunk_bytes)
+        lanes, width = ring_lanes(order.canonical, elements, wide_itemsize, chunk_bytes)
     elif algorithm == "exchange":
         pieces = chunks((0, elements), order.limit)
-        lanes = [_everyone(order.ground, piece, number * order.stride) for number, piece in enumerate(pieces)]
+        lanes = [_everyone(order.canonical, piece, number * order.stride) for number, piece in enumerate(pieces)]
         width = 1
     else:
         table, width = order.table(elements, list(range(world)))
@@ -145,10 +156,28 @@ def reduce(
     sites: Sequence[int] = (),
     loose: int = 1,
 ) -> Plan:
-    """As `all_reduce`, but the result goes into the root's OUTPUT alone; that of the others has no elements."""
+    """Plan a reduction whose result goes into the root's OUTPUT alone; that of the others has no elements.
+
+    Args:
+        algorithm: One of `REDUCTIONS["reduce"]`.
+        rank: Whose plan. All other arguments must be equal on all ranks.
+        world: Number of ranks.
+        root: The rank that gets the result.
+        elements: Of the tensor.
+        leaves: How many; each rank holds those of `quicoll.numerics.reduce.leaves_of`, one INPUT slot for each.
+        itemsize: Bytes of an element of the tensor's type.
+        wide_itemsize: Bytes of an element of the accumulator's type.
+        chunk_bytes: No message is longer, unless one element is.
+        sites: A number for each rank, equal for ranks that are near each other; only hierarchical looks at it.
+        loose: A node of at most so many leaves travels as these; 1 for ring.
+    Returns:
+        The plan; without lanes where there are no elements.
+    Raises:
+        LocalError: An argument is out of its range, or the algorithm is not known.
+    """
     order = _Order("reduce", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites, loose)
-    demand_rank(world, root=root)
-    demand(0, elements=elements)
+    require_rank(world, root=root)
+    require_at_least(0, elements=elements)
     owners = [(root + i) % world for i in range(world)]
     if algorithm == "hierarchical":
         owners = [owner for owner in owners if order.sites[owner] == order.sites[root]]
@@ -172,11 +201,28 @@ def reduce_scatter(
     sites: Sequence[int] = (),
     loose: int = 1,
 ) -> Plan:
-    """As `all_reduce`, but rank r's OUTPUT gets counts[r] of the sum(counts) elements, in rank order."""
+    """Plan a reduction of which rank r gets counts[r] of the sum(counts) elements, in rank order.
+
+    Args:
+        algorithm: One of `REDUCTIONS["reduce_scatter"]`.
+        rank: Whose plan. All other arguments must be equal on all ranks.
+        world: Number of ranks.
+        counts: Elements for each rank; any may be 0.
+        leaves: How many; each rank holds those of `quicoll.numerics.reduce.leaves_of`, one INPUT slot for each.
+        itemsize: Bytes of an element of the tensor's type.
+        wide_itemsize: Bytes of an element of the accumulator's type.
+        chunk_bytes: No message is longer, unless one element is.
+        sites: A number for each rank, equal for ranks that are near each other; only hierarchical looks at it.
+        loose: A node of at most so many leaves travels as these; 1 for ring.
+    Returns:
+        The plan; without lanes where there are no elements.
+    Raises:
+        LocalError: An argument is out of its range, or the algorithm is not known.
+    """
     order = _Order("reduce_scatter", algorithm, rank, world, leaves, itemsize, wide_itemsize, chunk_bytes, sites, loose)
     if len(counts) != world:
         raise LocalError(f"counts for {len(counts)} ranks in a world of {world}")
-    demand(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
+    require_at_least(0, **{f"counts[{r}]": count for r, count in enumerate(counts)})
     offsets = [0, *accumulate(counts)]
     table = interleaved([(r, (offsets[r], offsets[r + 1])) for r in range(world)], order.limit)
     lanes = [
@@ -203,9 +249,9 @@ class _Order:
         sites: Sequence[int],
         loose: int,
     ) -> None:
-        demand_rank(world, rank=rank)
-        demand(1, leaves=leaves, itemsize=itemsize, chunk_bytes=chunk_bytes, loose=loose)
-        demand(itemsize, wide_itemsize=wide_itemsize)
+        require_rank(world, rank=rank)
+        require_at_least(1, leaves=leaves, itemsize=itemsize, chunk_bytes=chunk_bytes, loose=loose)
+        require_at_least(itemsize, wide_itemsize=wide_itemsize)
         if algorithm not in REDUCTIONS[collective]:
             raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(REDUCTIONS[collective])}")
         self.collective, self.algorithm = collective, algorithm
@@ -213,7 +259,7 @@ class _Order:
         self.sites = normal_sites(sites, world)
         if algorithm == "ring" and loose > 1:
             raise LocalError("a ring's order is that of its nodes, so none of them is loose")
-        self.ground = ground = Ground(rank, world, leaves, loose)
+        self.canonical = canonical = CanonicalTree(rank, world, leaves, loose)
         self._route = ROUTES.get(algorithm)
         self._places: dict[int, Place] = {}
         # Any of these covers may have to go from one rank to another in a lane. Blocks of a halving hold contiguous
@@ -222,7 +268,7 @@ class _Order:
         groups = [(rank,) for rank in range(world)] + list(
             site_members(self.sites) if algorithm == "hierarchical" else ()
         )
-        covers = [ground.cover(ranks) for ranks in groups]
+        covers = [canonical.cover(ranks) for ranks in groups]
         bound = 2 * leaves.bit_length() + (5 * loose if loose > 1 else 0)
         self.stride = bound if algorithm == "tree" else max(map(len, covers))
         partials = (algorithm == "tree" and leaves > loose) or any(b - a > 1 for cover in covers for a, b in cover)
@@ -231,14 +277,14 @@ class _Order:
 
     @property
     def depth(self) -> int:
-        return 1 if self._route is None else self._route.depth(self.ground.world)
+        return 1 if self._route is None else self._route.depth(self.canonical.world)
 
     def place(self, owner: int) -> Place:
         """Of this rank, on the route to `owner`."""
         if self._route is None:
             raise AssertionError(f"{self.algorithm} has no routes")
         if owner not in self._places:
-            self._places[owner] = self._route.place(self.ground.rank, owner, self.ground.world, self.sites)
+            self._places[owner] = self._route.place(self.canonical.rank, owner, self.canonical.world, self.sites)
         return self._places[owner]
 
     def table(self, elements: int, owners: list[int]) -> tuple[list[tuple[int, Piece]], int]:
@@ -253,26 +299,26 @@ class _Order:
     def plan(
         self, lanes: list[Lane], elements: int, output: int, width: int, parameters: tuple[Parameter, ...]
     ) -> Plan:
-        ground = self.ground
+        canonical = self.canonical
         common: list[Parameter] = [
-            ("leaves", ground.leaves),
+            ("leaves", canonical.leaves),
             ("itemsize", self.itemsize),
             ("wide_itemsize", self.wide_itemsize),
             ("chunk_bytes", self.chunk_bytes),
         ]
         if self.algorithm == "hierarchical":
             common.append(("sites", self.sites))
-        if ground.loose > 1:
-            common.append(("loose", ground.loose))
+        if canonical.loose > 1:
+            common.append(("loose", canonical.loose))
         return Plan(
             collective=self.collective,
             algorithm=self.algorithm,
-            rank=ground.rank,
-            world=ground.world,
+            rank=canonical.rank,
+            world=canonical.world,
             lanes=tuple(lanes),
-            inputs=(elements,) * ground.held[ground.rank],
+            inputs=(elements,) * canonical.held[canonical.rank],
             output=output,
-            leaves=ground.leaves,
+            leaves=canonical.leaves,
             itemsize=self.itemsize,
             wide_itemsize=self.wide_itemsize,
             width=max(1, width),
@@ -283,9 +329,9 @@ class _Order:
 def _lane(order: _Order, owner: int, piece: Piece, local: Piece, number: int, *, goal: int | None = None) -> Lane:
     """One chunk on its way to its owner, and the result on its way from there.
 
-    piece: of the INPUT. local: of the OUTPUT of whoever gets the result. goal: the one rank that gets it; None: all.
+    piece: of the INPUT. local: of the OUTPUT of the rank that gets the result. goal: that rank; None: all.
     """
-    ground, place = order.ground, order.place(owner)
+    canonical, place = order.canonical, order.place(owner)
     index, size = number * order.stride, piece[1] - piece[0]
     output = Span(Buf.OUTPUT, 0, *local)
     steps: list[PlanStep] = []
@@ -297,23 +343,23 @@ def _lane(order: _Order, owner: int, piece: Piece, local: Piece, number: int, *,
 
     known: dict[Piece, Span] = {}
     for child, below in place.children:
-        for k, (a, b) in enumerate(ground.cover(below)):
+        for k, (a, b) in enumerate(canonical.cover(below)):
             known[a, b] = room(wide=b - a > 1)
             steps.append(Recv(child, index + k, known[a, b]))
     if place.parent is None:
         result = output if goal in (None, owner) else room(wide=False)
-        steps.append(Reduce(result, ground.tree((0, ground.leaves), piece, known), finish=True))
+        steps.append(Reduce(result, canonical.tree((0, canonical.leaves), piece, known), finish=True))
         if goal is not None and goal != owner:
             steps.append(Send(goal, index, result))
     else:
-        for k, node in enumerate(ground.cover(place.below(ground.rank))):
-            value = ground.tree(node, piece, known)
+        for k, node in enumerate(canonical.cover(place.below(canonical.rank))):
+            value = canonical.tree(node, piece, known)
             if isinstance(value, tuple):
                 partial = room(wide=True)
                 steps.append(Reduce(partial, value, finish=False))
                 value = partial
             steps.append(Send(place.parent, index + k, value))
-        if goal == ground.rank:
+        if goal == canonical.rank:
             steps.append(Recv(owner, index, output))
     if goal is None:
         if place.parent is not None:
@@ -322,15 +368,15 @@ def _lane(order: _Order, owner: int, piece: Piece, local: Piece, number: int, *,
     return Lane(tuple(steps), tuple(scratch))
 
 
-def _everyone(ground: Ground, piece: Piece, index: int) -> Lane:
-    """One chunk of an exchange: everyone's values to everyone, the next rank first."""
+def _everyone(canonical: CanonicalTree, piece: Piece, index: int) -> Lane:
+    """One chunk of an exchange: every rank's values to all others, the next rank first."""
     size = piece[1] - piece[0]
     steps: list[PlanStep] = []
     scratch: list[Scratch] = []
     known: dict[Piece, Span] = {}
-    others = [(ground.rank + i) % ground.world for i in range(1, ground.world)]
-    for k, (a, b) in enumerate(ground.nodes[ground.rank] if others else ()):
-        value = ground.tree((a, b), piece, {})
+    others = [(canonical.rank + i) % canonical.world for i in range(1, canonical.world)]
+    for k, (a, b) in enumerate(canonical.nodes[canonical.rank] if others else ()):
+        value = canonical.tree((a, b), piece, {})
         if isinstance(value, tuple):
             known[a, b] = Span(Buf.SCRATCH, len(scratch), 0, size, wide=True)
             scratch.append(Scratch(size, wide=True))
@@ -338,9 +384,9 @@ def _everyone(ground: Ground, piece: Piece, index: int) -> Lane:
             value = known[a, b]
         steps += [Send(peer, index + k, value) for peer in others]
     for peer in reversed(others):
-        for k, (a, b) in enumerate(ground.nodes[peer]):
+        for k, (a, b) in enumerate(canonical.nodes[peer]):
             known[a, b] = Span(Buf.SCRATCH, len(scratch), 0, size, b - a > 1)
             scratch.append(Scratch(size, b - a > 1))
             steps.append(Recv(peer, index + k, known[a, b]))
-    steps.append(Reduce(Span(Buf.OUTPUT, 0, *piece), ground.tree((0, ground.leaves), piece, known), finish=True))
+    steps.append(Reduce(Span(Buf.OUTPUT, 0, *piece), canonical.tree((0, canonical.leaves), piece, known), finish=True))
     return Lane(tuple(steps), tuple(scratch))

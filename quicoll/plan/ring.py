@@ -21,26 +21,26 @@ from quicoll.plan.chunks import Piece, interleaved, shares
 from quicoll.plan.model import Buf, Lane, PlanStep, Recv, Reduce, Scratch, Send, Span, Tree
 
 if TYPE_CHECKING:
-    from quicoll.plan.canonical import Ground
+    from quicoll.plan.canonical import CanonicalTree
 
 __all__ = ["ring_lanes"]
 
 
-def ring_lanes(ground: Ground, elements: int, wide_itemsize: int, chunk_bytes: int) -> tuple[list[Lane], int]:
-    """The lanes of this rank, and how many have to be open at a time."""
+def ring_lanes(canonical: CanonicalTree, elements: int, wide_itemsize: int, chunk_bytes: int) -> tuple[list[Lane], int]:
+    """Return the lanes of this rank, and how many have to be open at a time."""
     limit = max(1, chunk_bytes // wide_itemsize)
-    segments = shares(elements, ground.world)
+    segments = shares(elements, canonical.world)
     table = interleaved(list(enumerate(segments)), limit)
-    return [_round(ground, last, piece, 2 * number) for number, (last, piece) in enumerate(table)], len(segments)
+    return [_round(canonical, last, piece, 2 * number) for number, (last, piece) in enumerate(table)], len(segments)
 
 
-def _round(ground: Ground, last: int, piece: Piece, index: int) -> Lane:
+def _round(canonical: CanonicalTree, last: int, piece: Piece, index: int) -> Lane:
     """One chunk's way round: message `index` collects, from rank last + 1 to `last`; `index` + 1 brings the result."""
-    world, size = ground.world, piece[1] - piece[0]
+    world, size = canonical.world, piece[1] - piece[0]
     order = [(last + 1 + i) % world for i in range(world)]
-    place = order.index(ground.rank)
+    place = order.index(canonical.rank)
     before, after = order[place - 1], order[(place + 1) % world]
-    collected = sum(ground.held[r] for r in order[:place])  # leaves in what arrives here
+    collected = sum(canonical.held[r] for r in order[:place])  # leaves in what arrives here
     steps: list[PlanStep] = []
     scratch: list[Scratch] = []
     parts: list[Tree] = []
@@ -49,10 +49,10 @@ def _round(ground: Ground, last: int, piece: Piece, index: int) -> Lane:
         scratch.append(Scratch(size, wide=collected > 1))
         steps.append(Recv(before, index, arriving))
         parts.append(arriving)
-    if ground.held[ground.rank]:
-        parts.append(_left_fold([ground.tree(node, piece, {}) for node in ground.nodes[ground.rank]]))
+    if canonical.held[canonical.rank]:
+        parts.append(_left_fold([canonical.tree(node, piece, {}) for node in canonical.nodes[canonical.rank]]))
     result = Span(Buf.OUTPUT, 0, *piece)
-    if ground.rank == last:
+    if canonical.rank == last:
         steps.append(Reduce(result, _left_fold(parts), finish=True))
     else:
         if parts:

@@ -1,22 +1,22 @@
-"""Which way partial results take through the ranks: the shape of an algorithm, apart from what travels.
+"""Ways of partial results through the ranks: the shape of an algorithm, apart from what travels.
 
 A route is a tree of ranks with the chunk's owner at its root. Each rank sends the part of the reduction that lies
 below it to its parent; what all ranks are to know comes down the same way. Routes decide cost and nothing else:
 
 Why any route gives the same bits. What lies below a rank is a set of leaves. The rank may replace some of them by one
 value exactly where they make up a whole node of the canonical tree (`quicoll.numerics.reduce`), because a node's value
-does not depend on who computes it. Everything else it passes on as it is. So the owner gets values of nodes that
+does not depend on which rank computes it. Everything else it passes on as it is. So the owner gets values of nodes that
 together make up all leaves, each leaf once, and combines them upwards as the tree says. No route can make it combine
 anything else.
 
 Why a route has a price then. A set of leaves that is not a node travels as several values, its *cover*: the fewest
-nodes that make it up. Contiguous leaves have a cover of at most 2 log2(leaves) nodes, whatever their number.
+nodes that make it up. Contiguous leaves have a cover of at most 2 log2(leaves) nodes.
 
     star     every rank sends to the owner. One delay up, one down; the owner handles world - 1 messages each way.
     halving  the block of ranks is split as the canonical tree splits its leaves. The half without the block's head
              gets a head of its own, its first rank, which sends to the block's. At most ceil(log2(world)) delays
              up and as many down, and no rank handles more messages than that. With one leaf for each rank every
-             block is a node of the tree: each message is one value, whatever the world size and the owner. (A
+             block is a node of the tree: each message is one value, for every world size and owner. (A
              binomial tree over ranks counted from the owner has that only when the owner is rank 0.)
     sites    each site but the owner's has a head, which collects from its site and sends the site's cover to the
              owner; so each value crosses between two sites once, and so does the result. Heads change with the

@@ -3,7 +3,7 @@
 The way from a call's arguments to the numbers of a planner is here and nowhere else. Groups run what comes out of it,
 and `quicoll explain` prints it: what is explained is what would be run.
 
-How a reduction's elements travel (`Carriage`). Leaves and results are of one type, partial results of another, the
+How a reduction's elements travel (`ElementFormat`). Leaves and results are of one type, partial results of another, the
 accumulator: wider where sums are rounded once (`quicoll.numerics.reduce`), 44 bytes for an exact sum of float32
 (`quicoll.numerics.exact`). A wire format puts a type of its own in the place of the tensor's
 (`quicoll.numerics.encoding`). Where an accumulator may be many times as large as a leaf, exact or encoded, nodes of so
@@ -11,7 +11,7 @@ few leaves that these are fewer bytes travel as their leaves: the planner's `loo
 
 What combining costs. The model's rate is that of adding numbers (`quicoll.plan.cost`); exact sums and blocks of int8
 take longer, and encoding takes a pass of its own at both ends. The rates here are of one core of an AMD EPYC and stand
-for an order of magnitude: an algorithm that hangs on less is no better than another.
+for an order of magnitude: a smaller difference between two algorithms means nothing.
 
 Everything here is pure.
 """
@@ -26,20 +26,20 @@ from typing import Any, Literal, TypeAlias
 from quicoll import plan
 from quicoll.errors import LocalError
 from quicoll.numerics.dtypes import DType, NumberKind
-from quicoll.numerics.encoding import Wired, wired
+from quicoll.numerics.encoding import Encoding, encoding_for
 from quicoll.numerics.exact import MAX_LEAVES
 from quicoll.numerics.reduce import Precision, ReduceOp, accumulator
 from quicoll.plan.cost import NetworkModel, choose, has_choice
 
 __all__ = [
     "AlgorithmName",
-    "Carriage",
+    "ElementFormat",
     "Schedule",
-    "carriage",
-    "demand_algorithm",
-    "demand_orderless",
+    "element_format",
     "move",
     "reduction",
+    "require_algorithm",
+    "require_ring_options",
 ]
 
 AlgorithmName: TypeAlias = Literal["auto", "direct", "tree", "hierarchical", "exchange"]
@@ -56,11 +56,16 @@ _PLANNERS: dict[str, Callable[..., plan.Plan]] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Carriage:
-    """How the elements of a reduction travel.
+class ElementFormat:
+    """The form in which the elements of a reduction travel.
 
-    given: the tensors' type. dtype: of leaves and result on the way. acc: of partial results. loose: a node of at most
-    so many leaves travels as these. exact: whether sums are. form: how `given` becomes `dtype`, if it is another.
+    Attributes:
+        given: The tensors' type.
+        dtype: The type of leaves and result on the way.
+        acc: The type of partial results.
+        loose: A node of at most so many leaves travels as these.
+        exact: Whether sums are exact.
+        form: How `given` becomes `dtype`; None where they are the same.
     """
 
     given: DType
@@ -68,48 +73,59 @@ class Carriage:
     acc: DType
     loose: int
     exact: bool
-    form: Wired | None
+    form: Encoding | None
 
     def elements(self, sizes: Iterable[int]) -> int:
-        """What travels for tensors of `sizes` elements of `given`, in elements of `dtype`."""
+        """Return how many elements of `dtype` travel for tensors of `sizes` elements of `given`."""
         return sum(sizes) if self.form is None else self.form.elements(sizes)
 
     @property
     def combine_rate(self) -> float | None:
-        """Bytes read in a second while leaves are combined; None: as the model has it."""
+        """Bytes read in a second while leaves are combined; None: as the cost model has it."""
         if self.dtype.kind is NumberKind.BLOCKS:
             return _BLOCKS_RATE
         return _EXACT_RATE if self.exact else None
 
     def coding_seconds(self, elements: int, leaves: int) -> float:
-        """What encoding `leaves` leaves of `elements` elements of `given` and decoding a result takes a rank."""
+        """Return what it takes a rank to encode `leaves` leaves of `elements` elements and to decode a result."""
         return 0.0 if self.form is None else (leaves + 1) * elements * self.given.itemsize / _CODING_RATE
 
 
-def carriage(
+def element_format(
     dtype: DType, op: ReduceOp, *, leaves: int, precision: Precision = "default", wire: str | None = None
-) -> Carriage:
-    """How tensors of `dtype` travel in a reduction of `leaves` leaves. Raises LocalError for what cannot be reduced
-    so."""
+) -> ElementFormat:
+    """Decide how the elements of a reduction travel.
+
+    Args:
+        dtype: The tensors' type.
+        op: What is computed.
+        leaves: How many are reduced.
+        precision: As in `Group.all_reduce`.
+        wire: As in `Group.all_reduce`.
+    Returns:
+        The types of leaves, result and partial results on the way.
+    Raises:
+        LocalError: Such tensors cannot be reduced like this.
+    """
     acc = accumulator(dtype, op, precision)
     exact = acc.kind is NumberKind.EXACT
     if exact and leaves > MAX_LEAVES:
         raise LocalError(f"an exact sum has at most {MAX_LEAVES} leaves, not {leaves}")
     if wire is not None:
-        form = wired(wire, dtype, op, precision)
-        return Carriage(dtype, form.dtype, form.acc, form.acc.itemsize // form.dtype.itemsize, exact, form)
-    return Carriage(dtype, dtype, acc, acc.itemsize // dtype.itemsize if exact else 1, exact, None)
+        form = encoding_for(wire, dtype, op, precision)
+        return ElementFormat(dtype, form.dtype, form.acc, form.acc.itemsize // form.dtype.itemsize, exact, form)
+    return ElementFormat(dtype, dtype, acc, acc.itemsize // dtype.itemsize if exact else 1, exact, None)
 
 
-def demand_algorithm(collective: str, algorithm: str) -> None:
-    """Raise LocalError for an algorithm that cannot be asked for by this name; an order of its own cannot."""
+def require_algorithm(collective: str, algorithm: str) -> None:
+    """Raise LocalError for an algorithm that cannot be asked for by this name."""
     known = ("auto", *(name for name in plan.ALGORITHMS[collective] if name != "ring"))
     if algorithm not in known:
         raise LocalError(f"algorithm {algorithm!r} is not known; use one of {', '.join(known)}")
 
 
-def demand_orderless(precision: Precision, wire: str | None) -> None:
-    """Raise LocalError for what does not go with the order of a ring."""
+def require_ring_options(precision: Precision, wire: str | None) -> None:
+    """Raise LocalError for options that do not go with the order of a ring."""
     if wire is not None:
         raise LocalError("a ring passes on partial sums, which are not encoded: leave wire or reduce_order out")
     if precision == "exact":
@@ -118,10 +134,19 @@ def demand_orderless(precision: Precision, wire: str | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Schedule:
-    """What all ranks of a collective know of it.
+    """A collective as all of its ranks know it.
 
-    sizes: the planner's own arguments: elements, root, counts. leaves, wide_itemsize, loose: of a reduction; 0 where
-    nothing is reduced. sites: a number for each rank. combine: see `Carriage.combine_rate`.
+    Attributes:
+        collective: Its name.
+        world: Number of ranks.
+        sizes: The planner's own arguments: elements, root, counts.
+        itemsize: Bytes of an element that travels.
+        chunk_bytes: The longest message.
+        sites: A number for each rank.
+        leaves: Of a reduction; 0 where nothing is reduced.
+        wide_itemsize: Bytes of an element of the accumulator; 0 likewise.
+        loose: As in `ElementFormat`; 0 likewise.
+        combine: As `ElementFormat.combine_rate`.
     """
 
     collective: str
@@ -170,7 +195,16 @@ class Schedule:
         return plan.ALGORITHMS.get(self.collective, ())
 
     def plan_of(self, rank: int, algorithm: str) -> plan.Plan:
-        """The plan of `rank`. algorithm: one of `algorithms`; "" where there are none. Raises LocalError."""
+        """Make the plan of one rank.
+
+        Args:
+            rank: Whose plan.
+            algorithm: One of `algorithms`; "" where there are none.
+        Returns:
+            The plan.
+        Raises:
+            LocalError: An argument is out of its range.
+        """
         options = self.options
         if algorithm:
             options["algorithm"] = algorithm
@@ -179,30 +213,37 @@ class Schedule:
         return _PLANNERS[self.collective](rank=rank, **options)
 
     def plans(self, algorithm: str) -> list[plan.Plan]:
-        """The plans of all ranks. Raises LocalError."""
+        """Make the plans of all ranks; raises LocalError as `plan_of` does."""
         return [self.plan_of(rank, algorithm) for rank in range(self.world)]
 
     def network(self, network: NetworkModel) -> NetworkModel:
-        """The same network with processors that combine as fast as they can combine these elements."""
+        """Return the network with processors that are as fast as they combine these elements."""
         return network if self.combine is None else replace(network, combine=min(network.combine, self.combine))
 
     def settled(self, algorithm: str) -> str:
-        """`algorithm`; for "auto" that which is taken on every network, where there is one ("" if there is one way)."""
+        """Return `algorithm`; for "auto" the one that every network leads to, where there is one ("": one way only)."""
         if algorithm == "auto" and not has_choice(self.collective, self.world, self.nbytes, self.sites):
             return self.algorithms[0] if self.algorithms else ""
         return algorithm
 
     def taken(self, algorithm: str, network: NetworkModel | None) -> str:
-        """What is run for `algorithm`: for "auto" the cheapest on `network`; None will do where that is settled."""
+        """Return what is run for an algorithm.
+
+        Args:
+            algorithm: What was asked for; "auto": the cheapest.
+            network: What the ranks have agreed on; may be None where `settled` decides.
+        Returns:
+            The algorithm's name.
+        """
         algorithm = self.settled(algorithm)
         if algorithm != "auto":
             return algorithm
         if network is None:
-            raise AssertionError(f"{self.collective} depends on a network that nobody has agreed on")
+            raise AssertionError(f"{self.collective} depends on a network that the ranks have not agreed on")
         return self.cheapest(network)
 
     def cheapest(self, network: NetworkModel) -> str:
-        """What `auto` takes on `network`, which has to be the same on all ranks. "" where there is one way only."""
+        """Return what "auto" takes on a network, which is the same on all ranks; "" where there is one way only."""
         if not self.algorithms:
             return ""
         return choose(
@@ -221,13 +262,13 @@ class Schedule:
 
 
 def depends(collective: str, algorithm: str, *, world: int, sites: tuple[int, ...]) -> bool:
-    """Whether what is run for `algorithm` depends on the network, for some size."""
+    """Return whether the choice of an algorithm depends on the network, for some size."""
     return algorithm == "auto" and has_choice(collective, world, 1, sites)
 
 
 def reduction(
     collective: str,
-    how: Carriage,
+    how: ElementFormat,
     *,
     world: int,
     sizes: Mapping[str, Any],
@@ -235,7 +276,19 @@ def reduction(
     sites: tuple[int, ...],
     chunk_bytes: int,
 ) -> Schedule:
-    """A reduction of `leaves` leaves. sizes: in elements of `how.dtype`."""
+    """Make the schedule of a reduction.
+
+    Args:
+        collective: "all_reduce", "reduce" or "reduce_scatter".
+        how: How its elements travel.
+        world: Number of ranks.
+        sizes: elements, root or counts, in elements of `how.dtype`.
+        leaves: How many are reduced.
+        sites: A number for each rank.
+        chunk_bytes: The longest message.
+    Returns:
+        The schedule.
+    """
     return Schedule(
         collective=collective,
         world=world,
@@ -253,7 +306,18 @@ def reduction(
 def move(
     collective: str, itemsize: int, *, world: int, sizes: Mapping[str, Any], sites: tuple[int, ...], chunk_bytes: int
 ) -> Schedule:
-    """A collective that moves elements of `itemsize` bytes as they are."""
+    """Make the schedule of a collective that moves elements as they are.
+
+    Args:
+        collective: Its name.
+        itemsize: Bytes of an element.
+        world: Number of ranks.
+        sizes: elements, root or counts.
+        sites: A number for each rank.
+        chunk_bytes: The longest message.
+    Returns:
+        The schedule.
+    """
     return Schedule(
         collective=collective, world=world, sizes=sizes, itemsize=itemsize, chunk_bytes=chunk_bytes, sites=sites
     )

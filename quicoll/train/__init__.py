@@ -1,7 +1,4 @@
-"""Training on top of the public API: the worker loop, and the task that the demo trains.
-
-`loop` is the part to use or to copy; `digits` needs torch and scikit-learn and is imported only by who asks for it.
-"""
+"""Training on top of the public API: a worker loop with checkpoints, to use or to copy."""
 
 from __future__ import annotations
 

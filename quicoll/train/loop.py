@@ -12,7 +12,7 @@ What makes it restartable:
 3. The state belongs to the job, not to a process. A rank that starts again, or was cut off, is handed the state of the
    newest committed step by the others at a step boundary (`job.register_state`). Only when all of them have gone does
    the job go back to the newest checkpoint that any of them holds (`job.resume_from`), and computes the steps since
-   then again, to the same bits.
+   then again, with the same bits.
 
 Rank 0 writes checkpoints after the commit, from a snapshot, in a thread: training does not wait for the disk unless the
 disk is slower than `checkpoint_every` steps.
@@ -47,40 +47,58 @@ _log = logging.getLogger("quicoll.train")
 
 
 class Task(Protocol):
-    """What is trained. The loop calls it from one thread, never two methods at a time."""
+    """The thing that is trained. The loop calls its methods one at a time, from one thread."""
 
     @property
     def shards(self) -> int:
-        """Number of logical shards of one step's batch, the same for the whole job: the unit of determinism."""
+        """Number of logical shards of one step's batch; the same for the whole job."""
         ...
 
     def gradients(self, shard: int, step: int) -> Sequence[Array]:
-        """Gradients of one shard's mean loss at the present state, float32, in a fixed order of fixed shapes.
+        """Return the gradients of one shard's mean loss at the present state.
 
-        Must be a pure function of (state, shard, step), to the last bit. Steps count from 1.
+        Must be a pure function of (state, shard, step), to the last bit.
+
+        Args:
+            shard: From 0 to `shards` - 1.
+            step: Counts from 1.
+        Returns:
+            float32 tensors, always in the same order and of the same shapes.
         """
         ...
 
     def apply(self, average: Sequence[Array]) -> None:
-        """Update the state with the average over all shards; kinds, shapes and order are those of `gradients`."""
+        """Update the state. Called only for committed steps.
+
+        Args:
+            average: The average over all shards; kinds, shapes and order as `gradients` returns them.
+        """
         ...
 
     def state(self) -> Mapping[str, Array]:
-        """Parameters and optimizer state by name, all that the other methods depend on. May alias live memory."""
+        """Return parameters and optimizer state by name: all that the methods depend on. May alias live memory."""
         ...
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Take over a state that `state` gave, here or on another rank. Copy what is kept."""
+        """Take over a state.
+
+        Args:
+            state: What `state` returned, here or on another rank. Copy what is kept.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """How a worker's part in the job ended.
+    """The end of a worker's part in the job.
 
-    steps: the job's committed steps. digest: of the task's state after them (`quicoll.checkpoint.digest`), the same on
-    every rank. committed, aborted: steps that this process took part in. resumed_from: step of the checkpoint that it
-    began with, None for none. wall_s: seconds within `run`.
+    Attributes:
+        steps: The job's committed steps.
+        digest: Of the task's state after them (`quicoll.checkpoint.digest`); the same on every rank.
+        committed: Steps that this process took part in and that were committed.
+        aborted: Steps that this process took part in and that were aborted.
+        resumed_from: Step of the checkpoint that it began with; None: it began without one.
+        wall_s: Seconds within `run`.
     """
 
     steps: int
@@ -93,16 +111,25 @@ class TrainingResult:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Where each gradient lies in one flat float32 buffer: one collective for all of them, and not one for each.
+    """The layout of gradients in one flat float32 buffer, so that one collective carries all of them.
 
-    Bits do not depend on what is in a bucket together: an element never meets another one.
+    It changes no bits: an element never meets another one.
+
+    Attributes:
+        shapes: Of the gradients, in order.
     """
 
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, gradients: Sequence[Array]) -> Bucket:
-        """The layout for gradients of these shapes, in this order, without gaps."""
+        """Make the layout for gradients of these shapes, in this order, without gaps.
+
+        Args:
+            gradients: Only their shapes count.
+        Returns:
+            The layout.
+        """
         return cls(tuple(tuple(gradient.shape) for gradient in gradients))
 
     @property
@@ -111,7 +138,15 @@ class Bucket:
         return sum(_count(shape) for shape in self.shapes)
 
     def pack(self, gradients: Sequence[Array]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Copy the gradients into a new buffer of shape (size,). Raises LocalError for other shapes or dtypes."""
+        """Copy gradients into a new buffer.
+
+        Args:
+            gradients: float32, of the layout's shapes.
+        Returns:
+            An array of shape (size,).
+        Raises:
+            LocalError: Other shapes or dtypes.
+        """
         flat = np.empty(self.size, np.float32)
         found = tuple(tuple(gradient.shape) for gradient in gradients)
         if found != self.shapes:
@@ -125,7 +160,14 @@ class Bucket:
         return flat
 
     def unpack(self, flat: Array, like: Sequence[Array]) -> list[Array]:
-        """Views into `flat`, each with its shape; torch tensors where `like` has them, numpy arrays elsewhere."""
+        """Return views into a buffer, one for each gradient.
+
+        Args:
+            flat: A buffer of `size` elements.
+            like: One tensor for each view; where it is torch's, the view is a torch tensor, otherwise a numpy array.
+        Returns:
+            The views, with the layout's shapes.
+        """
         buffer = np.asarray(flat).reshape(-1)
         out: list[Array] = []
         start = 0
@@ -165,14 +207,27 @@ async def run(
 ) -> TrainingResult:
     """Train until the job has committed `steps` steps, through every abort, partition and change of membership.
 
-    checkpoint_dir: where to look for a checkpoint at the start, and where rank 0 writes one after every
-    `checkpoint_every`-th step and after the last (0: none). on_step: called, and awaited if it gives an awaitable, with
-    the step's number after each step that this rank committed and before the next begins. bucket_bytes: gradients
-    travel in buckets of at most so many bytes, one collective each, all under way at once (0: all in one). algorithm:
-    of `Group.all_reduce`. Neither changes a bit; both have to be equal on all ranks.
-    A checkpoint that cannot be written is logged and training goes on; only the last one's CheckpointError is raised,
-    after all steps are committed. Raises what the task raises, Partitioned when there was no quorum for the job's
-    `hold_timeout`, and what trying again cannot mend (Mismatch, LocalError); StepAborted never.
+    Args:
+        job: A joined job. Every rank calls this with equal arguments.
+        task: What is trained.
+        steps: The last step; 1 or more.
+        checkpoint_dir: Where to look for a checkpoint at the start, and where rank 0 writes them. None: no checkpoints.
+        checkpoint_every: Rank 0 writes one after every so many steps and after the last; 0: none.
+        keep: How many checkpoints stay.
+        on_step: Called with the step's number after each step that this rank committed, and awaited if it returns an
+            awaitable, before the next step begins.
+        bucket_bytes: Gradients travel in buckets of at most so many bytes, one collective each, all at once; 0: all in
+            one. Changes no bits.
+        algorithm: As in `Group.all_reduce`. Changes no bits.
+    Returns:
+        What this worker did, and the digest of the final state.
+    Raises:
+        LocalError: An argument is invalid.
+        Mismatch: The ranks called different things.
+        Partitioned: There was no quorum for the job's `hold_timeout`.
+        CheckpointError: The last checkpoint could not be written; raised after all steps are committed. Failures of
+            earlier ones are logged, and training goes on.
+        Exception: What the task raises. StepAborted is never raised.
     """
     if steps < 1 or checkpoint_every < 0:
         raise LocalError(f"steps is 1 or more and checkpoint_every 0 or more, not {steps} and {checkpoint_every}")
@@ -186,7 +241,7 @@ async def run(
     try:
         while True:
             try:
-                # Whoever was cut off while voting, or joins late, may learn here that the job is further than it knew.
+                # A rank that was cut off in its vote, or joins late, learns here that the job is further.
                 await job.ready()
                 if job.committed_step >= steps:
                     break

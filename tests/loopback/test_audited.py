@@ -165,7 +165,7 @@ async def test_a_run_that_lost_a_rank_on_the_way_equals_one_that_did_not(
         try:
             await one(job)
         except Lost:
-            await job._caller.on_engine(job._engine.aclose("lost"))
+            await job._runtime.call(job._engine.aclose("lost"))
 
     a = await train(tmp_path / "a", 3)
     async with cluster(3) as jobs:
@@ -265,7 +265,7 @@ async def test_a_step_whose_audit_cannot_be_written_is_not_committed(tmp_path: P
             async with job.step():
                 handle = job.group.all_reduce(np.ones(3))
                 if job.rank == 1:
-                    job._caller.auditor.close()
+                    job._context.auditor.close()
                 await handle
 
         failures = await asyncio.gather(*map(one, jobs), return_exceptions=True)

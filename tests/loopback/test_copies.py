@@ -8,7 +8,7 @@ What is counted, over real sockets, for every operation:
   has to come into its result by a copy, and results that are written to `out`.
 - the most memory that numpy holds at a time (tracemalloc, numpy's domain): a copy on no message's way is seen there.
 
-What is not: QUIC's own copies between a message's memory and the socket, which docs/transport.md counts; what a
+What is not: QUIC's own copies between a message's memory and the socket (docs/internals/transport.md has them); what a
 reduction reads and writes to compute; and memory that torch allocates, but for the results.
 """
 

@@ -31,7 +31,7 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "certs" / "README.md",
     *sorted((ROOT / "examples").rglob("README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
 
@@ -224,8 +224,8 @@ RUNS: dict[str, Run] = {
     "docs/faults.md: async with corrupt_payloads(jobs[1], PayloadCorrupt(min_byte": bad_memory,
     "docs/faults.md: class DropLarge:": own_rule,
     "docs/messages.md: async def main():": alone,
+    "docs/internals/simulation.md: disk = SimDisk(random.Random(7), now_ns=lambda: 0)  # has th": alone,
     "docs/simulation.md: def split(sim):": scenarios("import my_package\n"),
-    "docs/simulation.md: disk = SimDisk(random.Random(7), now_ns=lambda: 0)  # has th": alone,
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quicoll.demo.timeline import Feed
+from quicoll.demo.timeline import EventReader
 from quicoll.launch.supervisor import RunExit, Supervisor
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
@@ -33,7 +33,7 @@ async def train(
         output=lambda node, line: lines.append(line),
     )
     running = asyncio.create_task(supervisor.run())
-    feed = Feed(events)
+    feed = EventReader(events)
     while not running.done():
         steps = [moment.fields["step"] for moment in feed.read() if moment.kind == "step_committed"]
         if kill and steps and max(steps) >= at:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quicoll import Event, Job, LocalError, Mismatch, Partitioned, PeerError, QuicollError, StepAborted
-from quicoll.numerics.buffers import digest
+from quicoll.numerics.buffers import tensor_digest
 from quicoll.numerics.dtypes import DTYPES
 from quicoll.testing import cluster, disturb_network
 from quicoll_transport.faults.compose import Cut, Hold, Installed
@@ -166,7 +166,7 @@ async def test_ranks_with_different_results_do_not_commit() -> None:
             async with job.step() as step:
                 result = await job.group.all_reduce(np.ones(3))
                 if job.rank == 1:
-                    job._caller.record(0, 99, b"x" * 16)  # as if memory had changed under one result
+                    job._context.record(0, 99, b"x" * 16)  # as if memory had changed under one result
                 step.on_commit(lambda: result.fill(0))
 
         got = await outcomes(jobs, step)
@@ -363,7 +363,7 @@ async def test_states_of_every_type_are_handed_over_as_the_kind_they_were(torch_
     assert sorted(got) == sorted(state)
     for name, value in state.items():
         assert (type(got[name]), got[name].dtype, got[name].shape) == (type(value), value.dtype, value.shape), name
-        assert digest(got[name]) == digest(value), name
+        assert tensor_digest(got[name]) == tensor_digest(value), name
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The invariants bite: the code is broken on purpose, one way at a time, and each time the simulator says what broke.
 
 A mutant is a small change of the real code, of the kind that a tired engineer makes. Each has a scenario in which it
-matters, which passes without it, and names the one invariant that catches it. docs/simulation.md lists them.
+matters, which passes without it, and names the one invariant that catches it. docs/internals/simulation.md lists them.
 """
 
 from __future__ import annotations

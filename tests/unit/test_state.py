@@ -12,7 +12,7 @@ import pytest
 
 from quicoll import state as state_module
 from quicoll.errors import Corrupted, LocalError, PeerError
-from quicoll.numerics.buffers import digest
+from quicoll.numerics.buffers import tensor_digest
 from quicoll.state import (
     Handover,
     RankState,
@@ -152,7 +152,7 @@ async def test_a_rank_behind_loads_the_whole_state_once_and_takes_its_version() 
     assert versions(ranks) == [V(2, 2)] * 3
     (loaded,) = ranks[0].loads
     assert list(loaded) == ["a", "w"]
-    assert [digest(loaded[name]) for name in loaded] == [digest(held[name]) for name in loaded]
+    assert [tensor_digest(loaded[name]) for name in loaded] == [tensor_digest(held[name]) for name in loaded]
     assert [rank.loads for rank in ranks[1:]] == [[], []]
 
 
@@ -258,8 +258,8 @@ def test_a_manifest_has_the_tensors_by_name_with_their_digests() -> None:
     held = {"b": np.ones((2, 0), np.uint8), "a": np.array(3.0, np.float32)}
     got = decode_manifest(encode_manifest(held), giver=0, view_id=VIEW)
     assert got == (
-        TensorRecord("a", "float32", (), False, digest(held["a"])),
-        TensorRecord("b", "uint8", (2, 0), False, digest(held["b"])),
+        TensorRecord("a", "float32", (), False, tensor_digest(held["a"])),
+        TensorRecord("b", "uint8", (2, 0), False, tensor_digest(held["b"])),
     )
 
 

@@ -1,4 +1,4 @@
-"""Slices of the fuzzer (tests/helpers/quicoll_fuzz, docs/fuzzing.md), that it repeats itself, and what it has found.
+"""Slices of the fuzzer (docs/internals/fuzzing.md); that it repeats itself, and what it has found.
 
 QUICOLL_FUZZ_INPUTS=1000000 throws so many inputs instead of the slice; QUICOLL_FUZZ_SEED takes other ones.
 """

@@ -1,6 +1,6 @@
 """Endpoints under floods, on a network in memory and a virtual clock: an honest link works, and newcomers come in.
 
-`guard` has the buckets, test_guard their arithmetic; here is what they are for. Bounds: docs/security.md.
+`guard` has the buckets, test_guard their arithmetic; here is what they are for. Bounds: docs/internals/security.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hostile peers against one endpoint, with an honest link at work all the while. Strangers without a certificate, of a
 foreign authority, expired, of another job or role are in test_admission; here are those who abuse the protocol.
-The bounds and where each is tested are listed in docs/security.md."""
+The bounds and where each is tested are listed in docs/internals/security.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large transfers: memory of both processes, and copies per byte. docs/transport.md states what is asserted here."""
+"""Large transfers: memory of both processes, copies per byte. docs/internals/transport.md says what is asserted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PATIENT_NS = 100_000 * MS
 CREDIT = 4 << 20
 _M_MMAP_THRESHOLD = -3  # mallopt(3)
 
-# What is resident beside the callers' buffers, in parts (docs/transport.md says why each is there):
+# What is resident beside the callers' buffers, in parts (docs/internals/transport.md says why each is there):
 WORDS = 64 << 10  # control messages under way
 UNACKED = (
     SessionConfig().window_bytes + sessions._FEED_FLOOR + sessions._FEED_BYTES + WORDS

@@ -1,4 +1,4 @@
-"""Two runs are compared: the first difference is named, nobody is blamed without proof, and gaps are never "equal"."""
+"""Two runs are compared: the first difference is named, no rank is named without proof, and gaps are never "equal"."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from quicoll.collectives.subgroups import MAX_COLOR, MAX_KEY, STATE, WORLD, Scop
 from quicoll.engine.calls import Known, Work
 from quicoll.engine.executor import execute
 from quicoll.errors import LocalError, PeerError
-from quicoll.numerics.reduce import held
+from quicoll.numerics.reduce import leaves_of
 from quicoll.plan.cost import NetworkModel
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def test_what_travels_encoded_is_decoded_once_and_the_audit_sees_the_tensors() -
 
 
 def test_a_list_gives_a_list_and_leaves_count_by_shard() -> None:
-    shards = [held(rank, 2, 5) for rank in range(2)]
+    shards = [leaves_of(rank, 2, 5) for rank in range(2)]
     operations = []
     for rank, mine in enumerate(shards):
         leaves = Shards(5, mine.start, len(mine), VIEW).leaves([[np.full(2, float(s)), np.ones(3)] for s in mine])

@@ -1,4 +1,4 @@
-"""The demo's task: learns, and gives the same bits wherever and in whatever order its shards are computed (D8, C6)."""
+"""The demo's task: learns, and gives the same bits on any rank and in any order of its shards (D8, C6)."""
 
 from __future__ import annotations
 

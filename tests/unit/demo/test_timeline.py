@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quicoll.demo.timeline import FaultMark, Feed, Moment, recover
+from quicoll.demo.timeline import EventReader, FaultMark, Moment, measure_recovery
 
 NODES = ["a", "b", "c"]
 
@@ -36,28 +36,28 @@ FAULT = FaultMark(t=10.0, node="c", cause="killed")
 
 
 def test_each_phase_of_a_recovery_is_measured_from_the_slowest_of_the_others() -> None:
-    recovery = recover(history(), FAULT, nodes=NODES)
+    recovery = measure_recovery(history(), FAULT, nodes=NODES)
     assert (recovery.cause, recovery.node, recovery.rank) == ("killed", "c", 2)
     assert (recovery.abort_s, recovery.resume_s, recovery.rejoined_s) == (1.75, 0.25, 5.0)
     assert recovery.complete
 
 
 def test_the_order_of_the_events_in_the_files_does_not_matter() -> None:
-    assert recover(reversed(history()), FAULT, nodes=NODES) == recover(history(), FAULT, nodes=NODES)
+    assert measure_recovery(reversed(history()), FAULT, nodes=NODES) == measure_recovery(history(), FAULT, nodes=NODES)
 
 
 def test_a_fault_that_somebody_has_not_noticed_is_not_recovered_from() -> None:
     unnoticed = [moment for moment in history() if moment.node != "a" or moment.t < 10]
-    assert recover(unnoticed, FAULT, nodes=NODES).abort_s is None
+    assert measure_recovery(unnoticed, FAULT, nodes=NODES).abort_s is None
 
 
 def test_who_was_not_in_the_view_need_not_notice() -> None:
-    assert recover(history(), FAULT, nodes=[*NODES, "d"]) == recover(history(), FAULT, nodes=NODES)
+    assert measure_recovery(history(), FAULT, nodes=[*NODES, "d"]) == measure_recovery(history(), FAULT, nodes=NODES)
 
 
 @pytest.mark.parametrize(("until", "missing"), [(11.9, "resume_s"), (14.0, "rejoined_s")])
 def test_what_did_not_happen_is_none(until: float, missing: str) -> None:
-    recovery = recover([moment for moment in history() if moment.t <= until], FAULT, nodes=NODES)
+    recovery = measure_recovery([moment for moment in history() if moment.t <= until], FAULT, nodes=NODES)
     assert getattr(recovery, missing) is None
     assert not recovery.complete
 
@@ -65,11 +65,11 @@ def test_what_did_not_happen_is_none(until: float, missing: str) -> None:
 def test_the_lost_nodes_own_events_are_not_taken_for_the_others() -> None:
     own = [event(10.5, "c", "step_aborted", step=7, view=1, cause="held", lost=[])]
     own += [event(10.75, "c", "step_committed", step=7, view=1)]
-    assert recover(history() + own, FAULT, nodes=NODES) == recover(history(), FAULT, nodes=NODES)
+    assert measure_recovery(history() + own, FAULT, nodes=NODES) == measure_recovery(history(), FAULT, nodes=NODES)
 
 
 def test_the_feed_gives_each_event_once_and_leaves_a_half_written_line(tmp_path: Path) -> None:
-    feed = Feed(tmp_path)
+    feed = EventReader(tmp_path)
     assert feed.read() == []
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     first.write_text(json.dumps({"t": 2.0, "node": "a", "kind": "held"}) + '\n{"t": 3.0, "no')
@@ -82,4 +82,4 @@ def test_the_feed_gives_each_event_once_and_leaves_a_half_written_line(tmp_path:
 
 
 def test_the_feed_of_a_directory_that_is_not_there_is_empty(tmp_path: Path) -> None:
-    assert Feed(tmp_path / "later").read() == []
+    assert EventReader(tmp_path / "later").read() == []

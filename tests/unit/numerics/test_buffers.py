@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import allocate, destination, digest, memory, source, wrap
+from quicoll.numerics.buffers import allocate, destination, memory, source, tensor_digest, wrap
 from quicoll.numerics.dtypes import BFLOAT16, DTYPES
 
 TORCH_DTYPES = {name: getattr(torch, name) for name in DTYPES}
@@ -60,7 +60,7 @@ def test_every_dtype_and_shape_is_read_where_it_lies(name: str, shape: tuple[int
 def test_array_and_tensor_of_equal_values_are_the_same_memory_and_digest(name: str) -> None:
     array, tensor = source(numpy_values(name, (3, 5))), source(torch_values(name, (3, 5)))
     np.testing.assert_array_equal(array.flat, tensor.flat)
-    assert digest(array) == digest(tensor) == digest(numpy_values(name, (3, 5)))
+    assert tensor_digest(array) == tensor_digest(tensor) == tensor_digest(numpy_values(name, (3, 5)))
 
 
 def test_what_is_read_cannot_be_written_by_accident_and_the_callers_own_still_can() -> None:
@@ -213,7 +213,7 @@ def taken(call: Any) -> int:
 def test_contiguous_memory_is_not_copied_on_any_way(name: str) -> None:
     for value in (numpy_values(name, (LARGE,)), torch_values(name, (LARGE,))):
         assert taken(lambda value=value: memory(source(value).flat)) < 10_000
-        assert taken(lambda value=value: digest(value)) < 10_000
+        assert taken(lambda value=value: tensor_digest(value)) < 10_000
         like = source(value)
         held = taken(lambda like=like: allocate(like).commit())
         assert held < (like.nbytes if like.kind == "numpy" else 0) + 10_000, "the result itself, and no more"
@@ -240,7 +240,7 @@ def test_tensors_on_a_cuda_device_go_through_the_host_and_back(name: str) -> Non
     assert read.copied
     assert read.device == value.device
     np.testing.assert_array_equal(read.flat, source(on_host).flat)
-    assert digest(value) == digest(on_host)
+    assert tensor_digest(value) == tensor_digest(on_host)
     fresh = allocate(read)
     fresh.flat[:] = read.flat[::-1]
     assert fresh.commit() is fresh.value
@@ -480,9 +480,9 @@ def test_memory_is_the_bytes_without_a_copy(name: str) -> None:
 
 def test_a_digest_is_of_bits_dtype_and_shape() -> None:
     """Written out once, so that ranks with different versions still agree, or it is known that they do not."""
-    assert digest(np.arange(3, dtype=np.float32)).hex() == "449d52a26b88fa475ed3a0a1cd1dde33"
+    assert tensor_digest(np.arange(3, dtype=np.float32)).hex() == "449d52a26b88fa475ed3a0a1cd1dde33"
     seen = {
-        digest(value)
+        tensor_digest(value)
         for value in (
             np.zeros(6, np.float32), np.zeros(6, np.int32), np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32),
             np.zeros(3, np.float64), np.zeros(()), np.zeros(0, np.float32), np.zeros((0, 1), np.float32),
@@ -490,14 +490,15 @@ def test_a_digest_is_of_bits_dtype_and_shape() -> None:
         )
     }  # fmt: skip
     assert len(seen) == 11
-    assert digest(np.eye(3, dtype=np.float32)[:, ::2]) == digest(torch.eye(3)[:, ::2])
+    assert tensor_digest(np.eye(3, dtype=np.float32)[:, ::2]) == tensor_digest(torch.eye(3)[:, ::2])
 
 
 def test_torch_is_not_imported_for_a_numpy_array() -> None:
     program = (
         "import sys, numpy as np\n"
-        "from quicoll.numerics.buffers import allocate, destination, digest, source\n"
-        "x = source(np.ones(3, np.float32)); allocate(x); destination(np.ones(3, np.float32), x).commit(); digest(x)\n"
+        "from quicoll.numerics.buffers import allocate, destination, tensor_digest, source\n"
+        "x = source(np.ones(3, np.float32)); allocate(x); tensor_digest(x)\n"
+        "destination(np.ones(3, np.float32), x).commit()\n"
         "assert 'torch' not in sys.modules and 'ml_dtypes' not in sys.modules\n"
     )
     path = ":".join(entry for entry in sys.path if entry)

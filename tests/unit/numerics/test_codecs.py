@@ -1,4 +1,4 @@
-"""Compressed wire formats: equal bits everywhere, within the stated bound, whatever the values."""
+"""Compressed wire formats: equal bits everywhere, within the stated bound, for all values."""
 
 from __future__ import annotations
 

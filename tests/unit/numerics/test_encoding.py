@@ -14,7 +14,7 @@ from quicoll.errors import LocalError
 from quicoll.numerics.bundle import bundle
 from quicoll.numerics.codecs import WIRE_BLOCK, Codec
 from quicoll.numerics.dtypes import DTYPES, FLOAT32, FLOAT64, Array, DType, narrow, widen
-from quicoll.numerics.encoding import Wired, wired
+from quicoll.numerics.encoding import Encoding, encoding_for
 from quicoll.numerics.reduce import ReduceOp, finish, reduce_tree, split
 
 FORMATS = [(name, dtype) for name in ("bfloat16", "int8") for dtype in Codec.parse(name).parts]
@@ -29,7 +29,7 @@ def tree(a: int, b: int) -> Any:
     return Leaf(a) if b - a == 1 else (tree(a, split(a, b)), tree(split(a, b), b))
 
 
-def reduced(form: Wired, leaves: list[Array], dtype: DType, op: ReduceOp) -> Array:
+def reduced(form: Encoding, leaves: list[Array], dtype: DType, op: ReduceOp) -> Array:
     """All of it on one rank: encoded, reduced, decoded."""
     travelling = [form.encode(bundle(leaf)) for leaf in leaves]
     out = np.empty(travelling[0].size, form.dtype.storage)
@@ -72,7 +72,7 @@ def test_a_sum_is_off_by_no_more_than_what_is_stated(
         data.draw(shaped.arrays(dtype.storage, size, elements=numbers, fill=numbers)) for _ in range(leaves)
     ]
     for op in (ReduceOp.SUM, ReduceOp.AVG):
-        how = wired(name, dtype, op, "default")
+        how = encoding_for(name, dtype, op, "default")
         divisor = leaves if op is ReduceOp.AVG else 1
         real = sum(leaf.astype(np.float64) for leaf in given_leaves) / divisor
         off = sum(bound(how.codec, leaf.astype(np.float64), dtype) for leaf in given_leaves) / divisor
@@ -124,7 +124,7 @@ def test_the_result_is_the_encoded_reduction_of_the_encoded_leaves(
     else:
         finish(ReduceOp.SUM, total, 1, dtype, expected)
         expected = passed(expected)
-    form = wired(name, dtype, op, "float64")
+    form = encoding_for(name, dtype, op, "float64")
     values = [torch_bfloat16(leaf) if dtype.name == "bfloat16" else leaf for leaf in leaves]
     travelling = [form.encode(bundle(value)) for value in values]
     out = np.empty(travelling[0].size, form.dtype.storage)
@@ -144,7 +144,7 @@ def torch_bfloat16(bits: Array) -> Any:
 
 
 def test_tensors_of_a_list_begin_blocks_of_their_own() -> None:
-    form = wired("int8", FLOAT32, ReduceOp.SUM, "default")
+    form = encoding_for("int8", FLOAT32, ReduceOp.SUM, "default")
     rng = np.random.default_rng(1)
     tensors = [rng.standard_normal(size).astype(np.float32) for size in (300, 0, 256, 1)]
     whole = form.encode(bundle(tensors))
@@ -169,4 +169,4 @@ def test_tensors_of_a_list_begin_blocks_of_their_own() -> None:
 )
 def test_what_cannot_travel_so_is_refused(name: str, dtype: str, op: ReduceOp, message: str) -> None:
     with pytest.raises(LocalError, match=message):
-        wired(name, DTYPES[dtype], op, "default")
+        encoding_for(name, DTYPES[dtype], op, "default")

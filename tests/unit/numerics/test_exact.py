@@ -1,4 +1,4 @@
-"""Exact sums: the real number, rounded once, whatever the order. The oracle is `fractions.Fraction`."""
+"""Exact sums: the real number, rounded once, in any order. The oracle is `fractions.Fraction`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from quicoll.numerics.dtypes import (
     widen,
 )
 from quicoll.numerics.exact import MAX_LEAVES, exact_accumulator
-from quicoll.numerics.reduce import ReduceOp, accumulator, held, reduce_tree
+from quicoll.numerics.reduce import ReduceOp, accumulator, leaves_of, reduce_tree
 
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.kind is NumberKind.FLOAT]
 COMPLEX = [dtype for dtype in DTYPES.values() if dtype.kind is NumberKind.COMPLEX]
@@ -308,7 +308,7 @@ def test_no_order_and_no_grouping_changes_a_bit_of_result_or_accumulator(dtype: 
         order = rng.permutation(9)
         partials: list[Array | Leaf] = []
         for rank in range(world):
-            mine: list[Array | Leaf] = [leaves[order[leaf]] for leaf in held(rank, world, 9)]
+            mine: list[Array | Leaf] = [leaves[order[leaf]] for leaf in leaves_of(rank, world, 9)]
             partials.append(Leaf(reduced(dtype, mine, final=False), wide=True))
         partials = [partials[index] for index in rng.permutation(world)]
         assert reduced(dtype, partials, count=9).tobytes() == whole

@@ -16,7 +16,7 @@ import torch
 from quicoll import Seed
 from quicoll.errors import LocalError
 from quicoll.numerics.generator import Generator, natural_log, normal_quantile
-from quicoll.numerics.philox import words
+from quicoll.numerics.philox import random_words
 
 FLOAT_NAMES = ["float16", "bfloat16", "float32", "float64"]
 
@@ -50,12 +50,12 @@ def test_philox_gives_the_known_answers_of_random123(
     counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
 ) -> None:
     first = counter[0] | counter[1] << 32
-    assert tuple(words(key, first, 1, (counter[2], counter[3]))[0].tolist()) == expected
+    assert tuple(random_words(key, first, 1, (counter[2], counter[3]))[0].tolist()) == expected
 
 
 def test_blocks_are_numbered_across_words() -> None:
     """Against scalars of Python, around the number where the second word of the counter begins to count."""
-    rows = words((7, 9), (1 << 32) - 3, 6, (5, 0))
+    rows = random_words((7, 9), (1 << 32) - 3, 6, (5, 0))
     for index, row in enumerate(rows.tolist()):
         number = (1 << 32) - 3 + index
         assert row == philox_by_hand([number & 0xFFFFFFFF, number >> 32, 5, 0], [7, 9])

@@ -39,7 +39,7 @@ from quicoll.numerics.reduce import (
     accumulator,
     combine,
     finish,
-    held,
+    leaves_of,
     reduce_tree,
     split,
     subtrees,
@@ -336,23 +336,23 @@ def test_subtrees_outside_the_tree_are_refused(leaves: tuple[int, int, int]) -> 
 
 def test_ranks_hold_all_leaves_in_order_and_evenly() -> None:
     for world, total in product(range(1, 18), range(1, 40)):
-        shards = [held(rank, world, total) for rank in range(world)]
+        shards = [leaves_of(rank, world, total) for rank in range(world)]
         assert [leaf for shard in shards for leaf in shard] == list(range(total))
         assert max(map(len, shards)) - min(map(len, shards)) <= 1
     with pytest.raises(LocalError, match="rank 3 is not in a world of 3"):
-        held(3, 3, 8)
+        leaves_of(3, 3, 8)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_a_rank_may_replace_its_leaves_by_their_subtrees(dtype: DType) -> None:
-    """Partials in the accumulator's type, combined upwards by whoever: the bits of the whole tree."""
+    """Partials in the accumulator's type, combined upwards by any rank: the bits of the whole tree."""
     total, acc = 13, accumulator(dtype, ReduceOp.SUM)
     leaves = [Leaf(drawn(dtype, 500, seed=leaf)) for leaf in range(total)]
     whole = reduced(dtype, ReduceOp.SUM, [leaf.values for leaf in leaves])
     for world in (1, 2, 3, 5, 8, 13, 17):
         known: dict[tuple[int, int], Leaf] = {}
         for rank in range(world):
-            shard = held(rank, world, total)
+            shard = leaves_of(rank, world, total)
             for a, b in subtrees(shard.start, shard.stop, total):
                 partial = np.empty(500, acc.storage)
                 reduce_tree(

@@ -1,4 +1,4 @@
-"""Events reach every observer; a bad observer harms nobody."""
+"""Events reach every observer; a bad observer harms no other."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_hierarchical_crosses_between_two_sites_once_each_way_where_each_site_is
 
 
 def test_what_makes_up_no_node_of_the_tree_crosses_as_it_is() -> None:
-    """3 + 3 ranks: ((0 1)(2 3))(4 5). Either site sends two values, whoever owns the chunk, and gets one result."""
+    """3 + 3 ranks: ((0 1)(2 3))(4 5). For every owner either site sends two values and gets one result."""
     network = two_sites(3)
     nbytes = 6 << 20
     assert predict(reductions("hierarchical", network, nbytes), network).crossing == 3 * nbytes

@@ -426,7 +426,7 @@ def test_words_tell_every_other_order_and_grouping() -> None:
 
 
 def test_an_algorithm_that_reduces_what_is_no_node_of_the_tree_is_found_out() -> None:
-    """3 + 3 ranks: whoever adds up a whole site gets (0 1) 2 + (3 4) 5, which is not the tree over six leaves."""
+    """3 + 3 ranks: a rank that adds up a whole site gets (0 1) 2 + (3 4) 5, which is not the tree over six leaves."""
     shards = words(6, 6, 10)
     by_sites = joined(formula(shards[:3]), formula(shards[3:]))
     assert (by_sites != formula(shards)).all()

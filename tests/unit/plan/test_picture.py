@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quicoll.cli.app import app
-from quicoll.cli.explain import Question
+from quicoll.cli.explain import ExplainedCall
 from quicoll.plan import Plan, Send
 from quicoll.plan.cost import Flight, Forecast, NetworkModel, predict
 from quicoll.plan.picture import MAX_ARROWS, draw
@@ -26,7 +26,7 @@ def parsed(text: str) -> ET.Element:
     return ET.fromstring(text)  # noqa: S314 - of our own making
 
 
-def drawn(question: Question, network: NetworkModel) -> tuple[str, list[Plan], Forecast]:
+def drawn(question: ExplainedCall, network: NetworkModel) -> tuple[str, list[Plan], Forecast]:
     schedule = question.schedule()
     taken = schedule.cheapest(network) if question.algorithm == "auto" else question.algorithm
     plans = schedule.plans(taken)
@@ -81,7 +81,7 @@ def test_words_stay_inside_and_apart_and_every_message_has_one_arrow(
         return
     for number, sites in enumerate(layouts(world) if world < 33 else layouts(world)[1:2]):
         normal = network_of(sites)
-        question = Question(
+        question = ExplainedCall(
             collective, world=world, nbytes=(64, 100_000)[number % 2], algorithm=algorithm, sites=sites,
             chunk_bytes=1 << 16,
         )  # fmt: skip
@@ -124,9 +124,8 @@ def inside_and_apart(root: ET.Element) -> None:
 
 def test_the_picture_in_the_documentation_is_what_the_command_draws(tmp_path: Path) -> None:
     kept = Path(__file__).parents[3] / "docs" / "plan.svg"
-    arguments = re.search(
-        r"`quicoll (explain all_reduce [^`]*) --svg\s+plan.svg`", (kept.parent / "collectives.md").read_text()
-    )
+    text = (kept.parent / "collectives.md").read_text()
+    arguments = re.search(r"^    quicoll (explain all_reduce .*) --svg plan\.svg$", text, re.MULTILINE)
     assert arguments is not None
     result = CliRunner().invoke(app, [*arguments[1].split(), "--svg", str(tmp_path / "plan.svg")])
     assert result.exit_code == 0, result.output
@@ -136,7 +135,7 @@ def test_the_picture_in_the_documentation_is_what_the_command_draws(tmp_path: Pa
 
 def test_the_same_forecast_gives_the_same_text_and_words_are_escaped() -> None:
     network = network_of((0, 0, 1, 1))
-    forecast = predict(Question("barrier", world=4, nbytes=0).schedule().plans(""), network)
+    forecast = predict(ExplainedCall("barrier", world=4, nbytes=0).schedule().plans(""), network)
     text = draw(forecast, network, title="a < b & c", notes=["one", "two > one"])
     assert text == draw(forecast, network, title="a < b & c", notes=["one", "two > one"])
     root = parsed(text)
@@ -169,7 +168,7 @@ def test_an_arrow_goes_from_the_senders_line_to_the_receivers_at_the_times_of_th
 
 def test_sites_and_what_is_between_them_are_named_only_where_there_are_several() -> None:
     def words(sites: tuple[int, ...]) -> set[Any]:
-        root = parsed(drawn(Question("broadcast", world=4, nbytes=64, sites=sites), network_of(sites))[0])
+        root = parsed(drawn(ExplainedCall("broadcast", world=4, nbytes=64, sites=sites), network_of(sites))[0])
         return {each.text for each in root.iter(f"{SPACE}text")}
 
     assert {"site", "message between sites"} <= words((0, 0, 1, 1))
@@ -198,7 +197,7 @@ def test_of_very_many_messages_the_rest_is_counted() -> None:
 
 def test_long_words_are_broken_and_at_last_left_out() -> None:
     network = network_of((0, 0))
-    forecast = predict(Question("barrier", world=2, nbytes=0).schedule().plans(""), network)
+    forecast = predict(ExplainedCall("barrier", world=2, nbytes=0).schedule().plans(""), network)
     counts = ",".join(["79438"] * 200)
     root = parsed(draw(forecast, network, title="a title " * 30, notes=[f"counts={counts}", "x" * 500]))
     inside_and_apart(root)

@@ -14,7 +14,7 @@ from plan_machine import Message, Numbers, Rank, in_memory
 
 from quicoll.errors import LocalError
 from quicoll.numerics.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Array, DType, narrow, widen
-from quicoll.numerics.reduce import ReduceOp, accumulator, held
+from quicoll.numerics.reduce import ReduceOp, accumulator, leaves_of
 from quicoll.plan import (
     Buf,
     Copy,
@@ -122,7 +122,7 @@ def all_reduced(
     """Plan for all ranks, check, run."""
     plans = all_reduce_plans(algorithm, world, leaves[0].size, len(leaves), dtype=dtype, chunk_bytes=chunk_bytes, op=op)
     validate(plans)
-    shards = [[leaves[leaf] for leaf in held(rank, world, len(leaves))] for rank in range(world)]
+    shards = [[leaves[leaf] for leaf in leaves_of(rank, world, len(leaves))] for rank in range(world)]
     return run(plans, shards, op=op, dtype=dtype, window=window, seed=seed)
 
 
@@ -239,7 +239,7 @@ def ring_of(leaves: list[Array], world: int) -> Array:
     for segment, (start, stop) in enumerate(shares(leaves[0].size, world)):
         parts = []
         for i in range(world):
-            shard = held((segment + 1 + i) % world, world, total)
+            shard = leaves_of((segment + 1 + i) % world, world, total)
             if shard:
                 mine = canonical_nodes(shard.start, shard.stop, total)
                 parts.append(left_fold([canonical([leaf[start:stop] for leaf in leaves[a:b]]) for a, b in mine]))

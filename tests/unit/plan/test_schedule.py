@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quicoll.cli.app import app
-from quicoll.cli.explain import Question
+from quicoll.cli.explain import ExplainedCall
 from quicoll.collectives.group import Group
 from quicoll.collectives.shards import Shards
 from quicoll.engine.calls import Known
@@ -21,10 +21,10 @@ from quicoll.errors import LocalError
 from quicoll.membership.view import Member, View
 from quicoll.numerics.dtypes import DTYPES
 from quicoll.numerics.exact import MAX_LEAVES
-from quicoll.numerics.reduce import ReduceOp, held
+from quicoll.numerics.reduce import ReduceOp, leaves_of
 from quicoll.plan import MOVES, Plan, Send, validate
 from quicoll.plan.cost import NetworkModel
-from quicoll.plan.schedule import carriage
+from quicoll.plan.schedule import element_format
 
 if TYPE_CHECKING:
     from quicoll.collectives.operation import Operation
@@ -51,7 +51,7 @@ class Desk:
         pass
 
 
-def plan_of(rank: int, question: Question, sites: tuple[int, ...], network: NetworkModel) -> Plan:
+def plan_of(rank: int, question: ExplainedCall, sites: tuple[int, ...], network: NetworkModel) -> Plan:
     """What a group of this rank would execute for the call in `question`, on this network."""
     desk = Desk(rank, sites, question.chunk_bytes)
     group = Group(desk)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ def plan_of(rank: int, question: Question, sites: tuple[int, ...], network: Netw
     x: Any = typed(full, question.dtype)
     counts: list[tuple[int, ...] | None] = [None] * len(sites)
     if question.collective in ("all_reduce", "reduce", "reduce_scatter"):
-        mine = held(rank, len(sites), question.total)
+        mine = leaves_of(rank, len(sites), question.total)
         x = Shards(question.total, mine.start, len(mine), 1).leaves([x] * len(mine), like=x)
         options = {"op": question.op, "precision": question.precision, "algorithm": question.algorithm}
         if question.algorithm == "ring":
@@ -100,7 +100,7 @@ def typed(values: Any, name: str) -> Any:
 
 QUESTIONS = [
     *(
-        Question("all_reduce", world=world, nbytes=nbytes, leaves=leaves, **options)
+        ExplainedCall("all_reduce", world=world, nbytes=nbytes, leaves=leaves, **options)
         for world, nbytes, leaves in ((1, 400, 3), (3, 50_001, None), (4, 40_000, 13), (5, 400_000, 2), (2, 70_000, 48))
         for options in (
             {},
@@ -117,32 +117,34 @@ QUESTIONS = [
         )
     ),
     *(
-        Question("all_reduce", world=6, nbytes=90_000, algorithm=algorithm, **options)
+        ExplainedCall("all_reduce", world=6, nbytes=90_000, algorithm=algorithm, **options)
         for algorithm in ("direct", "tree", "hierarchical", "exchange", "ring")
         for options in ({}, {"dtype": "float16"}, {"precision": "exact"}, {"wire": "int8"})
         if algorithm != "ring" or options in ({}, {"dtype": "float16"})
     ),
     *(
-        Question(collective, world=6, nbytes=90_000, algorithm=algorithm, precision=precision, leaves=leaves)
+        ExplainedCall(collective, world=6, nbytes=90_000, algorithm=algorithm, precision=precision, leaves=leaves)
         for collective in ("reduce", "reduce_scatter")
         for algorithm in ("auto", "direct", "tree", "hierarchical")
         for precision in ("default", "exact")
         for leaves in (6, 15)
     ),
-    Question("reduce", world=4, nbytes=1000, root=3),
+    ExplainedCall("reduce", world=4, nbytes=1000, root=3),
     *(
-        Question(collective, world=5, nbytes=90_001, root=2 * (collective != "all_gather"), dtype=dtype, algorithm=name)
+        ExplainedCall(
+            collective, world=5, nbytes=90_001, root=2 * (collective != "all_gather"), dtype=dtype, algorithm=name
+        )
         for collective, known in MOVES.items()
         for name in ("auto", *known)
         for dtype in ("int8", "float64")
     ),
-    Question("all_to_all", world=5, nbytes=90_001),
-    Question("barrier", world=5, nbytes=0),
+    ExplainedCall("all_to_all", world=5, nbytes=90_001),
+    ExplainedCall("barrier", world=5, nbytes=0),
 ]
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda q: f"{q.collective}-{q.algorithm}-{q.world}")
-def test_what_is_explained_is_what_a_group_runs(question: Question) -> None:
+def test_what_is_explained_is_what_a_group_runs(question: ExplainedCall) -> None:
     sites = tuple(int(rank >= question.world // 2) for rank in range(question.world)) if question.world > 1 else (0,)
     network = NetworkModel.between(sites, latency=1e-4, rate=1e8, far_latency=0.02, far_rate=1e7)
     asked = replace(question, sites=sites, chunk_bytes=4096)
@@ -167,7 +169,7 @@ def test_what_is_explained_is_what_a_group_runs(question: Question) -> None:
 def test_the_command_prints_the_bytes_and_messages_of_those_plans(
     options: tuple[str, ...], bytes_an_element: float, partial: str
 ) -> None:
-    """4 ranks with a leaf each, direct: 2 (p - 1) / p of what travels, out and in, whatever the accumulator takes."""
+    """4 ranks with a leaf each, direct: 2 (p - 1) / p of what travels, out and in, for any accumulator."""
     elements = 1 << 20
     size = {"float64": 8, "bfloat16": 2}.get(next((text for text in options if "float" in text), ""), 4)
     size = 4 if "--wire" in options else size
@@ -175,7 +177,7 @@ def test_the_command_prints_the_bytes_and_messages_of_those_plans(
     assert f"partial sums  {partial}" in text
     assert f"{elements} elements of" in text
     assert re.search(r"busiest rank  (.*) one way", text)[1] == mib(2 * 3 / 4 * elements * bytes_an_element)  # type: ignore[index]
-    question = Question(
+    question = ExplainedCall(
         "all_reduce",
         world=4,
         nbytes=elements * size,
@@ -243,8 +245,8 @@ def test_what_no_call_could_ask_for_is_refused(arguments: list[str], said: str) 
 
 
 def test_what_travels_is_counted_for_each_tensor_of_a_list() -> None:
-    how = carriage(DTYPES["complex64"], ReduceOp.SUM, leaves=1, wire="int8")
+    how = element_format(DTYPES["complex64"], ReduceOp.SUM, leaves=1, wire="int8")
     assert how.elements([1, 128, 129]) == 1 + 1 + 2
-    assert carriage(DTYPES["int8"], ReduceOp.SUM, leaves=1).elements([3, 4]) == 7
+    assert element_format(DTYPES["int8"], ReduceOp.SUM, leaves=1).elements([3, 4]) == 7
     with pytest.raises(LocalError, match="leaves"):
-        carriage(DTYPES["float32"], ReduceOp.SUM, leaves=MAX_LEAVES + 1, precision="exact")
+        element_format(DTYPES["float32"], ReduceOp.SUM, leaves=MAX_LEAVES + 1, precision="exact")

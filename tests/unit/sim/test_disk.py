@@ -553,7 +553,7 @@ def test_rot_in_a_journal_that_was_closed_is_named_or_does_no_harm(seed: int) ->
 @given(st.integers(0, 2**32))
 @settings(derandomize=True, deadline=None, max_examples=100)
 def test_rot_in_the_log_of_a_killed_coordinator_gives_an_older_truth_at_worst(seed: int) -> None:
-    """SQLite cannot tell a flipped bit in its log from the end of it; docs/simulation.md says what follows."""
+    """SQLite takes a flipped bit in its log for the end of it (docs/internals/simulation.md)."""
     disk = new_disk(seed)
     assert append_all(disk, close=False)[1] is None
     disk.kill()

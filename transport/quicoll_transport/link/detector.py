@@ -20,7 +20,7 @@ The gains are 1/16 for srtt and 1/32 for rttvar. Those of RFC 6298, 1/8 and 1/4,
 round trip, which has to follow a queue that fills. Here a sample is a heartbeat, and the late ones, those that a run of
 losses held up, are rare and tell the most: with 1/4, a run is forgotten four heartbeats later and the next one meets a
 short deadline. On seeded traces with such runs the slower gains make about half the mistakes, and detect sooner
-(docs/detector.md).
+(docs/internals/detector.md).
 
 Why this one. The known adaptive detectors estimate the arrival of the next of a sequence of regular, one-way
 heartbeats: NFD-E (Chen, Toueg & Aguilera 2002, IEEE Trans. Computers 51(5)) adds a constant margin to the mean of the
@@ -31,7 +31,7 @@ suspects everybody at the latter. The round trip has no such two faces: it is me
 each heartbeat by the time that it carries (no ambiguity of retransmissions, RFC 7323 section 4), it contains how late
 both processes' loops are, and as a suspect is asked rather than waited for, the time until an answer is exactly what
 the deadline has to exceed. So: Jacobson's margin as in Bertier's, on round trips, with a floor; what it costs and
-gains is measured by benchmarks/detector.py (docs/detector.md).
+gains is measured by benchmarks/detector.py (docs/internals/detector.md).
 
 Three things must not be confused with a dead peer.
 - A stalled self. A process that was stopped, or whose loop was held, wakes up with old clocks and full socket
