@@ -51,9 +51,12 @@ class Admission:
         self._authorize = authorize
 
     def admit(self, data: bytes, address: Address, now_ns: int) -> Connection | bytes | None:
-        """Judge a stranger's first datagram: a connection that was not fed with it yet, a datagram to answer, or None.
+        """Look at a stranger's first datagram.
 
-        Raises what a carrier raises on malformed bytes.
+        Returns:
+            A connection that was not fed with it yet, a datagram to answer, or None.
+        Raises:
+            Exception: What a carrier raises on malformed bytes.
         """
         if not self.door.initial(address, now_ns):
             return None

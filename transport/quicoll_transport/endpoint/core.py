@@ -124,7 +124,7 @@ class EndpointCore:
 
     @property
     def waits_to_serve(self) -> bool:
-        """Whether a peer was touched and `serve` has not come to it."""
+        """Whether `serve` has work: a peer was touched since its last turn."""
         return bool(self._touched)
 
     def serve(self, now_ns: int) -> bool:
@@ -191,7 +191,7 @@ class EndpointCore:
         return None if connection is None else connection.carrier.path_stats()
 
     def close(self, peer: Peer, reason: str, now_ns: int) -> None:
-        """End a peer's link in order; the peer is told with the next `serve`."""
+        """End a peer's link in order; the next `serve` says so to the peer."""
         self._actions.now_ns = now_ns
         peer.link.close(reason)
         self.touch(peer)
@@ -592,7 +592,7 @@ class EndpointCore:
     # -- ends of connections -------------------------------------------------------------------------------------
 
     def _failed(self, peer: Peer, code: int, reason: str) -> None:
-        """The connection of a peer's link was closed from here."""
+        """Go on without the connection of a peer's link, which was closed from here."""
         peer.violations += code == CLOSE_PROTOCOL
         if peer.violations > _MAX_VIOLATIONS:
             peer.link.lose(f"it breaks the protocol again and again: {reason}", now_ns=self._actions.now_ns)
@@ -600,7 +600,7 @@ class EndpointCore:
             self._detached(peer, reason)
 
     def _ended(self, connection: Connection, end: Closed, now_ns: int) -> None:
-        """A connection was closed by the peer, or by the carrier itself."""
+        """Go on without a connection that was closed by the peer, or by the carrier itself."""
         peer = self.traffic.ended(connection, end)
         if peer is None:
             return
