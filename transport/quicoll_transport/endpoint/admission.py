@@ -10,7 +10,7 @@ Hello matches two sides by (incarnation, link): a later one of the peer ends the
 is stale; one that names another link of ours is for a link that has ended. Where both sides dial, both keep the one
 connection that the lesser node dialled.
 
-This module decides and the core carries out.
+This module has the rules; greeting.py and the core carry them out.
 """
 
 from __future__ import annotations
