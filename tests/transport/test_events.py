@@ -19,7 +19,7 @@ from parity_net import Net, Process, on_simulated_network
 
 from quicoll_transport import events as observe
 from quicoll_transport.carrier import CLOSE_NORMAL, CLOSE_PROTOCOL, CLOSE_REFUSED
-from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, core, peer, shell, traffic
+from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, core, greeting, peer, shell, traffic
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.events import (
     ConnectionDown,
@@ -274,7 +274,9 @@ async def test_without_an_observer_no_event_is_built(world: World, monkeypatch: 
         raise AssertionError("an event for nobody")
 
     names = [name for name in observe.__all__ if name not in ("Observer", "LinkSnapshot", "TransportEvent")]
-    places = [(module, name) for module in (core, peer, shell, traffic) for name in names if hasattr(module, name)]
+    places = [
+        (module, name) for module in (core, greeting, peer, shell, traffic) for name in names if hasattr(module, name)
+    ]
     assert {name for _, name in places} == set(names), "each event is built in one of these modules"
     for module, name in places:
         monkeypatch.setattr(module, name, forbidden)

@@ -5,7 +5,7 @@ each direction, messages (a header and a payload, from the sender's memory into 
 runs of datagrams. QUIC is one (`quic.Session`); a data plane of our own and shared memory are others. Nothing here
 names a packet, a stream or another library's event.
 
-A carrier is sans-IO: it never reads a clock, and it sends nothing by itself. Whoever drives it does this:
+A carrier is sans-IO: it never reads a clock, and it sends nothing by itself. Its driver does this:
 
     receive(datagrams) or handle_timer()  ->  next_event() until None  ->  datagrams_to_send()  ->  next_timer()
 
@@ -224,7 +224,7 @@ class Listener(Protocol):
         ...
 
     def admit(self, data: bytes, address: Address, now_ns: int, allow: Callable[[], bool]) -> Carrier | bytes | None:
-        """Judge the first datagram of a stranger.
+        """Look at the first datagram of a stranger.
 
         Args:
             data: The datagram.

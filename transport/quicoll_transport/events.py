@@ -1,19 +1,20 @@
-"""What an endpoint says of itself: events to one observer, and a link's figures on request.
+"""The endpoint's account of itself: events for one observer, and a link's figures on request.
 
-There is one interface, `TransportObserver`: a callable that takes an event. Events are frozen and are told in the order
+There is one interface, `TransportObserver`: a callable that takes an event. Events are frozen and come in the order
 in which things happen, on the endpoint's loop, before the callbacks of the layer above; an observer must be quick. What
 it raises goes to the loop's exception handler and changes nothing. Without an observer no event is built: the cost is
 one comparison with None (benchmarks/detector.py measures both).
 
-What is told, and when:
+The events:
 
     LinkChanged          a link's state is another one; `cause` says why it ended
     SuspicionChanged     the peer has become suspect, or was heard again
     DialStarted          a connection attempt goes out
     ConnectionUp         Hello exchanged
     ConnectionDown       a connection of a link ended, attempts that never came up included
-    PeerRefused          an authenticated or unauthenticated peer was turned away, with the reason that it is not told
-    Resent, Corrupted    messages of a link were sent again; payloads of its peer failed their checksum
+    PeerRefused          an authenticated or unauthenticated peer was turned away, with the reason that it does not hear
+    Resent               messages of a link were sent again
+    PayloadCorrupted     payloads of its peer failed their checksum
     Stalled              our own loop was late by more than the detector's `stall_after`
     CredentialsRotated   new connections use another certificate from now on
 

@@ -8,7 +8,8 @@ config       EndpointConfig
 
 core         EndpointCore: who owns what
 traffic      connections at work, and their ends
-admission    who comes in: gate, guard, authentication, Hello
+greeting     from a connection of nobody to one of a link
+admission    who comes in: the rules of gate, guard, authentication and Hello
 dialling     which address is tried next, and when again
 table        which connections there are, and which one carries each link
 connection   a carrier and what the endpoint knows of it

@@ -10,7 +10,7 @@ Hello matches two sides by (incarnation, link): a later one of the peer ends the
 is stale; one that names another link of ours is for a link that has ended. Where both sides dial, both keep the one
 connection that the lesser node dialled.
 
-This module decides and the core carries out.
+This module has the rules; greeting.py and the core carry them out.
 """
 
 from __future__ import annotations
@@ -51,9 +51,12 @@ class Admission:
         self._authorize = authorize
 
     def admit(self, data: bytes, address: Address, now_ns: int) -> Connection | bytes | None:
-        """Judge a stranger's first datagram: a connection that was not fed with it yet, a datagram to answer, or None.
+        """Look at a stranger's first datagram.
 
-        Raises what a carrier raises on malformed bytes.
+        Returns:
+            A connection that was not fed with it yet, a datagram to answer, or None.
+        Raises:
+            Exception: What a carrier raises on malformed bytes.
         """
         if not self.door.initial(address, now_ns):
             return None

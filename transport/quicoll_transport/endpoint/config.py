@@ -33,19 +33,25 @@ _LOOPBACK_DATAGRAM = 8900  # loopback carries 64 KiB; larger packets cost pure P
 
 @dataclass(frozen=True, slots=True)
 class EndpointConfig:
-    """Settings of an endpoint.
+    """Settings of an endpoint. Times are nanoseconds.
 
-    lost_after_ns: silence after which a peer is lost, exactly. None: it follows the measured round trips, between one
-        second and ten (see detector).
-    connect_ns: how long a link may take to come up. handshake_ns: how long one attempt may take.
-    credit_bytes, max_resends: see LinkConfig. session: see SessionConfig.
-    max_handshakes: unauthenticated sessions that strangers may keep open here at once; each takes up to 100 KiB.
-    guard: how often strangers may try. pace: how fast a peer may make us work. See guard.
-    max_links: peers; worst-case memory is max_links * credit_bytes.
-    retry: whether a source has to show its address before anything of it is kept.
-    qlog_directory: where each connection leaves a qlog trace when it ends; None: no traces. qlog_files: how many of
-        them stay. What that costs stands in qlog.
-    Raises ConfigurationError.
+    Args:
+        lost_after_ns: Silence after which a peer is lost, exactly. None: it follows the measured round trips, between
+            one second and ten (see link.detector).
+        connect_ns: How long a link may take to come up.
+        handshake_ns: How long one attempt to connect may take.
+        credit_bytes: What is held for messages whose buffers are not posted yet, for each link.
+        max_resends: Checksum failures of one message before both sides raise MessageCorrupted.
+        max_handshakes: Unauthenticated connections that strangers may keep open here at once; each takes up to 100 KiB.
+        guard: How often strangers may try; see security.limits.
+        pace: How fast a peer may make us work; likewise.
+        max_links: Peers; worst-case memory is max_links * credit_bytes.
+        retry: Whether a source has to show its address before anything of it is kept.
+        session: Settings of QUIC.
+        qlog_directory: Where each connection leaves a qlog trace when it ends; None: no traces. quic.qlog has the cost.
+        qlog_files: How many traces stay.
+    Raises:
+        ConfigurationError: A value is out of range.
     """
 
     lost_after_ns: int | None = None
@@ -79,7 +85,7 @@ class EndpointConfig:
         )
 
     def session_for(self, address: Address) -> SessionConfig:
-        """The settings of a session with, or behind, this address."""
+        """Return the settings of a session with, or behind, this address."""
         if self.session.datagram_bytes != 0:
             return self.session
         loopback = str(address[0]) == "::1" or str(address[0]).startswith("127.")

@@ -1,9 +1,9 @@
 """The endpoint without IO: datagrams, time and answers to look-ups in, actions and callbacks out.
 
 Who owns what. An endpoint has connections (table.py finds them, traffic.py runs them) and peers, one per link
-(peer.py). A connection belongs to no link until its peer is authenticated and has said Hello (admission.py). One side
-of a pair dials (dialling.py); it redials for as long as the link lives. When a link ends, its connection is closed with
-CLOSE_GONE, so that the other side does not have to wait for silence.
+(peer.py). A connection belongs to no link until its peer is authenticated and has said Hello (admission.py has the
+rules, greeting.py carries them out). One side of a pair dials (dialling.py); it redials for as long as the link lives.
+When a link ends, its connection is closed with CLOSE_GONE, so that the other side does not have to wait for silence.
 
 How it is driven. Every call takes `now_ns`. What is to be done comes out of `next_action`, in order. Peers that were
 touched wait until `serve`, which writes what their links ask for, one peer at a time: so work of many callers is
@@ -30,23 +30,22 @@ from quicoll_transport.carrier import (
     CLOSE_NORMAL,
     CLOSE_PROTOCOL,
     CLOSE_REFUSED,
-    CLOSE_REPLACED,
     Authenticated,
     Closed,
     ControlData,
 )
-from quicoll_transport.endpoint.admission import Admission, check_hello, keeps_previous, newer, unwanted
+from quicoll_transport.endpoint.admission import Admission
 from quicoll_transport.endpoint.agenda import Agenda
 from quicoll_transport.endpoint.connection import Connection
 from quicoll_transport.endpoint.dialling import Attempt, Dialler, NoAddress
+from quicoll_transport.endpoint.greeting import Greeting
 from quicoll_transport.endpoint.peer import Peer
 from quicoll_transport.endpoint.table import Table
 from quicoll_transport.endpoint.terms import Action, Actions, CancelLookUp, NodeIdentity, ReportError, Settings, Verify
 from quicoll_transport.endpoint.traffic import Traffic
-from quicoll_transport.errors import AuthenticationError, ConfigurationError, ProtocolError
-from quicoll_transport.events import ConnectionUp, DialStarted
+from quicoll_transport.errors import ConfigurationError
+from quicoll_transport.events import DialStarted
 from quicoll_transport.link.core import LinkState, ResetMessage, SendControl, StartMessage
-from quicoll_transport.link.frames import Hello, Ping
 from quicoll_transport.security.limits import Pace
 
 if TYPE_CHECKING:
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
 __all__ = ["EndpointCore"]
 
 _MAX_VIOLATIONS = 8  # connections that a peer may spoil before its link is given up
-_MAX_REFUSED = 64  # refusals remembered
 
 
 class EndpointCore:
@@ -70,7 +68,6 @@ class EndpointCore:
     observed: whether events are to be built.
 
     peers: the living ones. connections: all; traffic: runs them.
-    refused: the last refusals of peers, newest last, for people and tests.
     """
 
     def __init__(
@@ -94,7 +91,6 @@ class EndpointCore:
         self.connections = Table()
         self.agenda: Agenda[Peer | Connection] = Agenda()
         self.admission = Admission(settings=settings, listener=listener, verify=verify, authorize=authorize)
-        self.refused: list[str] = []
         self._incarnation = incarnation
         self._settings = settings
         self._listener = listener
@@ -111,6 +107,16 @@ class EndpointCore:
             actions=self._actions,
             on_failed=self._failed,
         )
+        self._greeting = Greeting(
+            identity=identity,
+            peers=self.peers,
+            table=self.connections,
+            traffic=self.traffic,
+            admission=self.admission,
+            actions=self._actions,
+            settle=self._settle,
+            invite=self._invite,
+        )
         self._next_number = 1
         self._touched: dict[Peer, None] = {}  # an ordered set
         self._closing = False
@@ -124,7 +130,7 @@ class EndpointCore:
 
     @property
     def waits_to_serve(self) -> bool:
-        """Whether a peer was touched and `serve` has not come to it."""
+        """Whether `serve` has work: a peer was touched since its last turn."""
         return bool(self._touched)
 
     def serve(self, now_ns: int) -> bool:
@@ -151,6 +157,11 @@ class EndpointCore:
     def next_timer(self) -> int | None:
         """Return when `handle_timer` is due; None: never, as things are."""
         return self.agenda.next_timer()
+
+    @property
+    def refused(self) -> list[str]:
+        """The last refusals of peers, newest last, for people and tests."""
+        return self._greeting.refused
 
     @property
     def undelivered(self) -> bool:
@@ -191,7 +202,7 @@ class EndpointCore:
         return None if connection is None else connection.carrier.path_stats()
 
     def close(self, peer: Peer, reason: str, now_ns: int) -> None:
-        """End a peer's link in order; the peer is told with the next `serve`."""
+        """End a peer's link in order; the next `serve` says so to the peer."""
         self._actions.now_ns = now_ns
         peer.link.close(reason)
         self.touch(peer)
@@ -315,8 +326,7 @@ class EndpointCore:
         self._actions.now_ns = now_ns
         for peer in list(self.peers.values()):
             self._own(peer, peer.link.close, "endpoint closed")
-        while self.serve(now_ns):
-            pass
+        self._settle(now_ns)
         self._closed = True
         for connection in list(self.connections):
             self.traffic.close(connection, CLOSE_NORMAL, "endpoint closed")
@@ -341,6 +351,19 @@ class EndpointCore:
         self._next_number += 1
         self.peers[identity] = peer
         return peer
+
+    def _invite(self, identity: NodeIdentity) -> Peer | tuple[int, str]:
+        """Return a peer that nobody here asked for, or the code and the reason with which it is turned away."""
+        if self._closing or len(self.peers) >= self._settings.max_links:
+            return CLOSE_REFUSED, "no room for another link"
+        peer = self._new_peer(identity)
+        if not self._on_peer(peer):
+            peer.link.close("it could not be taken over")
+        return (CLOSE_GONE, peer.link.cause) if peer.link.ended else peer
+
+    def _settle(self, now_ns: int) -> None:
+        while self.serve(now_ns):
+            pass
 
     def _link_ended(self, peer: Peer) -> None:
         if self.peers.get(peer.identity) is peer:
@@ -470,9 +493,9 @@ class EndpointCore:
         while connection in self.connections and (event := carrier.next_event()) is not None:
             match event:
                 case Authenticated():
-                    self._authenticated(connection, event)
+                    self._greeting.authenticated(connection, event)
                 case ControlData():
-                    self.traffic.guard(connection, self._control, connection, event.data, now_ns)
+                    self.traffic.guard(connection, self._greeting.control, connection, event.data, now_ns)
                 case Closed():
                     self._ended(connection, event, now_ns)
         peer = connection.peer
@@ -501,102 +524,10 @@ class EndpointCore:
             if (at := connection.carrier.peer_address) is not None and at[:2] == address[:2]
         ]
 
-    # -- coming in -----------------------------------------------------------------------------------------------
-
-    def _authenticated(self, connection: Connection, event: Authenticated) -> None:
-        try:
-            self.admission.identify(connection, event)
-        except AuthenticationError as error:
-            address = connection.carrier.peer_address
-            text = "refused a peer at %s: %s"
-            self._actions.warning(text, address, error, peer=error.peer, link=connection.link_number)
-            self.refused = [*self.refused[1 - _MAX_REFUSED :], str(error)]
-            self.traffic.fail(connection, CLOSE_REFUSED, "refused", note=f"we refuse the peer: {error}")
-            return
-        if connection.peer is not None and self.connections.carries(connection):
-            connection.peer.link.connected()
-
-    def _control(self, connection: Connection, data: bytes, now_ns: int) -> None:
-        if connection.identity is None:
-            raise ProtocolError("control messages before authentication")
-        messages = connection.reader.feed(data)
-        connection.listened(now_ns, began=bool(messages))
-        for message in messages:
-            connection.pace.control(now_ns, ping=isinstance(message, Ping))
-            if not connection.greeted:
-                if not isinstance(message, Hello):
-                    raise ProtocolError("the first control message is not Hello")
-                if not self._hello(connection, connection.identity, message, now_ns):
-                    return
-            elif connection.peer is not None and self.connections.carries(connection):
-                connection.peer.link.control(message, now_ns)
-
-    def _hello(self, connection: Connection, identity: NodeIdentity, hello: Hello, now_ns: int) -> bool:
-        """Make this the connection of its link; False when it was refused."""
-        check_hello(hello)
-        peer = self._match(connection, identity, hello, now_ns)
-        if peer is None or not self._take_over(connection, peer, identity):
-            return False
-        self.admission.greeted(connection)
-        peer.fingerprint = connection.fingerprint
-        if connection.dialled:
-            peer.plan.worked()
-        peer.link.hello(hello, now_ns)
-        connection.carrier.attach(peer.link)
-        if self._actions.observed and not peer.link.ended:
-            address, count = connection.carrier.peer_address, peer.link.stats.connections
-            event = ConnectionUp(now_ns, str(identity), peer.number, address, connection.dialled, count)
-            self._actions.tell(event)
-        return True
-
-    def _match(self, connection: Connection, identity: NodeIdentity, hello: Hello, now_ns: int) -> Peer | None:
-        """Return the peer whose link a Hello means, made if it means none yet; None when it was refused."""
-        peer = connection.peer or self.peers.get(identity)
-        if peer is not None and (cause := newer(peer, hello)) is not None:
-            peer.link.lose(cause, now_ns=now_ns)
-            while self.serve(now_ns):
-                pass
-            if connection not in self.connections:
-                return None
-            peer = self.peers.get(identity)
-        if (reason := unwanted(peer, hello)) is not None:
-            self.traffic.fail(connection, CLOSE_GONE, reason)
-            return None
-        return peer or self._strange_peer(connection, identity)
-
-    def _strange_peer(self, connection: Connection, identity: NodeIdentity) -> Peer | None:
-        """Return a peer that nobody here asked for; None when it was refused."""
-        if self._closing or len(self.peers) >= self._settings.max_links:
-            self.traffic.fail(connection, CLOSE_REFUSED, "no room for another link")
-            return None
-        peer = self._new_peer(identity)
-        if not self._on_peer(peer):
-            peer.link.close("it could not be taken over")
-        if peer.link.ended:
-            self.traffic.fail(connection, CLOSE_GONE, peer.link.cause)
-            return None
-        return peer
-
-    def _take_over(self, connection: Connection, peer: Peer, identity: NodeIdentity) -> bool:
-        """Put this connection in the place of the link's previous one; False when that one stays."""
-        previous = self.connections.of(peer)
-        if previous is connection:
-            return True
-        if previous is not None:
-            if keeps_previous(previous, ours=self.identity, theirs=identity):
-                self.traffic.fail(connection, CLOSE_REPLACED, "both sides dialled")
-                return False
-            self.connections.detach(peer)
-            peer.link.disconnected()
-            self.traffic.close(previous, CLOSE_REPLACED, "replaced by another connection")
-        self.connections.attach(connection, peer)
-        peer.link.connected()
-        return True
-
     # -- ends of connections -------------------------------------------------------------------------------------
 
     def _failed(self, peer: Peer, code: int, reason: str) -> None:
-        """The connection of a peer's link was closed from here."""
+        """Go on without the connection of a peer's link, which was closed from here."""
         peer.violations += code == CLOSE_PROTOCOL
         if peer.violations > _MAX_VIOLATIONS:
             peer.link.lose(f"it breaks the protocol again and again: {reason}", now_ns=self._actions.now_ns)
@@ -604,7 +535,7 @@ class EndpointCore:
             self._detached(peer, reason)
 
     def _ended(self, connection: Connection, end: Closed, now_ns: int) -> None:
-        """A connection was closed by the peer, or by the carrier itself."""
+        """Go on without a connection that was closed by the peer, or by the carrier itself."""
         peer = self.traffic.ended(connection, end)
         if peer is None:
             return

@@ -294,7 +294,7 @@ class Link:
             raise DeadlineExceeded(text, peer=self._name, what="connecting", seconds=seconds) from None
 
     def close(self, reason: str) -> None:
-        """End the link; the peer is told `reason`. Pending transfers fail with LinkLost."""
+        """End the link. The peer hears `reason`; pending transfers fail with LinkLost."""
         self._host.close(self._peer, reason)
 
     def _touch(self) -> None:

@@ -26,8 +26,8 @@ FIRST_BACKOFF_NS = 50_000_000
 class Peer:
     """See the module's head.
 
-    on_app(data): a small message of the peer. on_state(state): the link's state or suspicion changed. Whoever holds
-    the link sets both before the peer can say anything; they must not raise.
+    on_app(data): a small message of the peer. on_state(state): the link's state or suspicion changed. The holder
+    of the link sets both before the peer can say anything; they must not raise.
 
     number: of the link, from 1 on; a later link has a greater one.
     attempts: connections dialled so far. violations: connections closed here because the peer broke the protocol.

@@ -279,7 +279,7 @@ class Endpoint:
         return self._core.path_stats(peer)
 
     def _safely(self, callback: Callable[..., object], *arguments: object) -> bool:
-        """What the layer above raises is its own fault, never the peer's, and must not stop our work."""
+        """Call the layer above. What it raises is its own fault, never the peer's, and must not stop our work."""
         try:
             callback(*arguments)
         except Exception as error:

@@ -129,7 +129,7 @@ _INFO, _WARNING, _ERROR = 20, 30, 40  # logging's numbers; a core does not impor
 class Actions:
     """The queue. now_ns: the time of the present call of the core. observed: whether anybody hears events.
 
-    Whoever builds an event looks at `observed` first, so that nothing is built for nobody.
+    Look at `observed` before an event is built, so that none is built for nobody.
     """
 
     def __init__(self, *, observed: bool, now_ns: int = 0) -> None:

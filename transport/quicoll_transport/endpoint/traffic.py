@@ -81,15 +81,15 @@ class Traffic:
 
     def guard(self, connection: Connection, work: Callable[..., object], *arguments: object) -> bool:
         """Run what hostile bytes can upset; whatever goes wrong ends this connection only."""
-        name, number = connection.peer_name, connection.link_number
-        who = connection.identity or "a stranger"
         try:
             work(*arguments)
         except ProtocolError as error:
+            who, name, number = connection.identity or "a stranger", connection.peer_name, connection.link_number
             self._actions.warning("connection of %s closed: %s", who, error, peer=name, link=number)
             self.fail(connection, CLOSE_PROTOCOL, str(error))
         except Exception as error:
             # aioquic asserts its way through some malformed input; the peer's bytes must not end our endpoint
+            who, name, number = connection.identity or "a stranger", connection.peer_name, connection.link_number
             text = "connection of %s closed after an unexpected error"
             self._actions.error(error, text, who, peer=name, link=number)
             self.fail(connection, CLOSE_PROTOCOL, "internal error")
@@ -102,7 +102,7 @@ class Traffic:
 
         Args:
             connection: It may have ended already.
-            code: CLOSE_*; the peer is told, and `reason` too.
+            code: CLOSE_*; the peer hears it, and `reason` too.
             reason: For people.
             note: What only we may know, in place of `reason`.
         """

@@ -32,7 +32,7 @@ Invariants (tests walk them):
     - a sequence is handed over at most once; what was acknowledged was verified;
     - bytes held for unposted messages never exceed credit_bytes; a peer that sends more breaks the protocol;
     - after LOST or CLOSED nothing is pending: every send and every posted receive has ended, with a cause;
-    - a failure is told at both ends, also when the connection dies between verdict and news.
+    - a failure is told at both ends, also when the connection dies before the news arrives.
 
 Reentrancy. Callbacks (on_done, on_app, on_state) are made when the core's own state is settled; they may call every
 method of the core, also those that end the link. They must not raise.
@@ -199,7 +199,7 @@ class LinkCore:
 
     @property
     def ended(self) -> bool:
-        """Whether the link is over: from the moment on in which it is decided, even while callbacks are told."""
+        """Whether the link is over: from the moment that decides it, even while callbacks still run."""
         return self.error is not None
 
     @property
@@ -255,12 +255,12 @@ class LinkCore:
             self._control(Ping(now_ns))
 
     def heard(self, now_ns: int) -> None:
-        """An authenticated packet of the peer arrived."""
+        """Note that something authenticated of the peer arrived."""
         self.detector.heard(now_ns)
         self._judge(now_ns)
 
     def unreachable(self, now_ns: int) -> None:
-        """The host says that nothing listens at the peer's address. While connecting, that is no news."""
+        """Note that the host says that nothing listens at the peer's address. While connecting, that is no news."""
         if self.state in (LinkState.UP, LinkState.DOWN):
             self.detector.unreachable(now_ns)
             self._judge(now_ns)
@@ -286,14 +286,14 @@ class LinkCore:
             self._end(LinkState.LOST, cause, LinkLost(cause, peer=self.peer, silent_for=silent_for))
 
     def close(self, reason: str) -> None:
-        """End the link in order (the shell tells the peer); everything pending ends with LinkLost."""
+        """End the link in order (the endpoint says so to the peer); everything pending ends with LinkLost."""
         if not self.ended:
             self._end(LinkState.CLOSED, reason, LinkLost(f"closed here: {reason}", peer=self.peer))
 
     def _end(self, state: LinkState, cause: str, error: LinkLost) -> None:
         self.cause = cause
         self.error = error
-        # First the pending work, then the news: whoever hears "lost" finds nothing half done.
+        # First the pending work, then the news: who hears "lost" finds nothing half done.
         self._outbox.end(error)
         self._inbox.end(error)
         self._become(state)
@@ -301,7 +301,7 @@ class LinkCore:
     # -- connections ---------------------------------------------------------------------------------------------
 
     def connected(self) -> None:
-        """A connection is authenticated: say Hello on it. The link is up when the peer's Hello arrives."""
+        """Say Hello on a connection that is authenticated. The link is up when the peer's Hello arrives."""
         self._connected = True
         remote = self.remote or LinkId(0, 0)
         app, received, released = self._inbox.receipts.acknowledge_all()
@@ -320,7 +320,7 @@ class LinkCore:
         )
 
     def disconnected(self) -> None:
-        """The connection is gone. What was on its way goes again on the next one."""
+        """Note that the connection is gone. What was on its way goes again on the next one."""
         self._connected = False
         self._actions.clear()
         self._outbox.disconnected()
@@ -329,7 +329,7 @@ class LinkCore:
             self._become(LinkState.DOWN)
 
     def hello(self, hello: Hello, now_ns: int) -> None:
-        """The peer's Hello on the current connection; the endpoint has matched the identities.
+        """Take the peer's Hello on the current connection; the endpoint has matched the identities.
 
         Raises ProtocolError, having changed nothing, when it cannot be true.
         """
@@ -382,7 +382,7 @@ class LinkCore:
         self._outbox.cancel(message, ended=self.ended)
 
     def send_app(self, data: bytes) -> None:
-        """A small message of the layer above: in order, exactly once, survives reconnections.
+        """Queue a small message of the layer above: in order, exactly once, survives reconnections.
 
         Raises LinkLost when the link has ended, MessageRefused when it is too large or too many wait for the peer.
         """
@@ -411,21 +411,21 @@ class LinkCore:
             self._inbox.discard(prefix)
 
     def message_begin(self, header: Header) -> Inflow | None:
-        """A message's header arrived. The Inflow to fill, or None when it is not wanted (stop its stream)."""
+        """Take a message's header; return the Inflow to fill, or None when it is not wanted (stop its stream)."""
         return None if self.ended else self._inbox.message_begin(header)
 
     def message_end(self, inflow: Inflow) -> None:
-        """All bytes of the stream arrived."""
+        """Note that all bytes of the message arrived."""
         self._inbox.message_end(inflow)
 
     def message_reset(self, inflow: Inflow) -> None:
-        """The peer reset the stream (it cancels, or will send again); a Cancel or another attempt follows."""
+        """Note that the peer gave the message up; a Cancel or another attempt follows."""
         self._inbox.message_reset(inflow)
 
     # -- control messages ----------------------------------------------------------------------------------------
 
     def control(self, message: Control, now_ns: int) -> None:
-        """One control message other than Hello. Raises ProtocolError for what the peer may not say."""
+        """Take one control message other than Hello. Raises ProtocolError for what the peer may not say."""
         if self.ended:
             return
         match message:
@@ -456,7 +456,7 @@ class LinkCore:
     # -- output --------------------------------------------------------------------------------------------------
 
     def poll(self) -> LinkAction | None:
-        """The next thing for the shell to do, or None. Acknowledgements are gathered until here."""
+        """Return the next thing to do, or None. Acknowledgements are gathered until here."""
         if not self._actions and self.state is LinkState.UP:
             self._inbox.receipts.acknowledge()
         return self._actions.popleft() if self._actions else None

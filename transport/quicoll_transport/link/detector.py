@@ -89,7 +89,7 @@ class DetectorConfig:
     def from_lost_after(
         cls, lost_after_ns: int | None, *, floor_ns: int = LOST_FLOOR_NS, ceiling_ns: int = LOST_CEILING_NS
     ) -> DetectorConfig:
-        """The usual proportions: suspicion at 45 %, eight heartbeats, a stall is a quarter. None: `adaptive`."""
+        """Return the usual proportions: suspicion at 45 %, eight heartbeats, a stall is a quarter. None: `adaptive`."""
         if lost_after_ns is None:
             return cls.adaptive(floor_ns=floor_ns, ceiling_ns=ceiling_ns)
         return cls(*_proportions(lost_after_ns))
@@ -168,7 +168,7 @@ class Detector:
             self.verdict = Liveness.ALIVE
 
     def pong(self, sent_ns: int, now_ns: int) -> None:
-        """The heartbeat that was sent at `sent_ns` is answered."""
+        """Note that the heartbeat of `sent_ns` was answered."""
         self.heard(now_ns)
         # After a stall of ours, answers were read late; that says nothing of the peer. They are read before the timer.
         if sent_ns < self._stalled_ns or now_ns - self._due_ns > self.stall_after_ns:
@@ -190,7 +190,7 @@ class Detector:
         self._ping_ns = min(self._ping_ns, now_ns + self.ping_every_ns)
 
     def unreachable(self, now_ns: int) -> None:
-        """The host reported that nothing listens at the peer's address (ICMP port or host unreachable)."""
+        """Note that the host reported that nothing listens at the peer's address (ICMP port or host unreachable)."""
         if self._unreachable == 0:
             self._unreachable_since_ns = now_ns
         self._unreachable += 1

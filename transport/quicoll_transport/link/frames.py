@@ -80,7 +80,7 @@ def checksum(data: bytes | bytearray | memoryview) -> int:
 
 
 def channel_tag(channel: int, counter: int) -> bytes:
-    """The tag of the message number `counter` of a channel: CHANNEL_TAG_SIZE bytes, which no caller's tag has."""
+    """Return the tag of message `counter` of a channel: CHANNEL_TAG_SIZE bytes, which no caller's tag has."""
     return _CHANNEL_TAG.pack(channel, counter)
 
 
@@ -316,7 +316,7 @@ class ControlReader:
         return 4 + int.from_bytes(self._buffer[:4], "big")
 
     def feed(self, data: bytes | memoryview) -> list[Control]:
-        """The messages completed by `data`; raises ProtocolError at the first malformed one."""
+        """Return the messages completed by `data`; raises ProtocolError at the first malformed one."""
         self._buffer += data
         messages: list[Control] = []
         start = 0

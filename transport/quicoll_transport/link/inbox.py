@@ -168,7 +168,7 @@ class Inbox:
         return tuple((s, self._inflows[s].filled) for s in sorted(self._inflows) if self._inflows[s].paused)
 
     def disconnected(self) -> None:
-        """What was on its way is paused, the fullest first; the rest comes again, and is offered again."""
+        """Pause what was on its way, the fullest first; the rest comes again, and is offered again."""
         self._offers.clear()
         self._offer_tags.clear()
         self._granted.clear()
@@ -188,7 +188,7 @@ class Inbox:
             self._end_inflow(inflow)
 
     def end(self, error: TransportError) -> None:
-        """The link has ended: nothing is pending afterwards, and nothing is written any more."""
+        """End with the link: nothing is pending afterwards, and nothing is written any more."""
         self.disconnected()
         for inflow in self._inflows.values():
             self._end_inflow(inflow)
@@ -234,7 +234,7 @@ class Inbox:
         sequence = cancel.sequence
         self.receipts.cancelled(sequence)
         if sequence in self.receipts:
-            self.receipts.again(sequence)  # it had arrived; whoever takes it releases its credit
+            self.receipts.again(sequence)  # it had arrived; what takes it releases its credit
             return
         if cancel.eager > self._credit_bytes:
             raise ProtocolError(
@@ -377,7 +377,7 @@ class Inbox:
             self._complete(posted, error)
         elif header.tag in self._held:
             self._release(header)
-        else:  # whoever posts a buffer for it later must learn that it will not come; until then it costs its credit
+        else:  # a buffer posted for it later must learn that it will not come; until then it costs its credit
             self._hold(header)
             self._held[header.tag] = UnclaimedMessage(header, memoryview(b""), error)
 
@@ -451,7 +451,7 @@ class Inbox:
             self.held_bytes -= inflow.header.length + MESSAGE_COST
 
     def _is_past(self, tag: bytes) -> bool:
-        """Whether this is a channel's message whose place was taken before, by itself or by a void one."""
+        """Return whether this is a channel's message whose place was taken before, by itself or by a void one."""
         place = channel_of(tag)
         return place is not None and place[1] < self._taken.get(place[0], 0)
 

@@ -94,7 +94,7 @@ class Outgoing:
         ).encode()
 
     def rest(self) -> memoryview:
-        """What of the payload follows the header."""
+        """Return what of the payload follows the header."""
         return self.payload[self.offset :]
 
 
@@ -234,7 +234,7 @@ class Outbox:
         self._open = False
 
     def resume(self, hello: Hello) -> None:
-        """The peer's Hello: settle what it has, say and send the rest again. Raises ProtocolError, changing nothing."""
+        """Take the peer's Hello: settle what it has, send the rest again. Raises ProtocolError, changing nothing."""
         arrived = Ranges(hello.received)
         if (
             hello.app > self._app_next
@@ -286,7 +286,7 @@ class Outbox:
         self.pump()
 
     def end(self, error: TransportError) -> None:
-        """The link has ended: nothing is pending afterwards."""
+        """End with the link: nothing is pending afterwards."""
         self._open = False
         outgoing, self._outgoing = list(self._outgoing.values()), {}
         self._queue.clear()
@@ -367,7 +367,7 @@ class Outbox:
                 self._offer(message)
 
     def _told(self, sequence: int) -> Outgoing | None:
-        """The message that the peer speaks of; None for one that is over. Raises for one that it cannot know."""
+        """Return the message that the peer speaks of; None for one that is over. Raises for one that it cannot know."""
         message = self._outgoing.get(sequence)
         if sequence >= self._next or (message is not None and message.state is SendState.QUEUED):
             raise ProtocolError(f"the peer speaks of message {sequence}, which was not sent", peer=self._peer)

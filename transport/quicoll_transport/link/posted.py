@@ -92,7 +92,7 @@ class Discards:
 
 
 def is_of_caller(tag: bytes) -> bool:
-    """Whether a tag was chosen by a caller, and does not name a place in a channel."""
+    """Return whether a tag was chosen by a caller, and does not name a place in a channel."""
     return len(tag) != CHANNEL_TAG_SIZE
 
 

@@ -57,7 +57,7 @@ class Receipts:
         self._fresh.add(sequence)
 
     def rejected(self, sequence: int, verdict: RefuseMessage | Nack, *, most_gaps: int) -> None:
-        """It will not be taken; the sender is told until it has heard. Raises ProtocolError, as `verified`."""
+        """It will not be taken; it is said again until the sender has heard it. Raises ProtocolError, as `verified`."""
         if len(self._rejected) >= MAX_VERDICTS:
             raise ProtocolError("the peer does not take our refusals", peer=self._peer)
         self._rejected[sequence] = verdict

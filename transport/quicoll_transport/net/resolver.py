@@ -26,7 +26,7 @@ from concurrent.futures import Future
 from quicoll_transport.errors import AddressError
 from quicoll_transport.net.addresses import Address, canonical
 
-__all__ = ["MOST", "Resolver", "numeric", "resolve_all", "scope_of"]
+__all__ = ["MOST", "Resolver", "resolve_all", "scope_of"]
 
 MOST = 64
 
@@ -116,15 +116,3 @@ async def resolve_all(
     finally:
         for task in tasks:
             task.cancel()
-
-
-def numeric(addresses: Sequence[Address]) -> tuple[list[Address], list[str]]:
-    """Like `resolve_all`, at once, for addresses without names."""
-    found: list[Address] = []
-    failed: list[str] = []
-    for address in addresses:
-        try:
-            found.append(canonical(address, scope_of))
-        except AddressError as error:
-            failed.append(str(error))
-    return found, failed

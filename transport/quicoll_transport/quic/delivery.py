@@ -26,7 +26,7 @@ _LEAST_BYTES = 64 * 1024  # what one slice of a message may hold up
 
 
 class DeliveryRate:
-    """Fed by whoever sends, whenever it has looked for more to send."""
+    """Fed by the sender, each time it has looked for more to send."""
 
     def __init__(self) -> None:
         self._samples: deque[int] = deque(maxlen=_SAMPLES)

@@ -53,7 +53,7 @@ class Gate:
         return is_unauthenticated_initial(data)
 
     def rotate(self, credentials: Credentials) -> None:
-        """Show these from the next session on. Tokens stay good: whoever has one has shown its address, no more."""
+        """Show these from the next session on. Tokens stay good: they only prove an address."""
         self._quic = configuration(credentials, self._config, is_client=False)
         self._quic.quic_logger = self._qlog
 

@@ -2,7 +2,7 @@
 
 The format is qlog 0.3 (draft-ietf-quic-qlog-main-schema-02) as aioquic writes it; qvis and other readers take it.
 aioquic puts three secrets into its traces that this module leaves out: stateless reset tokens (RFC 9000 section
-10.3; whoever has one can end the connection), address validation tokens, and the data of path challenges. TLS keys
+10.3; they can end the connection), address validation tokens, and the data of path challenges. TLS keys
 are in no trace.
 
 Bounds: the last `events` events of a connection are kept in memory, and of the files that this process has written

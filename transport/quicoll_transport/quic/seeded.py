@@ -1,6 +1,6 @@
 """Every source of chance and of wall-clock time below the links, from a function: so that a simulation repeats itself.
 
-For simulations and fuzzing only: whoever knows the seed has every key. While `entropy` is active, the names in SOURCES
+For simulations and fuzzing only: who knows the seed has every key. While `entropy` is active, the names in SOURCES
 stand for objects that ask the given function; afterwards for what they were. They are names of this whole process, so
 at most one is active at a time and no endpoint that serves anybody may run beside it.
 
@@ -138,7 +138,7 @@ def examine() -> None:
 
 
 def _replacements(draw: Entropy, wall_clock: Callable[[], datetime] | None) -> list[object]:
-    """What stands for each of SOURCES, in their order."""
+    """Return what stands for each of SOURCES, in their order."""
     chance = _Instead(os, urandom=draw)
     curves = {"x25519": _Instead(x25519, X25519PrivateKey=_Exchange(x25519.X25519PrivateKey, 32, draw))}
     curves["x448"] = _Instead(x448, X448PrivateKey=_Exchange(x448.X448PrivateKey, 56, draw))

@@ -1,7 +1,7 @@
 """The self-check: whether this aioquic is the one that we examined, proved by handshakes in memory before any work.
 
-Security rests on private parts of it. The canary tests say of all of them to whoever upgrades that they still mean what
-we think; this check says of those which matter most to whoever runs it.
+Security rests on private parts of it. The canary tests show, at each upgrade, that all of them still mean what we
+think; this check shows it at run time for those that matter most.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def check_foundation() -> None:
 
 
 def _serves_in_order(connection: PatchedConnection, *, now_ns: int) -> bool:
-    """Whether streams that one packet served stand in the order in which they were served (connection.ServiceQueue)."""
+    """Return whether streams that one packet served stand in the order of service (patched.ServiceQueue)."""
     streams = [connection.get_next_available_stream_id(is_unidirectional=True) + 4 * i for i in range(_STREAMS)]
     for stream_id in streams:
         connection.send_stream_data(stream_id, b"x")

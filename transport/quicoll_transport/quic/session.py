@@ -78,7 +78,7 @@ class _Inbound:
 
 
 def _after(at: float) -> int:
-    """The nanosecond after a time of the QUIC library's, which counts in floats.
+    """Return the nanosecond after a time of the QUIC library's, which counts in floats.
 
     Late rather than early, and late enough: it declares a packet lost where `sent <= now - delay`, and wakes for that
     at `sent + delay`. The difference may be a rounding error short of what was added (with delays of 9/8 of a round
@@ -121,7 +121,7 @@ class Session:
         self._open: dict[int, _Feed] = {}
         self._delivery = DeliveryRate()
         self._acknowledged = 0  # bytes of messages, when slices were last given to QUIC
-        self.bytes_fed = 0  # payload bytes given to QUIC, for whoever measures what was sent again
+        self.bytes_fed = 0  # payload bytes given to QUIC, to measure what was sent again
         self._last_received: float | None = None
         self.key_updates = 0  # of both sides together
         self._key_packets = config.key_packets
@@ -162,7 +162,7 @@ class Session:
     def _receive(self, data: bytes, address: Address, now_ns: int) -> None:
         self._quic.receive_datagram(data, address, now_ns / 1e9)
         if isinstance(self._quic, PatchedConnection) and self._quic.forged_packets >= self._forged_packets:
-            # No fault of the peer: whoever forges is somebody else, so the link may be resumed.
+            # No fault of the peer: somebody else forges, so the link may be resumed.
             self._quic.close(error_code=QuicErrorCode.AEAD_LIMIT_REACHED, reason_phrase="too many forged packets")
         self._watch_keys(self._quic._packet_number)
         received = self._quic._spaces[tls.Epoch.ONE_RTT].largest_received_time if self._quic._spaces else None

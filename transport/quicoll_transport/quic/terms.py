@@ -91,7 +91,7 @@ def _demand_congestion(name: str) -> None:
 
 
 def destination_cid(data: bytes) -> bytes | None:
-    """The connection id that a datagram is for, or None when it is no QUIC packet of ours (RFC 8999)."""
+    """Return the connection id that a datagram is for, or None when it is no QUIC packet of ours (RFC 8999)."""
     if not data:
         return None
     if data[0] & 0x80:
@@ -102,12 +102,12 @@ def destination_cid(data: bytes) -> bytes | None:
 
 
 def is_unauthenticated_initial(data: bytes) -> bool:
-    """Whether a datagram starts with a QUIC v1 Initial packet: the only kind that may make us keep anything."""
+    """Return whether a datagram starts with a QUIC v1 Initial packet: the only kind that may make us keep anything."""
     return len(data) > 4 and data[0] & 0xF0 == 0xC0 and data[1:5] == b"\x00\x00\x00\x01"
 
 
 def error_name(code: int) -> str:
-    """A readable name of a close code."""
+    """Return a readable name of a close code."""
     ours = {
         CLOSE_NORMAL: "closed",
         CLOSE_REFUSED: "refused",
