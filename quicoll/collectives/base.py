@@ -54,13 +54,13 @@ class GroupView:
 
 
 def even_rows(rows: int, world: int) -> tuple[int, ...]:
-    """ceil(rows / world) for each rank as long as there are any: the last ones may get fewer, or none."""
+    """Divide rows evenly: ceil(rows / world) for each rank while there are any; the last may get fewer, or none."""
     each = -(-rows // world)
     return tuple(max(0, min(each, rows - each * rank)) for rank in range(world))
 
 
 def rows_given(counts: Sequence[int] | None, rows: int, world: int) -> tuple[int, ...]:
-    """The caller's `counts`, checked to be `rows` in all, or `even_rows`. Raises LocalError."""
+    """Return the caller's `counts`, checked to be `rows` in all, or `even_rows`. Raises LocalError."""
     if counts is None:
         return even_rows(rows, world)
     try:
@@ -73,7 +73,7 @@ def rows_given(counts: Sequence[int] | None, rows: int, world: int) -> tuple[int
 
 
 def rows_text(rows: Sequence[int]) -> str:
-    """How a call divides rows, for an audit; of many a digest stands for the rest. "" where that is `even_rows`."""
+    """Return for an audit how a call divides rows; of many a digest stands for the rest. "" where it is `even_rows`."""
     if not rows or tuple(rows) == even_rows(sum(rows), len(rows)):
         return ""
     text = ",".join(map(str, rows))

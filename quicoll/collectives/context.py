@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -71,6 +72,7 @@ class Pending(Generic[T]):
         """
         if not isinstance(self.future, concurrent.futures.Future):
             raise LocalError("this operation was issued on an event loop: await it there")
+        self._context.demand_own_process()
         return self.future.done() or self._context.runtime.wait(self.future, timeout)
 
     def settle(self) -> bool:
@@ -122,6 +124,7 @@ class CallContext:
         self.step: int | None = None
         self.auditor: Auditor | None = None
         self.lock = threading.RLock()
+        self._pid = os.getpid()
         self._ids: dict[int, str] = {}  # of the present view's groups and channels, and what they are the ids of
         self._splits: dict[int, int] = {}  # by group: how often it has been split in the present view
         self._results: dict[tuple[int, int], bytes] = {}
@@ -185,6 +188,7 @@ class CallContext:
             asyncio.get_running_loop()
         except RuntimeError:
             raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
+        self.demand_own_process()
         pending = self._issue(operation, timeout, self.runtime.call)
         if pending.entry is not None:
             # Whether or not anybody awaits it.
@@ -193,6 +197,7 @@ class CallContext:
 
     def submit(self, operation: Operation[T], timeout: float | None) -> Pending[T]:
         """Start an operation from any thread but the engine's; no event loop is needed. As `issue` otherwise."""
+        self.demand_own_process()
         with self.lock:
             while self._unsettled and self._unsettled[0].settle():
                 self._unsettled.popleft()
@@ -200,6 +205,13 @@ class CallContext:
             if pending.entry is not None:
                 self._unsettled.append(pending)
         return pending
+
+    def demand_own_process(self) -> None:
+        """Raise LocalError in the child of a fork, where the lock may be held by a thread that is not there."""
+        if os.getpid() != self._pid:
+            raise LocalError(
+                "this process is a fork of the one that joined, whose engine it does not have; join in the child"
+            )
 
     def _issue(
         self,

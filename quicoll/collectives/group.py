@@ -66,7 +66,7 @@ class Group:
 
     @property
     def world_size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return self._context.world_size if self._scope.ranks is None else len(self._scope.ranks)
 
     @property
@@ -76,13 +76,13 @@ class Group:
 
     @property
     def name(self) -> str:
-        """ "" for all ranks; of a sub-group the splits that led to it, "number:color", joined by "/". Operations of a
-        sub-group are named after it: "all_reduce#3@0:1"."""
+        """The splits that led to a sub-group, "number:color", joined by "/"; "" for the group of all ranks. Operations
+        of a sub-group are named after it: "all_reduce#3@0:1"."""
         return self._scope.name
 
     @property
     def stale(self) -> bool:
-        """Whether the group belongs to another view than the present one, so that it has to be split anew."""
+        """True once the present view is another one than that of the group, which then has to be split anew."""
         return self._scope.view_id not in (None, self._context.view.view_id)
 
     def shards(self, total: int) -> Shards:

@@ -1,7 +1,7 @@
-"""How a group is divided: who goes where (`divide`), and the identity of what comes of it (`Scope`, `derived_id`).
+"""Division of a group: which rank goes where (`divide`), and the identity of what comes of it (`Scope`, `derived_id`).
 
     split of a group    every member brings (color, key). Those of one color are a sub-group, in the order of (key, rank
-                        in the group that is split); who brings no color is in none. The meaning is that of
+                        in the group that is split); a member without a color is in none. The meaning is that of
                         MPI_Comm_split (MPI 4.1, 7.4.2).
     sub-group           ranks of one view, numbered from 0 anew. It is split like any other group.
 
@@ -31,7 +31,7 @@ Failure. Whatever breaks an operation of a sub-group ends the view, for ranks ou
 commit a step with ranks that cannot.
 
 A sub-group belongs to the view in which it was made. Ranks are numbered anew in the next one, some may be gone and
-others new; who is in which sub-group is for the program to say again, which alone knows what the division is for.
+others new; only the program knows what the division is for, so it has to say again which rank is in which sub-group.
 Using it in another view is a LocalError. (`job.group` follows the job: "all ranks" means something in every view.)
 
 The vote of a step. Results that are equal on all ranks have one digest, which all votes have in common. Results of a
@@ -59,12 +59,12 @@ _DERIVED = 1 << 61  # set in every derived id: clear of the few that are given
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Who a group is.
+    """The identity of a group.
 
     name: "" for all ranks; of a sub-group the splits that led to it, "number:color", joined by "/".
     ranks: of the view, by rank in the group; None: all, in every view. rank: this rank's number in it, where there are
     `ranks`. view_id: the view that it belongs to; None: any.
-    watched: whether who comes late to its operations is of interest.
+    watched: whether a rank that comes late to its operations is a straggler.
     """
 
     group_id: int
@@ -76,7 +76,7 @@ class Scope:
 
     @property
     def depth(self) -> int:
-        """How many splits led to it."""
+        """The number of splits that led to it."""
         return self.name.count(":")
 
     def sub(self, number: int, color: int, ranks: tuple[int, ...], rank: int, *, view_id: int) -> Scope:
@@ -90,7 +90,13 @@ STATE = Scope(1, "state", watched=False)  # the library's own, when a view begin
 
 
 def divide(chosen: Sequence[tuple[int | None, int]]) -> dict[int, tuple[int, ...]]:
-    """By color, ascending: the ranks that chose it, in the order of (key, rank). chosen: (color, key) by rank."""
+    """Divide ranks by color.
+
+    Args:
+        chosen: (color, key) of each rank, by rank; the color may be None.
+    Returns:
+        The ranks that chose each color, in the order of (key, rank); by color, ascending.
+    """
     members: dict[int, list[tuple[int, int]]] = {}
     for rank, (color, key) in enumerate(chosen):
         if color is not None:
@@ -99,10 +105,18 @@ def divide(chosen: Sequence[tuple[int | None, int]]) -> dict[int, tuple[int, ...
 
 
 def derived_id(parent: int, *what: str | int) -> int:
-    """The id of what belongs to a group: a sub-group, or the messages from one of its ranks to another."""
+    """Derive the id of what belongs to a group: a sub-group, or the messages from one of its ranks to another.
+
+    Args:
+        parent: The id of the group.
+        what: Tells it apart from all else that belongs to the group.
+    Returns:
+        The id, clear of those that are given.
+    """
     state = blake2b("\0".join(map(str, (parent, *what))).encode(), digest_size=8)
     return _DERIVED | int.from_bytes(state.digest(), "big") >> 3
 
 
 def is_derived(group_id: int) -> bool:
+    """Return whether the id was derived: of a sub-group, or of messages between two ranks."""
     return bool(group_id & _DERIVED)

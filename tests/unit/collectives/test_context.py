@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
@@ -167,6 +168,37 @@ def test_threads_that_issue_at_once_take_one_place_after_the_other() -> None:
     for seq, future in enumerate(desk.runtime.futures):
         desk.end(by_future[id(future)], seq)
     assert desk.context.settle() == 0
+
+
+def test_the_child_of_a_fork_is_refused_whatever_the_parent_was_doing() -> None:
+    desk = Desk()
+    pending = desk.submit()
+    desk.end(pending, 0)
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with desk.context.lock:
+            held.set()
+            go_on.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            for call in (desk.submit, BlockingHandle(pending).wait):
+                with pytest.raises(LocalError, match="a fork of the one that joined"):
+                    call()
+            os.write(write, b"refused")
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as said:
+        assert said.read() == "refused"
+    os.waitpid(child, 0)
+    go_on.set()
+    thread.join()
 
 
 def test_an_event_loop_is_needed_to_issue_and_none_to_submit() -> None:
