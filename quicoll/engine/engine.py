@@ -15,7 +15,6 @@ coordinator_link.py and peer_links.py. A link that ends breaks the communicator 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,9 +23,10 @@ from quicoll.deadlines import Deadlines
 from quicoll.engine.communicator import Communicator
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.engine.decisions import Decision, StepOutcomes, ViewEnds
+from quicoll.engine.failures import error_of_end, failed_node, kind_of
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.engine.peer_links import PeerLinks
-from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerError, QuicollError
+from quicoll.errors import LocalError, Partitioned, PeerError, QuicollError
 from quicoll.membership.coordinator.service import NODE as COORDINATOR_NODE
 from quicoll.membership.member.actions import (
     Activate,
@@ -41,7 +41,7 @@ from quicoll.membership.member.actions import (
     TellCoordinator,
 )
 from quicoll.membership.member.core import MemberCore
-from quicoll.membership.messages import FailureKind, clip
+from quicoll.membership.messages import clip
 from quicoll.observability.stragglers import Stragglers
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
@@ -69,10 +69,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-log = logging.getLogger("quicoll")
-
 _EARLY_ANNOUNCES = 65536  # for views that are not at work here yet
-_KINDS: dict[FailureKind, type[QuicollError]] = {"mismatch": Mismatch, "corrupted": Corrupted}
 
 
 class Engine:
@@ -571,10 +568,7 @@ class Engine:
             return
         for node in action.lost:
             self._lost.setdefault(node, action.cause)
-        kind = Partitioned if action.partitioned else _KINDS.get(action.kind, PeerError)
-        failed = action.culprit or (action.lost[0] if action.lost else "")
-        rank = communicator.view.rank_of(failed)
-        communicator.end(kind(action.cause, rank=rank, node=failed, view=action.view_id, lost=action.lost))
+        communicator.end(error_of_end(communicator.view, action))
         if communicator.end_error is not None:
             self._ends.keep(action.view_id, communicator.end_error)
         self.observers.emit("view_ended", view=action.view_id, cause=action.cause, lost=list(action.lost))
@@ -582,12 +576,13 @@ class Engine:
 
     def _on_communicator_failure(self, view: View, error: QuicollError, ranks: tuple[int, ...]) -> None:
         """The communicator broke from inside: the coordinator has to end the view for everybody."""
-        kind: FailureKind = next((name for name, known in _KINDS.items() if isinstance(error, known)), "failed")
-        node = error.node if error.rank is None else view.members[error.rank].node
-        if not node and isinstance(error, LocalError):
-            node = self.config.node
-        nodes = [view.members[rank].node for rank in ranks]
-        self._member.failed(clip(error.message), culprit=node, kind=kind, blamed=nodes, now_ns=self._now_ns())
+        self._member.failed(
+            clip(error.message),
+            culprit=failed_node(view, error, self.config.node),
+            kind=kind_of(error),
+            blamed=[view.members[rank].node for rank in ranks],
+            now_ns=self._now_ns(),
+        )
         view_id = self._communicator.view.view_id if self._communicator is not None else 0
         self.steps.broke(view_id, error.message, tuple(sorted(self._lost)))
         self._work()
