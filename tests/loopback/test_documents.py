@@ -31,7 +31,7 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "certs" / "README.md",
     *sorted((ROOT / "examples").rglob("README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
 
@@ -91,7 +91,10 @@ def scenarios(head: str) -> Run:
     return run
 
 
+# A step takes its time, as any real one: ranks that do nothing but commit would do thousands of steps while they wait
+# for one that is away.
 TRAIN = """
+import asyncio
 import numpy as np
 import quicoll
 
@@ -100,6 +103,7 @@ async def train(job, done):
     while not done():
         try:
             async with job.step():
+                await asyncio.sleep(0.1)
                 await job.group.all_reduce(np.ones(3))
         except quicoll.StepAborted:
             pass
