@@ -214,7 +214,7 @@ class ThreadRuntime:
         self._fail_calls(LocalError(f"{blocked}; observers must be quick", usable=False))
 
     def _whereabouts(self) -> str:
-        frame = sys._current_frames().get(self._thread.ident or 0)
+        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001 - there is no public way to another thread's frame
         if frame is None:
             return ""
         code = frame.f_code

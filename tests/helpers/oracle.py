@@ -72,13 +72,18 @@ def cases(world: int, turn: int = 0) -> Iterator[Case]:
     """turn: where the turns begin; another one gives other shapes and algorithms to the same operations and types."""
     turn += world
     for name, op, dtype in DEFINED:
-        counts = sorted({1, world, world + 1, 8, 2 * world + 3})
-        every = list(product(SHAPES, counts, REDUCTIONS[name], PRECISIONS, LAYOUTS))
-        every = [axes for axes in every if is_defined(op, dtype, axes[3]) and (axes[0] or name != "reduce_scatter")]
+        every = _axes(name, tuple(each for each in PRECISIONS if is_defined(op, dtype, each)), world)
         for _ in range(min(DEPTH, len(every))):
             turn += 1
             # Steps of a prime: neighbours in turn differ in every axis, and none comes twice within one round.
             yield Case(name, op, dtype, *every[turn * 1009 % len(every)], turn)
+
+
+@lru_cache(maxsize=64)
+def _axes(name: str, precisions: tuple[str, ...], world: int) -> list[tuple[tuple[int, ...], int, str, str, str]]:
+    counts = sorted({1, world, world + 1, 8, 2 * world + 3})
+    every = product(SHAPES, counts, REDUCTIONS[name], precisions, LAYOUTS)
+    return [axes for axes in every if axes[0] or name != "reduce_scatter"]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -111,9 +116,11 @@ def patterns(dtype: str, count: int, rng: np.random.Generator) -> Array:
     if form.infinite and form.digits > 3:
         special.append(form.top + 1)  # a NaN that is not the one
     drawn = rng.choice(np.array([*special, *(sign | bits for bits in special)], f"u{size}"), count)
-    near = [form.encode(float(value)) for value in np.ldexp(rng.standard_normal(count), rng.integers(-4, 4, count))]
+    # Any conversion will do: these are inputs, and what it makes of a number is what both sides begin with.
+    near = torch.from_numpy(np.ldexp(rng.standard_normal(count), rng.integers(-4, 4, count)))
+    near_bits = near.to(getattr(torch, COMPLEX.get(dtype, dtype))).view(getattr(torch, f"int{8 * size}")).numpy()
     pick = rng.random(count)
-    found = np.where(pick < 0.25, anything, np.where(pick < 0.4, drawn, np.array(near, f"u{size}")))
+    found = np.where(pick < 0.25, anything, np.where(pick < 0.4, drawn, near_bits.view(f"u{size}")))
     return np.where(np.arange(count) % 5 == 2, rng.choice(np.array([0, sign], f"u{size}"), count), found)
 
 

@@ -23,13 +23,13 @@ SITES = ("north", "north", "south", "south")
 
 ONCE: dict[str, Callable[[Job], Any]] = {
     **{
-        f"all_reduce {algorithm}": lambda job, how=algorithm: job.group.all_reduce(np.ones(20_000), algorithm=how)
+        f"all_reduce {algorithm}": lambda job, how=algorithm: job.group.all_reduce(np.ones(5_000), algorithm=how)
         for algorithm in ("direct", "tree", "hierarchical", "exchange")
     },
-    "broadcast": lambda job: job.group.broadcast(np.ones(20_000), root=1),
-    "all_gather": lambda job: job.group.all_gather(np.ones(5_000 + job.rank)),
-    "scatter": lambda job: job.group.scatter(np.ones((20, 1000)), root=2),
-    "all_to_all": lambda job: job.group.all_to_all(np.ones((12, 1000))),
+    "broadcast": lambda job: job.group.broadcast(np.ones(5_000), root=1),
+    "all_gather": lambda job: job.group.all_gather(np.ones(2_000 + job.rank)),
+    "scatter": lambda job: job.group.scatter(np.ones((20, 250)), root=2),
+    "all_to_all": lambda job: job.group.all_to_all(np.ones((12, 250))),
     "barrier": lambda job: job.group.barrier(),
     "objects": lambda job: job.group.all_gather_object("x" * 10_000),
 }

@@ -30,6 +30,7 @@ SEED = int(os.environ.get("QUICOLL_FUZZ_SEED", "1"))
 SLICES = 3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60 + INPUTS / 50)
 @pytest.mark.parametrize("number", range(SLICES))
 def test_endpoints_live_and_honest_links_work_whatever_the_others_send(number: int) -> None:
@@ -44,6 +45,7 @@ def test_endpoints_live_and_honest_links_work_whatever_the_others_send(number: i
     assert min(tally.datagrams, tally.controls, tally.headers, tally.connections, tally.served, tally.honest) > 0
 
 
+@pytest.mark.slow
 def test_an_episode_repeats_itself() -> None:
     tallies = [Tally(), Tally()]
     for tally in tallies:
@@ -71,6 +73,7 @@ def test_the_oracle_notices_an_exception_of_our_own_on_a_peers_bytes(monkeypatch
         run_episode(7, 0, 3000, Tally())
 
 
+@pytest.mark.slow
 def test_the_oracle_notices_a_dialler_that_takes_whoever_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_until_another_member_answers() -> None:
         for number in range(20):  # every third episode has one; the first does, as this is written

@@ -194,6 +194,7 @@ def source(number: int) -> Address:
 # -- strangers -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60 + FLOOD / 100)
 def test_ten_thousand_half_open_handshakes_neither_stop_the_honest_link_nor_keep_newcomers_out(run: Run) -> None:
     """Each of a source of its own that has shown its address, 4000 in a second. QUICOLL_FLOOD=100000 sends more."""
@@ -229,6 +230,7 @@ def test_ten_thousand_half_open_handshakes_neither_stop_the_honest_link_nor_keep
     run(test)
 
 
+@pytest.mark.slow
 def test_half_open_handshakes_take_bounded_memory_and_expire(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Traced: what EndpointConfig says of a place holds. --log-cli-level=INFO shows the figures."""
     forge, places = Forge(), 64
@@ -479,6 +481,7 @@ def talk(link: Link) -> None:
         link.send_app(bytes(10_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["acknowledges nothing", "grants nothing"])
 def test_a_member_that_never_reads_costs_bounded_memory_and_no_wait_without_an_end(run: Run, kind: str) -> None:
     """It goes on talking, so it is not lost; what is sent to it ends by the sender's deadlines."""

@@ -437,6 +437,7 @@ async def test_closing_with_a_backlog_leaves_no_timer_behind(open_inbox: Callabl
     assert again.cancelled()
 
 
+@pytest.mark.loopback
 async def test_a_name_is_looked_up_in_the_families_of_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
@@ -453,6 +454,7 @@ async def test_a_name_is_looked_up_in_the_families_of_the_socket(monkeypatch: py
     assert asked == [socket.AF_INET, socket.AF_UNSPEC, socket.AF_INET6][: len(hosts)]
 
 
+@pytest.mark.loopback
 async def test_a_numeric_address_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Resolver, "resolve", None)
     opened = UdpSocket("127.0.0.1", 0, loop=asyncio.get_running_loop())

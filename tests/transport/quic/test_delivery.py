@@ -84,6 +84,7 @@ class Path:
         self._flush()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_way_ms", [1, 20])
 @pytest.mark.parametrize(("rate", "size"), [(1_000_000, 2_500_000), (10_000_000, 6_000_000)])
 def test_the_rate_of_a_path_is_found_where_windows_say_more(

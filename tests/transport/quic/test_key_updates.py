@@ -67,6 +67,7 @@ def phase(link: Link) -> int:
     return int(session_of(link)._quic._cryptos[tls.Epoch.ONE_RTT].send.key_phase)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60 + 2 * ROUNDS)
 @pytest.mark.parametrize("limits", [(LIMIT, LIMIT), (LIMIT, MOST), (MOST, LIMIT)], ids=["both", "dialler", "acceptor"])
 def test_keys_change_on_a_bad_path_and_every_message_arrives_once(

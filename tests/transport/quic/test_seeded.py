@@ -175,6 +175,7 @@ def transcript(hash_seed: str, *arguments: str) -> str:
     return subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ed25519", "p256"])
 def test_two_processes_send_the_same_bytes_at_the_same_times(algorithm: str) -> None:
     """Several channels both ways, with losses; the digest is of all datagrams, handshakes included."""
@@ -184,5 +185,6 @@ def test_two_processes_send_the_same_bytes_at_the_same_times(algorithm: str) -> 
     assert int(first.split()[1]) > 500, "a transcript of nothing would be equal too"
 
 
+@pytest.mark.slow
 def test_another_seed_sends_other_bytes() -> None:
     assert transcript("1", "--seed", "1").split()[0] != transcript("1", "--seed", "2").split()[0]

@@ -113,6 +113,7 @@ def test_without_threadpoolctl_threads_are_unknown(monkeypatch: pytest.MonkeyPat
     assert "install threadpoolctl" in finding.why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "expected"), [("7", "PYTHONHASHSEED=7"), ("random", "random"), (None, "random")])
 def test_a_process_without_torch_does_not_import_it(seed: str | None, expected: str) -> None:
     program = (

@@ -195,6 +195,7 @@ def python(*statements: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", "\n".join(statements)], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_the_command_says_how_to_install_it(missing: str) -> None:
     # None in sys.modules makes the import fail as for a package that is not installed.
@@ -205,6 +206,7 @@ def test_without_the_extra_the_command_says_how_to_install_it(missing: str) -> N
     assert done.stderr == f"quicoll: the command needs {missing}: pip install 'quicoll[cli]'\n"
 
 
+@pytest.mark.slow
 def test_certs_load_no_tensor_library() -> None:
     done = python(
         "import sys",

@@ -93,6 +93,7 @@ def test_the_baseline_averages_over_the_canonical_tree() -> None:
     assert checkpoint.digest(task.state()) == checkpoint.digest(baseline(steps=1, seed=5).state())
 
 
+@pytest.mark.slow
 def test_another_process_trains_to_the_same_digest() -> None:
     script = (
         "from quicoll import checkpoint; from quicoll.demo.digits import baseline, pin_torch; pin_torch();"

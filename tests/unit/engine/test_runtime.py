@@ -149,6 +149,7 @@ async def test_a_thread_that_is_only_slow_to_answer_is_not_taken_for_blocked() -
     await runtime.aclose()
 
 
+@pytest.mark.slow
 async def test_a_call_in_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
     runtime = ThreadRuntime("test")
     read, write = os.pipe()

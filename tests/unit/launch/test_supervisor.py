@@ -19,6 +19,8 @@ from quicoll.launch import reaper
 from quicoll.launch.supervisor import Supervisor
 from quicoll_transport.security.authority import create_authority, issue
 
+pytestmark = pytest.mark.slow
+
 COORDINATOR = """
     import json, os, pathlib, sys, time
     listen = sys.argv[sys.argv.index("--listen") + 1]

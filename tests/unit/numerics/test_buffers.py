@@ -493,6 +493,7 @@ def test_a_digest_is_of_bits_dtype_and_shape() -> None:
     assert tensor_digest(np.eye(3, dtype=np.float32)[:, ::2]) == tensor_digest(torch.eye(3)[:, ::2])
 
 
+@pytest.mark.slow
 def test_torch_is_not_imported_for_a_numpy_array() -> None:
     program = (
         "import sys, numpy as np\n"

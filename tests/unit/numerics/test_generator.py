@@ -178,6 +178,7 @@ def test_a_generators_draws_differ_and_another_generator_repeats_them() -> None:
     assert Seed(43).generator().uniform(8).tolist() != first.tolist()
 
 
+@pytest.mark.slow
 def test_torch_is_imported_only_for_who_asks_for_tensors() -> None:
     program = (
         "import sys\nfrom quicoll.numerics.seed import Seed\ng = Seed(1).generator()\ng.normal(5); g.permutation(5)\n"

@@ -250,7 +250,7 @@ def ring_of(leaves: list[Array], world: int) -> Array:
 @pytest.mark.parametrize("leaves", LEAVES)
 @pytest.mark.parametrize("world", WORLDS)
 def test_ring_is_the_stated_order_whatever_the_chunks(world: int, leaves: int) -> None:
-    for elements, chunk_bytes in [(1, 1), (7, 4), (1000, 100), (1000, 1024), (1000, 1 << 20), (3001, 2000)]:
+    for elements, chunk_bytes in [(1, 1), (7, 4), (1000, 1024), (1000, 1 << 20), (1777, 1000)]:
         shards = draw(FLOAT32, elements, leaves, seed=elements)
         outputs = all_reduced("ring", shards, world=world, chunk_bytes=chunk_bytes, seed=leaves)
         same_everywhere(outputs, ring_of(shards, world))

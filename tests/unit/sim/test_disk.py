@@ -409,6 +409,7 @@ def test_without_apsw_a_connection_says_what_to_install(monkeypatch: pytest.Monk
 # Determinism
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes_in_any_process() -> None:
     script = "import disk_sweep; print(disk_sweep.trace(7))"
     found = [

@@ -141,6 +141,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 7, 40])
 def test_a_killed_process_loses_nothing_that_it_has_announced(path: Path, steps: int) -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
