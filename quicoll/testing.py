@@ -23,8 +23,8 @@ from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.engine.start import start_with
 from quicoll.errors import LocalError
 from quicoll.job import Job
-from quicoll.membership.coordinator.journal import MemoryJournal
-from quicoll.membership.coordinator.service import NODE, CoordinatorService, coordinator_config
+from quicoll.membership.journal import MemoryJournal
+from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
 from quicoll.membership.view import MAX_INT
 from quicoll.observability.events import Event, Observer, Observers
 from quicoll_transport.endpoint import EndpointConfig

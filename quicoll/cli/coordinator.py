@@ -18,7 +18,7 @@ from quicoll_transport.security.identity import COORDINATOR
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from quicoll.membership.coordinator.service import CoordinatorService
+    from quicoll.membership.service import CoordinatorService
 
 __all__ = ["register"]
 
@@ -59,7 +59,7 @@ def coordinator(
     SIGHUP makes it read its certificates and the deny list anew. Exit status 0 when SIGTERM ended it, 130 when Ctrl-C
     did, 2 for an error.
     """
-    from quicoll.membership.coordinator.service import serve
+    from quicoll.membership.service import serve
 
     writer = JsonLines(events / f"{COORDINATOR}.jsonl") if events is not None else None
 

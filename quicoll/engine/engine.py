@@ -27,7 +27,6 @@ from quicoll.engine.failures import error_of_end, failed_node, kind_of
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.engine.peer_links import PeerLinks
 from quicoll.errors import LocalError, Partitioned, PeerError, QuicollError
-from quicoll.membership.coordinator.service import NODE as COORDINATOR_NODE
 from quicoll.membership.member.actions import (
     Activate,
     AdoptLostAfter,
@@ -42,6 +41,7 @@ from quicoll.membership.member.actions import (
 )
 from quicoll.membership.member.core import MemberCore
 from quicoll.membership.messages import clip
+from quicoll.membership.service import NODE as COORDINATOR_NODE
 from quicoll.observability.stragglers import Stragglers
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link

@@ -17,7 +17,7 @@ from quicoll.membership.coordinator.history import (
     Proposed,
     Seeded,
 )
-from quicoll.membership.coordinator.journal import Journal, MemoryJournal, RecordStore
+from quicoll.membership.journal import Journal, MemoryJournal, RecordStore
 from quicoll.membership.member.core import MemberCore
 from quicoll.membership.messages import MAX_MESSAGE, CoordinatorMessage, MemberMessage, decode, encode
 from quicoll.membership.view import MAX_MEMBERS, Member, View

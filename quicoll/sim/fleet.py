@@ -44,8 +44,8 @@ from quicoll.errors import (
     StepAborted,
 )
 from quicoll.job import attended
-from quicoll.membership.coordinator.journal import Journal
-from quicoll.membership.coordinator.service import NODE, CoordinatorService, coordinator_config
+from quicoll.membership.journal import Journal
+from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
 from quicoll.observability.events import Event as Observed
 from quicoll.observability.events import Observers
 from quicoll.sim.invariants import CheckedJob, CheckedStore

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from quicoll.engine.engine import Engine
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.coordinator.history import History, JournalRecord
-    from quicoll.membership.coordinator.journal import RecordStore
+    from quicoll.membership.journal import RecordStore
     from quicoll.membership.view import View
     from quicoll.sim.machine import Machine
     from quicoll.state import RankState

@@ -19,7 +19,7 @@ from quicoll.membership.coordinator.history import (
     Proposed,
     Seeded,
 )
-from quicoll.membership.coordinator.journal import Journal
+from quicoll.membership.journal import Journal
 from quicoll.membership.view import Member, View
 from quicoll.sim.disk.disk import SimDisk
 from quicoll.sim.disk.files import DiskFailure, Halted

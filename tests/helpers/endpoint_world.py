@@ -16,7 +16,7 @@ from quicoll_transport.quic import Session
 from quicoll_transport.security.identity import Credentials, Identity
 
 if TYPE_CHECKING:
-    from quicoll_transport.endpoint.connection import Connection
+    from quicoll_transport.endpoint.core.connection import Connection
     from quicoll_transport.errors import LinkLost
     from quicoll_transport.faults.compose import Faults
 

@@ -18,7 +18,7 @@ import pytest
 import quicoll
 from quicoll import Event, LocalError, PeerError
 from quicoll.errors import JournalError
-from quicoll.membership.coordinator.service import serve
+from quicoll.membership.service import serve
 from quicoll_transport.security.authority import create_authority, issue
 
 

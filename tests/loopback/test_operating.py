@@ -17,7 +17,7 @@ import pytest
 
 import quicoll
 from quicoll import Event, LocalError, PeerError, StepAborted
-from quicoll.membership.coordinator.service import CoordinatorService, serve
+from quicoll.membership.service import CoordinatorService, serve
 from quicoll.observability.transport import TRANSPORT_KINDS
 from quicoll.testing import cluster
 from quicoll_transport.security.authority import create_authority, issue

@@ -36,7 +36,7 @@ from quicoll.membership.coordinator.ballot import Ballot, BallotResult
 from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.coordinator.formation import Formation
 from quicoll.membership.coordinator.history import Committed
-from quicoll.membership.coordinator.journal import Journal
+from quicoll.membership.journal import Journal
 from quicoll.sim import Conditions, Settings, Simulation, workload
 from quicoll.sim.invariants import CheckedGroup, state_digest
 from quicoll.sim.subgroups import Grouping

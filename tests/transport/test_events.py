@@ -19,7 +19,9 @@ from parity_net import Net, Process, on_simulated_network
 
 from quicoll_transport import events as observe
 from quicoll_transport.carrier import CLOSE_NORMAL, CLOSE_PROTOCOL, CLOSE_REFUSED
-from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, core, greeting, peer, shell, traffic
+from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, shell
+from quicoll_transport.endpoint.core import endpoint as core
+from quicoll_transport.endpoint.core import greeting, peer, traffic
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.events import (
     ConnectionDown,

@@ -6,7 +6,7 @@ import pytest
 
 from quicoll.deadlines import Deadlines
 from quicoll.membership.coordinator.config import CoordinatorConfig
-from quicoll.membership.coordinator.service import coordinator_config
+from quicoll.membership.service import coordinator_config
 
 SETTINGS = (1e-9, 0.01, 0.1, 0.25, 0.5, 1.0, 2.0, 3.3, 10.0, 60.0, 3600.0, 999_999.0)
 

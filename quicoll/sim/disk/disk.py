@@ -17,7 +17,7 @@ class SimDisk(FileSystem):
     """A `quicoll.checkpoint.disk.Disk` in memory that can hold SQLite databases; see `FileSystem`."""
 
     def connect(self, path: Path) -> SimConnection:
-        """Open a SQLite database, as `quicoll.membership.coordinator.journal.connect_sqlite` does on the real disk.
+        """Open a SQLite database, as `quicoll.membership.journal.connect_sqlite` does on the real disk.
 
         Args:
             path: The database's file; made when it is not there.

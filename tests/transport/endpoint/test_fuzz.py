@@ -17,8 +17,8 @@ from quicoll_fuzz.hostile import Tally
 from quicoll_fuzz.mutate import mutate_datagram, mutate_frames, varint
 
 from quicoll_transport.carrier import CLOSE_REFUSED
-from quicoll_transport.endpoint.connection import Connection
-from quicoll_transport.endpoint.table import Table
+from quicoll_transport.endpoint.core.connection import Connection
+from quicoll_transport.endpoint.core.table import Table
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.link.frames import Cancel, ControlReader, Header, encode_control
 from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_memory

@@ -36,7 +36,7 @@ from quicoll_transport.quic import SessionConfig
 from quicoll_transport.security.identity import WORKER, Credentials, Identity
 
 if TYPE_CHECKING:
-    from quicoll_transport.endpoint.peer import Peer
+    from quicoll_transport.endpoint.core.peer import Peer
 
 MS = 1_000_000
 CredentialsOf = Callable[..., Credentials]

@@ -39,7 +39,7 @@ from hypothesis import strategies as st
 from quicoll import checkpoint
 from quicoll.checkpoint.disk import Disk, OsDisk
 from quicoll.errors import CheckpointError, JournalError, LocalError
-from quicoll.membership.coordinator.journal import Journal
+from quicoll.membership.journal import Journal
 from quicoll.sim.disk import sqlite as vfs
 from quicoll.sim.disk.disk import SimDisk
 from quicoll.sim.disk.files import SECTOR, DiskFailure, Halted

@@ -5,17 +5,7 @@ link         Link: a peer as callers see it
 channel      Channel: whole messages in order
 transfer     Transfer: a message under way
 config       EndpointConfig
-
-core         EndpointCore: who owns what
-traffic      connections at work, and their ends
-greeting     from a connection of nobody to one of a link
-admission    who comes in: the rules of gate, guard, authentication and Hello
-dialling     which address is tried next, and when again
-table        which connections there are, and which one carries each link
-connection   a carrier and what the endpoint knows of it
-peer         a link and what the endpoint knows of its peer
-agenda       when to look at what again
-terms        what core and shell say to each other
+core         the sans-IO core: bytes and time in, what is to be done out
 """
 
 from __future__ import annotations

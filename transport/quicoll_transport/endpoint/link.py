@@ -15,7 +15,7 @@ from quicoll_transport.link.core import LinkState, LinkStats, Outgoing, Posted
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import PathStats
-    from quicoll_transport.endpoint.peer import Peer
+    from quicoll_transport.endpoint.core.peer import Peer
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.identity import Identity
 

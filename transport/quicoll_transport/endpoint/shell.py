@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, cast
 
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from quicoll_transport.endpoint.core import EndpointCore
-from quicoll_transport.endpoint.link import Link
-from quicoll_transport.endpoint.terms import (
+from quicoll_transport.endpoint.core.endpoint import EndpointCore
+from quicoll_transport.endpoint.core.terms import (
     Action,
     CancelLookUp,
     LookUp,
@@ -30,6 +29,7 @@ from quicoll_transport.endpoint.terms import (
     Tell,
     Verified,
 )
+from quicoll_transport.endpoint.link import Link
 from quicoll_transport.errors import AuthenticationError, ConfigurationError, EndpointClosed
 from quicoll_transport.events import CredentialsRotated, TransportObserver
 from quicoll_transport.faults.socket import FaultyIO
@@ -41,7 +41,7 @@ from quicoll_transport.security.policy import Policy
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Authenticated, Carrier, PathStats
     from quicoll_transport.endpoint.config import EndpointConfig
-    from quicoll_transport.endpoint.peer import Peer
+    from quicoll_transport.endpoint.core.peer import Peer
     from quicoll_transport.faults.compose import Faults
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.udp import DatagramIO, Trouble

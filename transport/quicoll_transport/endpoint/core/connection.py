@@ -10,8 +10,8 @@ from quicoll_transport.link.frames import ControlReader
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Carrier
-    from quicoll_transport.endpoint.peer import Peer
-    from quicoll_transport.endpoint.terms import NodeIdentity
+    from quicoll_transport.endpoint.core.peer import Peer
+    from quicoll_transport.endpoint.core.terms import NodeIdentity
     from quicoll_transport.security.limits import Pace
 
 __all__ = ["Connection"]

@@ -13,8 +13,8 @@ from link_pair import payload, tag
 
 from quicoll_transport.carrier import CLOSE_NORMAL, Authenticated
 from quicoll_transport.endpoint import EndpointConfig
-from quicoll_transport.endpoint.core import EndpointCore
-from quicoll_transport.endpoint.terms import (
+from quicoll_transport.endpoint.core.endpoint import EndpointCore
+from quicoll_transport.endpoint.core.terms import (
     CancelLookUp,
     LookUp,
     Record,
@@ -30,7 +30,7 @@ from quicoll_transport.quic import Gate, Session, SessionConfig
 from quicoll_transport.security.identity import WORKER, Credentials, Identity, verify_peer
 
 if TYPE_CHECKING:
-    from quicoll_transport.endpoint.peer import Peer
+    from quicoll_transport.endpoint.core.peer import Peer
     from quicoll_transport.net.addresses import Address
 
 MS = 1_000_000

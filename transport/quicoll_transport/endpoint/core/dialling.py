@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quicoll_transport.endpoint.terms import LookUp
+from quicoll_transport.endpoint.core.terms import LookUp
 from quicoll_transport.errors import AddressError
 from quicoll_transport.net.addresses import Address, canonical, is_numeric
 
 if TYPE_CHECKING:
-    from quicoll_transport.endpoint.peer import Peer
+    from quicoll_transport.endpoint.core.peer import Peer
 
 __all__ = ["Attempt", "Dialler", "NoAddress"]
 

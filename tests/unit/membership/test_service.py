@@ -13,8 +13,8 @@ from quicoll import Event, LocalError
 from quicoll.errors import JournalError
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import service as module
-from quicoll.membership.coordinator.journal import MemoryJournal
-from quicoll.membership.coordinator.service import CoordinatorService, coordinator_config
+from quicoll.membership.journal import MemoryJournal
+from quicoll.membership.service import CoordinatorService, coordinator_config
 from quicoll.observability.events import Observers
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.errors import LinkLost

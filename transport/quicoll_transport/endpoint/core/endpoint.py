@@ -34,15 +34,23 @@ from quicoll_transport.carrier import (
     Closed,
     ControlData,
 )
-from quicoll_transport.endpoint.admission import Admission
-from quicoll_transport.endpoint.agenda import Agenda
-from quicoll_transport.endpoint.connection import Connection
-from quicoll_transport.endpoint.dialling import Attempt, Dialler, NoAddress
-from quicoll_transport.endpoint.greeting import Greeting
-from quicoll_transport.endpoint.peer import Peer
-from quicoll_transport.endpoint.table import Table
-from quicoll_transport.endpoint.terms import Action, Actions, CancelLookUp, NodeIdentity, ReportError, Settings, Verify
-from quicoll_transport.endpoint.traffic import Traffic
+from quicoll_transport.endpoint.core.admission import Admission
+from quicoll_transport.endpoint.core.agenda import Agenda
+from quicoll_transport.endpoint.core.connection import Connection
+from quicoll_transport.endpoint.core.dialling import Attempt, Dialler, NoAddress
+from quicoll_transport.endpoint.core.greeting import Greeting
+from quicoll_transport.endpoint.core.peer import Peer
+from quicoll_transport.endpoint.core.table import Table
+from quicoll_transport.endpoint.core.terms import (
+    Action,
+    Actions,
+    CancelLookUp,
+    NodeIdentity,
+    ReportError,
+    Settings,
+    Verify,
+)
+from quicoll_transport.endpoint.core.traffic import Traffic
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.events import DialStarted
 from quicoll_transport.link.core import LinkState, ResetMessage, SendControl, StartMessage

@@ -17,11 +17,11 @@ from quicoll_transport.events import ConnectionDown, PeerRefused
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Closed
-    from quicoll_transport.endpoint.agenda import Agenda
-    from quicoll_transport.endpoint.connection import Connection
-    from quicoll_transport.endpoint.peer import Peer
-    from quicoll_transport.endpoint.table import Table
-    from quicoll_transport.endpoint.terms import Actions
+    from quicoll_transport.endpoint.core.agenda import Agenda
+    from quicoll_transport.endpoint.core.connection import Connection
+    from quicoll_transport.endpoint.core.peer import Peer
+    from quicoll_transport.endpoint.core.table import Table
+    from quicoll_transport.endpoint.core.terms import Actions
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.limits import Guard
 

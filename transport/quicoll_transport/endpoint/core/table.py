@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quicoll_transport.endpoint.connection import Connection
-    from quicoll_transport.endpoint.peer import Peer
+    from quicoll_transport.endpoint.core.connection import Connection
+    from quicoll_transport.endpoint.core.peer import Peer
 
 __all__ = ["Table"]
 

@@ -15,7 +15,7 @@ from quicoll_transport.net.addresses import DialPlan
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import PathStats
-    from quicoll_transport.endpoint.terms import Actions, NodeIdentity
+    from quicoll_transport.endpoint.core.terms import Actions, NodeIdentity
     from quicoll_transport.net.addresses import Address
 
 __all__ = ["FIRST_BACKOFF_NS", "Peer"]

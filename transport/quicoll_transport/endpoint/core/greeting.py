@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from quicoll_transport.carrier import CLOSE_GONE, CLOSE_REFUSED, CLOSE_REPLACED
-from quicoll_transport.endpoint.admission import check_hello, keeps_previous, newer, unwanted
-from quicoll_transport.endpoint.peer import Peer
+from quicoll_transport.endpoint.core.admission import check_hello, keeps_previous, newer, unwanted
+from quicoll_transport.endpoint.core.peer import Peer
 from quicoll_transport.errors import AuthenticationError, ProtocolError
 from quicoll_transport.events import ConnectionUp
 from quicoll_transport.link.frames import Hello, Ping
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Authenticated
-    from quicoll_transport.endpoint.admission import Admission
-    from quicoll_transport.endpoint.connection import Connection
-    from quicoll_transport.endpoint.table import Table
-    from quicoll_transport.endpoint.terms import Actions, NodeIdentity
-    from quicoll_transport.endpoint.traffic import Traffic
+    from quicoll_transport.endpoint.core.admission import Admission
+    from quicoll_transport.endpoint.core.connection import Connection
+    from quicoll_transport.endpoint.core.table import Table
+    from quicoll_transport.endpoint.core.terms import Actions, NodeIdentity
+    from quicoll_transport.endpoint.core.traffic import Traffic
 
 __all__ = ["Greeting"]
 

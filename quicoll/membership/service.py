@@ -39,7 +39,7 @@ from quicoll.membership.coordinator.actions import (
 )
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorCore
-from quicoll.membership.coordinator.journal import Journal
+from quicoll.membership.journal import Journal
 from quicoll.membership.messages import decode, encode
 from quicoll.observability.events import Observer, Observers, make_directory
 from quicoll.observability.transport import forward_to
@@ -53,11 +53,11 @@ from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials
 from quicoll_transport.security.policy import Policy
 
 if TYPE_CHECKING:
-    from quicoll.membership.coordinator.journal import RecordStore
+    from quicoll.membership.journal import RecordStore
 
 __all__ = ["NODE", "CoordinatorService", "serve"]
 
-log = logging.getLogger("quicoll.membership.coordinator.service")
+log = logging.getLogger("quicoll.coordinator")
 
 _DROP_AFTER_S = 1.0
 

@@ -18,15 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from quicoll_transport.endpoint.connection import Connection
+from quicoll_transport.endpoint.core.connection import Connection
 from quicoll_transport.errors import AuthenticationError, ProtocolError
 from quicoll_transport.link.core import LinkId
 from quicoll_transport.security.limits import Guard, Pace
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Authenticated, Listener
-    from quicoll_transport.endpoint.peer import Peer
-    from quicoll_transport.endpoint.terms import NodeIdentity, Settings, Verify
+    from quicoll_transport.endpoint.core.peer import Peer
+    from quicoll_transport.endpoint.core.terms import NodeIdentity, Settings, Verify
     from quicoll_transport.link.frames import Hello
     from quicoll_transport.net.addresses import Address
 

@@ -26,7 +26,7 @@ from quicoll.membership.coordinator.history import (
     Proposed,
     Seeded,
 )
-from quicoll.membership.coordinator.journal import Database, Journal, MemoryJournal, connect_sqlite
+from quicoll.membership.journal import Database, Journal, MemoryJournal, connect_sqlite
 from quicoll.membership.view import Member, View
 from quicoll.sim.disk.disk import SimDisk
 
@@ -127,7 +127,7 @@ def test_each_append_is_synced_to_the_disk_before_it_returns(path: Path, connect
 WRITER = """
 import sys
 from quicoll.membership.coordinator.history import Committed, InstalledView, Proposed, Seeded
-from quicoll.membership.coordinator.journal import Journal
+from quicoll.membership.journal import Journal
 from quicoll.membership.view import Member, View
 journal = Journal.open(sys.argv[1], job="job")
 view = View(view_id=1, members=(Member(rank=0, node="a", incarnation=1),), seed=5, committed_step=0, committed_view=0)
