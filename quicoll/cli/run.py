@@ -22,10 +22,10 @@ _DEFAULT_JOB = "local"
 def register(app: typer.Typer) -> None:
     """Add the command to the application. Options end at the script: what follows it is the script's."""
     settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-    app.command("run", context_settings=settings)(run)
+    app.command("run", context_settings=settings)(run_script)
 
 
-def run(
+def run_script(
     script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="What each worker runs.", show_default=False)],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.", show_default=False)

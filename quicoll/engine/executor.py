@@ -17,7 +17,7 @@ import numpy as np
 
 from quicoll.numerics.buffers import memory
 from quicoll.numerics.reduce import reduce_tree
-from quicoll.plan import Buf, Copy, Lane, Recv, Reduce, Send, Span
+from quicoll.plan import Buf, CopyStep, Lane, RecvStep, ReduceStep, SendStep, Span
 from quicoll_transport.errors import MessageCorrupted, MessageRefused, TransportError
 
 if TYPE_CHECKING:
@@ -129,13 +129,13 @@ class _Execution:
             self._failures.append(TransferFailed(rank, error, sending=sending))
             _set(self._failed)
 
-    def _post(self, step: Recv, memory: memoryview) -> Transfer:
+    def _post(self, step: RecvStep, memory: memoryview) -> Transfer:
         link = self._links[self._ranks[step.peer]]
         transfer = link.post(self._prefix + step.index.to_bytes(4, "big"), memory)
         transfer.future.add_done_callback(partial(self._over, step.peer, False))
         return transfer
 
-    def _send(self, step: Send, memory: memoryview) -> Transfer:
+    def _send(self, step: SendStep, memory: memoryview) -> Transfer:
         link = self._links[self._ranks[step.peer]]
         transfer = link.send(self._prefix + step.index.to_bytes(4, "big"), memory)
         transfer.future.add_done_callback(partial(self._over, step.peer, True))
@@ -160,16 +160,16 @@ class _Execution:
         sent: list[Transfer] = []
         try:
             for position, step in enumerate(lane.steps):
-                if isinstance(step, Recv):
+                if isinstance(step, RecvStep):
                     posted[position] = self._post(step, memory(array(step.dst)))
             for step, waits in zip(lane.steps, lane.waits, strict=True):
                 for position in waits:
                     await posted[position].future
-                if isinstance(step, Send):
+                if isinstance(step, SendStep):
                     sent.append(self._send(step, memory(array(step.src))))
-                elif isinstance(step, Copy):
+                elif isinstance(step, CopyStep):
                     np.copyto(array(step.dst), array(step.src))
-                elif isinstance(step, Reduce):
+                elif isinstance(step, ReduceStep):
                     reduce_tree(
                         step.tree,
                         array,

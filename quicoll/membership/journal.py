@@ -51,7 +51,7 @@ from quicoll.membership.view import View
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Database", "Journal", "MemoryJournal", "RecordStore", "Rows", "connect_sqlite"]
+__all__ = ["Database", "Journal", "MemoryJournal", "RecordStore", "SqlRows", "connect_sqlite"]
 
 _APPLICATION_ID = 0x71434A31  # "qCJ1": tells `file` and us that this is ours
 _SCHEMA = 1
@@ -81,7 +81,7 @@ class RecordStore(Protocol):
         """Give it free for the next coordinator."""
 
 
-class Rows(Protocol):
+class SqlRows(Protocol):
     """Rows of a statement's result."""
 
     def fetchone(self) -> Any: ...
@@ -98,7 +98,7 @@ class Database(Protocol):
     @property
     def in_transaction(self) -> bool: ...
 
-    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Rows: ...
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> SqlRows: ...
 
     def close(self) -> None: ...
 

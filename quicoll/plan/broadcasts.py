@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from quicoll.plan.chunks import MIB, Piece, chunks, require_at_least, require_rank
 from quicoll.plan.hierarchical import all_gather_lanes, broadcast_lanes, by_site
 from quicoll.plan.lanes import move_plan, part_chunks, shifted
-from quicoll.plan.model import Buf, Copy, Lane, Plan, PlanStep, Recv, Scratch, Send, Span
+from quicoll.plan.model import Buf, CopyStep, Lane, Plan, PlanStep, RecvStep, Scratch, SendStep, Span
 from quicoll.plan.routes import binomial
 
 __all__ = ["all_gather", "barrier", "broadcast"]
@@ -137,8 +137,8 @@ def barrier(*, rank: int, world: int) -> Plan:
     for k in range(rounds):
         # The token that round k - 1 fills: the Send waits for it, and through it for all before.
         heard = Span(Buf.SCRATCH, k - 1, 0, 0) if k else Span(Buf.OUTPUT, 0, 0, 0)
-        steps.append(Send((rank + (1 << k)) % world, k, heard))
-        steps.append(Recv((rank - (1 << k)) % world, k, Span(Buf.SCRATCH, k, 0, 0)))
+        steps.append(SendStep((rank + (1 << k)) % world, k, heard))
+        steps.append(RecvStep((rank - (1 << k)) % world, k, Span(Buf.SCRATCH, k, 0, 0)))
     lane = Lane(tuple(steps), (Scratch(0, wide=False),) * rounds)
     return Plan(
         collective="barrier",
@@ -164,12 +164,12 @@ def _tree_lanes(rank: int, world: int, root: int, elements: int, limit: int) -> 
     for index, piece in enumerate(chunks((0, elements), limit)):
         here = Span(Buf.OUTPUT, 0, *piece)
         if number:
-            steps: list[PlanStep] = [Recv((root + parent) % world, index, here)]
-            steps += [Send(child, index, here) for child in children]
+            steps: list[PlanStep] = [RecvStep((root + parent) % world, index, here)]
+            steps += [SendStep(child, index, here) for child in children]
         else:
             given = Span(Buf.INPUT, 0, *piece)
-            steps = [Send(child, index, given) for child in children]
-            steps.append(Copy(here, given))  # last: no rank waits for it
+            steps = [SendStep(child, index, given) for child in children]
+            steps.append(CopyStep(here, given))  # last: no rank waits for it
         lanes.append(Lane(tuple(steps)))
     return lanes, world.bit_length()  # a chunk is on each level of the tree, and one waits
 
@@ -182,10 +182,10 @@ def _direct_lanes(rank: int, world: int, offsets: list[int], cut: list[list[Piec
         if index < len(cut[rank]):
             own = cut[rank][index]
             given = Span(Buf.INPUT, 0, *own)
-            steps += [Send(peer, index, given) for peer in others]
-            steps.append(Copy(shifted(Buf.OUTPUT, own, offsets[rank]), given))
+            steps += [SendStep(peer, index, given) for peer in others]
+            steps.append(CopyStep(shifted(Buf.OUTPUT, own, offsets[rank]), given))
         for peer in reversed(others):
             if index < len(cut[peer]):
-                steps.append(Recv(peer, index, shifted(Buf.OUTPUT, cut[peer][index], offsets[peer])))
+                steps.append(RecvStep(peer, index, shifted(Buf.OUTPUT, cut[peer][index], offsets[peer])))
         lanes.append(Lane(tuple(steps)))
     return lanes

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from quicoll.errors import LocalError
-from quicoll.plan.model import Buf, Copy, Lane, Plan, PlanStep, Recv, Reduce, Send, Span, reads, writes
+from quicoll.plan.model import Buf, CopyStep, Lane, Plan, PlanStep, RecvStep, ReduceStep, SendStep, Span, reads, writes
 
 __all__ = ["validate"]
 
@@ -118,14 +118,14 @@ def _check_memory(plan: Plan) -> None:
 
 def _check_types(step: PlanStep, where: str) -> None:
     target = writes(step)
-    if target is None or isinstance(step, Recv):
+    if target is None or isinstance(step, RecvStep):
         return
     for span in reads(step):
         if span.elements != target.elements:
             raise LocalError(f"{where}: {span} and {target} differ in length")
-    if isinstance(step, Copy) and step.src.wide != step.dst.wide:
+    if isinstance(step, CopyStep) and step.src.wide != step.dst.wide:
         raise LocalError(f"{where}: a copy from {step.src} to {step.dst} would need a conversion")
-    if isinstance(step, Reduce) and step.dst.wide is step.finish:
+    if isinstance(step, ReduceStep) and step.dst.wide is step.finish:
         raise LocalError(
             f"{where}: a reduction is either finished or wide, {step.dst} is {'both' if step.finish else 'neither'}"
         )
@@ -151,12 +151,12 @@ def _check_messages(plans: Sequence[Plan]) -> None:
     for plan in plans:
         for number, lane in enumerate(plan.lanes):
             for step in lane.steps:
-                if not isinstance(step, Send | Recv):
+                if not isinstance(step, SendStep | RecvStep):
                     continue
                 if not 0 <= step.peer < plan.world or step.peer == plan.rank:
                     raise LocalError(f"rank {plan.rank}, lane {number}: exchanges with rank {step.peer}")
-                out = isinstance(step, Send)
-                span = step.src if isinstance(step, Send) else step.dst
+                out = isinstance(step, SendStep)
+                span = step.src if isinstance(step, SendStep) else step.dst
                 key = (plan.rank, step.peer, step.index) if out else (step.peer, plan.rank, step.index)
                 table = sent if out else received
                 if key in table:
@@ -182,10 +182,12 @@ def _check_progress(number: int, lanes: Sequence[Lane]) -> None:
         for rank, lane in enumerate(lanes):
             while at[rank] < len(lane.steps):
                 awaited = [lane.steps[position] for position in lane.waits[at[rank]]]
-                if any(isinstance(recv, Recv) and (recv.peer, rank, recv.index) not in under_way for recv in awaited):
+                if any(
+                    isinstance(recv, RecvStep) and (recv.peer, rank, recv.index) not in under_way for recv in awaited
+                ):
                     break
                 step = lane.steps[at[rank]]
-                if isinstance(step, Send):
+                if isinstance(step, SendStep):
                     under_way[rank, step.peer, step.index] = None
                 at[rank] += 1
                 moved = True

@@ -34,7 +34,7 @@ from quicoll.errors import LocalError
 from quicoll.plan.broadcasts import all_gather, broadcast
 from quicoll.plan.chunks import MIB
 from quicoll.plan.hierarchical import MOVES
-from quicoll.plan.model import Copy, Plan, Recv, Reduce, Send, operands
+from quicoll.plan.model import CopyStep, Plan, RecvStep, ReduceStep, SendStep, operands
 from quicoll.plan.moves import gather, scatter
 from quicoll.plan.reductions import CANONICAL, MIN_SHARE_BYTES, all_reduce, reduce, reduce_scatter
 from quicoll.plan.routes import normal_sites
@@ -429,7 +429,7 @@ class _Walk:
                 (step.peer, step.index): (number, position)
                 for number, lane in enumerate(plan.lanes)
                 for position, step in enumerate(lane.steps)
-                if isinstance(step, Recv)
+                if isinstance(step, RecvStep)
             }
             for plan in plans
         ]
@@ -451,7 +451,7 @@ class _Walk:
             number = self._next[rank]
             self._next[rank] += 1
             steps = plan.lanes[number].steps
-            recvs = {position: step for position, step in enumerate(steps) if isinstance(step, Recv)}
+            recvs = {position: step for position, step in enumerate(steps) if isinstance(step, RecvStep)}
             arrived = {at for at, step in recvs.items() if (step.peer, rank, step.index) in self._early}
             lanes[number] = _Lane(0, arrived, len(recvs))
             self._at(time, lambda now, number=number: self._go(rank, number, now))  # type: ignore[misc]
@@ -467,11 +467,11 @@ class _Walk:
                 return
             step = made.steps[lane.at]
             lane.at += 1
-            if isinstance(step, Send):
+            if isinstance(step, SendStep):
                 self._send(rank, number, step, plan.nbytes(step.src), now)
                 lane.under_way += 1
-            elif isinstance(step, Reduce | Copy):
-                spans = operands(step.tree) if isinstance(step, Reduce) else (step.src,)
+            elif isinstance(step, ReduceStep | CopyStep):
+                spans = operands(step.tree) if isinstance(step, ReduceStep) else (step.src,)
                 ready = max(now, self._busy[rank]) + sum(map(plan.nbytes, spans)) / self.network.combine
                 self._busy[rank] = ready
                 self._at(ready, lambda then: self._go(rank, number, then))
@@ -481,7 +481,7 @@ class _Walk:
             self.done[rank] = max(self.done[rank], now)
             self._open(rank, now)
 
-    def _send(self, rank: int, number: int, step: Send, nbytes: int, now: float) -> None:
+    def _send(self, rank: int, number: int, step: SendStep, nbytes: int, now: float) -> None:
         network, to = self.network, step.peer
         begin = max(now, self._busy[rank])
         self._busy[rank] = begin + network.message

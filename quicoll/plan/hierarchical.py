@@ -34,7 +34,7 @@ from itertools import accumulate
 from quicoll.errors import LocalError
 from quicoll.plan.chunks import Piece, chunks, interleaved
 from quicoll.plan.lanes import shifted
-from quicoll.plan.model import Buf, Copy, Lane, PlanStep, Recv, Scratch, Send, Span
+from quicoll.plan.model import Buf, CopyStep, Lane, PlanStep, RecvStep, Scratch, SendStep, Span
 from quicoll.plan.routes import binomial, normal_sites, site_members
 
 __all__ = ["MOVES", "all_gather_lanes", "broadcast_lanes", "by_site", "gather_lanes", "scatter_lanes"]
@@ -81,11 +81,11 @@ def broadcast_lanes(rank: int, root: int, elements: int, limit: int, sites: Sequ
         if rank == root:
             given = Span(Buf.INPUT, 0, *piece)
             away = [head for head in _after(sites[root], heads) if head != root]
-            steps: list[PlanStep] = [Send(peer, index, given) for peer in (*away, *children)]
-            steps.append(Copy(here, given))  # last: no rank waits for it
+            steps: list[PlanStep] = [SendStep(peer, index, given) for peer in (*away, *children)]
+            steps.append(CopyStep(here, given))  # last: no rank waits for it
         else:
             source = root if parent < 0 else home[(first + parent) % len(home)]
-            steps = [Recv(source, index, here), *(Send(child, index, here) for child in children)]
+            steps = [RecvStep(source, index, here), *(SendStep(child, index, here) for child in children)]
         lanes.append(Lane(tuple(steps)))
     return lanes, 1 + max(len(ranks) for ranks in members).bit_length()
 
@@ -108,12 +108,12 @@ def all_gather_lanes(rank: int, counts: Sequence[int], limit: int, sites: Sequen
         if rank == origin:
             given = Span(Buf.INPUT, 0, *piece)
             away = [peer for peer in _after(sites[origin], heads) if peer != origin]
-            steps: list[PlanStep] = [Send(peer, index, given) for peer in (*away, *_others(rank, home))]
-            steps.append(Copy(here, given))
+            steps: list[PlanStep] = [SendStep(peer, index, given) for peer in (*away, *_others(rank, home))]
+            steps.append(CopyStep(here, given))
         elif rank == head:
-            steps = [Recv(origin, index, here), *(Send(peer, index, here) for peer in _others(rank, home))]
+            steps = [RecvStep(origin, index, here), *(SendStep(peer, index, here) for peer in _others(rank, home))]
         else:
-            steps = [Recv(head, index, here)]
+            steps = [RecvStep(head, index, here)]
         lanes.append(Lane(tuple(steps)))
     return lanes, 2 * max(1, sum(count > 0 for count in counts))
 
@@ -143,18 +143,18 @@ def gather_lanes(
             given = None if own is None else shifted(Buf.INPUT, own, -offsets[rank])
             if rank == root:
                 here = Span(Buf.OUTPUT, 0, chunk.start, chunk.stop)
-                steps.append(Recv(chunk.head, index, here) if given is None else Copy(here, given))
+                steps.append(RecvStep(chunk.head, index, here) if given is None else CopyStep(here, given))
             elif rank == chunk.head and given is not None:
                 if len(chunk.parts) > 1:
                     whole = Span(Buf.SCRATCH, len(scratch), 0, chunk.stop - chunk.start)
                     scratch.append(Scratch(whole.elements, wide=False))
                     for peer, piece in chunk.parts:
                         place = Span(Buf.SCRATCH, whole.slot, piece[0] - chunk.start, piece[1] - chunk.start)
-                        steps.append(Copy(place, given) if peer == rank else Recv(peer, index, place))
+                        steps.append(CopyStep(place, given) if peer == rank else RecvStep(peer, index, place))
                     given = whole
-                steps.append(Send(root, index, given))
+                steps.append(SendStep(root, index, given))
             elif given is not None:
-                steps.append(Send(chunk.head, index, given))
+                steps.append(SendStep(chunk.head, index, given))
         lanes.append(Lane(tuple(steps), tuple(scratch)))
     return lanes, 2
 
@@ -173,23 +173,23 @@ def scatter_lanes(
             wanted = None if own is None else shifted(Buf.OUTPUT, own, -offsets[rank])
             if rank == root:
                 given = Span(Buf.INPUT, 0, chunk.start, chunk.stop)
-                steps.append(Send(chunk.head, index, given) if wanted is None else Copy(wanted, given))
+                steps.append(SendStep(chunk.head, index, given) if wanted is None else CopyStep(wanted, given))
             elif rank == chunk.head and wanted is not None:
                 if len(chunk.parts) == 1:
-                    steps.append(Recv(root, index, wanted))
+                    steps.append(RecvStep(root, index, wanted))
                     continue
                 whole = Span(Buf.SCRATCH, len(scratch), 0, chunk.stop - chunk.start)
                 scratch.append(Scratch(whole.elements, wide=False))
-                steps.append(Recv(root, index, whole))
+                steps.append(RecvStep(root, index, whole))
                 for peer, piece in chunk.parts:
                     place = Span(Buf.SCRATCH, whole.slot, piece[0] - chunk.start, piece[1] - chunk.start)
                     if peer != rank:
-                        steps.append(Send(peer, index, place))
+                        steps.append(SendStep(peer, index, place))
                 mine = own or (0, 0)
                 place = Span(Buf.SCRATCH, whole.slot, mine[0] - chunk.start, mine[1] - chunk.start)
-                steps.append(Copy(wanted, place))
+                steps.append(CopyStep(wanted, place))
             elif wanted is not None:
-                steps.append(Recv(chunk.head, index, wanted))
+                steps.append(RecvStep(chunk.head, index, wanted))
         lanes.append(Lane(tuple(steps), tuple(scratch)))
     return lanes, 2
 

@@ -35,15 +35,15 @@ from typing import TypeAlias
 __all__ = [
     "LANES_PER_WIDTH",
     "Buf",
-    "Copy",
+    "CopyStep",
     "Lane",
     "Parameter",
     "Plan",
     "PlanStep",
-    "Recv",
-    "Reduce",
+    "RecvStep",
+    "ReduceStep",
     "Scratch",
-    "Send",
+    "SendStep",
     "Span",
     "Tree",
     "operands",
@@ -92,7 +92,7 @@ Tree: TypeAlias = "Span | tuple[Tree, Tree]"
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendStep:
     """Send `src` to rank `peer` as message `index` of this pair of ranks, in this direction, in this plan."""
 
     peer: int
@@ -101,7 +101,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Recv:
+class RecvStep:
     """Receive message `index` from rank `peer` into `dst`."""
 
     peer: int
@@ -110,7 +110,7 @@ class Recv:
 
 
 @dataclass(frozen=True, slots=True)
-class Reduce:
+class ReduceStep:
     """Combine the spans of `tree`, all as long as `dst`; `finish`: divide, round and write the tensor's own type."""
 
     dst: Span
@@ -119,14 +119,14 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CopyStep:
     """Copy `src` to `dst`, of the same length and type."""
 
     dst: Span
     src: Span
 
 
-PlanStep: TypeAlias = Send | Recv | Reduce | Copy
+PlanStep: TypeAlias = SendStep | RecvStep | ReduceStep | CopyStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +195,11 @@ class Plan:
 
     @property
     def bytes_sent(self) -> int:
-        return sum(self.nbytes(step.src) for lane in self.lanes for step in lane.steps if isinstance(step, Send))
+        return sum(self.nbytes(step.src) for lane in self.lanes for step in lane.steps if isinstance(step, SendStep))
 
     @property
     def bytes_received(self) -> int:
-        return sum(self.nbytes(step.dst) for lane in self.lanes for step in lane.steps if isinstance(step, Recv))
+        return sum(self.nbytes(step.dst) for lane in self.lanes for step in lane.steps if isinstance(step, RecvStep))
 
     def describe(self) -> str:
         """The plan for a reader: the signature, the totals, then every lane's steps in order."""
@@ -227,14 +227,14 @@ def operands(tree: Tree) -> Iterator[Span]:
 
 def reads(step: PlanStep) -> tuple[Span, ...]:
     """The spans that a step reads here, in order."""
-    if isinstance(step, Send | Copy):
+    if isinstance(step, SendStep | CopyStep):
         return (step.src,)
-    return tuple(operands(step.tree)) if isinstance(step, Reduce) else ()
+    return tuple(operands(step.tree)) if isinstance(step, ReduceStep) else ()
 
 
 def writes(step: PlanStep) -> Span | None:
     """The span that a step writes here."""
-    return None if isinstance(step, Send) else step.dst
+    return None if isinstance(step, SendStep) else step.dst
 
 
 def _waits(steps: tuple[PlanStep, ...]) -> tuple[tuple[int, ...], ...]:
@@ -250,7 +250,7 @@ def _waits(steps: tuple[PlanStep, ...]) -> tuple[tuple[int, ...], ...]:
             if span.overlaps(dst)
         }
         waits.append(tuple(sorted(before)))
-        if isinstance(step, Recv):
+        if isinstance(step, RecvStep):
             received.setdefault((step.dst.buf, step.dst.slot), []).append((position, step.dst))
     return tuple(waits)
 
@@ -260,11 +260,11 @@ def _text(value: int | tuple[int, ...]) -> str:
 
 
 def _line(step: PlanStep) -> str:
-    if isinstance(step, Send):
+    if isinstance(step, SendStep):
         return f"send    {step.src} to {step.peer} as #{step.index}"
-    if isinstance(step, Recv):
+    if isinstance(step, RecvStep):
         return f"receive {step.dst} from {step.peer} as #{step.index}"
-    if isinstance(step, Copy):
+    if isinstance(step, CopyStep):
         return f"copy    {step.src} to {step.dst}"
     return f"{'finish ' if step.finish else 'reduce '} {_formula(step.tree)} to {step.dst}"
 

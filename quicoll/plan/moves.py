@@ -13,7 +13,7 @@ from quicoll.errors import LocalError
 from quicoll.plan.chunks import MIB, Piece, chunks, require_at_least, require_rank
 from quicoll.plan.hierarchical import by_site, gather_lanes, scatter_lanes
 from quicoll.plan.lanes import move_plan, part_chunks, shifted
-from quicoll.plan.model import Buf, Copy, Lane, Plan, PlanStep, Recv, Send, Span
+from quicoll.plan.model import Buf, CopyStep, Lane, Plan, PlanStep, RecvStep, SendStep, Span
 
 __all__ = ["all_to_all", "gather", "scatter", "send"]
 
@@ -157,12 +157,14 @@ def all_to_all(
             index = len(lanes)
             if not distance:
                 if k < len(out):
-                    steps.append(Copy(shifted(Buf.OUTPUT, out[k], home[rank]), shifted(Buf.INPUT, out[k], away[rank])))
+                    steps.append(
+                        CopyStep(shifted(Buf.OUTPUT, out[k], home[rank]), shifted(Buf.INPUT, out[k], away[rank]))
+                    )
             else:
                 if k < len(out):
-                    steps.append(Send(to, index, shifted(Buf.INPUT, out[k], away[to])))
+                    steps.append(SendStep(to, index, shifted(Buf.INPUT, out[k], away[to])))
                 if k < len(coming):
-                    steps.append(Recv(source, index, shifted(Buf.OUTPUT, coming[k], home[source])))
+                    steps.append(RecvStep(source, index, shifted(Buf.OUTPUT, coming[k], home[source])))
             lanes.append(Lane(tuple(steps)))
     flat = tuple(count for row in counts for count in row)
     return move_plan(
@@ -205,9 +207,9 @@ def send(*, rank: int, world: int, source: int, to: int, elements: int, itemsize
     for index, piece in enumerate(chunks((0, elements), max(1, chunk_bytes // itemsize))):
         steps: tuple[PlanStep, ...] = ()
         if rank == source:
-            steps = (Send(to, index, Span(Buf.INPUT, 0, *piece)),)
+            steps = (SendStep(to, index, Span(Buf.INPUT, 0, *piece)),)
         elif rank == to:
-            steps = (Recv(source, index, Span(Buf.OUTPUT, 0, *piece)),)
+            steps = (RecvStep(source, index, Span(Buf.OUTPUT, 0, *piece)),)
         lanes.append(Lane(steps))
     return move_plan(
         "send",
@@ -231,14 +233,14 @@ def _gather_lanes(rank: int, root: int, offsets: list[int], cut: list[list[Piece
         own = cut[rank][index] if index < len(cut[rank]) else None
         if rank == root:
             steps += [
-                Recv(peer, index, shifted(Buf.OUTPUT, cut[peer][index], offsets[peer]))
+                RecvStep(peer, index, shifted(Buf.OUTPUT, cut[peer][index], offsets[peer]))
                 for peer in ((root + i) % len(cut) for i in range(1, len(cut)))
                 if index < len(cut[peer])
             ]
             if own is not None:
-                steps.append(Copy(shifted(Buf.OUTPUT, own, offsets[root]), Span(Buf.INPUT, 0, *own)))
+                steps.append(CopyStep(shifted(Buf.OUTPUT, own, offsets[root]), Span(Buf.INPUT, 0, *own)))
         elif own is not None:
-            steps.append(Send(root, index, Span(Buf.INPUT, 0, *own)))
+            steps.append(SendStep(root, index, Span(Buf.INPUT, 0, *own)))
         lanes.append(Lane(tuple(steps)))
     return lanes
 
@@ -250,13 +252,13 @@ def _scatter_lanes(rank: int, root: int, offsets: list[int], cut: list[list[Piec
         own = cut[rank][index] if index < len(cut[rank]) else None
         if rank == root:
             steps += [
-                Send(peer, index, shifted(Buf.INPUT, cut[peer][index], offsets[peer]))
+                SendStep(peer, index, shifted(Buf.INPUT, cut[peer][index], offsets[peer]))
                 for peer in ((root + i) % len(cut) for i in range(1, len(cut)))
                 if index < len(cut[peer])
             ]
             if own is not None:
-                steps.append(Copy(Span(Buf.OUTPUT, 0, *own), shifted(Buf.INPUT, own, offsets[root])))
+                steps.append(CopyStep(Span(Buf.OUTPUT, 0, *own), shifted(Buf.INPUT, own, offsets[root])))
         elif own is not None:
-            steps.append(Recv(root, index, Span(Buf.OUTPUT, 0, *own)))
+            steps.append(RecvStep(root, index, Span(Buf.OUTPUT, 0, *own)))
         lanes.append(Lane(tuple(steps)))
     return lanes

@@ -36,7 +36,7 @@ from typing import Literal, TypeAlias
 from quicoll.errors import LocalError
 from quicoll.plan.canonical import CanonicalTree
 from quicoll.plan.chunks import MIB, Piece, chunks, interleaved, require_at_least, require_rank, shares
-from quicoll.plan.model import Buf, Lane, Parameter, Plan, PlanStep, Recv, Reduce, Scratch, Send, Span
+from quicoll.plan.model import Buf, Lane, Parameter, Plan, PlanStep, RecvStep, ReduceStep, Scratch, SendStep, Span
 from quicoll.plan.ring import ring_lanes
 from quicoll.plan.routes import Place, halving, normal_sites, site_members, star, through_sites
 
@@ -345,26 +345,26 @@ def _lane(order: _Order, owner: int, piece: Piece, local: Piece, number: int, *,
     for child, below in place.children:
         for k, (a, b) in enumerate(canonical.cover(below)):
             known[a, b] = room(wide=b - a > 1)
-            steps.append(Recv(child, index + k, known[a, b]))
+            steps.append(RecvStep(child, index + k, known[a, b]))
     if place.parent is None:
         result = output if goal in (None, owner) else room(wide=False)
-        steps.append(Reduce(result, canonical.tree((0, canonical.leaves), piece, known), finish=True))
+        steps.append(ReduceStep(result, canonical.tree((0, canonical.leaves), piece, known), finish=True))
         if goal is not None and goal != owner:
-            steps.append(Send(goal, index, result))
+            steps.append(SendStep(goal, index, result))
     else:
         for k, node in enumerate(canonical.cover(place.below(canonical.rank))):
             value = canonical.tree(node, piece, known)
             if isinstance(value, tuple):
                 partial = room(wide=True)
-                steps.append(Reduce(partial, value, finish=False))
+                steps.append(ReduceStep(partial, value, finish=False))
                 value = partial
-            steps.append(Send(place.parent, index + k, value))
+            steps.append(SendStep(place.parent, index + k, value))
         if goal == canonical.rank:
-            steps.append(Recv(owner, index, output))
+            steps.append(RecvStep(owner, index, output))
     if goal is None:
         if place.parent is not None:
-            steps.append(Recv(place.parent, index, output))
-        steps += [Send(child, index, output) for child, _ in place.children]
+            steps.append(RecvStep(place.parent, index, output))
+        steps += [SendStep(child, index, output) for child, _ in place.children]
     return Lane(tuple(steps), tuple(scratch))
 
 
@@ -380,13 +380,15 @@ def _everyone(canonical: CanonicalTree, piece: Piece, index: int) -> Lane:
         if isinstance(value, tuple):
             known[a, b] = Span(Buf.SCRATCH, len(scratch), 0, size, wide=True)
             scratch.append(Scratch(size, wide=True))
-            steps.append(Reduce(known[a, b], value, finish=False))
+            steps.append(ReduceStep(known[a, b], value, finish=False))
             value = known[a, b]
-        steps += [Send(peer, index + k, value) for peer in others]
+        steps += [SendStep(peer, index + k, value) for peer in others]
     for peer in reversed(others):
         for k, (a, b) in enumerate(canonical.nodes[peer]):
             known[a, b] = Span(Buf.SCRATCH, len(scratch), 0, size, b - a > 1)
             scratch.append(Scratch(size, b - a > 1))
-            steps.append(Recv(peer, index + k, known[a, b]))
-    steps.append(Reduce(Span(Buf.OUTPUT, 0, *piece), canonical.tree((0, canonical.leaves), piece, known), finish=True))
+            steps.append(RecvStep(peer, index + k, known[a, b]))
+    steps.append(
+        ReduceStep(Span(Buf.OUTPUT, 0, *piece), canonical.tree((0, canonical.leaves), piece, known), finish=True)
+    )
     return Lane(tuple(steps), tuple(scratch))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quicoll.plan.chunks import Piece, interleaved, shares
-from quicoll.plan.model import Buf, Lane, PlanStep, Recv, Reduce, Scratch, Send, Span, Tree
+from quicoll.plan.model import Buf, Lane, PlanStep, RecvStep, ReduceStep, Scratch, SendStep, Span, Tree
 
 if TYPE_CHECKING:
     from quicoll.plan.canonical import CanonicalTree
@@ -47,25 +47,25 @@ def _round(canonical: CanonicalTree, last: int, piece: Piece, index: int) -> Lan
     if collected:
         arriving = Span(Buf.SCRATCH, 0, 0, size, wide=collected > 1)
         scratch.append(Scratch(size, wide=collected > 1))
-        steps.append(Recv(before, index, arriving))
+        steps.append(RecvStep(before, index, arriving))
         parts.append(arriving)
     if canonical.held[canonical.rank]:
         parts.append(_left_fold([canonical.tree(node, piece, {}) for node in canonical.nodes[canonical.rank]]))
     result = Span(Buf.OUTPUT, 0, *piece)
     if canonical.rank == last:
-        steps.append(Reduce(result, _left_fold(parts), finish=True))
+        steps.append(ReduceStep(result, _left_fold(parts), finish=True))
     else:
         if parts:
             value = _left_fold(parts)
             if isinstance(value, tuple):
                 partial = Span(Buf.SCRATCH, len(scratch), 0, size, wide=True)
                 scratch.append(Scratch(size, wide=True))
-                steps.append(Reduce(partial, value, finish=False))
+                steps.append(ReduceStep(partial, value, finish=False))
                 value = partial
-            steps.append(Send(after, index, value))
-        steps.append(Recv(before, index + 1, result))
+            steps.append(SendStep(after, index, value))
+        steps.append(RecvStep(before, index + 1, result))
     if world > 1 and after != last:
-        steps.append(Send(after, index + 1, result))
+        steps.append(SendStep(after, index + 1, result))
     return Lane(tuple(steps), tuple(scratch))
 
 

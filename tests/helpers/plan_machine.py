@@ -20,7 +20,7 @@ import numpy as np
 
 from quicoll.numerics.dtypes import DType, narrow, widen
 from quicoll.numerics.reduce import ReduceOp, accumulator
-from quicoll.plan import Buf, Copy, Lane, Plan, Recv, Reduce, Send, Span
+from quicoll.plan import Buf, CopyStep, Lane, Plan, RecvStep, ReduceStep, SendStep, Span
 
 __all__ = ["Arithmetic", "Message", "Numbers", "Rank", "Words", "in_memory", "joined", "sealed"]
 
@@ -139,7 +139,7 @@ class Rank:
         while self.next_lane < len(self.plan.lanes) and len(self.open) < self.window:
             lane = self.plan.lanes[self.next_lane]
             scratch = [self._poisoned(slot.elements, wide=slot.wide) for slot in lane.scratch]
-            awaited = [position for position, step in enumerate(lane.steps) if isinstance(step, Recv)]
+            awaited = [position for position, step in enumerate(lane.steps) if isinstance(step, RecvStep)]
             self.open[self.next_lane] = _Open(lane, scratch, awaited, needs=_needs(lane))
             self.next_lane += 1
 
@@ -159,7 +159,7 @@ class Rank:
         for state in self.open.values():
             for position in list(state.awaited):
                 recv = state.lane.steps[position]
-                assert isinstance(recv, Recv)
+                assert isinstance(recv, RecvStep)
                 key = (recv.peer, self.plan.rank, recv.index)
                 if key in messages and wanted():
                     place = self._view(state, recv.dst)
@@ -181,13 +181,13 @@ class Rank:
         if any(position in state.awaited for position in state.needs[state.at]):
             return False
         step = state.lane.steps[state.at]
-        if isinstance(step, Send):
+        if isinstance(step, SendStep):
             key = (self.plan.rank, step.peer, step.index)
             assert key not in messages
             messages[key] = self._view(state, step.src).tobytes()
-        elif isinstance(step, Copy):
+        elif isinstance(step, CopyStep):
             self._view(state, step.dst)[:] = self._view(state, step.src)
-        elif isinstance(step, Reduce):
+        elif isinstance(step, ReduceStep):
             total = self._value(state, step.tree)
             value = self.arithmetic.finish(total, self.plan.leaves) if step.finish else total
             place = self._view(state, step.dst)
@@ -216,15 +216,15 @@ def _needs(lane: Lane) -> list[list[int]]:
                 if _meet(lane.steps[earlier].dst, span)  # type: ignore[union-attr]
             ]
         )
-        if isinstance(step, Recv):
+        if isinstance(step, RecvStep):
             filled.setdefault((step.dst.buf, step.dst.slot), []).append(position)
     return needs
 
 
 def _read(step: Any) -> list[Span]:
-    if isinstance(step, Send | Copy):
+    if isinstance(step, SendStep | CopyStep):
         return [step.src]
-    return _leaves(step.tree) if isinstance(step, Reduce) else []
+    return _leaves(step.tree) if isinstance(step, ReduceStep) else []
 
 
 def _leaves(tree: Any) -> list[Span]:

@@ -35,12 +35,14 @@ def in_a_fresh_process(code: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_package_alone_loads_its_errors_and_nothing_heavy() -> None:
     loaded = in_a_fresh_process("import quicoll\nfound = sorted(sys.modules)")
     assert [name for name in loaded if name.split(".")[0] in HEAVY] == []
     assert [name for name in loaded if name.startswith("quicoll")] == ["quicoll", "quicoll.errors"]
 
 
+@pytest.mark.slow
 def test_every_public_name_resolves_in_a_process_that_has_imported_nothing_else() -> None:
     homes = in_a_fresh_process(
         "import quicoll\nfound = {name: type(getattr(quicoll, name)).__name__ for name in dir(quicoll)}"
@@ -57,6 +59,7 @@ def test_a_name_is_resolved_once_and_is_what_its_module_has() -> None:
     assert vars(quicoll)["Job"] is Job
 
 
+@pytest.mark.slow
 def test_a_star_takes_all_of_the_list() -> None:
     assert in_a_fresh_process("from quicoll import *\nfound = 'Job' in globals() and 'blocking' in globals()") is True
 

@@ -139,7 +139,7 @@ def test_we_copy_no_byte_to_send_it_and_one_to_receive_it(
     memory = bytearray(size)
     channel = kind == "channel"
     header = Header(
-        (Pair().a._core._outbox.channel_message(0, memoryview(b""), lambda m: None, None).tag) if channel else tag(1),
+        (Pair().a.core._outbox.channel_message(0, memoryview(b""), lambda m: None, None).tag) if channel else tag(1),
         0,
         size,
         checksum(data),
@@ -172,8 +172,8 @@ def test_the_link_itself_allocates_nothing_of_the_size_of_a_message() -> None:
     pair = Pair(credit=100, chunk=1 << 16).up()
     tracemalloc.start()
     try:
-        pair.b._core.post(tag(1), memoryview(memory), lambda posted: None)
-        sent = pair.a._core.send(tag(1), memoryview(data), lambda message: None)
+        pair.b.core.post(tag(1), memoryview(memory), lambda posted: None)
+        sent = pair.a.core.send(tag(1), memoryview(data), lambda message: None)
         pair.settle()
         _, peak = tracemalloc.get_traced_memory()
     finally:

@@ -170,6 +170,7 @@ def test_threads_that_issue_at_once_take_one_place_after_the_other() -> None:
     assert desk.context.settle() == 0
 
 
+@pytest.mark.slow
 def test_the_child_of_a_fork_is_refused_whatever_the_parent_was_doing() -> None:
     desk = Desk()
     pending = desk.submit()

@@ -17,7 +17,7 @@ from quicoll.errors import Corrupted, LocalError, Mismatch, Partitioned, PeerErr
 from quicoll.membership.view import Member, View
 from quicoll.numerics.dtypes import DType
 from quicoll.numerics.reduce import ReduceOp
-from quicoll.plan import Buf, Lane, Plan, Recv, Send, Span
+from quicoll.plan import Buf, Lane, Plan, RecvStep, SendStep, Span
 from quicoll_transport.errors import LinkLost, MessageCorrupted, MessageRefused
 from quicoll_transport.sim import World
 
@@ -34,7 +34,7 @@ def made(known: Known) -> Work:
         algorithm="direct",
         rank=0,
         world=3,
-        lanes=(Lane((Send(1, 0, IN), Recv(1, 1, OUT))),),
+        lanes=(Lane((SendStep(1, 0, IN), RecvStep(1, 1, OUT))),),
         inputs=(1,),
         output=1,
         leaves=0,

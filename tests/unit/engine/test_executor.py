@@ -14,7 +14,7 @@ from quicoll.engine.calls import Work
 from quicoll.engine.executor import TransferFailed, execute, over
 from quicoll.numerics.dtypes import DType
 from quicoll.numerics.reduce import ReduceOp
-from quicoll.plan import Buf, Copy, Lane, Plan, Recv, Reduce, Scratch, Send, Span
+from quicoll.plan import Buf, CopyStep, Lane, Plan, RecvStep, ReduceStep, Scratch, SendStep, Span
 from quicoll_transport.errors import LinkLost, MessageCorrupted, MessageRefused
 from quicoll_transport.sim import HostLoop, World
 
@@ -83,14 +83,14 @@ def scratch(slot: int) -> Span:
 def reduction() -> Lane:
     """Receive from 1, add to the own input, send the sum to 2."""
     return Lane(
-        (Recv(1, 4, scratch(0)), Reduce(OUT, (IN, scratch(0)), True), Send(2, 5, OUT)),
+        (RecvStep(1, 4, scratch(0)), ReduceStep(OUT, (IN, scratch(0)), True), SendStep(2, 5, OUT)),
         (Scratch(2, False),),
     )
 
 
 def exchange(index: int) -> Lane:
     """Send to 1, receive from 2."""
-    return Lane((Send(1, index, IN), Recv(2, index + 1, OUT)))
+    return Lane((SendStep(1, index, IN), RecvStep(2, index + 1, OUT)))
 
 
 def corrupted() -> MessageCorrupted:
@@ -126,7 +126,7 @@ def test_a_plan_of_a_sub_group_reaches_the_ranks_of_the_view(world: World) -> No
 
 
 def test_results_arrive_in_the_output_and_copies_need_no_link(world: World) -> None:
-    run = Execution(world, [Lane((Copy(OUT, IN),))])
+    run = Execution(world, [Lane((CopyStep(OUT, IN),))])
     run.task.result()
     assert run.output.tolist() == [1.0, 2.0]
     assert run.log == []
@@ -208,7 +208,7 @@ def test_cancelling_takes_every_transfer_back(world: World) -> None:
 
 
 def test_an_error_of_the_computation_ends_everything(world: World) -> None:
-    run = Execution(world, [Lane((Copy(Span(Buf.INPUT, 3, 0, 2, False), IN),)), exchange(0)])
+    run = Execution(world, [Lane((CopyStep(Span(Buf.INPUT, 3, 0, 2, False), IN),)), exchange(0)])
     assert isinstance(run.task.exception(), IndexError)
     assert all(transfer.future.cancelled() for transfer in run.log)
 

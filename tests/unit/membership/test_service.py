@@ -12,7 +12,7 @@ import pytest
 from quicoll import Event, LocalError
 from quicoll.errors import JournalError
 from quicoll.membership import messages as m
-from quicoll.membership.coordinator import service as module
+from quicoll.membership import service as module
 from quicoll.membership.journal import MemoryJournal
 from quicoll.membership.service import CoordinatorService, coordinator_config
 from quicoll.observability.events import Observers

@@ -22,7 +22,7 @@ from plan_machine import Words, in_memory, joined, sealed
 
 from quicoll import plan
 from quicoll.errors import LocalError
-from quicoll.plan import ALGORITHMS, CANONICAL, MOVES, Plan, Send, validate
+from quicoll.plan import ALGORITHMS, CANONICAL, MOVES, Plan, SendStep, validate
 
 Array = np.ndarray[Any, Any]
 
@@ -285,7 +285,7 @@ def crossing(plans: Sequence[Plan], sites: Sequence[int]) -> list[tuple[int, int
         for made in plans
         for lane in made.lanes
         for step in lane.steps
-        if isinstance(step, Send) and sites[made.rank] != sites[step.peer]
+        if isinstance(step, SendStep) and sites[made.rank] != sites[step.peer]
     ]
 
 

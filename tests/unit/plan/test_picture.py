@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from quicoll.cli.app import app
 from quicoll.cli.explain import ExplainedCall
-from quicoll.plan import Plan, Send
+from quicoll.plan import Plan, SendStep
 from quicoll.plan.cost import Flight, Forecast, NetworkModel, predict
 from quicoll.plan.picture import MAX_ARROWS, draw
 
@@ -92,7 +92,7 @@ def test_words_stay_inside_and_apart_and_every_message_has_one_arrow(
             for each in plans
             for lane in each.lanes
             for step in lane.steps
-            if isinstance(step, Send)
+            if isinstance(step, SendStep)
         )
         shown = Counter(tuple(map(int, re.findall(r"\d+", _title(line))[:2])) for line in arrows(root))
         if len(forecast.flights) <= MAX_ARROWS:

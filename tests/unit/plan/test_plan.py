@@ -17,13 +17,13 @@ from quicoll.numerics.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Array, 
 from quicoll.numerics.reduce import ReduceOp, accumulator, leaves_of
 from quicoll.plan import (
     Buf,
-    Copy,
+    CopyStep,
     Lane,
     Plan,
-    Recv,
-    Reduce,
+    RecvStep,
+    ReduceStep,
     Scratch,
-    Send,
+    SendStep,
     Span,
     all_gather,
     all_reduce,
@@ -193,7 +193,7 @@ def test_direct_gives_other_operations_the_same_bits_too(world: int, op: ReduceO
 def test_a_few_elements_have_one_owner_and_many_are_shared() -> None:
     def owners(elements: int) -> list[int]:
         plans = all_reduce_plans("direct", 8, elements, 8)
-        finishing = [any(isinstance(s, Reduce) and s.finish for lane in p.lanes for s in lane.steps) for p in plans]
+        finishing = [any(isinstance(s, ReduceStep) and s.finish for lane in p.lanes for s in lane.steps) for p in plans]
         return [rank for rank, finishes in enumerate(finishing) if finishes]
 
     assert owners(10) == [0]
@@ -211,10 +211,10 @@ def test_direct_moves_no_more_bytes_than_a_ring_needs() -> None:
 
 def test_several_leaves_travel_as_one_wide_partial_and_a_lone_one_as_it_is() -> None:
     plan = all_reduce_plans("direct", 2, 100, 3, dtype=FLOAT16)[1]  # holds leaves 1 and 2; the tree is ((0 1) 2)
-    sent = [step.src for step in plan.lanes[0].steps if isinstance(step, Send)]
+    sent = [step.src for step in plan.lanes[0].steps if isinstance(step, SendStep)]
     assert sent == [Span(Buf.INPUT, 0, 0, 100), Span(Buf.INPUT, 1, 0, 100)]
     plan = all_reduce_plans("direct", 2, 100, 4, dtype=FLOAT16)[1]
-    sent = [step.src for step in plan.lanes[0].steps if isinstance(step, Send)]
+    sent = [step.src for step in plan.lanes[0].steps if isinstance(step, SendStep)]
     assert sent == [Span(Buf.SCRATCH, 0, 0, 100, wide=True)]
 
 
@@ -224,7 +224,7 @@ def test_no_message_is_longer_than_a_chunk_even_where_partials_are_wide(algorith
         for plan in all_reduce_plans(algorithm, world, 50_000, leaves, dtype=BFLOAT16, chunk_bytes=5000):
             for lane in plan.lanes:
                 for step in lane.steps:
-                    if isinstance(step, Send):
+                    if isinstance(step, SendStep):
                         assert plan.nbytes(step.src) <= 5000
 
 
@@ -277,9 +277,9 @@ def test_ring_only_talks_to_its_neighbours() -> None:
     for plan in all_reduce_plans("ring", 5, 1000, 5):
         for lane in plan.lanes:
             for step in lane.steps:
-                if isinstance(step, Send):
+                if isinstance(step, SendStep):
                     assert step.peer == (plan.rank + 1) % 5
-                if isinstance(step, Recv):
+                if isinstance(step, RecvStep):
                     assert step.peer == (plan.rank - 1) % 5
 
 
@@ -308,7 +308,7 @@ def test_broadcast_takes_as_many_rounds_as_the_world_has_bits() -> None:
             parent = next(
                 step.peer
                 for step in broadcast(rank=rank, world=world, root=0, elements=1, itemsize=1).lanes[0].steps
-                if isinstance(step, Recv)
+                if isinstance(step, RecvStep)
             )
             depth[rank] = depth[parent] + 1
         assert max(depth.values()) <= (world - 1).bit_length()
@@ -460,13 +460,13 @@ def pair(first: Sequence[Any], second: Sequence[Any], **changes: Any) -> list[Pl
 
 IN, OUT, TEMP = Span(Buf.INPUT, 0, 0, 2), Span(Buf.OUTPUT, 0, 0, 2), Span(Buf.SCRATCH, 0, 0, 2)
 WIDE = Span(Buf.SCRATCH, 1, 0, 2, wide=True)
-DONE = [Copy(OUT, IN)]
+DONE = [CopyStep(OUT, IN)]
 
 
 def test_the_checker_accepts_the_plans_that_the_faults_below_are_made_from() -> None:
     validate(pair(DONE, DONE))
-    validate(pair([Send(1, 0, IN), Recv(1, 0, OUT)], [Recv(0, 0, TEMP), *DONE, Send(0, 0, TEMP)]))
-    validate(pair([Reduce(WIDE, (IN, IN), finish=False), Reduce(OUT, WIDE, finish=True)], DONE))
+    validate(pair([SendStep(1, 0, IN), RecvStep(1, 0, OUT)], [RecvStep(0, 0, TEMP), *DONE, SendStep(0, 0, TEMP)]))
+    validate(pair([ReduceStep(WIDE, (IN, IN), finish=False), ReduceStep(OUT, WIDE, finish=True)], DONE))
 
 
 @pytest.mark.parametrize(
@@ -479,28 +479,37 @@ def test_the_checker_accepts_the_plans_that_the_faults_below_are_made_from() -> 
         (pair(DONE, DONE, width=2), "rank 1 has 1 lanes, 2 at a time; rank 0 has 1, 1 at a time"),
         (pair(DONE, DONE, lanes=()), "rank 1 has 0 lanes"),
         (pair([], DONE), "rank 0: not every element of its output is written"),
-        (pair([Copy(replace(OUT, stop=1), replace(IN, stop=1))], DONE), "not every element"),
+        (pair([CopyStep(replace(OUT, stop=1), replace(IN, stop=1))], DONE), "not every element"),
         (pair(DONE * 2, DONE), "rank 0, lane 0, step 1: .* is written a second time"),
-        (pair([*DONE, Copy(TEMP, IN), Copy(TEMP, IN)], DONE), "step 2: .* is written a second time"),
-        (pair([*DONE, Copy(IN, IN)], DONE), "is the caller's and must not be written"),
-        (pair([Copy(OUT, TEMP)], DONE), "step 0: .* is read before this lane has written it"),
-        (pair([*DONE, Copy(replace(TEMP, stop=3), IN)], DONE), "differ in length"),
-        (pair([*DONE, Copy(replace(TEMP, start=1, stop=3), IN)], DONE), "is out of bounds"),
-        (pair([*DONE, Copy(replace(TEMP, slot=2), IN)], DONE), "is out of bounds"),
-        (pair([*DONE, Copy(replace(TEMP, slot=-1), IN)], DONE), "is out of bounds"),
-        (pair([*DONE, Reduce(replace(TEMP, wide=True), IN, finish=False)], DONE), "is not of its buffer's type"),
-        (pair([*DONE, Copy(WIDE, IN)], DONE), "would need a conversion"),
-        (pair([Reduce(OUT, IN, finish=False)], DONE), "is neither"),
-        (pair([*DONE, Reduce(WIDE, IN, finish=True)], DONE), "is both"),
-        (pair([*DONE, Send(1, 0, IN)], DONE), r"from rank 0 to rank 1: sent as .* \(0, 2, False\), awaited as None"),
-        (pair([*DONE, Recv(1, 0, TEMP)], DONE), r"sent as .* None, awaited as \(0, 2, False\)"),
-        (pair([*DONE, Send(1, 0, IN)], [*DONE, Recv(0, 0, replace(TEMP, stop=1))]), r"awaited as \(0, 1, False\)"),
-        (pair([*DONE, Send(1, 0, IN)], [*DONE, Recv(0, 0, WIDE)]), r"awaited as \(0, 2, True\)"),
-        (pair([*DONE, Send(1, 0, IN), Send(1, 0, IN)], [*DONE, Recv(0, 0, TEMP)]), "message 0 from 0 to 1 stands"),
-        (pair([*DONE, Send(0, 0, IN)], DONE), "exchanges with rank 0"),
-        (pair([*DONE, Send(2, 0, IN)], DONE), "exchanges with rank 2"),
+        (pair([*DONE, CopyStep(TEMP, IN), CopyStep(TEMP, IN)], DONE), "step 2: .* is written a second time"),
+        (pair([*DONE, CopyStep(IN, IN)], DONE), "is the caller's and must not be written"),
+        (pair([CopyStep(OUT, TEMP)], DONE), "step 0: .* is read before this lane has written it"),
+        (pair([*DONE, CopyStep(replace(TEMP, stop=3), IN)], DONE), "differ in length"),
+        (pair([*DONE, CopyStep(replace(TEMP, start=1, stop=3), IN)], DONE), "is out of bounds"),
+        (pair([*DONE, CopyStep(replace(TEMP, slot=2), IN)], DONE), "is out of bounds"),
+        (pair([*DONE, CopyStep(replace(TEMP, slot=-1), IN)], DONE), "is out of bounds"),
+        (pair([*DONE, ReduceStep(replace(TEMP, wide=True), IN, finish=False)], DONE), "is not of its buffer's type"),
+        (pair([*DONE, CopyStep(WIDE, IN)], DONE), "would need a conversion"),
+        (pair([ReduceStep(OUT, IN, finish=False)], DONE), "is neither"),
+        (pair([*DONE, ReduceStep(WIDE, IN, finish=True)], DONE), "is both"),
         (
-            pair([Recv(1, 0, OUT), Send(1, 0, OUT)], [Recv(0, 0, OUT), Send(0, 0, OUT)]),
+            pair([*DONE, SendStep(1, 0, IN)], DONE),
+            r"from rank 0 to rank 1: sent as .* \(0, 2, False\), awaited as None",
+        ),
+        (pair([*DONE, RecvStep(1, 0, TEMP)], DONE), r"sent as .* None, awaited as \(0, 2, False\)"),
+        (
+            pair([*DONE, SendStep(1, 0, IN)], [*DONE, RecvStep(0, 0, replace(TEMP, stop=1))]),
+            r"awaited as \(0, 1, False\)",
+        ),
+        (pair([*DONE, SendStep(1, 0, IN)], [*DONE, RecvStep(0, 0, WIDE)]), r"awaited as \(0, 2, True\)"),
+        (
+            pair([*DONE, SendStep(1, 0, IN), SendStep(1, 0, IN)], [*DONE, RecvStep(0, 0, TEMP)]),
+            "message 0 from 0 to 1 stands",
+        ),
+        (pair([*DONE, SendStep(0, 0, IN)], DONE), "exchanges with rank 0"),
+        (pair([*DONE, SendStep(2, 0, IN)], DONE), "exchanges with rank 2"),
+        (
+            pair([RecvStep(1, 0, OUT), SendStep(1, 0, OUT)], [RecvStep(0, 0, OUT), SendStep(0, 0, OUT)]),
             "rank 0, lane 0, step 1 waits for ever",
         ),
     ],
@@ -512,7 +521,7 @@ def test_the_checker_names_the_fault(plans: list[Plan], message: str) -> None:
 
 def test_messages_between_lanes_of_different_numbers_are_found() -> None:
     """They would stop an executor that has only the first lane open."""
-    plans = pair([*DONE, Send(1, 0, IN)], [*DONE, Recv(0, 0, TEMP)])
+    plans = pair([*DONE, SendStep(1, 0, IN)], [*DONE, RecvStep(0, 0, TEMP)])
     empty = Lane(())
     plans[0] = replace(plans[0], lanes=(*plans[0].lanes, empty))
     plans[1] = replace(plans[1], lanes=(empty, *plans[1].lanes))
@@ -522,7 +531,7 @@ def test_messages_between_lanes_of_different_numbers_are_found() -> None:
 
 def test_a_token_waits_for_the_receive_that_fills_it_and_for_no_other() -> None:
     token, other = Span(Buf.SCRATCH, 0, 0, 0), Span(Buf.SCRATCH, 1, 0, 0)
-    lane = Lane((Recv(1, 0, token), Send(1, 0, other), Send(1, 1, token)), (Scratch(0, wide=False),) * 2)
+    lane = Lane((RecvStep(1, 0, token), SendStep(1, 0, other), SendStep(1, 1, token)), (Scratch(0, wide=False),) * 2)
     assert lane.waits == ((), (), (0,))
 
 
@@ -530,11 +539,11 @@ def test_a_step_waits_only_for_receives_that_it_reads() -> None:
     halves = [Span(Buf.SCRATCH, 0, 0, 1), Span(Buf.SCRATCH, 0, 1, 2)]
     lane = Lane(
         (
-            Recv(1, 0, halves[0]),
-            Recv(1, 1, halves[1]),
-            Send(1, 0, IN),
-            Send(1, 1, halves[1]),
-            Reduce(OUT, (TEMP, (IN, TEMP)), finish=True),
+            RecvStep(1, 0, halves[0]),
+            RecvStep(1, 1, halves[1]),
+            SendStep(1, 0, IN),
+            SendStep(1, 1, halves[1]),
+            ReduceStep(OUT, (TEMP, (IN, TEMP)), finish=True),
         ),
         (Scratch(2, wide=False),),
     )

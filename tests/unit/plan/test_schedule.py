@@ -22,7 +22,7 @@ from quicoll.membership.view import Member, View
 from quicoll.numerics.dtypes import DTYPES
 from quicoll.numerics.exact import MAX_LEAVES
 from quicoll.numerics.reduce import ReduceOp, leaves_of
-from quicoll.plan import MOVES, Plan, Send, validate
+from quicoll.plan import MOVES, Plan, SendStep, validate
 from quicoll.plan.cost import NetworkModel
 from quicoll.plan.schedule import element_format
 
@@ -187,7 +187,7 @@ def test_the_command_prints_the_bytes_and_messages_of_those_plans(
         wire=options[options.index("--wire") + 1] if "--wire" in options else None,
     )
     plans = [plan_of(rank, question, (0,) * 4, NetworkModel.between((0,) * 4, latency=1, rate=1)) for rank in range(4)]
-    sends = sum(isinstance(step, Send) for each in plans for lane in each.lanes for step in lane.steps)
+    sends = sum(isinstance(step, SendStep) for each in plans for lane in each.lanes for step in lane.steps)
     assert f"messages      {sends}\n" in text
 
 

@@ -26,7 +26,7 @@ from quicoll_transport.security.limits import Guard, Pace
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Authenticated, Listener
     from quicoll_transport.endpoint.core.peer import Peer
-    from quicoll_transport.endpoint.core.terms import NodeIdentity, Settings, Verify
+    from quicoll_transport.endpoint.core.terms import EndpointSettings, NodeIdentity, Verify
     from quicoll_transport.link.frames import Hello
     from quicoll_transport.net.addresses import Address
 
@@ -39,7 +39,7 @@ class Admission:
     def __init__(
         self,
         *,
-        settings: Settings,
+        settings: EndpointSettings,
         listener: Listener,
         verify: Verify,
         authorize: Callable[[NodeIdentity], str | None],

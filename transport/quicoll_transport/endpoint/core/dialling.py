@@ -21,13 +21,13 @@ from quicoll_transport.net.addresses import Address, canonical, is_numeric
 if TYPE_CHECKING:
     from quicoll_transport.endpoint.core.peer import Peer
 
-__all__ = ["Attempt", "Dialler", "NoAddress"]
+__all__ = ["DialAttempt", "Dialler", "NoAddress"]
 
 _LAST_BACKOFF_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class DialAttempt:
     """Connect to this address. answer_ns: until when anything at all must have come from there."""
 
     address: Address
@@ -48,7 +48,7 @@ class Dialler:
         self._handshake_ns = handshake_ns
         self._scope_of = scope_of
 
-    def next(self, peer: Peer, now_ns: int) -> Attempt | NoAddress | LookUp | None:
+    def next(self, peer: Peer, now_ns: int) -> DialAttempt | NoAddress | LookUp | None:
         """Return what is to be done for a peer that wants to be dialled; None while its look-up is under way."""
         if (address := peer.plan.next()) is not None:
             return self._attempt(peer, address, now_ns)
@@ -62,7 +62,7 @@ class Dialler:
 
     def begin_round(
         self, peer: Peer, found: Sequence[Address], failed: Sequence[str], now_ns: int
-    ) -> Attempt | NoAddress:
+    ) -> DialAttempt | NoAddress:
         """Return the first attempt of a round.
 
         Args:
@@ -82,8 +82,8 @@ class Dialler:
             peer.next_dial_ns += peer.backoff_ns
             peer.backoff_ns = min(2 * peer.backoff_ns, _LAST_BACKOFF_NS)
 
-    def _attempt(self, peer: Peer, address: Address, now_ns: int) -> Attempt:
-        return Attempt(address, now_ns + peer.plan.patience_ns(self._handshake_ns))
+    def _attempt(self, peer: Peer, address: Address, now_ns: int) -> DialAttempt:
+        return DialAttempt(address, now_ns + peer.plan.patience_ns(self._handshake_ns))
 
     def _numeric(self, addresses: Sequence[Address]) -> tuple[list[Address], list[str]]:
         """Return the canonical forms of addresses without names, and why others have none."""

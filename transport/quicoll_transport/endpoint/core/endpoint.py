@@ -37,7 +37,7 @@ from quicoll_transport.carrier import (
 from quicoll_transport.endpoint.core.admission import Admission
 from quicoll_transport.endpoint.core.agenda import Agenda
 from quicoll_transport.endpoint.core.connection import Connection
-from quicoll_transport.endpoint.core.dialling import Attempt, Dialler, NoAddress
+from quicoll_transport.endpoint.core.dialling import DialAttempt, Dialler, NoAddress
 from quicoll_transport.endpoint.core.greeting import Greeting
 from quicoll_transport.endpoint.core.peer import Peer
 from quicoll_transport.endpoint.core.table import Table
@@ -45,9 +45,9 @@ from quicoll_transport.endpoint.core.terms import (
     Action,
     Actions,
     CancelLookUp,
+    EndpointSettings,
     NodeIdentity,
     ReportError,
-    Settings,
     Verify,
 )
 from quicoll_transport.endpoint.core.traffic import Traffic
@@ -83,7 +83,7 @@ class EndpointCore:
         *,
         identity: NodeIdentity,
         incarnation: int,
-        settings: Settings,
+        settings: EndpointSettings,
         listener: Listener,
         dial: Dial,
         verify: Verify,
@@ -320,7 +320,7 @@ class EndpointCore:
                 peer.link.unreachable(now_ns)
             self.touch(peer)
 
-    def use_settings(self, settings: Settings) -> None:
+    def use_settings(self, settings: EndpointSettings) -> None:
         """Make links from now on with these settings; those that live keep theirs."""
         self._settings = settings
 
@@ -435,18 +435,18 @@ class EndpointCore:
 
     def _dial(self, peer: Peer, now_ns: int) -> None:
         step = self._dialler.next(peer, now_ns)
-        if isinstance(step, Attempt | NoAddress):
+        if isinstance(step, DialAttempt | NoAddress):
             self._follow(peer, step, now_ns)
         elif step is not None:
             self._actions.put(step)
 
-    def _follow(self, peer: Peer, step: Attempt | NoAddress, now_ns: int) -> None:
+    def _follow(self, peer: Peer, step: DialAttempt | NoAddress, now_ns: int) -> None:
         if isinstance(step, NoAddress):
             self._detached(peer, step.reason)
         else:
             self._connect(peer, step, now_ns)
 
-    def _connect(self, peer: Peer, attempt: Attempt, now_ns: int) -> None:
+    def _connect(self, peer: Peer, attempt: DialAttempt, now_ns: int) -> None:
         connection = Connection(
             self._dial_address(attempt.address, now_ns),
             dialled=True,

@@ -23,12 +23,12 @@ __all__ = [
     "Action",
     "Actions",
     "CancelLookUp",
+    "EndpointSettings",
     "LookUp",
     "NodeIdentity",
     "Record",
     "ReportError",
     "SendDatagrams",
-    "Settings",
     "Tell",
     "Verified",
     "Verify",
@@ -45,7 +45,7 @@ class NodeIdentity(Protocol):
     def __lt__(self, other: Any, /) -> bool: ...
 
 
-class Settings(Protocol):
+class EndpointSettings(Protocol):
     """The part of EndpointConfig that the core needs; see there."""
 
     @property
