@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from quicoll_transport.endpoint.core.dial_plan import DialPlan
 from quicoll_transport.events import LinkChanged, PayloadCorrupted, Resent, Stalled, SuspicionChanged
 from quicoll_transport.link.core import LinkConfig, LinkCore, LinkId, LinkState
-from quicoll_transport.net.addresses import DialPlan
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import PathStats
