@@ -313,7 +313,9 @@ class Group:
         Raises:
             LocalError: x or an option is invalid. Raised by the call; nothing was sent.
         """
-        return self._start(Gather(self._here, x, root=root, out=out, algorithm=algorithm), timeout)
+        here = self._here
+        root = here.checked("root", root)  # here, because None would make an all_gather of it
+        return self._start(Gather(here, x, root=root, out=out, algorithm=algorithm), timeout)
 
     def scatter(
         self,

@@ -230,8 +230,8 @@ RUNS: dict[str, Run] = {
     "docs/faults.md: MS = 1_000_000  # rules count in nanoseconds": a_bad_line,
     "docs/faults.md: async with corrupt_payloads(jobs[1], PayloadCorrupt(min_byte": bad_memory,
     "docs/faults.md: class DropLarge:": own_rule,
-    "docs/messages.md: async def main():": alone,
     "docs/internals/simulation.md: disk = SimDisk(random.Random(7), now_ns=lambda: 0)  # has th": alone,
+    "docs/messages.md: async def main():": alone,
     "docs/simulation.md: def split(sim):": scenarios("import my_package\n"),
 }
 

@@ -311,7 +311,7 @@ async def test_steps_commit_with_results_that_differ_between_sub_groups() -> Non
 async def test_different_bits_within_a_sub_group_keep_the_step_from_being_committed_anywhere() -> None:
     async with cluster(4) as jobs:
         groups = await split(jobs, [0, 0, 0, None])
-        wrong, record = jobs[1]._caller, jobs[1]._caller.record
+        wrong, record = jobs[1]._context, jobs[1]._context.record
         # As if memory had changed under the result of one rank.
         wrong.record = lambda group, seq, digest: record(group, seq, bytes([digest[0] ^ 1, *digest[1:]]))  # type: ignore[method-assign]
 
@@ -399,7 +399,7 @@ async def test_a_rank_that_does_not_split_is_named_and_nobody_gets_a_group() -> 
 async def test_a_call_from_outside_of_a_sub_group_breaks_the_view_and_names_who_made_it() -> None:
     async with cluster(3) as jobs:
         groups = await split(jobs, [0, 0, None])
-        stranger = Group(jobs[2]._caller, groups[0]._scope)
+        stranger = Group(jobs[2]._context, groups[0]._scope)
         waiting = asyncio.ensure_future(groups[0].all_reduce(np.ones(3))._wait())
         got = await asyncio.gather(waiting, stranger.all_reduce(np.ones(3))._wait(), return_exceptions=True)
         assert all(isinstance(error, PeerError) for error in got), got
