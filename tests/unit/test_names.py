@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,12 @@ SHARED = {
 }
 
 
-def public_definitions(root: Path) -> Iterator[tuple[str, str]]:
+@functools.cache
+def public_definitions(root: Path) -> tuple[tuple[str, str], ...]:
+    return tuple(read_definitions(root))
+
+
+def read_definitions(root: Path) -> Iterator[tuple[str, str]]:
     """Yield (name, module) of public classes and functions that the package's modules define at their top level."""
     for path in sorted(root.rglob("*.py")):
         module = ".".join(path.relative_to(root.parent).with_suffix("").parts).removesuffix(".__init__")

@@ -23,6 +23,7 @@ from quicoll_transport.security.identity import Credentials
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
 
+pytestmark = pytest.mark.slow
 MS = 1_000_000
 SERVER, CLIENT, ELSEWHERE = ("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.3", 7)
 PATIENT = EndpointConfig(lost_after_ns=30_000 * MS, connect_ns=30_000 * MS)

@@ -539,7 +539,7 @@ def storm(seed: int) -> None:
     assert_work_goes_on(world)
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 10))])
 def test_nothing_wrong_is_committed_and_work_goes_on_after_the_repair(block: int) -> None:
     for seed in range(block * 40, block * 40 + 40):
         try:
@@ -548,6 +548,7 @@ def test_nothing_wrong_is_committed_and_work_goes_on_after_the_repair(block: int
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
+@pytest.mark.slow
 def test_the_coordinator_may_die_between_any_two_actions() -> None:
     """Joins, installations, commits, an abort, a newcomer: killed after each action in turn, then started again."""
     for killed_after in range(100):

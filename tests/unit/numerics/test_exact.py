@@ -160,6 +160,7 @@ def test_the_result_is_the_real_number_rounded_once(dtype: DType, spread: int | 
         assert bits(dtype, reduced(dtype, mixed, op=op)).tolist() == expected, count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", [FLOAT8_E4M3FN, FLOAT8_E5M2], ids=str)
 def test_every_pair_of_float8(dtype: DType, op: ReduceOp) -> None:

@@ -27,7 +27,7 @@ from quicoll.plan import ALGORITHMS, CANONICAL, MOVES, Plan, SendStep, validate
 Array = np.ndarray[Any, Any]
 
 SWEEP = int(os.environ.get("QUICOLL_SWEEP", "1"))
-WORLDS = range(1, 34)
+WORLDS = [pytest.param(world, marks=[pytest.mark.slow] if world > 9 else []) for world in range(1, 34)]
 SIZES = (0, 1, 63, 64, 65, 1009, 4133)
 # Bytes an element is said to have. 16 KiB make a share of 64 elements worth an owner, so that small arrays have many.
 ITEMSIZES = (8, 16 * 1024)
@@ -399,7 +399,7 @@ def test_all_to_all_transposes_uneven_and_empty_parts(world: int) -> None:
             equal(output, np.concatenate([sent[source][rank] for source in range(world)]))
 
 
-@pytest.mark.parametrize("world", [world for world in WORLDS if world > 1])
+@pytest.mark.parametrize("world", WORLDS[1:])
 def test_send_moves_elements_from_one_rank_to_one_other_and_nobody_else_does_anything(world: int) -> None:
     pairs = [(source, to) for source in range(world) for to in range(world) if source != to]
     for elements, (source, to), limit in cases(SIZES, pairs, (64, 1 << 20), most=few(world), turn=world):

@@ -47,6 +47,7 @@ from quicoll.sim.disk.files import SECTOR, DiskFailure, Halted
 if TYPE_CHECKING:
     from quicoll.sim.disk.sqlite import SimConnection
 
+pytestmark = pytest.mark.slow  # ends a run at each of its disk operations in turn
 SEEDS = range(int(os.environ.get("QUICOLL_DISK_SEEDS", "5")))
 A, B = Path("/data/a"), Path("/data/b")
 
