@@ -36,8 +36,9 @@ from typing import Any
 
 import numpy as np
 
+from quicoll.numerics.canonical_order import split
 from quicoll.numerics.dtypes import DTYPES, FLOAT32, FLOAT64, Array, DType, narrow, widen
-from quicoll.numerics.reduce import Precision, ReduceOp, accumulator, reduce_tree, split
+from quicoll.numerics.reduce import Precision, ReduceOp, accumulator, reduce_tree
 from quicoll.testing import cluster
 
 

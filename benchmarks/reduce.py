@@ -33,8 +33,9 @@ from typing import Any
 
 import numpy as np
 
+from quicoll.numerics.canonical_order import split
 from quicoll.numerics.dtypes import DTYPES, FLOAT64, Array, DType, NumberKind, narrow
-from quicoll.numerics.reduce import REDUCE_BLOCK, ReduceOp, accumulator, combine, finish, reduce_tree, split, widen
+from quicoll.numerics.reduce import REDUCE_BLOCK, ReduceOp, accumulator, combine, finish, reduce_tree, widen
 
 POOL_BYTES = 64 << 20  # larger than the caches of one core
 

@@ -26,13 +26,14 @@ from quicoll.collectives.split import Split
 from quicoll.collectives.subgroups import WORLD, Scope
 from quicoll.engine.calls import site_numbers
 from quicoll.errors import LocalError
-from quicoll.numerics.reduce import Precision, ReduceOp, leaves_of
+from quicoll.numerics.canonical_order import leaves_of
 
 if TYPE_CHECKING:
     from quicoll.collectives.context import CallContext
     from quicoll.collectives.operation import Operation
     from quicoll.membership.view import View
     from quicoll.numerics.codecs import WireFormat
+    from quicoll.numerics.reduce import Precision, ReduceOp
     from quicoll.plan.schedule import AlgorithmName
 
 __all__ = ["Group", "ThreadGroup"]
@@ -120,8 +121,8 @@ class Group:
         """Reduce tensors across the group; every rank gets the result.
 
         The result's bits depend on the leaves in their order and on nothing else: not on timing, algorithm, chunk size
-        or world size (`quicoll.numerics.reduce` has the tree by which they are combined). Cost of "direct": each rank
-        sends and receives 2 (p - 1) / p * x.nbytes for one leaf per rank.
+        or world size (`quicoll.numerics.canonical_order` has the tree by which they are combined). Cost of "direct":
+        each rank sends and receives 2 (p - 1) / p * x.nbytes for one leaf per rank.
 
         Args:
             x: A tensor (one leaf per rank), a list of tensors of one dtype (one operation for all of them, with the

@@ -14,7 +14,8 @@ from quicoll.collectives.shards import Leaves, Shards
 from quicoll.engine.calls import Work
 from quicoll.errors import LocalError
 from quicoll.numerics.bundle import Bundle, bundle, results
-from quicoll.numerics.reduce import Precision, ReduceOp, leaves_of
+from quicoll.numerics.canonical_order import leaves_of
+from quicoll.numerics.reduce import Precision, ReduceOp
 from quicoll.plan.schedule import (
     ElementFormat,
     Schedule,

@@ -22,8 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quicoll.errors import LocalError
+from quicoll.numerics.canonical_order import split
 from quicoll.numerics.dtypes import FLOAT32
-from quicoll.numerics.reduce import ReduceOp, combine, finish, split
+from quicoll.numerics.reduce import ReduceOp, combine, finish
 from quicoll.train.loop import Bucket
 
 if TYPE_CHECKING:
@@ -117,8 +118,9 @@ class Digits:
 def baseline(*, steps: int, seed: int = 0, batch: int = BATCH) -> Digits:
     """Train in this process alone, with no network and no plan, and return the task: what every job must equal.
 
-    The reduction is written out here in the plainest form, the canonical tree of `quicoll.numerics.reduce` leaf by
-    leaf, so that equal digests say something about the cluster's plans and do not only compare them with themselves.
+    The reduction is written out here in the plainest form, the canonical tree of `quicoll.numerics.canonical_order`
+    leaf by leaf, so that equal digests say something about the cluster's plans and do not only compare them with
+    themselves.
     """
     task = Digits(seed=seed, batch=batch)
     for step in range(1, steps + 1):

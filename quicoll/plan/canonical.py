@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from quicoll.numerics.reduce import leaves_of, split, subtrees
+from quicoll.numerics.canonical_order import leaves_of, split, subtrees
 from quicoll.plan.model import Buf, Span, Tree
 
 if TYPE_CHECKING:

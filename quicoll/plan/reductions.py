@@ -117,7 +117,7 @@ def all_reduce(
         rank: Whose plan. All other arguments must be equal on all ranks.
         world: Number of ranks.
         elements: Of the tensor.
-        leaves: How many; each rank holds those of `quicoll.numerics.reduce.leaves_of`, one INPUT slot for each.
+        leaves: How many; each rank holds those of `canonical_order.leaves_of`, one INPUT slot for each.
         itemsize: Bytes of an element of the tensor's type.
         wide_itemsize: Bytes of an element of the accumulator's type.
         chunk_bytes: No message is longer, unless one element is.
@@ -164,7 +164,7 @@ def reduce(
         world: Number of ranks.
         root: The rank that gets the result.
         elements: Of the tensor.
-        leaves: How many; each rank holds those of `quicoll.numerics.reduce.leaves_of`, one INPUT slot for each.
+        leaves: How many; each rank holds those of `canonical_order.leaves_of`, one INPUT slot for each.
         itemsize: Bytes of an element of the tensor's type.
         wide_itemsize: Bytes of an element of the accumulator's type.
         chunk_bytes: No message is longer, unless one element is.
@@ -208,7 +208,7 @@ def reduce_scatter(
         rank: Whose plan. All other arguments must be equal on all ranks.
         world: Number of ranks.
         counts: Elements for each rank; any may be 0.
-        leaves: How many; each rank holds those of `quicoll.numerics.reduce.leaves_of`, one INPUT slot for each.
+        leaves: How many; each rank holds those of `canonical_order.leaves_of`, one INPUT slot for each.
         itemsize: Bytes of an element of the tensor's type.
         wide_itemsize: Bytes of an element of the accumulator's type.
         chunk_bytes: No message is longer, unless one element is.

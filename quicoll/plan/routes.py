@@ -4,10 +4,10 @@ A route is a tree of ranks with the chunk's owner at its root. Each rank sends t
 below it to its parent; what all ranks are to know comes down the same way. Routes decide cost and nothing else:
 
 Why any route gives the same bits. What lies below a rank is a set of leaves. The rank may replace some of them by one
-value exactly where they make up a whole node of the canonical tree (`quicoll.numerics.reduce`), because a node's value
-does not depend on which rank computes it. Everything else it passes on as it is. So the owner gets values of nodes that
-together make up all leaves, each leaf once, and combines them upwards as the tree says. No route can make it combine
-anything else.
+value exactly where they make up a whole node of the canonical tree (`quicoll.numerics.canonical_order`), because a
+node's value does not depend on which rank computes it. Everything else it passes on as it is. So the owner gets values
+of nodes that together make up all leaves, each leaf once, and combines them upwards as the tree says. No route can make
+it combine anything else.
 
 Why a route has a price then. A set of leaves that is not a node travels as several values, its *cover*: the fewest
 nodes that make it up. Contiguous leaves have a cover of at most 2 log2(leaves) nodes.
@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quicoll.errors import LocalError
-from quicoll.numerics.reduce import split
+from quicoll.numerics.canonical_order import split
 
 __all__ = ["Place", "binomial", "halving", "normal_sites", "site_members", "star", "through_sites"]
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from quicoll.errors import LocalError, Mismatch
+from quicoll.numerics.canonical_order import split
 from quicoll.numerics.codecs import Codec
 from quicoll.numerics.dtypes import FLOAT32, Array
-from quicoll.numerics.reduce import ReduceOp, combine, finish, split
+from quicoll.numerics.reduce import ReduceOp, combine, finish
 from quicoll.testing import cluster
 
 SHARDS, SIZE = 8, 70_001  # 274 blocks, so that there are several owners

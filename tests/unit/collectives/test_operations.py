@@ -21,7 +21,7 @@ from quicoll.collectives.subgroups import MAX_COLOR, MAX_KEY, STATE, WORLD, Scop
 from quicoll.engine.calls import Known, Work
 from quicoll.engine.executor import execute
 from quicoll.errors import LocalError, PeerError
-from quicoll.numerics.reduce import leaves_of
+from quicoll.numerics.canonical_order import leaves_of
 from quicoll.plan.cost import NetworkModel
 
 if TYPE_CHECKING:

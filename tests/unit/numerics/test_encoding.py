@@ -12,10 +12,11 @@ from hypothesis.extra import numpy as shaped
 
 from quicoll.errors import LocalError
 from quicoll.numerics.bundle import bundle
+from quicoll.numerics.canonical_order import split
 from quicoll.numerics.codecs import WIRE_BLOCK, Codec
 from quicoll.numerics.dtypes import DTYPES, FLOAT32, FLOAT64, Array, DType, narrow, widen
 from quicoll.numerics.encoding import Encoding, encoding_for
-from quicoll.numerics.reduce import ReduceOp, finish, reduce_tree, split
+from quicoll.numerics.reduce import ReduceOp, finish, reduce_tree
 
 FORMATS = [(name, dtype) for name in ("bfloat16", "int8") for dtype in Codec.parse(name).parts]
 

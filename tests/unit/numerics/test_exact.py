@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quicoll.errors import LocalError
+from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.dtypes import (
     BFLOAT16,
     COMPLEX64,
@@ -31,7 +32,7 @@ from quicoll.numerics.dtypes import (
     widen,
 )
 from quicoll.numerics.exact import MAX_LEAVES, exact_accumulator
-from quicoll.numerics.reduce import ReduceOp, accumulator, leaves_of, reduce_tree
+from quicoll.numerics.reduce import ReduceOp, accumulator, reduce_tree
 
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.kind is NumberKind.FLOAT]
 COMPLEX = [dtype for dtype in DTYPES.values() if dtype.kind is NumberKind.COMPLEX]

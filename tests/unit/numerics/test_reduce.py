@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from quicoll.errors import LocalError
+from quicoll.numerics.canonical_order import leaves_of, split, subtrees
 from quicoll.numerics.dtypes import (
     BFLOAT16,
     BOOL,
@@ -32,19 +33,7 @@ from quicoll.numerics.dtypes import (
     narrow,
     require_ieee,
 )
-from quicoll.numerics.reduce import (
-    REDUCE_BLOCK,
-    Array,
-    ReduceOp,
-    accumulator,
-    combine,
-    finish,
-    leaves_of,
-    reduce_tree,
-    split,
-    subtrees,
-    widen,
-)
+from quicoll.numerics.reduce import REDUCE_BLOCK, Array, ReduceOp, accumulator, combine, finish, reduce_tree, widen
 
 SMALL = [FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT16, BFLOAT16]
 COMPLEX = [COMPLEX64, COMPLEX128]

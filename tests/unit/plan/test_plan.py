@@ -13,8 +13,9 @@ import pytest
 from plan_machine import Message, Numbers, Rank, in_memory
 
 from quicoll.errors import LocalError
+from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.dtypes import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Array, DType, narrow, widen
-from quicoll.numerics.reduce import ReduceOp, accumulator, leaves_of
+from quicoll.numerics.reduce import ReduceOp, accumulator
 from quicoll.plan import (
     Buf,
     CopyStep,

@@ -19,9 +19,10 @@ from quicoll.collectives.shards import Shards
 from quicoll.engine.calls import Known
 from quicoll.errors import LocalError
 from quicoll.membership.view import Member, View
+from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.dtypes import DTYPES
 from quicoll.numerics.exact import MAX_LEAVES
-from quicoll.numerics.reduce import ReduceOp, leaves_of
+from quicoll.numerics.reduce import ReduceOp
 from quicoll.plan import MOVES, Plan, SendStep, validate
 from quicoll.plan.cost import NetworkModel
 from quicoll.plan.schedule import element_format
