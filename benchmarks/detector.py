@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.events import LinkChanged, Stalled, SuspicionChanged, TransportEvent, TransportObserver
@@ -39,7 +39,10 @@ from quicoll_transport.link.detector import Detector, DetectorConfig, Liveness
 from quicoll_transport.link.frames import TAG_SIZE
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.security.authority import ephemeral
-from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
+
+if TYPE_CHECKING:
+    from quicoll_transport.security.credentials import Credentials
 
 S, MS, US = 1_000_000_000, 1_000_000, 1_000
 HOUR = 3600 * S

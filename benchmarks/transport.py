@@ -26,6 +26,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aioquic import tls
 from aioquic.asyncio import QuicConnectionProtocol, connect, serve
@@ -36,7 +37,10 @@ from quicoll_transport.link.frames import TAG_SIZE
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.quic import SessionConfig
 from quicoll_transport.security.authority import ephemeral
-from quicoll_transport.security.identity import WORKER, Credentials, Identity
+from quicoll_transport.security.identity import WORKER, Identity
+
+if TYPE_CHECKING:
+    from quicoll_transport.security.credentials import Credentials
 
 SIZES = [64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20]
 WINDOW = 16 << 20

@@ -31,11 +31,12 @@ from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.faults.compose import Cut, Installed, InstalledPayload, PayloadRule, Rule
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.security.authority import ephemeral
-from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 
 if TYPE_CHECKING:
     from quicoll.engine.engine import Engine
     from quicoll.membership.coordinator.config import CoordinatorConfig
+    from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["Cluster", "Event", "cluster", "corrupt_payloads", "cut_network", "disturb_network", "network_clock_ns"]
 

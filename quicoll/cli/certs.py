@@ -12,14 +12,8 @@ from cryptography.hazmat.primitives import hashes
 
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.security.authority import KeyAlgorithm, create_authority, issue, job_of
-from quicoll_transport.security.identity import (
-    AUTHORITY_FILE,
-    AUTHORITY_KEY_FILE,
-    identity_of,
-    is_authority,
-    node_files,
-    read_certificates,
-)
+from quicoll_transport.security.credentials import AUTHORITY_FILE, AUTHORITY_KEY_FILE, node_files, read_certificates
+from quicoll_transport.security.verification import identity_of, is_authority
 
 if TYPE_CHECKING:
     from cryptography import x509

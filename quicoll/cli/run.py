@@ -12,7 +12,7 @@ import typer
 from quicoll.errors import LocalError
 from quicoll.launch.supervisor import Supervisor
 from quicoll_transport.security.authority import job_of
-from quicoll_transport.security.identity import AUTHORITY_FILE, read_certificates
+from quicoll_transport.security.credentials import AUTHORITY_FILE, read_certificates
 
 __all__ = ["register"]
 

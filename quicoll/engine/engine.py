@@ -49,7 +49,7 @@ from quicoll_transport.errors import TransportError
 from quicoll_transport.faults.compose import Faults
 from quicoll_transport.net.addresses import format_address
 from quicoll_transport.security.access import AccessControl
-from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 from quicoll_transport.security.policy import Policy
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.udp import DatagramIO
     from quicoll_transport.security.access import Access
+    from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["Engine"]
 

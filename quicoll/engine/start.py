@@ -26,7 +26,7 @@ from quicoll_transport.security.identity import WORKER
 if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll_transport.net.addresses import Address
-    from quicoll_transport.security.identity import Credentials
+    from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["read_access", "start", "start_with"]
 

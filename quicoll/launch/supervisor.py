@@ -37,7 +37,8 @@ from quicoll.errors import LocalError
 from quicoll.launch import reaper
 from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.security.authority import create_authority, issue
-from quicoll_transport.security.identity import AUTHORITY_KEY_FILE, COORDINATOR, WORKER, node_files
+from quicoll_transport.security.credentials import AUTHORITY_KEY_FILE, node_files
+from quicoll_transport.security.identity import COORDINATOR, WORKER
 
 __all__ = ["RunExit", "Supervisor"]
 

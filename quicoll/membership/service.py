@@ -49,11 +49,12 @@ from quicoll_transport.faults.compose import Faults
 from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.net.udp import DatagramIO, UdpSocket
 from quicoll_transport.security.access import Access, AccessControl
-from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials
+from quicoll_transport.security.identity import COORDINATOR, WORKER
 from quicoll_transport.security.policy import Policy
 
 if TYPE_CHECKING:
     from quicoll.membership.journal import RecordStore
+    from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["NODE", "CoordinatorService", "serve"]
 

@@ -53,13 +53,14 @@ from quicoll.sim.machine import Machine
 from quicoll.sim.scenario.events import COORDINATOR_HOST, node_name
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.security.authority import ephemeral
-from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 from quicoll_transport.sim import WALL_EPOCH_NS, SimulatedSocket
 
 if TYPE_CHECKING:
     from quicoll.job import Job
     from quicoll.sim.invariants import Checker
     from quicoll.sim.outcome import Settings
+    from quicoll_transport.security.credentials import Credentials
     from quicoll_transport.sim import World
 
 __all__ = ["Fleet", "node_names"]

@@ -13,12 +13,13 @@ from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.link.core import LinkState
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.quic import Session
-from quicoll_transport.security.identity import Credentials, Identity
+from quicoll_transport.security.credentials import Credentials
 
 if TYPE_CHECKING:
     from quicoll_transport.endpoint.core.connection import Connection
     from quicoll_transport.errors import LinkLost
     from quicoll_transport.faults.compose import Faults
+    from quicoll_transport.security.identity import Identity
 
 MS = 1_000_000
 CredentialsOf = Callable[..., Credentials]

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from endpoint_world import vanish
 
@@ -27,8 +27,11 @@ from quicoll_transport.faults.compose import Cut, Faults, Installed
 from quicoll_transport.link.frames import TAG_SIZE
 from quicoll_transport.net.udp import DatagramIO, UdpSocket
 from quicoll_transport.security.authority import ephemeral
-from quicoll_transport.security.identity import WORKER, Credentials, Identity
+from quicoll_transport.security.identity import WORKER, Identity
 from quicoll_transport.sim import WALL_EPOCH_NS, SimulatedSocket, World
+
+if TYPE_CHECKING:
+    from quicoll_transport.security.credentials import Credentials
 
 T = TypeVar("T")
 Address = Any

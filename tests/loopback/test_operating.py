@@ -21,7 +21,7 @@ from quicoll.membership.service import CoordinatorService, serve
 from quicoll.observability.transport import TRANSPORT_KINDS
 from quicoll.testing import cluster
 from quicoll_transport.security.authority import create_authority, issue
-from quicoll_transport.security.identity import Credentials, node_files
+from quicoll_transport.security.credentials import Credentials, node_files
 
 ROLES = {"coordinator": "coordinator", "a": "worker", "b": "worker", "c": "worker"}
 

@@ -11,7 +11,8 @@ from endpoint_world import World
 from quicoll_fuzz.virtual import today
 
 from quicoll_transport.security.authority import ephemeral
-from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.security.credentials import Credentials
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 
 NODES = [(COORDINATOR, "c"), (WORKER, "a"), (WORKER, "b"), (WORKER, "d")]
 

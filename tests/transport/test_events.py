@@ -41,7 +41,7 @@ from quicoll_transport.link.detector import LOST_FLOOR_NS, LOST_START_NS
 from quicoll_transport.link.frames import TAG_SIZE
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.quic.qlog import QlogDirectory
-from quicoll_transport.security.identity import Credentials
+from quicoll_transport.security.credentials import Credentials
 
 pytestmark = pytest.mark.loopback
 

@@ -36,7 +36,7 @@ from .world import CONFIG, CREDIT, Errors, Finding, credentials, seeds
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
-    from quicoll_transport.security.identity import Credentials
+    from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["BATCHES", "GROWTH", "Finding", "run_episode"]
 

@@ -32,7 +32,7 @@ from .mutate import mutate_bytes, mutate_frames
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
-    from quicoll_transport.security.identity import Credentials
+    from quicoll_transport.security.credentials import Credentials
 
     from .virtual import Net
 

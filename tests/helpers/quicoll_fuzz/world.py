@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.security.authority import ephemeral
-from quicoll_transport.security.identity import WORKER, Credentials, Identity
+from quicoll_transport.security.identity import WORKER, Identity
 from quicoll_transport.security.limits import GuardConfig
 
 from .virtual import today
 
 if TYPE_CHECKING:
+    from quicoll_transport.security.credentials import Credentials
+
     from .hostile import Tally
 
 __all__ = ["CONFIG", "CREDIT", "Errors", "Finding", "credentials", "seeds"]

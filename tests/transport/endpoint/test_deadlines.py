@@ -18,7 +18,8 @@ from quicoll_transport.faults.compose import Cut, Faults
 from quicoll_transport.link.core import LinkState
 from quicoll_transport.link.frames import TAG_SIZE
 from quicoll_transport.net.udp import UdpSocket
-from quicoll_transport.security.identity import WORKER, Credentials, Identity
+from quicoll_transport.security.credentials import Credentials
+from quicoll_transport.security.identity import WORKER, Identity
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address

@@ -35,7 +35,8 @@ from quicoll_transport.security.limits import GuardConfig, PaceConfig
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
-    from quicoll_transport.security.identity import Credentials, Identity
+    from quicoll_transport.security.credentials import Credentials
+    from quicoll_transport.security.identity import Identity
 
 log = logging.getLogger("quicoll.tests")
 

@@ -20,7 +20,8 @@ from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.link.frames import MAX_CONTROL, TAG_SIZE, Header, Hello, encode_control
 from quicoll_transport.quic import Session, SessionConfig
-from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.security.credentials import Credentials
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address

@@ -18,7 +18,7 @@ from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually, toda
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, Transfer
 from quicoll_transport.link.frames import TAG_SIZE
 from quicoll_transport.net.udp import DatagramIO, Trouble, UdpSocket
-from quicoll_transport.security.identity import Credentials
+from quicoll_transport.security.credentials import Credentials
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address

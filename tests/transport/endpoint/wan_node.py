@@ -22,7 +22,8 @@ from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import TransportError
 from quicoll_transport.link.frames import TAG_SIZE
 from quicoll_transport.net.udp import UdpSocket
-from quicoll_transport.security.identity import WORKER, Credentials, Identity
+from quicoll_transport.security.credentials import Credentials
+from quicoll_transport.security.identity import WORKER, Identity
 
 _PORT = 4433
 

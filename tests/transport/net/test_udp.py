@@ -30,7 +30,8 @@ from quicoll_transport.net.addresses import (
 from quicoll_transport.net.resolver import Resolver
 from quicoll_transport.net.udp import OnDatagrams, OnUnreachable, Trouble, UdpSocket
 from quicoll_transport.quic import SessionConfig
-from quicoll_transport.security.identity import WORKER, Credentials, Identity
+from quicoll_transport.security.credentials import Credentials
+from quicoll_transport.security.identity import WORKER, Identity
 
 if TYPE_CHECKING:
     from quicoll_transport.endpoint.core.peer import Peer

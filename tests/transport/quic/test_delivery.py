@@ -13,7 +13,7 @@ from quicoll_transport.link.detector import DetectorConfig
 from quicoll_transport.link.frames import TAG_SIZE, Header, checksum
 from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_memory
 from quicoll_transport.quic.delivery import DeliveryRate
-from quicoll_transport.security.identity import Credentials
+from quicoll_transport.security.credentials import Credentials
 
 MS = 1_000_000
 START = 10**18

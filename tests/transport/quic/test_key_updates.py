@@ -25,7 +25,7 @@ from quicoll_transport.quic import SessionConfig
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
-    from quicoll_transport.security.identity import Credentials
+    from quicoll_transport.security.credentials import Credentials
 
 MS = 1_000_000
 LIMIT, MOST = 4, 1 << 22  # packets under one key: so few that a run of losses covers several keys; the usual limit

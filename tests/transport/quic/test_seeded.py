@@ -30,7 +30,8 @@ from quicoll_transport.quic import (
     seeded,
 )
 from quicoll_transport.security.authority import ephemeral
-from quicoll_transport.security.identity import WORKER, Credentials, Identity
+from quicoll_transport.security.credentials import Credentials
+from quicoll_transport.security.identity import WORKER, Identity
 
 START = 10**18
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)

@@ -27,7 +27,7 @@ from quicoll_transport.quic import (
     selfcheck,
 )
 from quicoll_transport.quic import session as sessions
-from quicoll_transport.security.identity import Credentials
+from quicoll_transport.security.credentials import Credentials
 
 MS = 1_000_000
 START = 10**18

@@ -10,7 +10,7 @@ import pytest
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.security.access import Access, AccessControl, read_deny_list
 from quicoll_transport.security.authority import create_authority, issue
-from quicoll_transport.security.identity import Credentials
+from quicoll_transport.security.credentials import Credentials
 from quicoll_transport.security.policy import Policy
 
 ONE, TWO, THREE = ("1" * 64, "2" * 64, "3" * 64)

@@ -18,7 +18,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from quicoll_transport.errors import AuthenticationError, ConfigurationError
 from quicoll_transport.security.authority import Authority, create_authority, ephemeral, issue, job_of
-from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity, verify_peer
+from quicoll_transport.security.credentials import Credentials
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
+from quicoll_transport.security.verification import verify_peer
 
 NOW = datetime(2026, 6, 1, 12, 0, 0, tzinfo=UTC)
 KEYS: dict[str, type] = {"ed25519": ed25519.Ed25519PrivateKey, "p256": ec.EllipticCurvePrivateKey}

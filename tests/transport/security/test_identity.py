@@ -25,15 +25,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from quicoll_transport.errors import AuthenticationError, ConfigurationError
 from quicoll_transport.security.authority import Authority, ephemeral
-from quicoll_transport.security.identity import (
-    COORDINATOR,
-    MAX_CHAIN,
-    WORKER,
-    Credentials,
-    Identity,
-    identity_of,
-    verify_peer,
-)
+from quicoll_transport.security.credentials import Credentials
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
+from quicoll_transport.security.verification import MAX_CHAIN, identity_of, verify_peer
 
 NOW = datetime(2026, 6, 1, 12, 0, 0, tzinfo=UTC)
 DAY = timedelta(days=1)

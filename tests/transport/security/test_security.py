@@ -18,7 +18,8 @@ from quicoll_transport.link.frames import TAG_SIZE
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.quic import SessionConfig
 from quicoll_transport.security.authority import ephemeral
-from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.security.credentials import Credentials
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 from quicoll_transport.security.policy import Policy, parse_fingerprint
 
 MS = 1_000_000

@@ -18,7 +18,8 @@ from cryptography.x509.oid import NameOID
 
 from quicoll.cli.main import main
 from quicoll_transport.security.authority import create_authority
-from quicoll_transport.security.identity import WORKER, Credentials, Identity
+from quicoll_transport.security.credentials import Credentials
+from quicoll_transport.security.identity import WORKER, Identity
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from quicoll_transport.events import CredentialsRotated, TransportObserver
 from quicoll_transport.faults.socket import FaultyIO
 from quicoll_transport.net.resolver import resolve_all, scope_of
 from quicoll_transport.quic import Gate, QlogDirectory, Session, check_foundation
-from quicoll_transport.security.identity import verify_peer
 from quicoll_transport.security.policy import Policy
+from quicoll_transport.security.verification import verify_peer
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Authenticated, Carrier, PathStats
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from quicoll_transport.faults.compose import Faults
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.udp import DatagramIO, Trouble
-    from quicoll_transport.security.identity import Credentials, Identity
+    from quicoll_transport.security.credentials import Credentials
+    from quicoll_transport.security.identity import Identity
 
 __all__ = ["Endpoint"]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger
 
     from quicoll_transport.net.addresses import Address
-    from quicoll_transport.security.identity import Credentials
+    from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["Gate"]
 

@@ -33,7 +33,7 @@ from quicoll_transport.quic.terms import ALPN, CID_LENGTH, DATAGRAM_BYTES, Sessi
 if TYPE_CHECKING:
     from aioquic.quic.stream import QuicStream
 
-    from quicoll_transport.security.identity import Credentials
+    from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["PatchedConnection", "ServiceQueue", "configuration"]
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from quicoll_transport.link.posted import Inflow
     from quicoll_transport.net.addresses import Address
-    from quicoll_transport.security.identity import Credentials
+    from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["Session"]
 

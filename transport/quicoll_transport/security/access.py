@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
 from quicoll_transport.errors import ConfigurationError
-from quicoll_transport.security.identity import Credentials
+from quicoll_transport.security.credentials import Credentials
 from quicoll_transport.security.policy import parse_fingerprint
 
 if TYPE_CHECKING:

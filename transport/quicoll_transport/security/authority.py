@@ -36,16 +36,16 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from quicoll_transport.errors import ConfigurationError
-from quicoll_transport.security.identity import (
+from quicoll_transport.security.credentials import (
     AUTHORITY_FILE,
     AUTHORITY_KEY_FILE,
     Credentials,
-    Identity,
     PrivateKey,
     node_files,
     read_certificates,
     read_private_key,
 )
+from quicoll_transport.security.identity import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from endpoint_world import (
@@ -30,7 +30,10 @@ from quicoll_transport.link.core import LinkState
 from quicoll_transport.link.frames import Header, Hello, Ping, checksum, encode_control
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.quic import Session, SessionConfig
-from quicoll_transport.security.identity import COORDINATOR, WORKER, Credentials, Identity
+from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
+
+if TYPE_CHECKING:
+    from quicoll_transport.security.credentials import Credentials
 
 pytestmark = pytest.mark.loopback
 

@@ -27,7 +27,9 @@ from quicoll_transport.errors import AuthenticationError, ConfigurationError
 from quicoll_transport.events import ConnectionDown, ConnectionUp, DialStarted, LinkChanged, PeerRefused
 from quicoll_transport.link.core import LinkState
 from quicoll_transport.quic import Gate, Session, SessionConfig
-from quicoll_transport.security.identity import WORKER, Credentials, Identity, verify_peer
+from quicoll_transport.security.credentials import Credentials
+from quicoll_transport.security.identity import WORKER, Identity
+from quicoll_transport.security.verification import verify_peer
 
 if TYPE_CHECKING:
     from quicoll_transport.endpoint.core.peer import Peer
