@@ -222,7 +222,7 @@ def the_order_of_reduction_is_another(patch: Patch) -> None:
     patch.setattr(
         quicoll.plan.schedule, "_PLANNERS", {**kept, "all_reduce": quicoll.plan.all_reduce}
     )  # nothing kept of it
-    for name in ("quicoll.numerics.reduce", "quicoll.plan.canonical", "quicoll.plan.routes"):
+    for name in ("quicoll.numerics.canonical_order", "quicoll.plan.canonical", "quicoll.plan.routes"):
         patch.setattr(sys.modules[name], "split", lambda start, stop: start + 1)
 
 
