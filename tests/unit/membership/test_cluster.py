@@ -539,7 +539,8 @@ def storm(seed: int) -> None:
     assert_work_goes_on(world)
 
 
-@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in range(1, 10))])
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
 def test_nothing_wrong_is_committed_and_work_goes_on_after_the_repair(block: int) -> None:
     for seed in range(block * 40, block * 40 + 40):
         try:

@@ -170,6 +170,7 @@ def test_every_pair_of_float8(dtype: DType, op: ReduceOp) -> None:
     assert reduced(dtype, leaves, op=op).tolist() == oracle(dtype, op, columns_of(dtype, leaves))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_every_three_of_the_special_values(dtype: DType, op: ReduceOp) -> None:

@@ -27,7 +27,7 @@ from quicoll.plan import ALGORITHMS, CANONICAL, MOVES, Plan, SendStep, validate
 Array = np.ndarray[Any, Any]
 
 SWEEP = int(os.environ.get("QUICOLL_SWEEP", "1"))
-WORLDS = [pytest.param(world, marks=[pytest.mark.slow] if world > 9 else []) for world in range(1, 34)]
+WORLDS = [pytest.param(world, marks=[pytest.mark.slow] if world > 5 else []) for world in range(1, 34)]
 SIZES = (0, 1, 63, 64, 65, 1009, 4133)
 # Bytes an element is said to have. 16 KiB make a share of 64 elements worth an owner, so that small arrays have many.
 ITEMSIZES = (8, 16 * 1024)
