@@ -1,7 +1,7 @@
 # Needs make and a Python of 3.11 or later; all else is installed into .venv, as constraints.txt says.
 #
 #   make demo    the demonstration: installs what it needs, trains over a failing network, writes demo.json
-#   make check   the inner loop, under two minutes on two cores: lint, types and unit
+#   make check   the inner loop, about two minutes on two cores: lint, types and unit
 #   make test    every check, as CI runs them: check, then system, sim and wheel; no test twice
 #   make lint    ruff (rules and format), codespell, the import contracts
 #   make types   mypy --strict on both packages
