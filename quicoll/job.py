@@ -21,7 +21,8 @@ from quicoll.config import Config, JoinSettings
 from quicoll.engine.start import read_access, start
 from quicoll.errors import LocalError
 from quicoll.numerics.seed import Seed
-from quicoll.state import RankState, StateVersion
+from quicoll.state.rank_state import RankState
+from quicoll.state.version import StateVersion
 from quicoll.step import Step, StepPhase, StepProtocol
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll.observability.events import Observer
     from quicoll.observability.stragglers import Straggler
-    from quicoll.state import Load, Save
+    from quicoll.state.rank_state import Load, Save
     from quicoll_transport.events import LinkSnapshot
 
 __all__ = ["Internals", "Job", "attended", "join"]

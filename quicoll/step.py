@@ -44,7 +44,8 @@ from quicoll.errors import (
     QuicollError,
     StepAborted,
 )
-from quicoll.state import RankState, StateVersion, synchronise
+from quicoll.state.synchronisation import synchronise
+from quicoll.state.version import StateVersion
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from quicoll.engine.engine import Engine
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
+    from quicoll.state.rank_state import RankState
 
 __all__ = ["Step", "StepAttempt", "StepPhase", "StepProtocol"]
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from quicoll.membership.journal import RecordStore
     from quicoll.membership.view import View
     from quicoll.sim.machine import Machine
-    from quicoll.state import RankState
+    from quicoll.state.rank_state import RankState
     from quicoll.step import StepAttempt
     from quicoll_transport.sim import HostLoop
 

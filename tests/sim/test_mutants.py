@@ -27,7 +27,7 @@ import quicoll.membership.coordinator.core
 import quicoll.numerics.bundle
 import quicoll.plan
 import quicoll.plan.schedule
-import quicoll.state
+import quicoll.state.version
 import quicoll_transport.link.inbox
 from quicoll.engine.communicator import Communicator
 from quicoll.engine.coordinator_link import CoordinatorLink
@@ -303,7 +303,7 @@ def a_majority_of_votes_is_enough(patch: Patch) -> None:
 
 
 def the_oldest_state_is_handed_over(patch: Patch) -> None:
-    patch.setattr(quicoll.state, "max", min, raising=False)
+    patch.setattr(quicoll.state.version, "max", min, raising=False)
 
 
 def the_coordinator_is_dialled_once(patch: Patch) -> None:

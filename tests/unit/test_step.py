@@ -26,7 +26,8 @@ from quicoll.errors import (
     StepAborted,
 )
 from quicoll.membership.view import Member, View
-from quicoll.state import RankState, StateVersion
+from quicoll.state.rank_state import RankState
+from quicoll.state.version import StateVersion
 from quicoll.step import Step, StepPhase, StepProtocol
 
 HOLD = 60.0

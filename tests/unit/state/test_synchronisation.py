@@ -10,20 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from quicoll import state as state_module
 from quicoll.errors import Corrupted, LocalError, PeerError
 from quicoll.numerics.buffers import tensor_digest
-from quicoll.state import (
-    Handover,
-    RankState,
-    StateComparison,
-    StateVersion,
-    TensorRecord,
-    compare,
-    decode_manifest,
-    encode_manifest,
-    synchronise,
-)
+from quicoll.state import manifest
+from quicoll.state.manifest import TensorRecord, decode_manifest, encode_manifest
+from quicoll.state.rank_state import RankState
+from quicoll.state.synchronisation import Handover, synchronise
+from quicoll.state.version import StateComparison, StateVersion, compare
 
 V = StateVersion
 VIEW = 7
@@ -279,14 +272,14 @@ def test_a_record_that_is_none_is_refused(record: dict[str, Any]) -> None:
 
 
 def test_the_number_of_tensors_is_bounded_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = encode_manifest({"a": np.ones(1), "b": np.ones(1)})
-    monkeypatch.setattr(state_module, "_MAX_TENSORS", 1)
+    packed = encode_manifest({"a": np.ones(1), "b": np.ones(1)})
+    monkeypatch.setattr(manifest, "_MAX_TENSORS", 1)
     with pytest.raises(PeerError, match="a state of 2 tensors"):
-        decode_manifest(manifest, giver=0, view_id=VIEW)
+        decode_manifest(packed, giver=0, view_id=VIEW)
 
 
 async def test_a_state_of_too_many_tensors_is_refused_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "_MAX_TENSORS", 1)
+    monkeypatch.setattr(manifest, "_MAX_TENSORS", 1)
     hub = Hub(2)
     failed, _ = await bring_together(hub, [Rank(V(2, 2), {"a": np.ones(1), "b": np.ones(1)}), Rank(V(1, 1))])
     assert isinstance(failed, LocalError)
