@@ -13,6 +13,7 @@
                     own time beyond them (not looked at where the host was paused, slow or leapt meanwhile)
     one-verdict     of a view that ended, operations that blame a node all blame one, on every rank, and for one kind of
                     failure (but for who has run out of time; and of two calls that differ each may be the wrong one)
+    together        a collective that went well on a rank was called by all ranks of its group before it ended there
     untouched       inputs of a collective are the same after it, and `out` as well where it failed
     memory          what a link holds beyond posted buffers is within its credit; there are no links to strangers
     no-leftover     a process that ended by itself has no task, timer or socket left
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ from quicoll.errors import Corrupted, Mismatch, PeerError, QuicollError
 from quicoll.job import Job
 from quicoll.membership.coordinator.history import Committed, InstalledView, Left
 from quicoll.sim.errors import InvariantBroken
+from quicoll.sim.machine import Departed
 from quicoll.step import StepProtocol
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GRACE_S", "INVARIANTS", "CheckedGroup", "CheckedJob", "CheckedSteps", "CheckedStore", "Checker"]
 
+_OF_PAIRS = ("send", "recv")  # which two ranks call and the others do not
 GRACE_S = 1.0  # of the host's own clock: a deadline's own work, and the answer's way back
 
 INVARIANTS = (
@@ -71,6 +74,7 @@ INVARIANTS = (
     "quorum",
     "deadline",
     "one-verdict",
+    "together",
     "untouched",
     "memory",
     "no-leftover",
@@ -78,19 +82,23 @@ INVARIANTS = (
     "no-surprise",
 )
 
+_Call = tuple[int, int, int]  # view, group, number
+
 ReferenceDigest = Callable[[int], bytes]
+ReplayedDigest = Callable[[int, Mapping[str, Any]], bytes]
+"""Digest of the state after a step, of the step and of the state, which may tell how it came to be."""
 
 
 class Checker:
-    """Follows one run. `broken`: the first invariant that was broken. reference: digest of the state after a step."""
+    """Follows one run. `broken`: the first invariant that was broken. replay: digest of the state after a step."""
 
     def __init__(
-        self, now_s: Callable[[], float], *, seed: int, world_size: int, reference: ReferenceDigest | None = None
+        self, now_s: Callable[[], float], *, seed: int, world_size: int, replay: ReplayedDigest | None = None
     ) -> None:
         self._now_s = now_s
         self._seed = seed
         self._world_size = world_size
-        self._reference = reference
+        self._replay = replay
         self.broken: InvariantBroken | None = None
         self.commits: dict[int, tuple[int, bytes]] = {}  # what the journal took: by number, the view and the digest
         self.views: dict[int, View] = {}
@@ -100,6 +108,8 @@ class Checker:
         self._decisions: dict[tuple[int, int], tuple[bool, str]] = {}
         self._states: dict[tuple[int, int], tuple[bytes, str]] = {}  # by decision and step
         self._verdicts: dict[int, tuple[str, str, str]] = {}  # by view: the kind of failure, who is blamed, on whom
+        self._calls: dict[_Call, dict[str, None]] = {}  # who has called it
+        self._counts: dict[tuple[str, int, int], int] = {}  # by node, view and group
         self.held: dict[str, tuple[int, int]] = {}  # by node: decision and step of the state of its living process
 
     def break_(self, kind: str, message: str, *, node: str = "") -> None:
@@ -183,7 +193,7 @@ class Checker:
                 "one-decision", f"{node} heard of a commit of {index} that the journal does not hold", node=node
             )
 
-    def state(self, node: str, decision: int, step: int, digest: bytes | None) -> None:
+    def state(self, node: str, decision: int, step: int, state: Mapping[str, Any] | None) -> None:
         """A rank holds the state after `step`, of the coordinator's decision `decision` (0: none yet)."""
         before = self.held.get(node)
         if before is not None and (decision, step) < before:
@@ -191,12 +201,13 @@ class Checker:
         self.held[node] = decision, step
         if decision and decision not in self.commits:
             self.break_("all-or-none", f"{node} holds the state of step {decision}, which was not committed", node=node)
-        if digest is None:
+        if state is None:
             return
+        digest = state_digest(state)
         known = self._states.setdefault((decision, step), (digest, node))
         if known[0] != digest:
             self.break_("same-bits", f"after step {step} {node} holds other bits than {known[1]}", node=node)
-        if self._reference is not None and self._reference(step) != digest:
+        if self._replay is not None and self._replay(step, state) != digest:
             self.break_("same-bits", f"after step {step} {node} holds other bits than the reference", node=node)
 
     def began(self, node: str, step: int) -> None:
@@ -218,6 +229,22 @@ class Checker:
                 f"view {error.view} ended by {kind} of {culprit} on {node}, by {known[0]} of {known[1]} on {known[2]}",
                 node=node,
             )
+
+    def called(self, node: str, view_id: int, group_id: int) -> _Call:
+        """A rank calls a collective of a group: which one it is, by its place among those of the group."""
+        at = node, view_id, group_id
+        number = self._counts.get(at, 0)
+        self._counts[at] = number + 1
+        call = view_id, group_id, number
+        self._calls.setdefault(call, {})[node] = None
+        return call
+
+    def returned(self, node: str, call: _Call, name: str, members: list[str]) -> None:
+        """It went well on this rank."""
+        absent = [member for member in members if member not in self._calls[call]]
+        if absent:
+            which = f"{name} (call {call[2]} of its group in view {call[0]})"
+            self.break_("together", f"{which} ended on {node} before {', '.join(absent)} called it", node=node)
 
     def ended(self, node: str) -> None:
         """The process is gone, and its state with it."""
@@ -283,9 +310,9 @@ class CheckedSteps(StepProtocol):
         self._checker = checker
 
     def _report_state(self) -> None:
-        digest = state_digest(self.state.save()) if self.state.save is not None else None
         version = self.state.version
-        self._checker.state(self._config.node, version.decision, version.step, digest)
+        held = self.state.save() if self.state.save is not None else None
+        self._checker.state(self._config.node, version.decision, version.step, held)
 
     async def synchronise(self) -> None:
         await super().synchronise()
@@ -294,6 +321,8 @@ class CheckedSteps(StepProtocol):
     async def enter(self, attempt: StepAttempt) -> None:
         # Waiting for a view, then three agreements at most to come to one state, each bounded by the job's timeout.
         limit = self._config.hold_timeout + 4 * self._config.timeout
+        if self._machine.departs:
+            raise Departed
         with within(limit, "the entry of a step", machine=self._machine, checker=self._checker):
             await super().enter(attempt)
         self._checker.began(self._config.node, attempt.number)
@@ -303,6 +332,7 @@ class CheckedSteps(StepProtocol):
         opened = self._engine.steps.open
         if opened is not None:
             self._checker.voted(self._config.node, view_id, opened[0])
+            self._machine.on_vote()
         with within(self._config.hold_timeout, "a vote", machine=self._machine, checker=self._checker):
             await super().commit(attempt, view_id, unfinished)
 
@@ -341,6 +371,11 @@ def _checked(name: str) -> Callable[..., Handle[Any]]:
         inputs, target = _bits(given), _bits((out,))
         handle = inner(self, *args, **settings)
         machine.note("collective_began", op=name)
+        call = None
+        if name not in _OF_PAIRS:
+            view = self._context.view
+            members = [view.members[rank].node for rank in self.ranks]
+            call = checker.called(node, view.view_id, self._scope.group_id)
         loop, start, disturbed = machine.loop, machine.loop.time(), machine.disturbances
 
         def ended(future: asyncio.Future[int]) -> None:
@@ -350,6 +385,8 @@ def _checked(name: str) -> Callable[..., Handle[Any]]:
             if error is not None:
                 machine.troubled(error)
             machine.note("collective_ended", op=name, fine=fine)
+            if fine and call is not None:
+                checker.returned(node, call, name, members)
             took = loop.time() - start
             _look_at_time(took, limit, name, disturbed, loop, machine, checker)
             if isinstance(error, QuicollError) and took < limit and machine.disturbances == disturbed:
