@@ -18,10 +18,10 @@ KeyboardInterrupt belongs to the person at the keyboard, and ends everything.
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from time import perf_counter as _real_time  # by name, since a world replaces the module's
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
@@ -47,6 +47,7 @@ __all__ = ["Simulation", "Worker"]
 Worker = Callable[..., Awaitable[Any]]
 
 _LOOK_NS = 500_000_000  # between looks at the memory of all endpoints
+_TELL_S = 5.0  # of real time, between two lines of progress
 _CLOSE_NS = 60_000_000_000  # for the end of the coordinator
 
 
@@ -62,7 +63,10 @@ class Simulation:
         events: Scheduled faults, in addition to those written with `at` and `every`.
         reference: Digest of the registered state after a step, where it is known beforehand.
         replay: The same where it depends on more than the step, and the state tells on what: a function of both.
+        compute: Simulated seconds from the entry of each step to its body, for what the body computes: that takes no
+            time of its own here. With 0 a loop that never sleeps does thousands of steps between two faults.
         recorder: Gets every event (quicoll.sim.trace.recording has one).
+        progress: Called now and then while a run takes long in real time, with a line for people.
     """
 
     def __init__(
@@ -74,14 +78,21 @@ class Simulation:
         events: tuple[ScenarioEvent, ...] = (),
         reference: ReferenceDigest | None = None,
         replay: ReplayedDigest | None = None,
+        compute: float = 0.0,
         recorder: Recorder | None = None,
+        progress: Callable[[str], None] | None = None,
     ) -> None:
+        if not 0 <= compute < 3600:
+            raise LocalError(f"a step computes for less than an hour and not for {compute!r} s")
         self.seed = seed
         self.settings = settings or Settings()
         self.events: list[ScenarioEvent] = list(events)
         self._worker = worker
         self._takes_simulation = _positional(worker) > 1
+        self.compute = compute
         self._recorder = recorder
+        self._progress = progress
+        self._told_at = 0.0
         self._replay = replay if reference is None else lambda step, _: reference(step)
         self._armed: dict[int, tuple[ScenarioEvent, bool]] = {}  # that wait for a vote, or were set off by one
         self._injected: dict[str, int] = {}
@@ -151,7 +162,7 @@ class Simulation:
 
     def run(self) -> Outcome:
         """Run to the end. What the simulated code raises, SystemExit too, is in `Outcome.error`."""
-        started = time.perf_counter()
+        started = self._told_at = _real_time()
         settings = self.settings
         self._check_nodes()
         with World(self.seed) as world:
@@ -164,6 +175,7 @@ class Simulation:
                 settings,
                 seed=self.seed,
                 newcomers=scenario.newcomers(self.events),
+                compute_s=self.compute,
                 checker=self.checker,
                 work=self._work,
                 failed=self._fail,
@@ -183,7 +195,7 @@ class Simulation:
             except SimulationError as error:
                 self._fail(type(error).__name__, f"{error}{self._fleet.troubles()}")
             outcome = self._outcome(world)
-        wall = time.perf_counter() - started
+        wall = _real_time() - started
         return _with_wall(outcome, wall)
 
     def _check_nodes(self) -> None:
@@ -359,7 +371,11 @@ class Simulation:
     # -- what is looked at ---------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """At what the endpoints hold, now and then."""
+        """At what the endpoints hold, now and then; and at the real clock, for who waits."""
+        if self._progress is not None and _real_time() - self._told_at > _TELL_S:
+            self._told_at = _real_time()
+            steps, views = len(self.checker.commits), len(self.checker.views)
+            self._progress(f"seed {self.seed}: {self.now:.1f} s simulated, {steps} steps committed, {views} views")
         for name, machine in self._fleet.machines.items():
             endpoint = machine.endpoint
             if endpoint is None:

@@ -89,9 +89,9 @@ def node_names(ranks: int, newcomers: tuple[str, ...] = ()) -> list[str]:
 class Fleet:
     """machines: by name, the coordinator's first. aborted: steps, by what the coordinator tells its observers.
 
-    seed: of the run, and of the job. newcomers: nodes that come later. work(job): the user's code, on every rank that
-    has joined. checker: hears of ends, and watches what each process does. failed: is told of an end that is the
-    fault of the code, or of its test.
+    seed: of the run, and of the job. newcomers: nodes that come later. compute_s: of each step. work(job): the user's
+    code, on every rank that has joined. checker: hears of ends, and watches what each process does. failed: is told
+    of an end that is the fault of the code, or of its test.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class Fleet:
         *,
         seed: int,
         newcomers: tuple[str, ...],
+        compute_s: float,
         checker: Checker,
         work: Callable[[Job], Awaitable[Any]],
         failed: Failed,
@@ -110,6 +111,7 @@ class Fleet:
         self._world = world
         self._settings = settings
         self._seed = seed
+        self._compute_s = compute_s
         self._checker = checker
         self._work = work
         self._failed = failed
@@ -224,7 +226,9 @@ class Fleet:
         except BaseException:
             await engine.aclose("not joined")
             raise
-        job = CheckedJob(config, engine, runtime, view, machine=machine, checker=self._checker)
+        job = CheckedJob(
+            config, engine, runtime, view, machine=machine, checker=self._checker, compute_s=self._compute_s
+        )
         async with attended(job):
             try:
                 return await self._work(job)

@@ -32,7 +32,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -43,8 +43,9 @@ from quicoll.errors import Corrupted, Mismatch, PeerError, QuicollError
 from quicoll.job import Job
 from quicoll.membership.coordinator.history import Committed, InstalledView, Left
 from quicoll.sim.errors import InvariantBroken
+from quicoll.sim.hints import Habits
 from quicoll.sim.machine import Departed
-from quicoll.step import StepProtocol
+from quicoll.step import Step, StepProtocol
 
 if TYPE_CHECKING:
     from quicoll.collectives.context import CallContext
@@ -99,6 +100,7 @@ class Checker:
         self._seed = seed
         self._world_size = world_size
         self._replay = replay
+        self.habits = Habits()
         self.broken: InvariantBroken | None = None
         self.commits: dict[int, tuple[int, bytes]] = {}  # what the journal took: by number, the view and the digest
         self.views: dict[int, View] = {}
@@ -274,13 +276,51 @@ class CheckedJob(Job):
     """A job whose every step and collective is looked at."""
 
     def __init__(
-        self, config: Config, engine: Engine, runtime: Runtime, view: View, *, machine: Machine, checker: Checker
+        self,
+        config: Config,
+        engine: Engine,
+        runtime: Runtime,
+        view: View,
+        *,
+        machine: Machine,
+        checker: Checker,
+        compute_s: float,
     ) -> None:
         super().__init__(config, engine, runtime, view)
+        self._compute_s = compute_s
         self.group = CheckedGroup(self._context, machine=machine, checker=checker)
         self._steps = CheckedSteps(
-            self._context, engine, runtime, state=self._state, config=config, machine=machine, checker=checker
+            self._context,
+            engine,
+            runtime,
+            state=self._state,
+            config=config,
+            machine=machine,
+            checker=checker,
+            compute_s=compute_s,
         )
+
+    def step(self) -> Step:
+        return ComputedStep(self._steps, self._compute_s)
+
+
+class ComputedStep(Step):
+    """A step whose body begins `compute_s` seconds after its entry: what the user's code computes takes no time of its
+    own here, and a loop that never sleeps would do thousands of steps between two faults."""
+
+    def __init__(self, protocol: StepProtocol, compute_s: float) -> None:
+        super().__init__(protocol)
+        self._compute_s = compute_s
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        if self._compute_s:
+            try:
+                await asyncio.sleep(self._compute_s)
+            except BaseException as error:  # cancelled: who fails to enter is not asked to leave
+                await self.__aexit__(type(error), error, error.__traceback__)
+                raise
+        return self
 
 
 class CheckedSteps(StepProtocol):
@@ -296,6 +336,7 @@ class CheckedSteps(StepProtocol):
         config: Config,
         machine: Machine,
         checker: Checker,
+        compute_s: float,
     ) -> None:
         super().__init__(
             context,
@@ -308,6 +349,12 @@ class CheckedSteps(StepProtocol):
         self._config = config
         self._machine = machine
         self._checker = checker
+        self._compute_s = compute_s
+        self._entered: dict[str, bytes] = {}  # digests of the state's tensors when the step was entered
+
+    def _tensors(self) -> dict[str, bytes]:
+        state = self.state.save() if self.state.save is not None else {}
+        return {name: _bits(value) for name, value in state.items()}
 
     def _report_state(self) -> None:
         version = self.state.version
@@ -323,15 +370,25 @@ class CheckedSteps(StepProtocol):
         limit = self._config.hold_timeout + 4 * self._config.timeout
         if self._machine.departs:
             raise Departed
-        with within(limit, "the entry of a step", machine=self._machine, checker=self._checker):
-            await super().enter(attempt)
+        began = self._machine.loop.time()
+        try:
+            with within(limit, "the entry of a step", machine=self._machine, checker=self._checker):
+                await super().enter(attempt)
+        except QuicollError:
+            # Whoever tries again at once would otherwise do so for ever at one moment.
+            if self._machine.loop.time() == began:
+                await asyncio.sleep(self._compute_s)
+            raise
         self._checker.began(self._config.node, attempt.number)
         self._machine.note("step_began", step=attempt.number, view=self._context.view.view_id)
+        self._entered = self._tensors()
 
     async def commit(self, attempt: StepAttempt, view_id: int, unfinished: int) -> None:
         opened = self._engine.steps.open
         if opened is not None:
             self._checker.voted(self._config.node, view_id, opened[0])
+            changed = {name: bits for name, bits in self._tensors().items() if self._entered.get(name) != bits}
+            self._checker.habits.changed(self._config.node, view_id, opened[0], attempt.number, changed)
             self._machine.on_vote()
         with within(self._config.hold_timeout, "a vote", machine=self._machine, checker=self._checker):
             await super().commit(attempt, view_id, unfinished)

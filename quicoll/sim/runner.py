@@ -56,7 +56,6 @@ def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Out
             job,
             lambda: simulation.everyone_at(scenario.steps),
             load=load,
-            compute_s=scenario.compute_s,
             disk=simulation.disk(job),
         )
 
@@ -66,6 +65,7 @@ def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Out
         settings=scenario.settings,
         events=scenario.events,
         replay=Reference(load),
+        compute=scenario.compute_s,
         recorder=recorder,
     ).run()
 

@@ -18,7 +18,6 @@ reduce the first `PART` elements, since what a run costs is mostly its datagrams
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Mapping
@@ -46,7 +45,7 @@ PART = 777  # odd, so that shares and chunks are uneven
 SIZES = (4_159, 8_255)  # just above 16 and 32 KiB: two owners, three
 CHECKPOINTS = "/data/checkpoints"
 CHECKPOINT_EVERY = 3
-COMPUTE_S = 0.05  # of simulated time in each step, so that faults fall between and into collectives
+COMPUTE_S = 0.05  # of simulated time in each step by default, so that faults fall between and into collectives
 
 _ALGORITHMS: tuple[AlgorithmName, ...] = ("auto", "direct", "tree", "exchange", "hierarchical")
 _EACH = 3  # operations of one seed
@@ -181,14 +180,12 @@ async def worker(
     done: Callable[[], bool],
     *,
     load: Load | None = None,
-    compute_s: float = COMPUTE_S,
     disk: Disk | None = None,
 ) -> int:
     """Do steps until `done()`; the number of the last one. An aborted step is tried again.
 
-    load: what they do; None: the default of everything. compute_s: simulated seconds that each step computes before its
-    collectives. disk: where a checkpoint is kept of every CHECKPOINT_EVERY-th step, and found again by the next
-    process; None keeps none. A disk that fails costs the checkpoint, not the step.
+    load: what they do; None: the default of everything. disk: where a checkpoint is kept of every CHECKPOINT_EVERY-th
+    step, and found again by the next process; None keeps none. A disk that fails costs the checkpoint, not the step.
     """
     load = load or Load()
     divided = Subgroups(job, load.groups is not None and load.groups.keeps, load.algorithm)
@@ -203,7 +200,7 @@ async def worker(
     job.register_state(held.save, held.load)
     while not done():
         try:
-            await _step(job, held, load, divided, compute_s)
+            await _step(job, held, load, divided)
         except QuicollError as error:
             if isinstance(error, LocalError | Mismatch):
                 raise
@@ -214,11 +211,10 @@ async def worker(
     return job.committed_step
 
 
-async def _step(job: Job, held: _Held, load: Load, divided: Subgroups, compute_s: float) -> None:
+async def _step(job: Job, held: _Held, load: Load, divided: Subgroups) -> None:
     async with job.step() as step:
         number = step.number
         shards = job.group.shards(WORKLOAD_SHARDS)
-        await asyncio.sleep(compute_s)
         view = job.view.view_id, job.world_size
         here = Place(job.rank, job.world_size, mark(number, *view))
         part = held.vector[: load.reduced(number)]

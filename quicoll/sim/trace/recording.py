@@ -50,9 +50,9 @@ class Recording:
             self._datagrams_left -= 1
         self.entries.append(Entry(t_ns, kind, who, what))
 
-    def explain(self, outcome: Outcome) -> str:
-        """The run as a story for a person: see quicoll.sim.trace.story."""
-        return tell(self.entries, outcome)
+    def explain(self, outcome: Outcome, *, of: str = "") -> str:
+        """The run as a story for a person: see quicoll.sim.trace.story. of: which run, where a seed has several."""
+        return tell(self.entries, outcome, of)
 
     def write_chrome(self, path: str | Path, outcome: Outcome) -> None:
         """Write the timeline. Raises LocalError where the file cannot be written."""
