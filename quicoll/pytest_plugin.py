@@ -106,7 +106,7 @@ def pytest_configure(config: pytest.Config) -> None:
         terminal.ensure_newline()
         terminal.write_line(line)
 
-    global _progress  # noqa: PLW0603 - one for each start of pytest, and `tell` finds it here
+    global _progress  # one for each start of pytest
     _progress = _Progress(None if terminal is None else write)
 
 

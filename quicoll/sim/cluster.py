@@ -277,9 +277,9 @@ class Simulation:
                 machine.stays_down = True
                 self.checker.ended(machine.name)
             case scenario.Restart():
-                if machine.done or machine.runs:
+                if machine.done or (machine.runs and not machine.terminated):
                     return False
-                machine.start()
+                machine.start()  # one that is still at its end is started again after it
             case scenario.JoinAnew():
                 if not machine.awaited:
                     return False

@@ -268,7 +268,7 @@ class Fleet:
             self._checker.break_("no-leftover", f"{node} left {', '.join(leftovers)}", node=node)
         machine.end()
         self._checker.ended(node)
-        if error is not None and not machine.stays_down:
+        if (error is not None or machine.terminated) and not machine.stays_down:
             self._world.after(round(self._settings.restart_after * 1e9), self._start_again, machine)
 
     def _cut_off(self, machine: Machine) -> None:
