@@ -46,7 +46,7 @@ def sim(
     seeds: Annotated[str | None, typer.Option(help="Range of seeds, A:B; B is not included.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="One seed.")] = None,
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Number of workers.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps that every rank commits.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps that every rank commits.")] = 8,
     faults: Annotated[
         str | None, typer.Option(help="Kinds of fault, separated by commas; -disk means all but disk. Default: all.")
     ] = None,

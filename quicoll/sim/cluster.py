@@ -128,8 +128,8 @@ class Simulation:
         Args:
             node: Whose vote. A healing that comes before it takes the fault back.
             start: Its first vote from this time on counts.
-            after: Seconds from the vote to the fault. A vote is cast at the moment that counts; a decision takes two
-                ways through the network.
+            after: Seconds from the vote to the fault. With 0 a path breaks before the vote leaves, and a process just
+                after that; a decision takes two ways through the network.
         """
         return scenario.at_vote(node, start=start, after=after, add=self.events.append)
 
@@ -225,11 +225,15 @@ class Simulation:
             self._apply(event)
 
     def _voted(self, node: str) -> None:
-        """A node is about to cast its vote."""
+        """A node is about to cast its vote. A path breaks before it leaves; what befalls a process comes after this
+        turn of its loop, or later."""
         for key, (event, set_off) in list(self._armed.items()):
             if event.voter == node and not set_off:
                 self._armed[key] = event, True
-                self._world.after(event.after_ns, self._strike, key)
+                if event.after_ns or not isinstance(event.fault, scenario.PartitionPath | scenario.HoldPath):
+                    self._world.after(event.after_ns, self._strike, key)
+                else:
+                    self._strike(key)
 
     def _strike(self, key: int) -> None:
         """Not where a healing has come between the vote and the fault."""

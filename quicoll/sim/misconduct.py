@@ -55,10 +55,10 @@ class _Links(dict[Any, Any]):
 
 
 def spoilt(payload: memoryview) -> memoryview:
-    """Return a copy in which one bit is another one: the lowest of a number, as numbers lie in memory here."""
+    """Return a copy in which one bit is another one: of the last number, and not one that a rounding takes away."""
     found = bytearray(payload)
     if found:
-        found[0] ^= 1
+        found[-min(2, len(found))] ^= 0x40
     return memoryview(found)
 
 

@@ -74,7 +74,7 @@ def run_seed(
     seed: int,
     *,
     ranks: int = 4,
-    steps: int = 10,
+    steps: int = 8,
     kinds: Iterable[str] = FAULT_KINDS,
     recorder: Recorder | None = None,
 ) -> Outcome:
@@ -175,7 +175,7 @@ def run_seeds(
     seeds: Iterable[int],
     *,
     ranks: int = 4,
-    steps: int = 10,
+    steps: int = 8,
     kinds: Iterable[str] = FAULT_KINDS,
     jobs: int = 1,
     wall_limit: float = 600.0,

@@ -126,7 +126,7 @@ class Scenario:
     """
 
     seed: int
-    steps: int = 10
+    steps: int = 8
     compute_s: float = COMPUTE_S
     settings: Settings = field(default_factory=Settings)
     events: tuple[ScenarioEvent, ...] = ()
@@ -186,7 +186,7 @@ def generate(
     seed: int,
     *,
     ranks: int = 4,
-    steps: int = 10,
+    steps: int = 8,
     kinds: Iterable[str] = FAULT_KINDS,
     settings: Settings | None = None,
 ) -> Scenario:
