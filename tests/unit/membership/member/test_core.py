@@ -582,6 +582,14 @@ def test_a_view_is_not_installed_unconfirmed_nor_proposed_behind_what_the_node_h
     assert isinstance(bench.hear(message)[-1], a.Refused)
 
 
+def test_an_install_of_another_view_installs_nothing() -> None:
+    bench = Bench()
+    bench.join()
+    bench.hear(m.Propose(view=view(2)))
+    bench.do("links_ready", 2)
+    assert [type(action) for action in bench.hear(m.Install(view_id=1))] == [a.Deactivate, a.Refused]
+
+
 @pytest.mark.parametrize(
     "welcome",
     [m.Welcome(seed=7, committed_step=0), m.Welcome(seed=8, committed_step=0, doubt_committed=False)],
