@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from fake_links import execute
 
 from quicoll.collectives.base import GroupView
 from quicoll.collectives.movements import AllToAll, Barrier, Broadcast, Gather, Scatter
@@ -19,7 +20,6 @@ from quicoll.collectives.shards import Leaves, Shards
 from quicoll.collectives.split import Split
 from quicoll.collectives.subgroups import MAX_COLOR, MAX_KEY, STATE, WORLD, Scope
 from quicoll.engine.calls import Known, Work
-from quicoll.engine.executor import execute
 from quicoll.errors import LocalError, PeerError
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.plan.cost import NetworkModel

@@ -472,13 +472,12 @@ class EndpointCore:
         return admitted
 
     def _process(self, connection: Connection, now_ns: int) -> None:
-        if not connection.listed:  # it failed; nothing of it may be registered again
-            return
         carrier = connection.carrier
-        self.connections.refresh(connection)
-        if carrier.resets != connection.resets:
-            count, connection.resets = carrier.resets - connection.resets, carrier.resets
-            self.traffic.guard(connection, connection.pace.resets, now_ns, count)
+        if connection.listed:  # otherwise it failed; nothing of it may be registered again
+            self.connections.refresh(connection)
+            if carrier.resets != connection.resets:
+                count, connection.resets = carrier.resets - connection.resets, carrier.resets
+                self.traffic.guard(connection, connection.pace.resets, now_ns, count)
         while connection.listed and (event := carrier.next_event()) is not None:
             match event:
                 case Authenticated():
