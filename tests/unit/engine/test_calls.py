@@ -86,7 +86,9 @@ def test_two_calls_that_differ_settle_before_the_others_have_called_and_both_are
     rank = Rank()
     slot = rank.call(call())
     assert rank.hear(2, 0, "barrier") is slot
-    with pytest.raises(Mismatch, match=r"rank 0 \(a\) called all_reduce float32 8, rank 2 \(c\) called barrier") as e:
+    with pytest.raises(
+        Mismatch, match=r"^rank 0 called all_reduce float32 8, rank 2 called barrier \(rank=2, node=c\)$"
+    ) as e:
         rank.calls.compare(slot)
     assert (e.value.rank, e.value.node) == (2, "c")
     assert rank.calls.differing(slot) == (2,)
