@@ -438,7 +438,7 @@ def test_a_look_up_is_cancelled_with_its_link_and_a_late_answer_is_dropped(pair:
 
 def test_a_core_that_is_shut_closes_everything_and_keeps_nothing(pair: Pair) -> None:
     ours, theirs = pair.up()
-    pair.a.core.shut(pair.now)
+    pair.a.core.shut("endpoint closed", pair.now)
     pair.a.act()
     assert ours.link.cause == "endpoint closed"
     assert (len(pair.a.core.connections), pair.a.core.connections.by_cid, pair.a.core.peers) == (0, {}, {})

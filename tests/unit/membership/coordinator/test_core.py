@@ -290,7 +290,7 @@ def test_a_step_that_the_leaver_did_not_begin_cannot_end_and_is_aborted() -> Non
     decision = bench.inbox["a"][0]
     assert isinstance(decision, m.Decide)
     assert not decision.commit
-    assert decision.cause == "b left: done"
+    assert decision.cause == "b has finished and left the job"
 
 
 def test_a_leaver_that_is_lost_before_the_boundary_has_left_all_the_same() -> None:

@@ -314,16 +314,16 @@ class EndpointCore:
         """Let no stranger in and make no link for a peer any more."""
         self._closing = True
 
-    def shut(self, now_ns: int) -> None:
-        """Close all links and connections. Nothing happens here afterwards but `actions`."""
+    def shut(self, reason: str, now_ns: int) -> None:
+        """Close all links and connections; the peers hear `reason`. Nothing happens here afterwards but `actions`."""
         self._closing = True
         self._actions.now_ns = now_ns
         for peer in list(self.peers.values()):
-            self._own(peer, peer.link.close, "endpoint closed")
+            self._own(peer, peer.link.close, reason)
         self._settle(now_ns)
         self._closed = True
         for connection in list(self.connections):
-            self.traffic.close(connection, CLOSE_NORMAL, "endpoint closed")
+            self.traffic.close(connection, CLOSE_NORMAL, reason)
         self.agenda.clear()
 
     # -- links ---------------------------------------------------------------------------------------------------
