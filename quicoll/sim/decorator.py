@@ -176,7 +176,8 @@ def scenario(
         _check_script(script)
     if reference is not None and not callable(reference):
         raise LocalError(f"a reference is a function of a step, not {reference!r}")
-    if compute is not None and not (isinstance(compute, int | float) and 0 <= compute < 3600):
+    pause: object = compute
+    if pause is not None and not (isinstance(pause, int | float) and 0 <= pause < 3600):
         raise LocalError(f"compute: seconds, not below 0 and less than an hour, not {compute!r}")
     found = Trial(
         seeds=_seeds(seeds),

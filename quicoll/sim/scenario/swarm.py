@@ -466,14 +466,13 @@ class _Builder:
         after_ns = round(latency * draw.one_of((0.0, 0.0, 0.5, 0.9, 1.1, 1.5, 1.9, 2.1, 3.0)))
         node = draw.one_of((voter, voter, COORDINATOR_HOST, draw.one_of(self._workers)))
         one, other = ((voter,), (COORDINATOR_HOST,)) if draw.chance(0.5) else ((COORDINATOR_HOST,), (voter,))
-        fault, end = draw.one_of(
-            (
-                (Crash(node), Restart(node)),
-                (Pause(node), Resume(node)),
-                (PartitionPath(one, other, one_way=draw.chance(0.7)), Repair(one, other)),
-                (HoldPath(one, other), Repair(one, other)),
-            )
+        kinds: tuple[tuple[Fault, Fault], ...] = (
+            (Crash(node), Restart(node)),
+            (Pause(node), Resume(node)),
+            (PartitionPath(one, other, one_way=draw.chance(0.7)), Repair(one, other)),
+            (HoldPath(one, other), Repair(one, other)),
         )
+        fault, end = draw.one_of(kinds)
         self._put(at_ns, fault, voter, after_ns)
         self._until(at_ns, end)
 
