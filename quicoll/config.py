@@ -1,11 +1,13 @@
 """Find the settings of a rank: argument > QUICOLL_* > torchrun's variables > default.
 
 Every value remembers its source, so that `quicoll env` and error texts can say why a value is what it is. A variable
-that is set but malformed is an error that names it; a default never hides it.
+that is set but malformed is an error that names it; a default never hides it. Nor does a misspelt name leave a default
+in force without a word: a QUICOLL_* variable that nothing reads is refused (`check_variables`).
 """
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
 import socket
@@ -23,7 +25,7 @@ from quicoll_transport.net.resolver import Resolver, resolve_all
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["Config", "JoinSettings", "Setting"]
+__all__ = ["Config", "JoinSettings", "Setting", "check_variables"]
 
 
 class JoinSettings(TypedDict, total=False):
@@ -38,6 +40,7 @@ class JoinSettings(TypedDict, total=False):
     certs: str | os.PathLike[str] | None
     world_size: int | None
     rank_hint: int | None
+    seed: int | None
     listen: str | None
     site: str | None
     lost_after: float | None
@@ -147,6 +150,7 @@ _FIELDS: dict[str, _Field] = {
         partial(_integer, least=1, most=MAX_MEMBERS), None, "WORLD_SIZE", lambda env: env.get("WORLD_SIZE")
     ),
     "rank_hint": _Field(partial(_integer, least=0, most=MAX_WHOLE), None, "RANK", lambda env: env.get("RANK")),
+    "seed": _Field(partial(_integer, least=0, most=MAX_WHOLE), None),
     "listen": _Field(_address, None),
     "site": _Field(_site, ""),
     "lost_after": _Field(_seconds, 2.0),
@@ -161,6 +165,30 @@ _FIELDS: dict[str, _Field] = {
     "deny": _Field(_text, None),
 }
 
+_PREFIX = "QUICOLL_"
+_TEST_PREFIX = "QUICOLL_TEST_"
+_OTHERS = ("QUICOLL_RESTARTS",)
+"""Variables that are no setting: `quicoll run` sets them for whom they concern."""
+
+
+def check_variables(environ: Mapping[str, str]) -> None:
+    """Refuse QUICOLL_* variables that nothing reads: one of them is a setting misspelt, and not in force.
+
+    Those that begin with QUICOLL_TEST_ belong to quicoll's own tests and benchmarks, and are left alone.
+
+    Args:
+        environ: The environment.
+    Raises:
+        LocalError: There is such a variable; the error has the name that it comes nearest to.
+    """
+    known = [*map(_variable, _FIELDS), *_OTHERS]
+    for name in sorted(environ):
+        if name.startswith(_PREFIX) and not name.startswith(_TEST_PREFIX) and name not in known:
+            ends = [each.removeprefix(_PREFIX) for each in known]  # what all have in common would make all alike
+            near = difflib.get_close_matches(name.removeprefix(_PREFIX), ends, n=1)
+            hint = f"did you mean {_PREFIX}{near[0]}?" if near else f"there are {', '.join(known)}"
+            raise LocalError(f"the variable {name} is none of quicoll's; {hint}")
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -173,6 +201,7 @@ class Config:
         certs: Directory of certificates.
         world_size: Ranks that the first view waits for; None leaves it to the coordinator.
         rank_hint: The rank that this node would like to have.
+        seed: The job's seed that this rank insists on; None takes the job's (`Job.seed`), whatever it is.
         listen: "host:port" at which other ranks reach this one, port 0 for a free one. None takes the address that
             leads to the coordinator and a free port; so does "0.0.0.0:port" or "[::]:port" with that port, because
             ranks send each other the address they listen at, and "every address" is nowhere to send to.
@@ -198,6 +227,7 @@ class Config:
     certs: str
     world_size: int | None
     rank_hint: int | None
+    seed: int | None
     listen: str
     site: str
     lost_after: float
@@ -254,6 +284,7 @@ class Config:
     @classmethod
     def _settings(cls, environ: Mapping[str, str] | None, arguments: Mapping[str, Any]) -> dict[str, Setting]:
         environ = os.environ if environ is None else environ
+        check_variables(environ)
         unknown = sorted(set(arguments) - set(_FIELDS))
         if unknown:
             raise LocalError(f"unknown setting {unknown[0]!r}; there are {', '.join(_FIELDS)}")
@@ -270,8 +301,12 @@ class Config:
         return cls(**values, sources={name: setting.source for name, setting in settings.items()})
 
 
+def _variable(name: str) -> str:
+    return f"{_PREFIX}{name.upper()}"
+
+
 def _find(name: str, field: _Field, argument: Any, environ: Mapping[str, str]) -> Setting:
-    variable = f"QUICOLL_{name.upper()}"
+    variable = _variable(name)
     if argument is not None:
         value, source = argument, "argument"
     elif environ.get(variable):

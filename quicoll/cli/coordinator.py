@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quicoll.checks import MAX_WHOLE
 from quicoll.errors import LocalError
 from quicoll.observability.events import Event, JsonLines
 from quicoll_transport.security.identity import COORDINATOR
@@ -34,6 +35,12 @@ def coordinator(
     world_size: Annotated[int, typer.Option(min=1, help="Members that the first view waits for.")],
     journal: Annotated[Path, typer.Option(help="File with the decisions; a coordinator that comes back reads it.")],
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address; port 0 picks one.")] = "127.0.0.1:4433",
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=MAX_WHOLE, envvar="QUICOLL_SEED", help="The job's seed; else the journal's, or a drawn one."
+        ),
+    ] = None,
     lost_after: Annotated[
         float, typer.Option(envvar="QUICOLL_LOST_AFTER", help="Seconds of silence until a member is lost.")
     ] = 2.0,
@@ -67,7 +74,7 @@ def coordinator(
         if writer is not None:
             writer(event)
         if event.kind == "listening":
-            typer.echo(f"coordinator of job {job} listening on {event.fields['address']}")
+            typer.echo(f"coordinator of job {job} listening on {event.fields['address']}, seed {event.fields['seed']}")
 
     start = partial(
         serve,
@@ -76,6 +83,7 @@ def coordinator(
         certs=certs,
         journal=journal,
         world_size=world_size,
+        seed=seed,
         lost_after=lost_after,
         observer=observe,
         transport_events=transport_events,

@@ -126,7 +126,7 @@ class CoordinatorService:
             wall_clock=wall_clock,
         )
         self._access = AccessControl(self.endpoint, policy, listed=denied)
-        observers.emit("listening", address=format_address(self.endpoint.address))
+        observers.emit("listening", address=format_address(self.endpoint.address), seed=self.core.history.seed)
         self._work()
 
     def _now_ns(self) -> int:
