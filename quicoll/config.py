@@ -47,6 +47,7 @@ class JoinSettings(TypedDict, total=False):
     timeout: float | None
     join_timeout: float | None
     hold_timeout: float | None
+    handle_sigterm: bool | None
     chunk_bytes: int | None
     straggler_after: float | None
     events: str | os.PathLike[str] | None
@@ -157,6 +158,7 @@ _FIELDS: dict[str, _Field] = {
     "timeout": _Field(_seconds, 300.0),
     "join_timeout": _Field(_seconds, 60.0),
     "hold_timeout": _Field(_seconds, 600.0),
+    "handle_sigterm": _Field(_switch, None),
     "chunk_bytes": _Field(partial(_integer, least=1, most=1 << 40), 1 << 20),
     "straggler_after": _Field(_seconds, 0.25),
     "events": _Field(_text, None),
@@ -211,6 +213,8 @@ class Config:
             computation between two calls.
         join_timeout: Until the first view.
         hold_timeout: How long a cut-off rank waits for a quorum.
+        handle_sigterm: Whether SIGTERM asks this rank to stop (`Job.stop`) instead of ending the process where it is.
+            False: never; None: only within `quicoll.train.run`.
         chunk_bytes: Size of the messages in which a large tensor travels.
         straggler_after: How much later than most a rank calls a collective to be reported as a straggler.
         events: Directory for one JSON-lines file of events for each node; None writes none.
@@ -234,6 +238,7 @@ class Config:
     timeout: float
     join_timeout: float
     hold_timeout: float
+    handle_sigterm: bool | None
     chunk_bytes: int
     straggler_after: float
     events: str | None

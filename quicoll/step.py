@@ -12,6 +12,9 @@
                     wait for the decision
     own error       that error; others abort    never run
 
+A rank that was asked to stop (quicoll.stop) enters no step: it gets Terminated, before the entry or out of a wait
+there.
+
 The phases of a rank's protocol. One task at a time is in ENTRY, OPEN or END; another one gets a LocalError:
 
     OUTSIDE --ready(), enter()--> ENTRY --begun--> OPEN --leave()--> END --> OUTSIDE
@@ -46,6 +49,7 @@ from quicoll.errors import (
 )
 from quicoll.state.synchronisation import synchronise
 from quicoll.state.version import StateVersion
+from quicoll.stop import StopRequest
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -156,6 +160,7 @@ class StepProtocol:
         state: RankState,
         state_group: Group,
         hold_timeout: float,
+        stop: StopRequest | None = None,
     ) -> None:
         """Make a protocol that is outside of any step.
 
@@ -166,6 +171,7 @@ class StepProtocol:
             state: What this rank holds.
             state_group: All ranks of the present view, for what is sent when a view begins.
             hold_timeout: Seconds to wait for a view, and for a decision.
+            stop: Asked, no step is entered; None is never asked.
         """
         self.state = state
         self._context = context
@@ -173,6 +179,7 @@ class StepProtocol:
         self._runtime = runtime
         self._state_group = state_group
         self._hold_timeout = hold_timeout
+        self._stop = stop or StopRequest()
         self._phase = StepPhase.OUTSIDE
         self._open: StepAttempt | None = None  # in OPEN
         self._doubt: _Doubt | None = None
@@ -199,8 +206,9 @@ class StepProtocol:
             LocalError: A step is open, another task is in the protocol, or the state cannot be taken here.
             Partitioned: There is no such view, or no decision on a vote in doubt, within timeout.
             StepAborted: A rank was lost meanwhile. Call it again.
+            Terminated: This rank was asked to stop.
         """
-        with self._alone(StepPhase.ENTRY):
+        with self._alone(StepPhase.ENTRY), self._stop.interrupting():
             await self._ready(timeout)
 
     async def enter(self, attempt: StepAttempt) -> None:
@@ -210,10 +218,11 @@ class StepProtocol:
             LocalError: The attempt was entered before, or as `ready`.
             Partitioned: As `ready`.
             StepAborted: The view ended meanwhile; the step was committed nowhere.
+            Terminated: This rank was asked to stop; no step is open.
         """
         if attempt.number:
             raise LocalError("a Step is one attempt: call job.step() for the next one")
-        with self._alone(StepPhase.ENTRY):
+        with self._alone(StepPhase.ENTRY), self._stop.interrupting():
             await self._ready()
             view = self._context.view
             attempt.number = self.state.version.step + 1

@@ -198,6 +198,7 @@ async def cluster(
                 "world_size": n,
                 "listen": "127.0.0.1:0",
                 "site": None if sites is None else sites[i],
+                "handle_sigterm": False,  # the process is the test's
             }
             own.update(settings)
             engines.append(await _start_rank(home, service, own))

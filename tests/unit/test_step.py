@@ -24,11 +24,13 @@ from quicoll.errors import (
     PeerError,
     QuicollError,
     StepAborted,
+    Terminated,
 )
 from quicoll.membership.view import Member, View
 from quicoll.state.rank_state import RankState
 from quicoll.state.version import StateVersion
 from quicoll.step import Step, StepPhase, StepProtocol
+from quicoll.stop import StopRequest
 
 HOLD = 60.0
 
@@ -166,6 +168,7 @@ class Rank:
         self.context = FakeContext()
         self.group = FakeGroup()
         self.state = RankState()
+        self.stop = StopRequest()
         self.protocol = StepProtocol(
             self.context,  # type: ignore[arg-type]
             self.engine,  # type: ignore[arg-type]
@@ -173,6 +176,7 @@ class Rank:
             state=self.state,
             state_group=self.group,  # type: ignore[arg-type]
             hold_timeout=HOLD,
+            stop=self.stop,
         )
         self.ran: list[int] = []
 
@@ -545,3 +549,45 @@ async def test_a_step_whose_audit_cannot_be_written_is_not_voted_for() -> None:
         await rank.one()
     assert rank.engine.asked("give_up") == [(1, "audit x: disk full")]
     assert (rank.engine.asked("vote"), rank.ran) == ([], [])
+
+
+# -- a rank that is asked to stop ------------------------------------------------------------------------------------
+
+
+async def test_a_rank_that_is_asked_to_stop_ends_its_open_step_and_enters_no_other() -> None:
+    rank = Rank()
+    assert await rank.one(body=rank.stop.ask) == 1
+    assert (rank.ran, rank.state.version.step) == ([1], 1)
+    asked = len(rank.engine.calls)
+    for entry in (rank.one, rank.protocol.ready):
+        with pytest.raises(Terminated):
+            await entry()
+    assert (len(rank.engine.calls), rank.protocol.phase, rank.ran) == (asked, StepPhase.OUTSIDE, [1])
+
+
+@pytest.mark.parametrize("waits_in", ["wait_view", "begin"])
+async def test_a_wait_at_the_entry_ends_when_the_rank_is_asked_to_stop(waits_in: str) -> None:
+    rank = Rank()
+    rank.engine.answers[waits_in] = lambda: rank.stop.ask() or asyncio.Event()
+    forever = rank.engine._answer
+
+    async def answer(method: str, *arguments: Any) -> Any:
+        given = await forever(method, *arguments)
+        return await given.wait() if isinstance(given, asyncio.Event) else given
+
+    rank.engine._answer = answer  # type: ignore[method-assign]
+    with pytest.raises(Terminated):
+        await rank.one()
+    assert (rank.ran, rank.protocol.phase) == ([], StepPhase.OUTSIDE)
+    # Nobody may wait for a step that this rank has perhaps begun, and will never vote for.
+    assert rank.engine.asked("give_up") == ([] if waits_in == "wait_view" else [(1, "CancelledError")])
+
+
+async def test_a_decision_in_doubt_is_not_waited_for_by_a_rank_that_is_asked_to_stop() -> None:
+    rank = Rank()
+    await rank.in_doubt()
+    rank.engine.answers["decision"] = asyncio.Event()
+    asyncio.get_running_loop().call_soon(rank.stop.ask)
+    with pytest.raises(Terminated):
+        await rank.one()
+    assert (rank.ran, rank.state.version.step) == ([], 0)
