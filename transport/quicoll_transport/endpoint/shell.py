@@ -223,7 +223,7 @@ class Endpoint:
         self.config = replace(self.config, lost_after_ns=lost_after_ns, connect_ns=connect_ns)
         self._core.use_settings(self.config)
 
-    async def aclose(self, *, timeout: float = 1.0) -> None:
+    async def aclose(self, *, timeout: float = 1.0, reason: str = "endpoint closed") -> None:
         """Close every link. What was given to them is delivered first, if that is quick.
 
         Cancelled, it closes at once. Called again, it waits for the first call. Afterwards no task, timer or file of
@@ -231,6 +231,7 @@ class Endpoint:
 
         Args:
             timeout: Seconds for the delivery.
+            reason: Why; the peers hear it.
         """
         if self._closing is not None:
             await asyncio.shield(self._closing)
@@ -245,16 +246,16 @@ class Endpoint:
                         await self._settled
         finally:
             resolving = list(self._lookups.values())
-            self._shut()
+            self._shut(reason)
             try:  # they are cancelled; one turn of the loop and they are gone
                 await asyncio.gather(*resolving, return_exceptions=True)
             finally:
                 self._closing.set_result(None)
 
-    def _shut(self) -> None:
+    def _shut(self, reason: str) -> None:
         for task in self._lookups.values():
             task.cancel()
-        self._core.shut(self.now_ns())
+        self._core.shut(self.now_ns(), reason)
         self._act()
         self._closed = True
         if self._timer is not None:

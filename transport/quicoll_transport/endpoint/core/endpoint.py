@@ -328,16 +328,21 @@ class EndpointCore:
         """Let no stranger in and make no link for a peer any more."""
         self._closing = True
 
-    def shut(self, now_ns: int) -> None:
-        """Close all links and connections. Nothing happens here afterwards but `next_action`."""
+    def shut(self, now_ns: int, reason: str = "endpoint closed") -> None:
+        """Close all links and connections. Nothing happens here afterwards but `next_action`.
+
+        Args:
+            now_ns: The time now.
+            reason: Why; the peers hear it.
+        """
         self._closing = True
         self._actions.now_ns = now_ns
         for peer in list(self.peers.values()):
-            self._own(peer, peer.link.close, "endpoint closed")
+            self._own(peer, peer.link.close, reason)
         self._settle(now_ns)
         self._closed = True
         for connection in list(self.connections):
-            self.traffic.close(connection, CLOSE_NORMAL, "endpoint closed")
+            self.traffic.close(connection, CLOSE_NORMAL, reason)
         self.agenda.clear()
 
     # -- links ---------------------------------------------------------------------------------------------------
