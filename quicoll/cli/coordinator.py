@@ -74,7 +74,7 @@ def coordinator(
         if writer is not None:
             writer(event)
         if event.kind == "listening":
-            typer.echo(f"coordinator of job {job} listening on {event.fields['address']}, seed {event.fields['seed']}")
+            typer.echo(f"coordinator of job {job}, seed {event.fields['seed']}, listening on {event.fields['address']}")
 
     start = partial(
         serve,

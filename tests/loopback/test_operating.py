@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import quicoll
-from quicoll import Event, LocalError, PeerError, StepAborted
+from quicoll import Event, LocalError, PeerError, StepAborted, Terminated
 from quicoll.membership.service import CoordinatorService, serve
 from quicoll.observability.transport import TRANSPORT_KINDS
 from quicoll.testing import cluster
@@ -254,3 +254,39 @@ async def test_a_rank_that_sets_another_lost_after_is_refused_with_both_values(c
     async with coordinator(certs, world_size=1, lost_after=1.0) as service:
         with pytest.raises(PeerError, match="the coordinator's lost_after is 1 s, this node's 10 s"):
             await joining(service, certs, "a", lost_after=10.0).__aenter__()
+
+
+async def test_a_rank_that_asks_for_another_seed_is_refused_with_both_values(certs: Path) -> None:
+    async with coordinator(certs, world_size=1, seed=7) as service:
+        with pytest.raises(PeerError, match="the job's seed is 7, this node's 8"):
+            await joining(service, certs, "a", seed=8).__aenter__()
+        async with joining(service, certs, "a", seed=7) as job:
+            assert job.view.seed == 7
+
+
+async def test_members_hear_that_their_coordinator_was_stopped(certs: Path) -> None:
+    seen = Seen()
+    async with AsyncExitStack() as stack:
+        async with coordinator(certs, world_size=1) as service:
+            await stack.enter_async_context(joining(service, certs, "a", observer=seen))
+        await seen.until(lambda: seen.of("held", cause="the coordinator was lost: closed by the peer (stopped)"))
+
+
+async def test_a_rank_that_is_asked_to_stop_leaves_as_one_that_is_done_and_the_others_go_on(certs: Path) -> None:
+    seen = Seen()
+    async with coordinator(certs, world_size=3, observer=seen) as service, AsyncExitStack() as stack:
+        leaving = joining(service, certs, "c")
+        a, b, c = await asyncio.gather(
+            *(stack.enter_async_context(joining(service, certs, node)) for node in ("a", "b")),
+            leaving.__aenter__(),
+        )
+        await commit([a, b, c])
+        c.stop()
+        assert c.stopping
+        with pytest.raises(Terminated) as ended:
+            async with c.step():
+                pytest.fail("the step was entered")
+        assert not await leaving.__aexit__(Terminated, ended.value, ended.value.__traceback__)
+        await commit([a, b])
+        assert [event.fields["cause"] for event in seen.of("peer_lost")] == ["c left: terminated"]
+        assert not seen.of("step_aborted")
