@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quicoll.checks import MAX_WHOLE
+from quicoll.config import check_variables
 from quicoll.errors import LocalError
 from quicoll.observability.events import Event, JsonLines
 from quicoll_transport.security.identity import COORDINATOR
@@ -68,6 +70,7 @@ def coordinator(
     """
     from quicoll.membership.service import serve
 
+    check_variables(os.environ)
     writer = JsonLines(events / f"{COORDINATOR}.jsonl") if events is not None else None
 
     def observe(event: Event) -> None:

@@ -20,6 +20,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from quicoll.errors import LocalError
+
 __all__ = ["remove_abandoned", "scratch_directory"]
 
 _PREFIX = "quicoll-run-"
@@ -32,22 +34,28 @@ def scratch_directory() -> Iterator[Path]:
 
     Yields:
         Its path.
+    Raises:
+        LocalError: It cannot be made.
     """
-    base = Path(tempfile.gettempdir())
-    remove_abandoned(base)
-    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    lock = -1
     try:
-        lock = os.open("unlocked", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename("unlocked", _LOCK, src_dir_fd=directory, dst_dir_fd=directory)
+        base = Path(tempfile.gettempdir())
+        remove_abandoned(base)
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            lock = _locked(directory)
+        except OSError:
+            _remove(path, directory)
+            os.close(directory)
+            raise
+    except OSError as error:
+        raise LocalError(f"cannot make a temporary directory: {error.strerror or error}") from error
+    try:
         yield path
     finally:
         _remove(path, directory)
         os.close(directory)
-        if lock >= 0:
-            os.close(lock)
+        os.close(lock)
 
 
 def remove_abandoned(base: Path) -> None:
@@ -63,6 +71,18 @@ def remove_abandoned(base: Path) -> None:
     for name in names:
         with contextlib.suppress(OSError), _abandoned(base / name) as directory:
             _remove(base / name, directory)
+
+
+def _locked(directory: int) -> int:
+    """Make the lock file of a new directory."""
+    lock = os.open("unlocked", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.rename("unlocked", _LOCK, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
 
 
 @contextlib.contextmanager

@@ -309,7 +309,7 @@ class Supervisor:
             argv = self._coordinator_argv(journal, self._address or self._listen)
             status = await self._once(child, argv, shared)
             if self._address is None:
-                detail = child.last_line or _describe(status)
+                detail = child.last_line.removeprefix("quicoll: ") or _describe(status)
                 raise LocalError(f"the coordinator could not start on {self._listen}: {detail}")
             await self._before_restart(child, status)
 

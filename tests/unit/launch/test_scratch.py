@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from quicoll.errors import LocalError
 from quicoll.launch import scratch
 from quicoll.launch.scratch import remove_abandoned, scratch_directory
 
@@ -119,3 +121,18 @@ def test_a_removal_that_was_cut_short_is_finished_by_the_next(base: Path, monkey
 
 def test_a_place_that_cannot_be_read_is_no_obstacle(base: Path) -> None:
     remove_abandoned(base / "missing")
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_and_leaves_nothing(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(scratch.fcntl, "flock", fails)
+    with pytest.raises(LocalError, match="cannot make a temporary directory: No locks available"):
+        scratch_directory().__enter__()
+    assert list(base.iterdir()) == []
+    monkeypatch.setattr(scratch.tempfile, "tempdir", str(base / "missing"))
+    with pytest.raises(LocalError, match="cannot make a temporary directory: No such file or directory"):
+        scratch_directory().__enter__()
