@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,12 +172,16 @@ _PREFIX = "QUICOLL_"
 _TEST_PREFIX = "QUICOLL_TEST_"
 _OTHERS = ("QUICOLL_RESTARTS",)
 """Variables that are no setting: `quicoll run` sets them for whom they concern."""
+_OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?)")
+"""What every container of a namespace gets for a service there, which may well be called quicoll or quicoll-coordinator
+(https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables)."""
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
     """Refuse QUICOLL_* variables that nothing reads: one of them is a setting misspelt, and not in force.
 
-    Those that begin with QUICOLL_TEST_ belong to quicoll's own tests and benchmarks, and are left alone.
+    Left alone are those that begin with QUICOLL_TEST_, which belong to quicoll's own tests and benchmarks, and those that
+    Kubernetes makes of a service's name.
 
     Args:
         environ: The environment.
@@ -185,7 +190,9 @@ def check_variables(environ: Mapping[str, str]) -> None:
     """
     known = [*map(_variable, _FIELDS), *_OTHERS]
     for name in sorted(environ):
-        if name.startswith(_PREFIX) and not name.startswith(_TEST_PREFIX) and name not in known:
+        if not name.startswith(_PREFIX) or name.startswith(_TEST_PREFIX) or name in known:
+            continue
+        if not _OF_KUBERNETES.fullmatch(name):
             ends = [each.removeprefix(_PREFIX) for each in known]  # what all have in common would make all alike
             near = difflib.get_close_matches(name.removeprefix(_PREFIX), ends, n=1)
             hint = f"did you mean {_PREFIX}{near[0]}?" if near else f"there are {', '.join(known)}"

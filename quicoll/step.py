@@ -238,7 +238,7 @@ class StepProtocol:
                 raise self._aborted(error, attempt.number) from error
             except BaseException as error:
                 # Cancelled, perhaps when the step had begun there: nobody would ever vote for it.
-                await self._give_up(view.view_id, _reason(error))
+                await self._give_up(view.view_id, self._why_not_entered(error))
                 raise
             self._context.open(attempt.number)
             self._open, self._phase = attempt, StepPhase.OPEN
@@ -274,9 +274,12 @@ class StepProtocol:
             raise self._aborted(error, self.state.version.step + 1) from error
         except BaseException as error:
             # Of save() or load(), or a state that cannot be taken here: the others must not wait for their deadline.
-            await self._give_up(view.view_id, _reason(error))
+            await self._give_up(view.view_id, self._why_not_entered(error))
             raise
         self._synchronised = view.view_id
+
+    def _why_not_entered(self, error: BaseException) -> str:
+        return "terminated" if self._stop.asked and isinstance(error, asyncio.CancelledError) else _reason(error)
 
     async def synchronise(self) -> None:
         """Bring every rank of the present view to the newest state that any of them holds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -290,3 +291,23 @@ async def test_a_rank_that_is_asked_to_stop_leaves_as_one_that_is_done_and_the_o
         await commit([a, b])
         assert [event.fields["cause"] for event in seen.of("peer_lost")] == ["c left: terminated"]
         assert not seen.of("step_aborted")
+
+
+async def test_sigterm_ends_the_wait_for_the_first_view_where_it_is_handled_and_the_node_leaves(certs: Path) -> None:
+    seen = Seen()
+    async with coordinator(certs, world_size=2, observer=seen) as service:
+        waiting = asyncio.create_task(outcome(joining(service, certs, "a", handle_sigterm=True)))
+        await seen.until(lambda: seen.of("node_joined", peer="a"))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await waiting == "terminated"
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        await seen.until(lambda: seen.of("peer_lost", peer="a", left=True))
+
+
+async def outcome(entering: Any) -> str:
+    """How it ended. A SystemExit that leaves a task would end the whole loop."""
+    try:
+        await entering.__aenter__()
+    except Terminated:
+        return "terminated"
+    return "joined"

@@ -169,6 +169,14 @@ def test_variables_of_others_are_left_alone() -> None:
     check_variables(dict.fromkeys(["QUICOLL_RESTARTS", *settings], "1"))
 
 
+def test_what_kubernetes_makes_of_a_services_name_is_left_alone() -> None:
+    ends = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_QUIC", "PORT", "PORT_4433_UDP", "PORT_4433_UDP_ADDR")
+    for service in ("QUICOLL", "QUICOLL_COORDINATOR"):
+        check_variables({f"{service}_{end}": "10.0.0.1" for end in ends})
+    with pytest.raises(LocalError, match="QUICOLL_REPORT is none"):
+        check_variables({"QUICOLL_REPORT": "1"})
+
+
 def test_every_variable_that_the_sources_speak_of_is_known() -> None:
     """Tests and benchmarks too: theirs have a prefix of their own, or nobody could set one and join a job."""
     root = Path(__file__).parents[2]

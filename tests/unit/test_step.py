@@ -580,7 +580,7 @@ async def test_a_wait_at_the_entry_ends_when_the_rank_is_asked_to_stop(waits_in:
         await rank.one()
     assert (rank.ran, rank.protocol.phase) == ([], StepPhase.OUTSIDE)
     # Nobody may wait for a step that this rank has perhaps begun, and will never vote for.
-    assert rank.engine.asked("give_up") == ([] if waits_in == "wait_view" else [(1, "CancelledError")])
+    assert rank.engine.asked("give_up") == ([] if waits_in == "wait_view" else [(1, "terminated")])
 
 
 async def test_a_decision_in_doubt_is_not_waited_for_by_a_rank_that_is_asked_to_stop() -> None:

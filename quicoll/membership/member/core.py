@@ -179,7 +179,7 @@ class MemberCore:
         self._decision_timeout_ns = decision_timeout_ns
         self._state = MemberState.DETACHED
         self._out: deque[MemberAction] = deque()
-        self._progress = JobProgress(committed_step)
+        self._progress = JobProgress(committed_step, seed=seed)
         self._welcomed = False
         self._local: LocalView | None = None  # of the proposed or installed view
         self._leaving = False

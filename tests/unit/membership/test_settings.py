@@ -150,3 +150,11 @@ def test_a_member_asks_for_its_seed_at_every_join() -> None:
         assert told.message == m.Join(incarnation=1, seed=7)
         core.disconnected("silence", now_ns=0)
         drained(core)
+
+
+def test_a_member_takes_no_other_seed_than_the_one_that_it_asked_for() -> None:
+    core = joining(seed=7)
+    core.receive(m.Welcome(seed=8, committed_step=0), now_ns=0)
+    (refused,) = drained(core)
+    assert isinstance(refused, a.Refused)
+    assert "the seed was 7 and is 8" in refused.reason
