@@ -180,8 +180,8 @@ _OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(T
 def check_variables(environ: Mapping[str, str]) -> None:
     """Refuse QUICOLL_* variables that nothing reads: one of them is a setting misspelt, and not in force.
 
-    Left alone are those that begin with QUICOLL_TEST_, which belong to quicoll's own tests and benchmarks, and those that
-    Kubernetes makes of a service's name.
+    Left alone are those that begin with QUICOLL_TEST_, which belong to quicoll's own tests and benchmarks, and those
+    that Kubernetes makes of a service's name.
 
     Args:
         environ: The environment.
