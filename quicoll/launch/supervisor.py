@@ -256,13 +256,14 @@ class Supervisor:
         tasks = [asyncio.create_task(self._guard(self._keep_coordinator(shared, journal)))]
         try:
             self._address = await self._first_address(report, seen)
-            # The workers are on this machine too: where the coordinator is reached, they can listen as well.
-            host, port = parse_address(self._address)
-            host = _LOOPBACK.get(host, host)
-            shared["QUICOLL_COORDINATOR"] = format_address((host, port))
-            shared["QUICOLL_LISTEN"] = format_address((host, 0))
-            for rank, child in enumerate(self._workers if self._ended_by is None else ()):
-                tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared))))
+            if self._address is not None and not self._outcome.done():
+                # The workers are on this machine too: where the coordinator is reached, they can listen as well.
+                host, port = parse_address(self._address)
+                host = _LOOPBACK.get(host, host)
+                shared["QUICOLL_COORDINATOR"] = format_address((host, port))
+                shared["QUICOLL_LISTEN"] = format_address((host, 0))
+                for rank, child in enumerate(self._workers):
+                    tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared))))
             reason = await self._outcome
         finally:
             for task in tasks:
@@ -291,13 +292,15 @@ class Supervisor:
         if not self._outcome.done():
             self._outcome.set_result(reason)
 
-    async def _first_address(self, report: Path, seen: int) -> str:
-        """Wait for the coordinator's report of where it listens, after the `seen` bytes of earlier runs."""
+    async def _first_address(self, report: Path, seen: int) -> str | None:
+        """Wait for the coordinator's report of where it listens, after the `seen` bytes of earlier runs.
+
+        None where the run is over before it comes.
+        """
         deadline = asyncio.get_running_loop().time() + _START_S
         while (address := _listening(report, seen)) is None:
             if self._outcome.done():
-                self._outcome.result()  # raises what the coordinator failed with
-                return ""
+                return None
             if asyncio.get_running_loop().time() > deadline:
                 raise LocalError(f"the coordinator reported no address within {_START_S:g} s")
             await asyncio.sleep(_POLL_S)
@@ -523,12 +526,18 @@ def _signal_group(child: _Child, number: signal.Signals) -> None:
 
 
 def _describe(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
+    if status < 0:
+        return _signal_name(-status) or f"signal {-status}"
+    # What shells, and programs that end in order, make of a signal.
+    name = _signal_name(status - 128)
+    return f"exit status {status} ({name})" if name else f"exit status {status}"
+
+
+def _signal_name(number: int) -> str:
     try:
-        return signal.Signals(-status).name
+        return signal.Signals(number).name
     except ValueError:
-        return f"signal {-status}"
+        return ""
 
 
 def _print_line(node: str, line: str) -> None:

@@ -170,6 +170,19 @@ async def test_a_worker_that_dies_is_started_again(run: Run) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("sys.exit(143)", "exit status 143 (SIGTERM)"),
+        ("sys.exit(200)", "exit status 200"),
+        ("os.kill(0, 9)", "SIGKILL"),
+    ],
+)
+async def test_the_end_of_a_worker_is_told_in_words(run: Run, end: str, said: str) -> None:
+    outcome = await run.supervisor(f"import os, sys; {end}", workers=1, max_restarts=0).run()
+    assert outcome.reason == f"worker-0 died with {said}; giving up"
+
+
 async def test_a_worker_that_keeps_dying_ends_the_run_and_says_why(run: Run) -> None:
     supervisor = run.supervisor(
         """
@@ -302,6 +315,17 @@ async def test_a_signal_is_passed_on_and_the_workers_last_words_are_heard(run: R
     outcome = await running
     assert (outcome.exit_status, outcome.reason) == (128 + signal.SIGTERM, "ended by SIGTERM")
     assert [run.said(node) for node in supervisor.nodes] == [["up", "leaving"]] * 2
+
+
+async def test_a_signal_before_the_coordinator_listens_ends_the_run_as_any_other(run: Run) -> None:
+    silent = 'import time\nprint("up", flush=True)\ntime.sleep(600)'
+    supervisor = run.supervisor("print('never')", coordinator=silent)
+    running = asyncio.create_task(supervisor.run())
+    await run.until_said("coordinator", "up")
+    supervisor.stop()
+    outcome = await running
+    assert (outcome.exit_status, outcome.reason) == (128 + signal.SIGTERM, "ended by SIGTERM")
+    assert run.said("worker-0") == []
 
 
 async def test_what_a_worker_started_is_not_asked_but_ended_with_it(run: Run) -> None:
