@@ -49,6 +49,7 @@ class JoinSettings(TypedDict, total=False):
     join_timeout: float | None
     hold_timeout: float | None
     handle_sigterm: bool | None
+    stop_timeout: float | None
     chunk_bytes: int | None
     straggler_after: float | None
     events: str | os.PathLike[str] | None
@@ -160,6 +161,7 @@ _FIELDS: dict[str, _Field] = {
     "join_timeout": _Field(_seconds, 60.0),
     "hold_timeout": _Field(_seconds, 600.0),
     "handle_sigterm": _Field(_switch, None),
+    "stop_timeout": _Field(_seconds, 5.0),
     "chunk_bytes": _Field(partial(_integer, least=1, most=1 << 40), 1 << 20),
     "straggler_after": _Field(_seconds, 0.25),
     "events": _Field(_text, None),
@@ -222,6 +224,7 @@ class Config:
         hold_timeout: How long a cut-off rank waits for a quorum.
         handle_sigterm: Whether SIGTERM asks this rank to stop (`Job.stop`) instead of ending the process where it is.
             False: never; None: only within `quicoll.train.run`.
+        stop_timeout: How long the open step may go on once this rank is asked to stop, until it is given up.
         chunk_bytes: Size of the messages in which a large tensor travels.
         straggler_after: How much later than most a rank calls a collective to be reported as a straggler.
         events: Directory for one JSON-lines file of events for each node; None writes none.
@@ -246,6 +249,7 @@ class Config:
     join_timeout: float
     hold_timeout: float
     handle_sigterm: bool | None
+    stop_timeout: float
     chunk_bytes: int
     straggler_after: float
     events: str | None

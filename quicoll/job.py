@@ -85,6 +85,7 @@ class Job:
             state_group=Group(self._context, STATE),
             hold_timeout=config.hold_timeout,
             stop=self._stop,
+            stop_timeout=config.stop_timeout,
         )
         self._left = False
 
@@ -277,7 +278,7 @@ class Job:
     def stop(self) -> None:
         """Ask this rank to stop: the next entry of a step, or a wait there, raises `quicoll.Terminated`.
 
-        A step that is open is not touched. From any thread, and from a signal handler.
+        A step that is open goes on for `stop_timeout` seconds at most. From any thread, and from a signal handler.
         """
         self._stop.ask()
 

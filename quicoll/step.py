@@ -13,7 +13,8 @@
     own error       that error; others abort    never run
 
 A rank that was asked to stop (quicoll.stop) enters no step: it gets Terminated, before the entry or out of a wait
-there.
+there. A step that is open goes on for `stop_timeout`, and is aborted on all ranks then. So does the wait for a
+decision, which is Terminated then.
 
 The phases of a rank's protocol. One task at a time is in ENTRY, OPEN or END; another one gets a LocalError:
 
@@ -161,6 +162,7 @@ class StepProtocol:
         state_group: Group,
         hold_timeout: float,
         stop: StopRequest | None = None,
+        stop_timeout: float = 5.0,
     ) -> None:
         """Make a protocol that is outside of any step.
 
@@ -172,6 +174,7 @@ class StepProtocol:
             state_group: All ranks of the present view, for what is sent when a view begins.
             hold_timeout: Seconds to wait for a view, and for a decision.
             stop: Asked, no step is entered; None is never asked.
+            stop_timeout: Seconds that the open step has then; the wait for its decision has as many.
         """
         self.state = state
         self._context = context
@@ -180,6 +183,9 @@ class StepProtocol:
         self._state_group = state_group
         self._hold_timeout = hold_timeout
         self._stop = stop or StopRequest()
+        self._stop_timeout = stop_timeout
+        self._unlimit: Callable[[], None] = lambda: None  # while a step is open: lets it go on as long as it likes
+        self._giving_up: asyncio.Task[None] | None = None  # the loop itself keeps no task alive
         self._phase = StepPhase.OUTSIDE
         self._open: StepAttempt | None = None  # in OPEN
         self._doubt: _Doubt | None = None
@@ -242,6 +248,26 @@ class StepProtocol:
                 raise
             self._context.open(attempt.number)
             self._open, self._phase = attempt, StepPhase.OPEN
+            self._limit(attempt, view.view_id)
+
+    def _limit(self, attempt: StepAttempt, view_id: int) -> None:
+        """Give the open step up if it is still open `stop_timeout` after this rank was asked to stop.
+
+        On the engine's loop, which goes on while the caller's thread waits in a blocking call. What the caller waits
+        for fails there; its step is aborted, on all ranks, and at the next entry it finds that it was asked to stop.
+        """
+        loop = self._runtime.loop
+        timers: list[asyncio.TimerHandle] = []
+
+        def overdue() -> None:
+            if self._open is attempt:
+                self._giving_up = loop.create_task(self._engine.give_up(view_id, "terminated"))
+
+        def asked() -> None:
+            if not timers and self._open is attempt:
+                timers.append(loop.call_later(self._stop_timeout, overdue))
+
+        self._unlimit = self._stop.on_ask(loop, asked)
 
     @contextmanager
     def _alone(self, phase: StepPhase) -> Iterator[None]:
@@ -314,14 +340,16 @@ class StepProtocol:
             Mismatch: The ranks' results or calls differ; the step was committed nowhere.
             Partitioned: The vote is in doubt.
             AuditError: The audit could not be written; the step was committed nowhere.
+            Terminated: This rank was asked to stop, and no decision came; the vote is in doubt.
         """
         if self._open is not attempt:
             raise LocalError("this step is not open: it was left before, or never entered")
         attempt.over = True
+        self._unlimit()
         unfinished = self._context.settle()
         self._context.close()
         self._open, self._phase = None, StepPhase.OUTSIDE
-        with self._alone(StepPhase.END):
+        with self._alone(StepPhase.END), self._stop.interrupting(after=self._stop_timeout):
             await self._end(attempt, error, unfinished)
 
     async def _end(self, attempt: StepAttempt, error: BaseException | None, unfinished: int) -> None:

@@ -3,9 +3,11 @@
     at work --ask--> asked --entry of a step, or a wait there--> Terminated --> the job is left, exit status 143
 
 A rank that is asked ends the step that is open, as it would have, and enters no other one. So it is at a step boundary
-when it leaves, its state is that of a committed step, and the others go on without having lost anything. What is open
-is either committed or given up by all, and bounded by what bounds every step: the other ranks, of which each is there,
-lost after `lost_after`, or leaving as well. A wait at the entry of a step is given up at once, wherever it is.
+when it leaves, its state is that of a committed step, and the others go on without having lost anything. A wait at the
+entry of a step is given up at once, wherever it is. The step that is open has `stop_timeout` seconds: then it is given
+up on all ranks, because whoever asks will not wait for ever, and what there is to do before the end, a checkpoint, has
+to be done before SIGKILL comes. What computes is not interrupted; what waits for other ranks is, and so is the wait for
+a decision, of a coordinator that may be gone for good. The step is in doubt then, and its callbacks do not run here.
 
 Signals belong to the program. Nothing here touches them unless it is asked to: by the setting `handle_sigterm`, or by
 `quicoll.train.run`, which is a program's main loop and takes SIGTERM only where nobody else did. There is one handler
@@ -33,7 +35,7 @@ class StopRequest:
     def __init__(self) -> None:
         """Nothing is asked yet."""
         self._asked = False
-        self._wake: Callable[[], object] | None = None
+        self._wakes: tuple[Callable[[], object], ...] = ()  # replaced as a whole: a signal may come at any moment
 
     @property
     def asked(self) -> bool:
@@ -43,24 +45,49 @@ class StopRequest:
     def ask(self) -> None:
         """Ask. From any thread, and from a signal handler; again does nothing more."""
         self._asked = True
-        wake = self._wake
-        if wake is not None:
+        for wake in self._wakes:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits there any more
                 wake()
 
-    @contextlib.contextmanager
-    def interrupting(self) -> Iterator[None]:
-        """Give up what is awaited in the block as soon as it is asked for; one such block at a time.
+    def on_ask(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> Callable[[], None]:
+        """Call a function on a loop when it is asked for; soon if it was. It may be called more than once.
 
+        Args:
+            loop: The loop, of any thread.
+            wake: The function.
+        Returns:
+            Takes this back; a call that is on its way then comes all the same.
+        """
+
+        def ring() -> None:
+            loop.call_soon_threadsafe(wake)
+
+        self._wakes = (*self._wakes, ring)
+        if self._asked:  # looked at last: it may have come just before the line above
+            ring()
+
+        def forget() -> None:
+            self._wakes = tuple(each for each in self._wakes if each is not ring)
+
+        return forget
+
+    @contextlib.contextmanager
+    def interrupting(self, *, after: float = 0.0) -> Iterator[None]:
+        """Give up what is awaited in the block when it is asked for.
+
+        Args:
+            after: Seconds from then on, or from the beginning of the block if it was asked for before. With 0 the block
+                is not even begun in that case.
         Raises:
             LocalError: This is no task.
-            Terminated: It was asked for, before the block or inside.
+            Terminated: What was awaited is given up.
         """
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         if task is None:
             raise LocalError("called outside of a task: there is nothing that could be interrupted")
         before = task.cancelling()
         inside, interrupted = True, False
+        due: asyncio.TimerHandle | None = None
 
         def interrupt() -> None:
             nonlocal interrupted
@@ -68,10 +95,16 @@ class StopRequest:
                 interrupted = True
                 task.cancel()
 
-        # First the way to be woken, then the look: a signal may come between the two.
-        self._wake = lambda: loop.call_soon_threadsafe(interrupt)
+        def asked() -> None:
+            nonlocal due
+            if not after:
+                interrupt()
+            elif inside and due is None:
+                due = loop.call_later(after, interrupt)
+
+        forget = self.on_ask(loop, asked)
         try:
-            if self._asked:
+            if self._asked and not after:
                 raise Terminated
             yield
         except asyncio.CancelledError as error:
@@ -79,7 +112,10 @@ class StopRequest:
                 raise Terminated from error
             raise
         finally:
-            inside, self._wake = False, None
+            inside = False
+            forget()
+            if due is not None:
+                due.cancel()
             if interrupted:
                 task.uncancel()  # that cancellation was ours, and is over
 

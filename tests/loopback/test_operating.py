@@ -293,6 +293,37 @@ async def test_a_rank_that_is_asked_to_stop_leaves_as_one_that_is_done_and_the_o
         assert not seen.of("step_aborted")
 
 
+async def test_a_rank_that_is_asked_to_stop_does_not_wait_for_ranks_that_are_not_ready(certs: Path) -> None:
+    """In a blocking call, whose thread can do nothing meanwhile."""
+    inside: asyncio.Future[quicoll.blocking.Job] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+
+    def stopped(service: CoordinatorService) -> None:
+        settings = {"job": "alpha", "certs": str(certs), "listen": "127.0.0.1:0", "stop_timeout": 0.1}
+        with quicoll.blocking.join(coordinator=service.address, node="a", **settings) as job:  # type: ignore[arg-type]
+            with pytest.raises(StepAborted, match="terminated"):
+                waiting(job)
+            with pytest.raises(Terminated):
+                job.step().__enter__()
+
+    def waiting(job: quicoll.blocking.Job) -> None:
+        with job.step():
+            loop.call_soon_threadsafe(inside.set_result, job)
+            job.group.barrier()
+
+    async def computing(job: quicoll.Job) -> None:
+        async with job.step():
+            (await inside).stop()
+            await blocking
+            await job.group.barrier()
+
+    async with coordinator(certs, world_size=2) as service:
+        blocking = asyncio.create_task(asyncio.to_thread(stopped, service))
+        async with joining(service, certs, "b") as other:
+            with pytest.raises(StepAborted, match="terminated"):
+                await computing(other)
+
+
 async def test_sigterm_ends_the_wait_for_the_first_view_where_it_is_handled_and_the_node_leaves(certs: Path) -> None:
     seen = Seen()
     async with coordinator(certs, world_size=2, observer=seen) as service:

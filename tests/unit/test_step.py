@@ -177,6 +177,7 @@ class Rank:
             state_group=self.group,  # type: ignore[arg-type]
             hold_timeout=HOLD,
             stop=self.stop,
+            stop_timeout=0.001,
         )
         self.ran: list[int] = []
 
@@ -591,3 +592,41 @@ async def test_a_decision_in_doubt_is_not_waited_for_by_a_rank_that_is_asked_to_
     with pytest.raises(Terminated):
         await rank.one()
     assert (rank.ran, rank.state.version.step) == ([], 0)
+
+
+async def test_a_step_that_does_not_end_is_given_up_on_all_ranks_some_time_after_the_rank_is_asked_to_stop() -> None:
+    rank = Rank()
+    other = asyncio.get_running_loop().create_future()
+    rank.engine.answers["give_up"] = lambda: other.set_exception(PeerError("left its step: terminated", node="a"))
+
+    async def one() -> None:
+        async with rank.step() as step:
+            step.on_commit(lambda: rank.ran.append(step.number))
+            rank.stop.ask()
+            await other  # a collective that another rank does not call
+
+    with pytest.raises(StepAborted, match="left its step: terminated"):
+        await one()
+    assert rank.engine.asked("give_up") == [(1, "terminated")]
+    assert (rank.ran, rank.engine.asked("vote")) == ([], [])
+    with pytest.raises(Terminated):
+        await rank.one()
+
+
+async def test_a_step_that_ends_in_time_is_committed_and_nothing_is_given_up_later() -> None:
+    rank = Rank()
+    await rank.one(rank.stop.ask)
+    await asyncio.sleep(0.005)  # five times what the open step had
+    assert (rank.ran, rank.engine.asked("give_up")) == ([1], [])
+
+
+@pytest.mark.parametrize("asked", ["in the body", "in the wait"])
+async def test_a_decision_that_does_not_come_is_not_waited_for_when_the_rank_is_asked_to_stop(asked: str) -> None:
+    rank = Rank()
+    rank.engine.answers |= {"vote": asyncio.Event(), "unanswered": (1, 11)}
+    if asked == "in the wait":
+        asyncio.get_running_loop().call_later(0.002, rank.stop.ask)
+    with pytest.raises(Terminated):
+        await rank.one(rank.stop.ask if asked == "in the body" else lambda: None)
+    assert (rank.ran, rank.protocol.in_doubt, rank.protocol.phase) == ([], True, StepPhase.OUTSIDE)
+    assert rank.engine.asked("unanswered") == [(1, "CancelledError")]

@@ -123,6 +123,32 @@ def test_asked_after_the_loop_is_closed_it_is_noted_and_nothing_else() -> None:
     assert request.asked
 
 
+async def test_a_wait_may_go_on_for_a_while_after_it_is_asked_for() -> None:
+    for asked_before in (True, False):
+        request = StopRequest()
+        if asked_before:
+            request.ask()
+        with request.interrupting(after=60.0):
+            request.ask()
+            await asyncio.sleep(0.001)
+        with pytest.raises(Terminated), request.interrupting(after=0.001):
+            await asyncio.Event().wait()
+
+
+async def test_who_waits_to_be_asked_is_called_on_its_loop_at_once_if_it_was_and_not_after_it_is_taken_back() -> None:
+    request, heard = StopRequest(), []
+    loop = asyncio.get_running_loop()
+    forget = request.on_ask(loop, lambda: heard.append("taken back"))
+    request.on_ask(loop, lambda: heard.append("first"))
+    forget()
+    request.ask()
+    assert heard == []
+    await asyncio.sleep(0)
+    request.on_ask(loop, lambda: heard.append("late"))
+    await asyncio.sleep(0)
+    assert heard == ["first", "late"]
+
+
 # -- the signal ------------------------------------------------------------------------------------------------------
 
 
