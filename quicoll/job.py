@@ -7,7 +7,7 @@ come to one state: `quicoll.state`; collectives: `quicoll.collectives`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
@@ -330,10 +330,16 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
             join_timeout.
         Terminated: SIGTERM came before the first view, with `handle_sigterm`.
     """
-    config = await Config.resolve_in_loop(**settings)
     stop = StopRequest()
-    with sigterm_asks(stop, insist=True) if config.handle_sigterm else nullcontext():
-        engine, runtime = await start(config, observer=observer)
+    with ExitStack() as stack:
+        try:
+            config = await Config.resolve_in_loop(**settings)
+            if config.handle_sigterm:
+                stack.enter_context(sigterm_asks(stop, insist=True))
+            engine, runtime = await start(config, observer=observer)
+        except LocalError as error:
+            # It says what is wrong and what to do; how that was found out is of no interest to who reads the traceback.
+            raise error.with_traceback(None) from None
         try:
             with stop.interrupting():
                 view = await runtime.call(engine.wait_view(config.join_timeout, joining=True))

@@ -126,7 +126,7 @@ def test_a_terminated_run_ends_training_between_steps_and_the_last_committed_one
     assert {"[worker-0] seed 7\n", "[worker-1] seed 7\n"} <= set(before)
     told = [json.loads(line) for line in (events / "coordinator.jsonl").read_text().splitlines()]
     lost = [(each["cause"], each["left"]) for each in told if each["kind"] == "peer_lost"]
-    assert sorted(lost) == [("worker-0 left: terminated", True), ("worker-1 left: terminated", True)]
+    assert sorted(lost) == [("worker-0 left the job: terminated", True), ("worker-1 left the job: terminated", True)]
     committed = [each["step"] for each in told if each["kind"] == "step_committed"]
     saved = checkpoint.latest(checkpoints)
     assert saved is not None
