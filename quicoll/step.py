@@ -267,7 +267,14 @@ class StepProtocol:
             if not timers and self._open is attempt:
                 timers.append(loop.call_later(self._stop_timeout, overdue))
 
-        self._unlimit = self._stop.on_ask(loop, asked)
+        forget = self._stop.on_ask(loop, asked)
+
+        def unlimit() -> None:
+            forget()
+            for timer in timers:
+                loop.call_soon_threadsafe(timer.cancel)
+
+        self._unlimit = unlimit
 
     @contextmanager
     def _alone(self, phase: StepPhase) -> Iterator[None]:

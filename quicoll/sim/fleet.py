@@ -43,6 +43,7 @@ from quicoll.errors import (
     Partitioned,
     PeerError,
     StepAborted,
+    Terminated,
 )
 from quicoll.job import attended
 from quicoll.membership.journal import Journal
@@ -53,6 +54,7 @@ from quicoll.sim.invariants import CheckedJob, CheckedStore
 from quicoll.sim.machine import Departed, Machine
 from quicoll.sim.misconduct import Lies
 from quicoll.sim.scenario.events import COORDINATOR_HOST, node_name
+from quicoll.stop import StopRequest
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
@@ -178,6 +180,7 @@ class Fleet:
             wall_clock=_wall_clock,
         )
         machine.endpoint = service.endpoint
+        machine.on_sigterm = self._close
         machine.faults = service.faults
         self._closing = loop.create_future()
         failed = loop.create_task(service.wait_failed())
@@ -191,7 +194,17 @@ class Fleet:
             store.close()
 
     async def _run_worker(self, machine: Machine) -> Any:
+        try:
+            return await self._take_part(machine)
+        except Terminated:
+            if not machine.terminated:  # the user's own doing, with the status of a process that was ended
+                raise
+            return None
+
+    async def _take_part(self, machine: Machine) -> Any:
         settings = self._settings
+        stop = StopRequest()
+        machine.on_sigterm = stop.ask
         rank = list(self.machines).index(machine.name) - 1
         config = Config.resolve(
             environ={},
@@ -223,12 +236,20 @@ class Fleet:
         Lies(engine.endpoint, machine.lies_to)
         machine.faults = engine.faults
         try:
-            view = await engine.wait_view(config.join_timeout, joining=True)
+            with stop.interrupting():
+                view = await engine.wait_view(config.join_timeout, joining=True)
         except BaseException:
             await engine.aclose("not joined")
             raise
         job = CheckedJob(
-            config, engine, runtime, view, machine=machine, checker=self._checker, compute_s=self._compute_s
+            config,
+            engine,
+            runtime,
+            view,
+            stop=stop,
+            machine=machine,
+            checker=self._checker,
+            compute_s=self._compute_s,
         )
         async with attended(job):
             try:

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from quicoll.sim.machine import Machine
     from quicoll.state.rank_state import RankState
     from quicoll.step import StepAttempt
+    from quicoll.stop import StopRequest
     from quicoll_transport.sim import HostLoop
 
 __all__ = ["GRACE_S", "INVARIANTS", "CheckedGroup", "CheckedJob", "CheckedSteps", "CheckedStore", "Checker"]
@@ -282,11 +283,12 @@ class CheckedJob(Job):
         runtime: Runtime,
         view: View,
         *,
+        stop: StopRequest,
         machine: Machine,
         checker: Checker,
         compute_s: float,
     ) -> None:
-        super().__init__(config, engine, runtime, view)
+        super().__init__(config, engine, runtime, view, stop)
         self._compute_s = compute_s
         self.group = CheckedGroup(self._context, machine=machine, checker=checker)
         self._steps = CheckedSteps(
@@ -295,6 +297,7 @@ class CheckedJob(Job):
             runtime,
             state=self._state,
             config=config,
+            stop=stop,
             machine=machine,
             checker=checker,
             compute_s=compute_s,
@@ -334,6 +337,7 @@ class CheckedSteps(StepProtocol):
         *,
         state: RankState,
         config: Config,
+        stop: StopRequest,
         machine: Machine,
         checker: Checker,
         compute_s: float,
@@ -345,6 +349,8 @@ class CheckedSteps(StepProtocol):
             state=state,
             state_group=Group(context, STATE),
             hold_timeout=config.hold_timeout,
+            stop=stop,
+            stop_timeout=config.stop_timeout,
         )
         self._config = config
         self._machine = machine

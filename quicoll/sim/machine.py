@@ -42,7 +42,7 @@ class Machine:
     process; the first only of a worker's. awaited: it comes later, by a fault, and nothing else starts it. departs: its
     process leaves the job where it would enter a step. terminated: it was asked to end, and a process that ends so is
     not done. lies_to: nodes that get other bits from it. alarm_ns: between its alarms; 0: it raises none.
-    on_vote: called at each vote of its process, before it is cast.
+    on_vote: called at each vote of its process, before it is cast. on_sigterm: what its process does at SIGTERM.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Machine:
         self.lies_to: dict[str, None] = {}
         self.alarm_ns = 0
         self.on_vote: Callable[[], None] = lambda: None
+        self.on_sigterm: Callable[[], None] = lambda: None
         self.engine: Engine | None = None
         self.endpoint: Endpoint | None = None
         self.faults: Faults | None = None
@@ -107,6 +108,7 @@ class Machine:
         if self.done or self.runs or self.awaited:
             return
         self._exiting = self.terminated = False
+        self.on_sigterm = lambda: None
         if self.host.state is HostState.OFF:
             self.host.power_on()
         self.disk.restart()
@@ -126,9 +128,7 @@ class Machine:
             self.error = task.exception()
         except asyncio.CancelledError as error:  # nobody but the process itself cancels it: `end` is abrupt
             self.error = error
-        if self.terminated and isinstance(self.error, asyncio.CancelledError):
-            self.error = None  # it has ended as it was asked to
-        elif self.error is None:
+        if self.error is None:
             self.result = task.result()
             self.done = not self.terminated
         # Not from within the callback: what the process still does in this turn of its loop belongs to it.
@@ -145,11 +145,9 @@ class Machine:
             self._ended(self)
 
     def terminate(self) -> None:
-        """Ask the process to end, as by SIGTERM: whatever its task waits for is cancelled."""
+        """Ask the process to end, as by SIGTERM: by what it made for that when it started."""
         self.terminated = self.stays_down = True
-        task = self._task
-        if task is not None:
-            self.loop.call_soon(task.cancel)
+        self.loop.call_soon(self.on_sigterm)
 
     def end(self, *, power: bool = False) -> None:
         """Abruptly."""
