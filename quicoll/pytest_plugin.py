@@ -24,7 +24,7 @@ __all__ = [
     "pytest_configure",
     "pytest_generate_tests",
     "pytest_runtest_logreport",
-    "tell",
+    "show_progress",
 ]
 
 _EVERY_S = 10.0  # between two lines of progress
@@ -54,7 +54,7 @@ class _Progress:
 _progress = _Progress()
 
 
-def tell(line: str) -> None:
+def show_progress(line: str) -> None:
     """Show a line on pytest's terminal, where this process has one."""
     _progress.tell(line)
 

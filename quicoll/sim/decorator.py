@@ -372,7 +372,7 @@ def _tell(line: str) -> None:
     """To the terminal of pytest, where there is one; from a run that takes long."""
     plugin = sys.modules.get("quicoll.pytest_plugin")
     if plugin is not None:
-        plugin.tell(line)
+        plugin.show_progress(line)
 
 
 def _when(event: ScenarioEvent) -> int:

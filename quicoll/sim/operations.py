@@ -21,11 +21,11 @@ import numpy as np
 if TYPE_CHECKING:
     from quicoll.collectives.group import Group
 
-__all__ = ["OPERATIONS", "Place", "tree"]
+__all__ = ["OPERATIONS", "CallSite", "tree"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallSite:
     """Where an operation is called: by which rank, among how many; mark: one number for the step and its view."""
 
     rank: int
@@ -80,7 +80,7 @@ def _same(what: str, found: Any, expected: Any) -> None:
 # -- reductions ------------------------------------------------------------------------------------------------------
 
 
-async def _exact_list_with_out(group: Group, here: Place) -> None:
+async def _exact_list_with_out(group: Group, here: CallSite) -> None:
     shapes = ((5,), (2, 3))
     x = [here.fractions(here.rank, *shape, dtype=np.float64) for shape in shapes]
     out = [np.empty(shape) for shape in shapes]
@@ -91,20 +91,20 @@ async def _exact_list_with_out(group: Group, here: Place) -> None:
         _same("an exact all_reduce of a list", found, np.array(sums).reshape(shape))
 
 
-async def _wide_average(group: Group, here: Place) -> None:
+async def _wide_average(group: Group, here: CallSite) -> None:
     found = await group.all_reduce(here.fractions(here.rank, 7), op="avg", precision="float64")
     total = tree([here.fractions(rank, 7).astype(np.float64) for rank in here.ranks])
     _same("an average in float64", found, (total / here.world).astype(np.float32))
 
 
-async def _bfloat16_on_the_wire(group: Group, here: Place) -> None:
+async def _bfloat16_on_the_wire(group: Group, here: CallSite) -> None:
     """Of integers so small that they and their sums have no more digits than bfloat16."""
     found = await group.all_reduce((here.numbers(here.rank, 9) % 15).astype(np.float32), wire="bfloat16")
     total = sum((here.numbers(rank, 9) % 15).astype(np.float32) for rank in here.ranks)
     _same("a sum that travels as bfloat16", found, total)
 
 
-async def _int8_on_the_wire(group: Group, here: Place) -> None:
+async def _int8_on_the_wire(group: Group, here: CallSite) -> None:
     """Of integers whose largest is 126 on every rank, so that the scale is 1."""
 
     def given(rank: int) -> Any:
@@ -114,7 +114,7 @@ async def _int8_on_the_wire(group: Group, here: Place) -> None:
     _same("a maximum that travels as int8", found, np.maximum.reduce([given(rank) for rank in here.ranks]))
 
 
-async def _in_the_order_of_a_ring(group: Group, here: Place) -> None:
+async def _in_the_order_of_a_ring(group: Group, here: CallSite) -> None:
     found = await group.all_reduce(here.numbers(here.rank, 70).astype(np.float32), reduce_order="ring")
     _same("a ring", found, sum(here.numbers(rank, 70).astype(np.float32) for rank in here.ranks))
 
@@ -129,14 +129,14 @@ _INTEGERS: dict[str, Any] = {
 }
 
 
-async def _of_integers(group: Group, here: Place) -> None:
+async def _of_integers(group: Group, here: CallSite) -> None:
     op, ufunc = list(_INTEGERS.items())[here.mark % len(_INTEGERS)]
     x = here.numbers(here.rank, 3, 2)
     found = await group.all_reduce(x, op=op, out=x)
     _same(op, found, ufunc.reduce([here.numbers(rank, 3, 2) for rank in here.ranks]))
 
 
-async def _to_a_root(group: Group, here: Place) -> None:
+async def _to_a_root(group: Group, here: CallSite) -> None:
     found = await group.reduce([here.fractions(here.rank, 4), here.fractions(here.rank, 2, 2)], root=here.root)
     if here.rank == here.root:
         expected = [tree([here.fractions(rank, *shape) for rank in here.ranks]) for shape in ((4,), (2, 2))]
@@ -145,7 +145,7 @@ async def _to_a_root(group: Group, here: Place) -> None:
         _same("a reduce elsewhere than at its root", found, None)
 
 
-async def _scattered(group: Group, here: Place) -> None:
+async def _scattered(group: Group, here: CallSite) -> None:
     counts = here.counts()
     start = sum(counts[: here.rank])
     found = await group.reduce_scatter(here.fractions(here.rank, sum(counts), 3), counts=counts)
@@ -156,21 +156,21 @@ async def _scattered(group: Group, here: Place) -> None:
 # -- movements -------------------------------------------------------------------------------------------------------
 
 
-async def _gathered_by_all(group: Group, here: Place) -> None:
+async def _gathered_by_all(group: Group, here: CallSite) -> None:
     counts = here.counts()
     out = np.empty((sum(counts), 2), np.int64)
     found = await group.all_gather(here.numbers(here.rank, counts[here.rank], 2), out=out)
     _same("an all_gather", found, np.concatenate([here.numbers(rank, counts[rank], 2) for rank in here.ranks]))
 
 
-async def _gathered_by_one(group: Group, here: Place) -> None:
+async def _gathered_by_one(group: Group, here: CallSite) -> None:
     counts = here.counts(1)
     found = await group.gather(here.numbers(here.rank, counts[here.rank]), root=here.root, algorithm="hierarchical")
     expected = np.concatenate([here.numbers(rank, counts[rank]) for rank in here.ranks])
     _same("a gather", found, expected if here.rank == here.root else None)
 
 
-async def _scattered_by_one(group: Group, here: Place) -> None:
+async def _scattered_by_one(group: Group, here: CallSite) -> None:
     counts = here.counts(2)
     whole = here.numbers(here.root, sum(counts), 2)
     mine = whole if here.rank == here.root else np.empty((0, 2), np.int64)
@@ -179,29 +179,29 @@ async def _scattered_by_one(group: Group, here: Place) -> None:
     _same("a scatter", found, whole[start : start + counts[here.rank]])
 
 
-def _part(here: Place, source: int, to: int) -> Any:
+def _part(here: CallSite, source: int, to: int) -> Any:
     return here.numbers(source, (here.mark + source + 2 * to) % 4, salt=to)
 
 
-async def _exchanged_rows(group: Group, here: Place) -> None:
+async def _exchanged_rows(group: Group, here: CallSite) -> None:
     parts = [_part(here, here.rank, rank) for rank in here.ranks]
     found = await group.all_to_all(np.concatenate(parts), counts=[len(part) for part in parts])
     _same("an all_to_all", found, np.concatenate([_part(here, rank, here.rank) for rank in here.ranks]))
 
 
-async def _exchanged_lists(group: Group, here: Place) -> None:
+async def _exchanged_lists(group: Group, here: CallSite) -> None:
     found = await group.all_to_all([_part(here, here.rank, rank) for rank in here.ranks])
     _same("an all_to_all of lists", found, [_part(here, rank, here.rank) for rank in here.ranks])
 
 
-async def _broadcast(group: Group, here: Place) -> None:
+async def _broadcast(group: Group, here: CallSite) -> None:
     out = [np.empty(6, np.int64), np.empty((2, 2), np.int64)]
     x = [here.numbers(here.rank, 6), here.numbers(here.rank, 2, 2)]
     await group.broadcast(x, root=here.root, out=out, algorithm=("auto", "tree", "hierarchical")[here.mark % 3])
     _same("a broadcast", out, [here.numbers(here.root, 6), here.numbers(here.root, 2, 2)])
 
 
-async def _to_the_next(group: Group, here: Place) -> None:
+async def _to_the_next(group: Group, here: CallSite) -> None:
     if here.world == 1:
         return
     after, before = (here.rank + 1) % here.world, (here.rank - 1) % here.world
@@ -211,22 +211,22 @@ async def _to_the_next(group: Group, here: Place) -> None:
     _same("a recv", await received, here.numbers(before, 5))
 
 
-async def _object_from_one(group: Group, here: Place) -> None:
+async def _object_from_one(group: Group, here: CallSite) -> None:
     told = await group.broadcast_object({"mark": here.mark, "by": here.rank}, root=here.root)
     _same("a broadcast_object", told, {"mark": here.mark, "by": here.root})
 
 
-async def _objects_of_all(group: Group, here: Place) -> None:
+async def _objects_of_all(group: Group, here: CallSite) -> None:
     told = await group.all_gather_object([here.rank, here.mark, "x" * here.rank])
     _same("an all_gather_object", told, [[rank, here.mark, "x" * rank] for rank in here.ranks])
 
 
-async def _barrier(group: Group, here: Place) -> None:
+async def _barrier(group: Group, here: CallSite) -> None:
     """That none ends too early is for the invariant "together"."""
     await group.barrier()
 
 
-OPERATIONS: dict[str, Callable[[Group, Place], Awaitable[None]]] = {
+OPERATIONS: dict[str, Callable[[Group, CallSite], Awaitable[None]]] = {
     "exact list with out": _exact_list_with_out,
     "wide average": _wide_average,
     "bfloat16 on the wire": _bfloat16_on_the_wire,

@@ -30,7 +30,7 @@ import numpy as np
 from quicoll import checkpoint
 from quicoll.errors import CheckpointError, LocalError, Mismatch, QuicollError
 from quicoll.sim.invariants import state_digest
-from quicoll.sim.operations import OPERATIONS, Place, tree
+from quicoll.sim.operations import OPERATIONS, CallSite, tree
 from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning, grouping
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ async def _step(job: Job, held: _Held, load: Load, divided: Subgroups) -> None:
         number = step.number
         shards = job.group.shards(WORKLOAD_SHARDS)
         view = job.view.view_id, job.world_size
-        here = Place(job.rank, job.world_size, mark(number, *view))
+        here = CallSite(job.rank, job.world_size, mark(number, *view))
         part = held.vector[: load.reduced(number)]
         leaves = [contribution(part, here.mark, shard) for shard in shards]
         reduced = job.group.all_reduce(shards.leaves(leaves, like=part), op="avg", algorithm=load.algorithm)
