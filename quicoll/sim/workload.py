@@ -56,13 +56,15 @@ class Load:
     """What the steps of one run do.
 
     algorithm: of the reductions. elements: of the vector. whole_every: steps whose numbers are multiples of it reduce
-    all of it. operations: called in turn, by name. groups: which steps work in sub-groups; None: none does.
+    all of it. operations: called in turn, by name. at_once: while the reduction is in flight. groups: which steps
+    work in sub-groups; None: none does.
     """
 
     algorithm: AlgorithmName = "auto"
     elements: int = SIZES[0]
     whole_every: int = 3
     operations: tuple[str, ...] = ("all_gather",)
+    at_once: bool = False
     groups: Grouping | None = None
 
     @staticmethod
@@ -76,6 +78,7 @@ class Load:
             elements=SIZES[draw() < 0.3],
             whole_every=2 + int(3 * draw()),
             operations=chosen,
+            at_once=draw() < 0.5,
             groups=grouping(seed),
         )
 
@@ -221,6 +224,7 @@ async def _step(job: Job, held: _Held, load: Load, divided: Subgroups) -> None:
         leaves = [contribution(part, here.mark, shard) for shard in shards]
         reduced = job.group.all_reduce(shards.leaves(leaves, like=part), op="avg", algorithm=load.algorithm)
         rows = await divided.work(held.rows, number) if load.in_groups(number) else held.rows
+        mean = None if load.at_once else await reduced
         await OPERATIONS[load.operation(number)](job.group, here)
-        mean = await reduced
+        mean = await reduced if mean is None else mean
         step.on_commit(lambda: held.apply(mean, rows, number, view))
