@@ -110,6 +110,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _progress = _Progress(None if terminal is None else write)
 
 
+@pytest.hookimpl(trylast=True)  # after others have taken tests away
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     totals: dict[str, int] = {}
     chosen = [item for item in items if hasattr(getattr(item, "function", None), "sim_trial")]

@@ -189,7 +189,7 @@ class Simulation:
             world.after(_LOOK_NS, self._look)
             try:
                 world.run(self._is_over, limit_ns=round(settings.limit * 1e9))
-                if self._verdict() is None:
+                if self._verdict() is None and self._fleet.coordinator.runs:
                     self._fleet.close_coordinator()
                     world.run(lambda: self._fleet.closed or self._verdict() is not None, limit_ns=_CLOSE_NS)
             except SimulationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -131,3 +132,13 @@ def test_an_alarm_for_nothing_ends_views_until_the_healing() -> None:
 def test_faults_of_nodes_that_cannot_be_are_refused(script: str) -> None:
     with pytest.raises(LocalError):
         run(script)
+
+
+def test_a_run_ends_though_its_coordinator_is_down_when_all_are_done() -> None:
+    async def worker(job: Job) -> None:
+        await asyncio.sleep(0.5)
+
+    sim = Simulation(worker, settings=Settings(ranks=2, limit=30.0))
+    sim.at(0.3).terminate("coordinator")
+    outcome = sim.run()
+    assert outcome.error is None, outcome.error
