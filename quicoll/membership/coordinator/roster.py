@@ -122,9 +122,13 @@ class Roster:
         backoff = self._backoffs.setdefault(node, Backoff())
         return backoff.exclude(now_ns, shortest_ns=self._retry_min_ns, longest_ns=self._retry_max_ns) - now_ns
 
-    def choose(self, *, now_ns: int, limit: int, preferred: Collection[str]) -> list[Candidate]:
-        """Return who would be in a view proposed now, by rank: at most `limit`, `preferred` nodes first."""
+    def choose(
+        self, *, now_ns: int, limit: int, preferred: Collection[str], without: Collection[str] = ()
+    ) -> list[Candidate]:
+        """Return who would be in a view proposed now, by rank: at most `limit`, `preferred` nodes first, none of
+        `without`."""
         fit = [candidate for candidate in self if not candidate.leaving and self._retry_ns(candidate.node) <= now_ns]
+        fit = [candidate for candidate in fit if candidate.node not in without]
         if len(fit) > limit:
             fit.sort(key=lambda candidate: candidate.node not in preferred)  # stable: by rank within each part
             fit = sorted(fit[:limit], key=lambda candidate: candidate.rank_key)
