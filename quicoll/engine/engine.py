@@ -15,6 +15,7 @@ coordinator_link.py and peer_links.py. A link that ends breaks the communicator 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from quicoll.deadlines import Deadlines
 from quicoll.engine.communicator import Communicator
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.engine.decisions import Decision, StepOutcomes, ViewEnds
+from quicoll.engine.early import EarlyAnnouncements
 from quicoll.engine.failures import error_of_end, failed_node, kind_of
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.engine.peer_links import PeerLinks
@@ -70,7 +72,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-_EARLY_ANNOUNCES = 65536  # for views that are not at work here yet
+log = logging.getLogger("quicoll")
 
 
 class Engine:
@@ -100,7 +102,7 @@ class Engine:
         self._ends = ViewEnds()
         self._lost: dict[str, str] = {}  # nodes of the present view that are lost, and why
         self._forming: asyncio.Task[None] | None = None
-        self._early: list[tuple[str, Announce]] = []
+        self._early = EarlyAnnouncements()
         self._changed: asyncio.Future[None] = loop.create_future()
         self._held = ""
         self._refused = ""
@@ -430,6 +432,7 @@ class Engine:
     def _on_peer_state(self, link: Link) -> None:
         if self._closing or not link.ended:
             return
+        self._early.drop(link.number)
         communicator = self._communicator
         if communicator is None or communicator.view.rank_of(link.node) is None or communicator.end_error is not None:
             return
@@ -462,11 +465,12 @@ class Engine:
         elif isinstance(message, Farewell):
             if not message.done:  # of a view in which nothing runs here
                 link.send_app(encode_message(Farewell(message.view_id, done=True)))
-        elif self._is_to_come(message.view_id) and len(self._early) < _EARLY_ANNOUNCES:
-            self._early.append((link.node, message))
-
-    def _is_to_come(self, view_id: int) -> bool:
-        return self._communicator is None or view_id > self._communicator.view.view_id
+        else:
+            try:
+                self._early.keep(link.number, link.node, message)
+            except PeerError as error:
+                log.error("%s", error)
+                link.close("too many announcements for a view to come")
 
     async def _form_links(self, view: View) -> None:
         """Have a link to every member of a proposed view, then say so; name those that cannot be reached."""
@@ -487,6 +491,7 @@ class Engine:
                 case TellCoordinator():
                     self._coordinator.send(action.message)
                 case FormLinks():
+                    self._early.expect(action.view)
                     if self._forming is not None:
                         self._forming.cancel()
                     self._forming = self._loop.create_task(self._form_links(action.view))
@@ -551,13 +556,8 @@ class Engine:
             rank=communicator.rank,
             nodes=list(view.nodes),
         )
-        early, self._early = self._early, []
-        for node, announce in early:
-            rank = view.rank_of(node)
-            if announce.view_id == view.view_id and rank is not None:
-                communicator.announced(rank, announce)
-            elif announce.view_id > view.view_id:
-                self._early.append((node, announce))
+        for rank, announce in self._early.take(view):
+            communicator.announced(rank, announce)
         for rank in sorted(links):
             if links[rank].ended:
                 self._on_peer_state(links[rank])

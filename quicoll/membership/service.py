@@ -40,7 +40,7 @@ from quicoll.membership.coordinator.actions import (
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.journal import Journal
-from quicoll.membership.messages import decode, encode
+from quicoll.membership.messages import Join, decode, encode
 from quicoll.observability.events import Observer, Observers, make_directory
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
@@ -108,6 +108,7 @@ class CoordinatorService:
         self._read_access = read_access
         self._timer: asyncio.TimerHandle | None = None
         self._links: dict[str, Link] = {}
+        self._joined: dict[str, int] = {}  # by node, the number of the link on which it joined
         self._failed: asyncio.Future[None] = loop.create_future()
         self._closing = False
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
@@ -182,12 +183,19 @@ class CoordinatorService:
             log.warning("%s", error)
             link.close("malformed message")
             return
+        if isinstance(message, Join):
+            if self._joined.get(link.node) == link.number:
+                log.warning("%s joined twice over one link", link.node)
+                link.close("joined twice")
+                return
+            self._joined[link.node] = link.number
         self.core.receive(link.node, message, now_ns=self._now_ns(), incarnation=link.remote_incarnation)
         self._work()
 
     def _on_state(self, link: Link) -> None:
         if link.ended and self._links.get(link.node) is link and not self._closing:
             del self._links[link.node]
+            self._joined.pop(link.node, None)
             self.core.member_lost(
                 link.node, link.cause, now_ns=self._now_ns(), incarnation=link.remote_incarnation or None
             )

@@ -19,8 +19,9 @@ hour. It is in one of three states:
 
     trusted     one failure does not count against it: a bit flips, a process dies. It is left out by a failure that
                 brings its `recent` to 6, if no other such part of that failure has a larger `total`
-    left out    for 1, 2, 4, ... 300 s (30 s where it may be the path), while a view can be made without it. Where failures go on meanwhile it was not
-                the cause, or not alone: its sums are halved, and it comes back once another is left out for them
+    left out    for 1, 2, 4, ... 300 s (30 s where it may be the path), while a view can be made without it. Where
+                failures go on meanwhile it was not the cause, or not alone: its sums are halved, and it comes back once
+                another is left out for them
     probation   it takes part again. With the next failure of which it is a strong part, one of the strong ones goes at
                 once, it for twice as long as before. Without one for twice the time that it was out, it is trusted
 
