@@ -109,6 +109,7 @@ class CoordinatorService:
         self._timer: asyncio.TimerHandle | None = None
         self._links: dict[str, Link] = {}
         self._joined: dict[str, int] = {}  # by node, the number of the link on which it joined
+        self._dropped: dict[str, int] = {}  # by node, the number of the link that is closed once it has heard why
         self._failed: asyncio.Future[None] = loop.create_future()
         self._closing = False
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
@@ -177,6 +178,8 @@ class CoordinatorService:
         link.listen(self._on_app, self._on_state)
 
     def _on_app(self, link: Link, data: bytes) -> None:
+        if self._dropped.get(link.node) == link.number:
+            return
         try:
             message = decode(data, sender="member", node=link.node)
         except PeerError as error:
@@ -196,6 +199,7 @@ class CoordinatorService:
         if link.ended and self._links.get(link.node) is link and not self._closing:
             del self._links[link.node]
             self._joined.pop(link.node, None)
+            self._dropped.pop(link.node, None)
             self.core.member_lost(
                 link.node, link.cause, now_ns=self._now_ns(), incarnation=link.remote_incarnation or None
             )
@@ -228,6 +232,7 @@ class CoordinatorService:
                     link = self._links.get(action.node)
                     if link is not None and action.incarnation in (0, link.remote_incarnation):
                         # What it was told before has to arrive first, or it would only come back and ask again.
+                        self._dropped[link.node] = link.number
                         self._loop.call_later(_DROP_AFTER_S, link.close, action.reason)
                 case Note():
                     self._note(action.event)

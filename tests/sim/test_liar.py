@@ -76,7 +76,7 @@ class Steps:
         return {node for at, node, _ in self.committed if at > since}
 
 
-@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_rank_that_lies_to_one_peer_costs_three_steps_and_the_others_go_on(
     ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +98,7 @@ def test_a_rank_that_lies_to_one_peer_costs_three_steps_and_the_others_go_on(
     assert outcome.committed > 0.7 * SECONDS / (COMPUTE + 0.01)
 
 
+@pytest.mark.slow
 def test_a_rank_that_lies_to_several_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     lie(monkeypatch, "worker-1", ("worker-0", "worker-2", "worker-3"))
     steps = Steps(4, reporter="worker-2")
@@ -108,6 +109,7 @@ def test_a_rank_that_lies_to_several_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert all(right for _, _, right in steps.committed)
 
 
+@pytest.mark.slow
 def test_a_rank_that_lies_to_half_of_the_others_does_not_stop_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sides of equal size tell nothing; leaving one out, and then another, does."""
     lie(monkeypatch, "worker-1", ("worker-0", "worker-2"))
@@ -120,6 +122,7 @@ def test_a_rank_that_lies_to_half_of_the_others_does_not_stop_them(monkeypatch: 
     assert outcome.committed > 0.6 * SECONDS / (COMPUTE + 0.01)
 
 
+@pytest.mark.slow
 def test_a_member_that_joins_as_another_process_and_announces_what_is_to_come_harms_itself_alone() -> None:
     """Over real links: a second Join, of a process that is not at its end; then 8 MB for views that nobody proposed."""
     steps = Steps(3, reporter="worker-0")

@@ -129,7 +129,8 @@ class Diagnosis:
             unreachable = tuple((other, report.reason) for other in report.unreachable)
             reason = "" if unreachable else report.reason
             report = Report(view_id=report.view_id, lost=unreachable, reason=reason)
-        others = [other for other in self.view.nodes if other != node and other in connected]
+        others = dict.fromkeys(connected)  # looked up for each name in a report, of which there may be a thousand
+        others.pop(node, None)
         lost = [(other, cause) for other, cause in report.lost if other in others]
         blamed = [other for other in report.blamed if other in others]
         if not self._reporters:

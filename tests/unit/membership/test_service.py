@@ -224,6 +224,21 @@ async def test_a_link_joins_once() -> None:
     assert [type(each) for each in again.told] == [m.Welcome]
 
 
+async def test_a_link_that_is_to_be_closed_is_not_listened_to_any_more() -> None:
+    """What it says meanwhile would be answered each time, and each time a timer would be set."""
+    bench = Bench(world_size=2)
+    a = bench.link("a")
+    for _ in range(1000):
+        a.say(m.BeginStep(view_id=1, step=1))
+    assert len(bench.loop.timers) == 1
+    a.say(m.Join(incarnation=1))
+    assert a.told == []
+    bench.loop.pass_to(bench.loop.now + 1.0)
+    assert a.closed == ["BeginStep before Join"]
+    a.end("closed")
+    assert [type(each) for each in bench.joined("a").told] == [m.Welcome]
+
+
 async def test_what_is_meant_for_an_earlier_process_of_a_node_is_not_sent_to_the_later_one() -> None:
     bench = Bench()
     old = bench.joined("a", 1)

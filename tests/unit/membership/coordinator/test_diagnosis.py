@@ -133,6 +133,23 @@ def test_what_names_nobody_of_the_view_accuses_nobody() -> None:
     assert judged("abc", words) == failure
 
 
+def test_of_each_member_one_reason_and_one_pair_with_each_other_is_kept() -> None:
+    """However often it reports: ten thousand times a second is what a link lets through."""
+    heard = diagnosis("abc")
+    for number in range(1000):
+        report = m.Report(
+            view_id=1,
+            blamed=("b", "c", f"y{number}"),
+            reason=f"{number:>500}",
+            lost=(("b", f"{number:>500}"),),
+            culprit=f"x{number}",
+        )
+        heard.add_report("a", report, connected="abc", now_ns=0)
+    sizes = [len(each) for each in vars(heard).values() if isinstance(each, dict)]
+    assert max(sizes) <= 2
+    assert len(vars(heard)["_suspicions"].pairs) == 1
+
+
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from("abcde")), max_size=12), st.randoms())
 def test_the_suspect_does_not_depend_on_order_or_direction(pairs: list[tuple[str, str]], random: Any) -> None:
     pairs = [(a, b) for a, b in pairs if a != b]
