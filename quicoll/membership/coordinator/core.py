@@ -304,7 +304,7 @@ class CoordinatorCore:
 
     def _report(self, node: str, message: Report | Decline, view: View, now_ns: int) -> None:
         if self._active is not None and view is self._active.view:
-            self._end_active(self._active, now_ns)
+            self._end_active(self._active)
         if self._diagnosis is not None:
             self._diagnosis.add_report(node, message, connected=self._connected(view), now_ns=now_ns)
 
@@ -393,7 +393,7 @@ class CoordinatorCore:
             now_ns=now_ns,
             timeout_ns=self._config.propose_timeout_ns,
             gather_ns=self._config.gather_ns,
-            weights=self._weights(view, now_ns),
+            weights=self._weights(view),
         )
         self._out.announce_proposal(view, previous, boundary, now_ns=now_ns)
 
@@ -442,15 +442,15 @@ class CoordinatorCore:
 
     def _abort_view(self, active: ActiveView, failure: ViewFailure, now_ns: int) -> None:
         """End the installed view and announce it. The step that is open is committed nowhere."""
-        self._announce(self._end_active(active, now_ns), failure, now_ns)
+        self._announce(self._end_active(active), failure, now_ns)
 
-    def _end_active(self, active: ActiveView, now_ns: int) -> Diagnosis:
+    def _end_active(self, active: ActiveView) -> Diagnosis:
         """End the installed view without announcing it. Nothing of it can be committed any more."""
         self._diagnosis = Diagnosis(
             active.view,
             active.ballot,
             gather_ns=self._config.gather_ns,
-            weights=self._weights(active.view, now_ns),
+            weights=self._weights(active.view),
             patient=self._evidence.failing,
         )
         self._state = coordinator_transition(self._state, CoordinatorCause.BROKEN)
@@ -491,8 +491,8 @@ class CoordinatorCore:
         cause = clip(f"{failure.cause}; {verdict.left_out} is {why}")
         return replace(failure, cause=cause, lost=lost), {verdict.left_out: why}
 
-    def _weights(self, view: View, now_ns: int) -> dict[str, int]:
-        return {node: self._evidence.weight(node, now_ns=now_ns) for node in view.nodes}
+    def _weights(self, view: View) -> dict[str, int]:
+        return {node: self._evidence.weight(node) for node in view.nodes}
 
     def _withhold_from(self, reasons: Mapping[str, str]) -> None:
         """Tell nodes why they are in no view, those that are there."""
@@ -509,7 +509,7 @@ class CoordinatorCore:
     def _commit(self, active: ActiveView, step: int, digest: bytes, now_ns: int) -> None:
         view = active.view
         self._record(Committed(step, view.view_id, digest))
-        self._evidence.committed(view.nodes)
+        self._evidence.committed(view.nodes, now_ns=now_ns)
         active.step_decided(now_ns=now_ns)
         for candidate in self._roster:
             if view.rank_of(candidate.node) is not None:
@@ -531,7 +531,7 @@ class CoordinatorCore:
         seconds = self._config.vote_timeout_ns / 1e9
         cause = clip(f"no vote on step {self._history.committed_step + 1} within {seconds:g} s from {name_list(late)}")
         culprit = late[0] if len(late) == 1 else ""
-        self._abort_view(active, ViewFailure(cause, "failed", culprit, late, Contradiction(late)), now_ns)
+        self._abort_view(active, ViewFailure(cause, "failed", culprit, late, Contradiction(late, enough=True)), now_ns)
         rest = [candidate for candidate in self._choose(now_ns) if candidate.node not in late]
         if not self._formation.shortfall(rest, self._history):
             self._exclude(dict.fromkeys(late, cause), now_ns)

@@ -15,15 +15,18 @@ caused it, each by itself; `weak` are those that can have caused it only togethe
     a "no"                                               who voted, whom it names
 
 A node has two sums of these, 2 for strong and 1 for weak: `recent`, halved every minute, and `total`, halved every
-hour. It is in one of three states:
+hour, of the time that ended in commits: what stops the job does not make itself forgotten. A node is
 
     trusted     one failure does not count against it: a bit flips, a process dies. It is left out by a failure that
-                brings its `recent` to 6, if no other such part of that failure has a larger `total`
-    left out    for 1, 2, 4, ... 300 s (30 s where it may be the path), while a view can be made without it. Where
-                failures go on meanwhile it was not the cause, or not alone: its sums are halved, and it comes back once
-                another is left out for them
+                brings its `recent` to 6, if no other such part of that failure has a larger `total`. Votes that are
+                late are enough at once: the coordinator sees by itself whose they are, and has waited for minutes
+    left out    for 1, 2, 4, ... 300 s (30 s where it may be the path), while a view can be made without it; and, from
+                the second time on, for 1, 2, 3, ... 10 times as long as the failure took, so that it costs the others
+                a tenth of their time at most. Where failures go on meanwhile it was not the cause, or not alone: its
+                sums are halved, and it comes back once another is left out for them
     probation   it takes part again. With the next failure of which it is a strong part, one of the strong ones goes at
-                once, it for twice as long as before. Without one for twice the time that it was out, it is trusted
+                once, it for twice as long as before. Without one for a minute, or twice the time that it was out, of
+                the time that ends in commits, it is trusted
 
 Of nodes with equal sums the one goes that was left out less often, so that two that contradict each other take turns;
 then the one of the higher rank. If a view cannot be made without the node in question, those that are left out come
@@ -65,6 +68,7 @@ _UNIT = 1 << 20  # sums are integers, in parts as fine as this: halved forty tim
 _RECENT_NS = 60 * _SECOND
 _TOTAL_NS = 3600 * _SECOND
 _FREE_FAILURES = 3
+_COSTS = 10
 _REMEMBERED = 16
 _NAMED = 4  # nodes in a sentence
 
@@ -78,12 +82,14 @@ class Contradiction:
         weak: These only by what they did to a strong one.
         sent: Whether it is of the kind that a wrong transfer explains, so that the weak ones are who sent.
         paths: Whether it is of the kind that a broken path explains.
+        enough: Whether it is enough to leave a node out.
     """
 
     strong: tuple[str, ...] = ()
     weak: tuple[str, ...] = ()
     sent: bool = False
     paths: bool = False
+    enough: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.strong or self.weak)
@@ -132,56 +138,56 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Sum:
-    """A sum that is halved once in every `half_ns`."""
+    """A sum that is halved once in every `half_ns` of the evidence's own time."""
 
     half_ns: int
     value: int = 0
     since_ns: int = 0
 
-    def at(self, now_ns: int) -> int:
-        halvings = max(0, now_ns - self.since_ns) // self.half_ns
+    def at(self, own_ns: int) -> int:
+        halvings = max(0, own_ns - self.since_ns) // self.half_ns
         if halvings:
             self.value >>= min(halvings, 64)
             self.since_ns += halvings * self.half_ns
         return self.value
 
-    def add(self, amount: int, now_ns: int) -> None:
-        if self.at(now_ns) == 0:
-            self.since_ns = now_ns
+    def add(self, amount: int, own_ns: int) -> None:
+        if self.at(own_ns) == 0:
+            self.since_ns = own_ns
         self.value += amount * _UNIT
 
 
 class _Standing:
-    """What is held against one node."""
+    """What is held against one node. own_ns: the evidence's own time, now_ns: the coordinator's."""
 
     def __init__(self) -> None:
         self.recent = _Sum(_RECENT_NS)
         self.total = _Sum(_TOTAL_NS)
         self.count = 0  # times that it was left out, since it was trusted last
         self.until_ns = 0  # left out until then
-        self.trusted_ns = 0  # on probation until then
+        self.trusted_own_ns = 0  # on probation until then
 
-    def add(self, amount: int, now_ns: int) -> None:
-        self.recent.add(amount, now_ns)
-        self.total.add(amount, now_ns)
+    def add(self, amount: int, own_ns: int) -> None:
+        self.recent.add(amount, own_ns)
+        self.total.add(amount, own_ns)
 
-    def halve(self, now_ns: int) -> None:
+    def halve(self, own_ns: int) -> None:
         for each in (self.recent, self.total):
-            each.value = each.at(now_ns) >> 1
+            each.value = each.at(own_ns) >> 1
 
-    def suspect(self, now_ns: int) -> bool:
-        return self.recent.at(now_ns) >= _ENOUGH * _UNIT
+    def suspect(self, own_ns: int) -> bool:
+        return self.recent.at(own_ns) >= _ENOUGH * _UNIT
 
-    def on_probation(self, now_ns: int) -> bool:
-        return now_ns < self.trusted_ns
+    def on_probation(self, own_ns: int) -> bool:
+        return own_ns < self.trusted_own_ns
 
-    def leave_out(self, now_ns: int, *, shortest_ns: int, longest_ns: int) -> int:
-        if now_ns >= self.trusted_ns:
+    def leave_out(self, own_ns: int, now_ns: int, *, shortest_ns: int, longest_ns: int, cost_ns: int) -> int:
+        if own_ns >= self.trusted_own_ns:
             self.count = 0
-        for_ns = min(longest_ns, shortest_ns << min(self.count, 30))
+        for_ns = max(min(longest_ns, shortest_ns << min(self.count, 30)), cost_ns * min(self.count, _COSTS))
         self.count += 1
         self.until_ns = now_ns + for_ns
-        self.trusted_ns = self.until_ns + max(2 * for_ns, _RECENT_NS)
+        self.trusted_own_ns = own_ns + for_ns + max(2 * for_ns, _RECENT_NS)  # the others work meanwhile
         return for_ns
 
 
@@ -208,6 +214,9 @@ class Evidence:
         self._worked: deque[tuple[int, tuple[str, ...]]] = deque(maxlen=_REMEMBERED)
         self._number = 0  # of failures and views that worked, in their order
         self._streak = 0  # failures since the last commit
+        self._own_ns = 0  # time that ended in commits; sums and probation are by it
+        self._mark_ns: int | None = None  # of the last failure or commit, from which that time is counted
+        self._begun_ns = 0  # of the last proposal or commit, from which the cost of a failure is counted
         self._wait_ns = 0  # the wait after the last of them ends
         self._spent_ns: int | None = None  # the allowance is full again then
 
@@ -236,23 +245,27 @@ class Evidence:
         Returns:
             Who is left out for it.
         """
+        self._mark_ns = now_ns
         self._streak += 1
         self._number += 1
         self._failures.append(_Failure(self._number, tuple(members), contradiction))
-        for amount, nodes in ((_STRONG, contradiction.strong), (_WEAK, contradiction.weak)):
+        strong = _ENOUGH if contradiction.enough else _STRONG
+        for amount, nodes in ((strong, contradiction.strong), (_WEAK, contradiction.weak)):
             for node in nodes:
-                self._standings.setdefault(node, _Standing()).add(amount, now_ns)
+                self._standings.setdefault(node, _Standing()).add(amount, self._own_ns)
         absent = [node for node in self.left_out(now_ns=now_ns) if node not in members]
         for node in absent:
-            self._standings[node].halve(now_ns)
+            self._standings[node].halve(self._own_ns)
         verdict = self._judge(members, contradiction, absent, can_spare, now_ns)
         over = self._streak - _FREE_FAILURES
         if over > 0 and not verdict.left_out and not verdict.returned:
             self._wait_ns = now_ns + min(self._longest_ns, self._shortest_ns << min(over - 1, 30))
         return verdict
 
-    def committed(self, members: tuple[str, ...]) -> None:
+    def committed(self, members: tuple[str, ...], *, now_ns: int) -> None:
         """Take in that a view committed a step. members: the view's."""
+        self._own_ns += now_ns - self._mark_ns if self._mark_ns is not None else 0
+        self._mark_ns = self._begun_ns = now_ns
         self._streak = 0
         if self._failures and (not self._worked or self._worked[-1][1] != members):
             self._number += 1
@@ -260,6 +273,7 @@ class Evidence:
 
     def proposed(self, *, now_ns: int) -> None:
         """Take in that a view is proposed, which costs a part of the allowance."""
+        self._begun_ns = now_ns
         self._spent_ns = max(now_ns, self._spent_ns or now_ns) + VIEW_INTERVAL_NS
 
     # What follows
@@ -273,10 +287,10 @@ class Evidence:
         times = [self._standings[node].until_ns for node in nodes if node in self._standings]
         return min((at for at in times if at > now_ns), default=None)
 
-    def weight(self, node: str, *, now_ns: int) -> int:
+    def weight(self, node: str) -> int:
         """Return how much is held against a node, to choose between two that cannot reach each other."""
         standing = self._standings.get(node)
-        return 0 if standing is None else standing.total.at(now_ns)
+        return 0 if standing is None else standing.total.at(self._own_ns)
 
     def may_propose_ns(self) -> int:
         """Return the time from which the next view may be proposed."""
@@ -323,36 +337,40 @@ class Evidence:
 
         def order(node: str) -> tuple[int, int, int]:
             standing = self._standings[node]
-            return standing.total.at(now_ns), -standing.count, rank[node]
+            return standing.total.at(self._own_ns), -standing.count, rank[node]
 
-        tried = any(self._standings[node].on_probation(now_ns) for node in contradiction.strong)
+        tried = any(self._standings[node].on_probation(self._own_ns) for node in contradiction.strong)
         pool = [
             node
             for node in (*contradiction.strong, *contradiction.weak)
-            if node in rank and (self._standings[node].suspect(now_ns) or (tried and node in contradiction.strong))
+            if node in rank
+            and (self._standings[node].suspect(self._own_ns) or (tried and node in contradiction.strong))
         ]
         worst = max(pool, key=order, default="")
-        if not worst or (not contradiction.strong and self._equals(worst, contradiction.weak, now_ns)):
+        if not worst or (not contradiction.strong and self._equals(worst, contradiction.weak)):
             return Verdict()
         if not can_spare(worst):
             for node in absent:
                 self._standings[node].until_ns = now_ns
             return Verdict(returned=tuple(absent))
-        cleared = tuple(
-            node
-            for node in absent
-            if self._standings[node].recent.at(now_ns) < self._standings[worst].recent.at(now_ns)
-        )
+        least = self._standings[worst].recent.at(self._own_ns)
+        cleared = tuple(node for node in absent if self._standings[node].recent.at(self._own_ns) < least)
         for node in cleared:
             self._standings[node].until_ns = now_ns
-        longest_ns = self._longest_ns if contradiction.paths else 10 * self._longest_ns
-        for_ns = self._standings[worst].leave_out(now_ns, shortest_ns=self._shortest_ns, longest_ns=longest_ns)
+        paths = contradiction.paths
+        for_ns = self._standings[worst].leave_out(
+            self._own_ns,
+            now_ns,
+            shortest_ns=self._shortest_ns,
+            longest_ns=self._longest_ns if paths else 10 * self._longest_ns,
+            cost_ns=0 if paths else now_ns - self._begun_ns,
+        )
         return Verdict(worst, for_ns, self.known(worst), cleared)
 
-    def _equals(self, node: str, others: Sequence[str], now_ns: int) -> bool:
+    def _equals(self, node: str, others: Sequence[str]) -> bool:
         """Whether as much is held against one of the others: then it may be the path, and suspicions.py decides."""
-        weight = self.weight(node, now_ns=now_ns)
-        return any(self.weight(other, now_ns=now_ns) >= weight for other in others if other != node)
+        weight = self.weight(node)
+        return any(self.weight(other) >= weight for other in others if other != node)
 
     def _common(self) -> list[str]:
         """Return the nodes that are part of each failure since the last commit."""

@@ -56,6 +56,12 @@ class Trial:
     def differ(self, members: str, minority: str) -> Verdict:
         return self.fail(members, minority, "".join(node for node in members if node not in minority), sent=True)
 
+    def work(self, members: str, seconds: float = 0.0) -> None:
+        """These members commit for a while."""
+        self.evidence.committed(tuple(members), now_ns=self.now)
+        self.now += round(seconds * SECOND)
+        self.evidence.committed(tuple(members), now_ns=self.now)
+
     def out(self) -> str:
         return "".join(self.evidence.left_out(now_ns=self.now))
 
@@ -98,8 +104,7 @@ def test_on_probation_one_failure_is_enough_and_the_times_double_up_to_a_bound()
         verdict = trial.differ("abc", "b")
     for _ in range(12):
         times.append(verdict.for_ns // SECOND)
-        trial.now += verdict.for_ns
-        trial.evidence.committed(("a", "c"))
+        trial.work("ac", verdict.for_ns / SECOND)
         verdict = trial.differ("abc", "b")
     assert times == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
 
@@ -123,9 +128,9 @@ def test_a_node_that_did_well_for_twice_its_time_is_trusted_again() -> None:
     trial = Trial()
     for _ in range(3):
         trial.differ("abc", "b")
-    trial.now += 1 * SECOND + 61 * SECOND
+    trial.work("abc", 1 + 61)
     assert trial.differ("abc", "b") == Verdict()
-    trial.now += HOUR
+    trial.work("abc", 3600)
     assert [trial.differ("abc", "b").for_ns for _ in range(3)] == [0, 0, 1 * SECOND]
 
 
@@ -133,8 +138,36 @@ def test_rare_failures_have_nobody_left_out() -> None:
     trial = Trial()
     for _ in range(100):
         assert trial.differ("abc", "b") == Verdict()
-        trial.now += 60 * SECOND
-        trial.evidence.committed(("a", "b", "c"))
+        trial.work("abc", 60)
+
+
+def test_what_stops_the_job_does_not_make_itself_forgotten() -> None:
+    """A rank that hangs costs the deadline of an operation each time, however long that is."""
+    trial = Trial()
+    for _ in range(2):
+        trial.now += 600 * SECOND
+        assert trial.fail("abc", "b", "ac") == Verdict()
+    trial.now += 600 * SECOND
+    assert trial.fail("abc", "b", "ac").left_out == "b"
+
+
+def test_late_votes_are_enough_at_once() -> None:
+    trial = Trial()
+    contradiction = Contradiction(("b",), enough=True)
+    verdict = trial.evidence.failed(("a", "b"), contradiction, can_spare=anybody, now_ns=0)
+    assert verdict.left_out == "b"
+
+
+def test_who_costs_much_each_time_is_left_out_for_ten_times_as_long_in_the_end() -> None:
+    trial = Trial()
+    times = []
+    for _ in range(16):
+        trial.evidence.proposed(now_ns=trial.now)
+        trial.now += 100 * SECOND
+        verdict = trial.differ("abc", "b")
+        times.append(verdict.for_ns // SECOND)
+        trial.work("ac", verdict.for_ns / SECOND)
+    assert times == [0, 0, 1, 100, 200, 300, 400, 500, 600, 700, 800, 900, 1000, 1000, 1000, 1000]
 
 
 # What is known
@@ -145,9 +178,9 @@ def test_what_is_known_is_narrowed_by_views_that_work() -> None:
     for _ in range(3):
         trial.differ("abc", "b")
     assert trial.evidence.known("b") == "b, or who sends to it"
-    trial.evidence.committed(("a", "c"))
+    trial.work("ac")
     assert trial.evidence.known("b") == "b, or who sends to it"
-    trial.evidence.committed(("b", "c"))
+    trial.work("bc")
     assert trial.evidence.known("b") == "b or a, and only when they work together"
 
 
@@ -229,7 +262,7 @@ def test_after_three_failures_without_a_commit_the_next_views_wait_longer_and_lo
         trial.now = max(trial.now, trial.evidence.may_propose_ns())
     assert waits == [0, 0, 0, 1, 2, 4, 8, 16, 30, 30]
     assert trial.evidence.why_waits() == "10 views in a row failed; the next one waits; part of each failure: a or b"
-    trial.evidence.committed(("a", "b"))
+    trial.work("ab")
     trial.fail("ab", "ab", can_spare=nobody)
     assert trial.evidence.may_propose_ns() <= trial.now
 
@@ -249,7 +282,7 @@ def test_views_have_an_allowance_whatever_is_committed_in_between() -> None:
         trial.now = max(trial.now, trial.evidence.may_propose_ns())
         times.append(trial.now)
         trial.evidence.proposed(now_ns=trial.now)
-        trial.evidence.committed(("a", "b"))
+        trial.work("ab")
     assert times[MAX_VIEWS - 1] == 0
     assert times[MAX_VIEWS] == VIEW_INTERVAL_NS
     assert len(times) <= MAX_VIEWS + HOUR // VIEW_INTERVAL_NS + 1
@@ -259,7 +292,7 @@ def test_nothing_grows_with_the_number_of_failures() -> None:
     trial = Trial()
     for number in range(10_000):
         trial.fail("abc", "abc"[number % 3])
-        trial.evidence.committed(tuple("abc"[: 1 + number % 3]))
+        trial.work("abc"[: 1 + number % 3])
     sizes = [len(each) for each in vars(trial.evidence).values() if hasattr(each, "__len__")]
     assert max(sizes) <= 16
     standing = vars(trial.evidence)["_standings"]["a"]
@@ -298,6 +331,12 @@ def leaves_and_comes_back(bench: Bench, node: str, rng: random.Random) -> None:
     bench.join(node, incarnation=bench.incarnations[node] + 1)
 
 
+def does_not_vote(bench: Bench, node: str, rng: random.Random) -> None:
+    assert bench.core.view is not None
+    bench.vote(*(member for member in bench.core.view.nodes if member != node))
+    bench.advance(bench.config.vote_timeout_ns)
+
+
 def breaks_the_rules(bench: Bench, node: str, rng: random.Random) -> None:
     bench.say(node, m.BeginStep(view_id=bench.view_id, step=bench.step + 5))
 
@@ -313,19 +352,19 @@ def names_anybody(bench: Bench, node: str, rng: random.Random) -> None:
 
 
 class Hour:
-    """An hour in which one of the nodes does `act` in each view that it is in; the others take a step in ten seconds.
+    """An hour, or several, in which one node does `act` in each view that it is in; the others take a step in 10 s.
 
-    every: it does so in each so-manieth view only.
+    every: it does so in each so many views once.
     """
 
-    def __init__(self, act: Act, *, every: int = 1, nodes: str = "abcdef", bad: str = "c") -> None:
+    def __init__(self, act: Act, *, every: int = 1, nodes: str = "abcdef", bad: str = "c", hours: int = 1) -> None:
         rng = random.Random(7)
         self.bench = bench = Bench(len(nodes))
         self.most_out = 0  # of the others at once
         acted = seen = 0
         views = 0
         bench.join(*nodes)
-        while bench.now < HOUR:
+        while bench.now < hours * HOUR:
             while bench.core.state is CoordinatorState.PROPOSED:
                 bench.confirm()
             view = bench.core.view
@@ -381,6 +420,12 @@ def test_a_member_that_ends_every_second_view_does_no_better() -> None:
 def test_a_member_that_leaves_and_comes_back_all_the_time_is_held_to_the_allowance() -> None:
     hour = Hour(leaves_and_comes_back)
     assert hour.rows() <= 2 * (MAX_VIEWS + HOUR // VIEW_INTERVAL_NS)
+
+
+def test_a_member_that_never_votes_costs_minutes_each_time_and_a_tenth_of_the_day() -> None:
+    day = Hour(does_not_vote, hours=24)
+    assert day.rows() <= 150
+    assert day.commits > 0.85 * 24 * 360
 
 
 @pytest.mark.parametrize("nodes", ["ab", "abc"])
