@@ -12,6 +12,7 @@ in every failure is better known from all reports than from the fastest.
 
     failure      pairs in the reports                  culprit
     failed       who lost whom                         the first of those left out (suspicions.py)
+                 who names whom                        who is in most pairs, or whom the first names
     corrupted    who got corrupt bits from whom        who is in most pairs, or the source of the first
     mismatch     who called something else than whom   who is in most pairs, if in more than half as many as there are
                                                        nodes in any; otherwise nobody
@@ -142,7 +143,7 @@ class Diagnosis:
         if report.kind == self._kind:
             self._blamed |= {(node, other): None for other in blamed}
             if report.reason or not lost:
-                self._causes.setdefault(node, f"{node}: {report.reason or 'the view cannot go on'}")
+                self._causes.setdefault(node, report.reason or "the view cannot go on")
         unreached = [other for other, _ in lost]
         culprit = (report.culprit,) if report.culprit in others and report.culprit not in unreached else ()
         named = [*blamed, *culprit]
@@ -166,11 +167,14 @@ class Diagnosis:
         """Return the failure by the reports so far. present: as in `complete`."""
         if self._kind == "failed":
             lost = tuple(node for node in self.view.nodes if node in self._lost or node in self.excluded(present))
-            order = (*self._lost, *self.excluded(present), self._reported_culprit)
-            causes = [*self._lost.values(), self._suspicions.describe(), *self._causes.values()]
+            common = self._contradiction().strong if self._accused else ()
+            order = (*self._lost, *self.excluded(present), *(common if len(common) == 1 else (self._reported_culprit,)))
+            causes = [*self._lost.values(), self._suspicions.describe(), *self._reasons()]
             cause = clip("; ".join(filter(None, causes)))
             return ViewFailure(cause, culprit=order[0], lost=lost, contradiction=self._contradiction())
-        cause = clip("; ".join(self._causes.values()))
+        # Those of a mismatch name the ranks that differ, alike at all ends.
+        reasons = dict.fromkeys(self._causes.values()) if self._kind == "mismatch" else self._reasons()
+        cause = clip("; ".join(reasons))
         return ViewFailure(cause, self._kind, self._cause_node(), contradiction=self._contradiction())
 
     def _contradiction(self) -> Contradiction:
@@ -183,6 +187,13 @@ class Diagnosis:
         named = contradiction_of(pairs, paths=not self._accused)
         rest = tuple(node for node in self._reporters if node not in named)
         return replace(named, weak=(*named.weak, *rest))
+
+    def _reasons(self) -> list[str]:
+        """Return the reasons that were given, each once, with the nodes that gave it."""
+        nodes: dict[str, list[str]] = {}
+        for node, reason in self._causes.items():
+            nodes.setdefault(reason, []).append(node)
+        return [f"{', '.join(given)}: {reason}" for reason, given in nodes.items()]
 
     def excluded(self, present: Sequence[str]) -> dict[str, str]:
         """Return connected nodes that the next view is formed without, each with the reason, in order of decision."""
