@@ -543,7 +543,7 @@ class CoordinatorCore:
     def _node_lost(self, candidate: Candidate, cause: str, now_ns: int) -> None:
         """Remove a node, and end any view that it is in."""
         node = candidate.node
-        contradiction = NOBODY if candidate.leaving else Contradiction((node,))
+        contradiction = NOBODY if candidate.leaving else Contradiction((node,), paths=True)
         self._remove(candidate, cause, now_ns)
         proposal = self._proposal
         if proposal is not None and proposal.view.rank_of(node) is not None:

@@ -179,7 +179,7 @@ class Diagnosis:
 
     def _contradiction(self) -> Contradiction:
         if self._lost:
-            return Contradiction(tuple(self._lost))
+            return Contradiction(tuple(self._lost), paths=True)
         pairs = [*self._accused, *self._suspicions.pairs]
         if not pairs:
             return Contradiction(tuple(self._reporters))

@@ -20,10 +20,10 @@ hour, of the time that ended in commits: what stops the job does not make itself
     trusted     one failure does not count against it: a bit flips, a process dies. It is left out by a failure that
                 brings its `recent` to 6, if no other such part of that failure has a larger `total`. Votes that are
                 late are enough at once: the coordinator sees by itself whose they are, and has waited for minutes
-    left out    for 1, 2, 4, ... 300 s (30 s where it may be the path), while a view can be made without it; and, from
-                the second time on, for 1, 2, 3, ... 10 times as long as the failure took, so that it costs the others
-                a tenth of their time at most. Where failures go on meanwhile it was not the cause, or not alone: its
-                sums are halved, and it comes back once another is left out for them
+    left out    for 1, 2, 4, ... 300 s, while a view can be made without it; and, from the second time on, for 1, 2, 3,
+                ... 10 times as long as the failure took, so that it costs the others a tenth of their time at most.
+                Where it may be the path, or the process was killed, it is 30 s at most. Where failures go on meanwhile
+                it was not the cause, or not alone: its sums are halved, and it comes back once another is left out
     probation   it takes part again. With the next failure of which it is a strong part, one of the strong ones goes at
                 once, it for twice as long as before. Without one for a minute, or twice the time that it was out, of
                 the time that ends in commits, it is trusted
@@ -81,7 +81,7 @@ class Contradiction:
         strong: Each of these alone.
         weak: These only by what they did to a strong one.
         sent: Whether it is of the kind that a wrong transfer explains, so that the weak ones are who sent.
-        paths: Whether it is of the kind that a broken path explains.
+        paths: Whether it is of the kind that a broken path explains, or a process that was killed.
         enough: Whether it is enough to leave a node out.
     """
 

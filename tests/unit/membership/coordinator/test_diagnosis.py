@@ -98,7 +98,7 @@ def test_a_node_that_is_gone_explains_what_was_said_of_it() -> None:
     heard.node_lost("a", "a was lost: silence")
     assert heard.complete("bc", now_ns=0)
     assert heard.failure("bc") == ViewFailure(
-        "a was lost: silence", culprit="a", lost=("a",), contradiction=Contradiction(("a",))
+        "a was lost: silence", culprit="a", lost=("a",), contradiction=Contradiction(("a",), paths=True)
     )
     assert heard.excluded("bc") == {}
 
