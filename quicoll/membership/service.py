@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -19,11 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quicoll.checks import seconds, whole
+from quicoll.checks import MAX_WHOLE, seconds, whole
 from quicoll.deadlines import Deadlines
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.coordinator.actions import (
     DropLink,
+    JobFinished,
     MembershipEvent,
     NodeJoined,
     NodeLost,
@@ -93,7 +93,8 @@ class CoordinatorService:
             config: The core's settings.
             transport: The endpoint's settings.
             loop: The running loop.
-            incarnation: Positive, above every earlier one of this coordinator; it also seeds the chance of `faults`.
+            incarnation: Positive, another one than any earlier process of this coordinator had: members dial it, and
+                one that does not know their link ends it, so there is no order. It also seeds the chance of `faults`.
             observers: Get every event.
             wall_clock: The date that certificates are checked against, aware; None takes the system's.
             denied: Fingerprints of certificates that may not come in.
@@ -252,6 +253,8 @@ class CoordinatorService:
                 emit("step_aborted", step=event.step, view=event.view_id, cause=event.cause, lost=list(event.lost))
             case ViewWithheld():
                 emit("held", cause=event.cause)
+            case JobFinished():
+                emit("job_done", step=event.step, nodes=list(event.nodes))
 
 
 async def serve(
@@ -320,7 +323,7 @@ async def serve(
             config=config,
             transport=EndpointConfig(lost_after_ns=Deadlines.of(lost_after).lost_ns, qlog_directory=qlog),
             loop=loop,
-            incarnation=time.time_ns(),
+            incarnation=1 + (int.from_bytes(os.urandom(8), "big") >> 1) % MAX_WHOLE,
             observers=observers,
             denied=access.denied,
             read_access=read_access,

@@ -35,6 +35,11 @@ class JobProgress:
         self.holds = holds
         self.doubt: tuple[int, int] | None = None  # (view_id, step)
 
+    @property
+    def admitted(self) -> bool:
+        """Whether a coordinator has ever taken this process into its job."""
+        return self.seed is not None
+
     def contradiction(self, message: Welcome) -> str:
         """Return what of a Welcome contradicts this progress, "" if nothing does."""
         if (self.doubt is None) != (message.doubt_committed is None):
