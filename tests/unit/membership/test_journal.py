@@ -178,10 +178,11 @@ def test_another_jobs_journal_is_refused(path: Path, connect: Connect) -> None:
         assert journal.load() == History.of(RECORDS)
 
 
-def test_a_newer_schema_is_refused(path: Path) -> None:
+@pytest.mark.parametrize(("schema", "age"), [(1, "an older"), (3, "a newer")])
+def test_another_schema_is_refused(path: Path, schema: int, age: str) -> None:
     written(path)
-    alter(path, "PRAGMA user_version=2")
-    with pytest.raises(JournalError, match=r"newer quicoll \(schema 2, this one knows 1\)"):
+    alter(path, f"PRAGMA user_version={schema}")
+    with pytest.raises(JournalError, match=rf"written by {age} quicoll \(schema {schema}, this one knows 2\)"):
         Journal.open(path, job="job")
 
 
