@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quicoll.checks import MAX_WHOLE, seconds, whole
+from quicoll.checks import MAX_MEMBERS, MAX_WHOLE, seconds, whole
 from quicoll.deadlines import Deadlines
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.coordinator.actions import (
@@ -267,6 +267,10 @@ async def serve(
     node: str = NODE,
     seed: int | None = None,
     lost_after: float = 2.0,
+    min_world_size: int = 1,
+    max_world_size: int | None = None,
+    nodes: Sequence[str] = (),
+    vote_timeout: float | None = None,
     observer: Observer | None = None,
     transport_events: bool = False,
     qlog: str | Path | None = None,
@@ -284,6 +288,11 @@ async def serve(
         node: The coordinator's name in its certificate.
         seed: The job's; None takes the journal's or a random one.
         lost_after: Seconds of silence after which a member is lost. Ranks that do not set it take this one.
+        min_world_size: Least ranks of every view.
+        max_world_size: Most ranks of every view; further nodes stand by. None: as many as there may be.
+        nodes: Who may join: names, or patterns with * and ?. Empty lets in every node with a certificate of the job.
+        vote_timeout: Seconds from the first vote for a step to the last. Ranks that set a longer `timeout`, or a
+            `hold_timeout` that is not longer, are refused. None takes 300, and refuses nobody.
         observer: Gets every event, on the running loop.
         transport_events: Whether the transport's own events are told as well.
         qlog: Directory for a qlog trace of each connection.
@@ -294,7 +303,15 @@ async def serve(
         JournalError: The journal cannot be read or written.
     """
     seed = None if seed is None else whole(seed, "seed")
-    config = coordinator_config(whole(world_size, "world_size"), seconds(lost_after, "lost_after"), seed)
+    config = coordinator_config(
+        whole(world_size, "world_size"),
+        seconds(lost_after, "lost_after"),
+        seed,
+        min_world_size=whole(min_world_size, "min_world_size"),
+        max_world_size=None if max_world_size is None else whole(max_world_size, "max_world_size"),
+        nodes=nodes,
+        vote_timeout=None if vote_timeout is None else seconds(vote_timeout, "vote_timeout"),
+    )
     if qlog is not None:
         make_directory(qlog, "qlog")
     loop = asyncio.get_running_loop()
@@ -342,21 +359,41 @@ async def serve(
         store.close()
 
 
-def coordinator_config(world_size: int, lost_after: float, seed: int | None) -> CoordinatorConfig:
+def coordinator_config(
+    world_size: int,
+    lost_after: float,
+    seed: int | None,
+    *,
+    min_world_size: int = 1,
+    max_world_size: int | None = None,
+    nodes: Sequence[str] = (),
+    vote_timeout: float | None = None,
+) -> CoordinatorConfig:
     """Return the core's settings with the deadlines that follow from `lost_after`.
 
     Args:
         world_size: Ranks that the first view waits for.
         lost_after: Seconds of silence after which a member is lost.
         seed: The job's; None takes the journal's.
+        min_world_size: As in `serve`.
+        max_world_size: As in `serve`.
+        nodes: As in `serve`.
+        vote_timeout: As in `serve`.
+    Raises:
+        LocalError: They contradict each other.
     """
     at = Deadlines.of(lost_after)
     return CoordinatorConfig(
         world_size=world_size,
+        min_world_size=min_world_size,
+        max_world_size=MAX_MEMBERS if max_world_size is None else max_world_size,
+        nodes=tuple(nodes),
         seed=seed,
         lost_after_ns=at.lost_ns,
         propose_timeout_ns=at.propose_ns,
         gather_ns=at.gather_ns,
         settle_ns=at.settle_ns,
-        vote_timeout_ns=at.vote_ns,
+        vote_timeout_ns=at.vote_ns if vote_timeout is None else round(vote_timeout * 1e9),
+        insists_on_vote_timeout=vote_timeout is not None,
+        retry_min_ns=at.retry_ns,
     )
