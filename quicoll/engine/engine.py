@@ -599,8 +599,8 @@ class Engine:
         elif not self._warned:
             self._warned = True
             log.warning(
-                "%s: hold_timeout is %g s, and the coordinator waits %g s for votes: a step that is decided later than "
-                "hold_timeout is in doubt here until the next one begins",
+                "%s: hold_timeout is %g s, and the coordinator waits %g s for votes (--vote-timeout): a step that is "
+                "decided later than hold_timeout is in doubt here until the next one begins",
                 self.config.node,
                 hold,
                 votes,

@@ -109,6 +109,7 @@ class CoordinatorService:
         self._read_access = read_access
         self._timer: asyncio.TimerHandle | None = None
         self._links: dict[str, Link] = {}
+        self._drops: dict[Link, asyncio.TimerHandle] = {}  # links that are closed in a moment
         self._failed: asyncio.Future[None] = loop.create_future()
         self._closing = False
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
@@ -168,6 +169,8 @@ class CoordinatorService:
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
+        for drop in self._drops.values():
+            drop.cancel()
         await self.endpoint.aclose()
         self._failed.cancel()
         self._observers.close()
@@ -187,6 +190,8 @@ class CoordinatorService:
         self._work()
 
     def _on_state(self, link: Link) -> None:
+        if link.ended and (drop := self._drops.pop(link, None)) is not None:
+            drop.cancel()
         if link.ended and self._links.get(link.node) is link and not self._closing:
             del self._links[link.node]
             self.core.member_lost(
@@ -221,7 +226,7 @@ class CoordinatorService:
                     link = self._links.get(action.node)
                     if link is not None and action.incarnation in (0, link.remote_incarnation):
                         # What it was told before has to arrive first, or it would only come back and ask again.
-                        self._loop.call_later(_DROP_AFTER_S, link.close, action.reason)
+                        self._drops[link] = self._loop.call_later(_DROP_AFTER_S, link.close, action.reason)
                 case Note():
                     self._note(action.event)
         at = self.core.next_timer()

@@ -168,8 +168,16 @@ class History:
             raise LocalError(f"view {view.view_id} goes on from step {view.committed_step}, not {self.committed_step}")
         # Where nobody of the last view is left the job begins anew; else a node that is back has not finished.
         finished = tuple(node for node in self.finished if node not in view.nodes) if self.base else ()
-        crowd = self.crowd if finished else 0
-        return replace(self, view=view, left=(), committed_step=view.committed_step, finished=finished, crowd=crowd)
+        final_step, crowd = (self.final_step, self.crowd) if finished else (0, 0)
+        return replace(
+            self,
+            view=view,
+            left=(),
+            committed_step=view.committed_step,
+            finished=finished,
+            final_step=final_step,
+            crowd=crowd,
+        )
 
     def _leave(self, record: Left) -> History:
         base, finishes = self.base, record.finished is not None
@@ -184,14 +192,14 @@ class History:
             self,
             left=left,
             finished=(*self.finished, record.node),
-            final_step=max(record.finished, self.final_step if self.finished else 0),
+            final_step=max(record.finished, self.final_step),
             crowd=self.crowd or len(base),
         )
 
     def _resume(self, record: Resumed) -> History:
         if self.view is None or record.view_id != self.view.view_id:
             raise LocalError(f"a step is begun in view {record.view_id}, which is not installed")
-        return replace(self, finished=(), crowd=0)
+        return replace(self, finished=(), final_step=0, crowd=0)
 
     def _commit(self, record: Committed) -> History:
         if self.view is None or record.view_id != self.view.view_id:
@@ -210,5 +218,6 @@ class History:
             committed_view=record.view_id,
             committed_digest=record.digest,
             finished=(),
+            final_step=0,
             crowd=0,
         )

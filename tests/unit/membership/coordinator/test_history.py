@@ -16,6 +16,7 @@ from quicoll.membership.coordinator.history import (
     JournalRecord,
     Left,
     Proposed,
+    Resumed,
     Seeded,
 )
 from quicoll.membership.view import View
@@ -29,6 +30,8 @@ from quicoll.membership.view import View
         [Seeded(1), Seeded(1)],
         [Proposed(1), Proposed(1)],
         [Left("a")],
+        [Left("a", 1)],
+        [Resumed(0)],
         [Committed(1, 1, b"")],
     ],
 )
