@@ -44,8 +44,8 @@ from quicoll.membership.coordinator.history import (
     JournalRecord,
     Left,
     Proposed,
-    Resumed,
     Seeded,
+    WentOn,
 )
 from quicoll.membership.view import View
 
@@ -287,8 +287,8 @@ class Journal:
             view_id = self._history.view.view_id if self._history.view is not None else 0
             left = (view_id, record.node, record.finished)
             execute("INSERT INTO leaves VALUES (?, ?, ?, ?)", (*left, _crc(*left)))
-        elif isinstance(record, Resumed):
-            self._put("resumed_view_id", str(record.view_id))
+        elif isinstance(record, WentOn):
+            self._put("went_on_view_id", str(record.view_id))
 
     def _put(self, name: str, value: str) -> None:
         self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, value, _crc(name, value)))
@@ -316,8 +316,8 @@ class Journal:
         leaves: dict[int, list[Left]] = {}
         for view_id, node, finished in self._rows("SELECT view_id, node, finished, crc FROM leaves ORDER BY rowid"):
             leaves.setdefault(view_id, []).append(Left(node, finished))
-        resumed_view_id = int(
-            facts.get("resumed_view_id", "0")
+        went_on_view_id = int(
+            facts.get("went_on_view_id", "0")
         )  # of the last one: earlier ones change nothing any more
         history = History()
         if "seed" in facts:
@@ -327,8 +327,8 @@ class Journal:
         for view_id, body in self._rows("SELECT view_id, body, crc FROM views ORDER BY view_id"):
             view = msgspec.msgpack.decode(body, type=View)
             history = history.apply(Proposed(view_id)).apply(InstalledView(view))
-            if view_id == resumed_view_id:
-                history = history.apply(Resumed(view_id))
+            if view_id == went_on_view_id:
+                history = history.apply(WentOn(view_id))
             while commit is not None and commit[1] == view_id:
                 history = history.apply(Committed(*commit))
                 commit = next(commits, None)

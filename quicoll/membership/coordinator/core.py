@@ -58,8 +58,8 @@ from quicoll.membership.coordinator.history import (
     JournalRecord,
     Left,
     Proposed,
-    Resumed,
     Seeded,
+    WentOn,
 )
 from quicoll.membership.coordinator.probes import Probes
 from quicoll.membership.coordinator.proposal import Proposal
@@ -323,7 +323,7 @@ class CoordinatorCore:
         expected = self._history.committed_step + 1
         outcome = active.receive(candidate.node, message, expected=expected, now_ns=now_ns)
         if active.entered(candidate.node) and self._history.finished:
-            self._record(Resumed(active.view.view_id))  # whoever had finished: the job goes on
+            self._record(WentOn(active.view.view_id))  # whoever had finished: the job goes on
         if active.entered(candidate.node):
             candidate.committed_step = max(candidate.committed_step, expected - 1)  # where a step begins from
         if outcome is None:

@@ -14,7 +14,7 @@ Rules, and why:
 
 - At least half of those who were at work when the first of them ended have ended (`History.ended`). One rank that
   leaves a job that shrinks, and a power cut right after it, do not end the job of the others.
-- Whoever begins a step after that goes on, with the view it is in: `core` records it (`Resumed`), and nobody has ended.
+- Whoever begins a step after that goes on, with the view it is in: `core` records it (`WentOn`), and nobody has ended.
 - A new process of a lost node may have been in the last view and got no state before the others ended. It holds less
   than the last committed step; alone it would take the job back. So it does not count as one that goes on.
 """

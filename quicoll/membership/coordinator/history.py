@@ -32,8 +32,8 @@ __all__ = [
     "JournalRecord",
     "Left",
     "Proposed",
-    "Resumed",
     "Seeded",
+    "WentOn",
 ]
 
 CommitRange: TypeAlias = tuple[int, int, int]
@@ -83,13 +83,13 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class WentOn:
     """A step was begun in the installed view after some had finished: the job goes on without them."""
 
     view_id: int
 
 
-JournalRecord: TypeAlias = Seeded | Proposed | InstalledView | Committed | Left | Resumed
+JournalRecord: TypeAlias = Seeded | Proposed | InstalledView | Committed | Left | WentOn
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ class History:
             return self._install(record.view)
         if isinstance(record, Committed):
             return self._commit(record)
-        if isinstance(record, Resumed):
-            return self._resume(record)
+        if isinstance(record, WentOn):
+            return self._go_on(record)
         return self._leave(record)
 
     @property
@@ -196,7 +196,7 @@ class History:
             crowd=self.crowd or len(base),
         )
 
-    def _resume(self, record: Resumed) -> History:
+    def _go_on(self, record: WentOn) -> History:
         if self.view is None or record.view_id != self.view.view_id:
             raise LocalError(f"a step is begun in view {record.view_id}, which is not installed")
         return replace(self, finished=(), final_step=0, crowd=0)

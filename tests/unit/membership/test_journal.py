@@ -24,8 +24,8 @@ from quicoll.membership.coordinator.history import (
     JournalRecord,
     Left,
     Proposed,
-    Resumed,
     Seeded,
+    WentOn,
 )
 from quicoll.membership.journal import Database, Journal, MemoryJournal, connect_sqlite
 from quicoll.membership.view import Member, View
@@ -58,14 +58,14 @@ RECORDS: list[JournalRecord] = [
     Left("c", 133),
     Proposed(4),
     InstalledView(view(4, "a", committed=93, by=3)),
-    Resumed(4),
+    WentOn(4),
     Left("a", 7),
     Proposed(5),
     InstalledView(view(5, "ab", committed=93, by=3)),
     Left("b", 134),
     Proposed(6),
     InstalledView(view(6, "a", committed=93, by=3)),
-    Resumed(6),
+    WentOn(6),
     Committed(94, 6, b""),
     Left("a"),
     Left("a", 135),

@@ -10,7 +10,7 @@ from coordinator_bench import SECOND, Bench
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
 from quicoll.membership.coordinator.core import CoordinatorState
-from quicoll.membership.coordinator.history import Left, Resumed
+from quicoll.membership.coordinator.history import Left, WentOn
 
 SETTLE = 2 * SECOND
 
@@ -110,9 +110,9 @@ def test_whoever_begins_a_step_after_some_have_ended_goes_on_and_nobody_has_ende
     end(bench, "a", "b")
     bench.confirm()
     bench.begin("c")
-    assert bench.records[-1] == Resumed(bench.view_id)
+    assert bench.records[-1] == WentOn(bench.view_id)
     bench.begin("d")
-    assert bench.records.count(Resumed(bench.view_id)) == 1
+    assert bench.records.count(WentOn(bench.view_id)) == 1
     for node in "cd":
         bench.lose(node)
     bench.join("c", "d", incarnation=2)

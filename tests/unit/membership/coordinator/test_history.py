@@ -16,8 +16,8 @@ from quicoll.membership.coordinator.history import (
     JournalRecord,
     Left,
     Proposed,
-    Resumed,
     Seeded,
+    WentOn,
 )
 from quicoll.membership.view import View
 
@@ -31,7 +31,7 @@ from quicoll.membership.view import View
         [Proposed(1), Proposed(1)],
         [Left("a")],
         [Left("a", 1)],
-        [Resumed(0)],
+        [WentOn(0)],
         [Committed(1, 1, b"")],
     ],
 )
