@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quicoll.checks import MAX_WHOLE
 from quicoll.cli.membership_options import (
     MaxWorldSizeOption,
     MinWorldSizeOption,
@@ -18,6 +20,7 @@ from quicoll.cli.membership_options import (
     VoteTimeoutOption,
     node_patterns,
 )
+from quicoll.config import check_variables
 from quicoll.errors import LocalError
 from quicoll.observability.events import Event, JsonLines
 from quicoll_transport.security.identity import COORDINATOR
@@ -41,6 +44,12 @@ def coordinator(
     world_size: Annotated[int, typer.Option(min=1, help="Members that the first view waits for.")],
     journal: Annotated[Path, typer.Option(help="File with the decisions; a coordinator that comes back reads it.")],
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address; port 0 picks one.")] = "127.0.0.1:4433",
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=MAX_WHOLE, envvar="QUICOLL_SEED", help="The job's seed; else the journal's, or a drawn one."
+        ),
+    ] = None,
     lost_after: Annotated[
         float, typer.Option(envvar="QUICOLL_LOST_AFTER", help="Seconds of silence until a member is lost.")
     ] = 2.0,
@@ -72,13 +81,14 @@ def coordinator(
     """
     from quicoll.membership.service import serve
 
+    check_variables(os.environ)
     writer = JsonLines(events / f"{COORDINATOR}.jsonl") if events is not None else None
 
     def observe(event: Event) -> None:
         if writer is not None:
             writer(event)
         if event.kind == "listening":
-            typer.echo(f"coordinator of job {job} listening on {event.fields['address']}")
+            typer.echo(f"coordinator of job {job}, seed {event.fields['seed']}, listening on {event.fields['address']}")
         if event.kind == "job_done":
             typer.echo(f"job {job} is done at step {event.fields['step']}; nodes that come later are told so")
 
@@ -89,6 +99,7 @@ def coordinator(
         certs=certs,
         journal=journal,
         world_size=world_size,
+        seed=seed,
         lost_after=lost_after,
         nodes=node_patterns(nodes),
         min_world_size=min_world_size,

@@ -50,6 +50,8 @@ def join_refusal(node: str, join: Join, *, history: History, config: Coordinator
             f"the coordinator's lost_after is {_seconds(config.lost_after_ns)}, this node's "
             f"{_seconds(join.lost_after_ns)}; set both alike, or leave the node's out"
         )
+    if join.seed is not None and join.seed != history.seed:
+        return f"the job's seed is {history.seed}, this node's {join.seed}; set both alike, or leave the node's out"
     if config.insists_on_vote_timeout and (contradiction := _vote_contradiction(join, config=config)):
         return contradiction
     if history.view is not None and join.committed_step > history.committed_step:

@@ -146,7 +146,7 @@ class MemberCore:
     Args:
         node: The name in this node's certificate.
         incarnation: Of the process, as `quicoll.membership.incarnation.first` gives it; grows where it starts over.
-        addresses: For `Join`, as world_size, rank_hint, site, lost_after_ns, adopts and the timeouts are.
+        addresses: For `Join`, as world_size, rank_hint, seed, site, lost_after_ns, adopts and the timeouts are.
         committed_step: The last step whose result this process holds (of a loaded checkpoint).
         form_timeout_ns: For `links_ready` or `links_failed`, after which the view is declined.
         answer_timeout_ns: For the coordinator's answer to a Join and to a Confirm.
@@ -163,6 +163,7 @@ class MemberCore:
         addresses: Sequence[tuple[str, int]] = (),
         world_size: int | None = None,
         rank_hint: int | None = None,
+        seed: int | None = None,
         site: str = "",
         committed_step: int = 0,
         lost_after_ns: int | None = None,
@@ -182,6 +183,7 @@ class MemberCore:
             addresses=tuple(addresses),
             world_size=world_size,
             rank_hint=rank_hint,
+            seed=seed,
             site=site,
             lost_after_ns=lost_after_ns,
             adopts=adopts,
@@ -194,7 +196,7 @@ class MemberCore:
         self._vote_timeout_ns = 0  # the coordinator's, from Welcome on
         self._state = MemberState.DETACHED
         self._out: deque[MemberAction] = deque()
-        self._progress = JobProgress(committed_step)
+        self._progress = JobProgress(committed_step, seed=seed)
         self._welcomed = False
         self._local: LocalView | None = None  # of the proposed or installed view
         self._leaving = False

@@ -26,19 +26,19 @@ __all__ = ["JobProgress"]
 
 
 class JobProgress:
-    """Progress of the job, as known to a process that started with the state after step `holds`."""
+    """Progress of the job, as known to a process that started with the state after step `holds`.
 
-    def __init__(self, holds: int) -> None:
-        self.seed: int | None = None
+    seed: The job's, or the one that this process asks for as long as it has not heard; None for any.
+    admitted: Whether a coordinator has ever taken this process into its job.
+    """
+
+    def __init__(self, holds: int, *, seed: int | None = None) -> None:
+        self.seed = seed
+        self.admitted = False
         self.last_view_id = 0
         self.committed = 0
         self.holds = holds
         self.doubt: tuple[int, int] | None = None  # (view_id, step)
-
-    @property
-    def admitted(self) -> bool:
-        """Whether a coordinator has ever taken this process into its job."""
-        return self.seed is not None
 
     def contradiction(self, message: Welcome) -> str:
         """Return what of a Welcome contradicts this progress, "" if nothing does."""
@@ -51,6 +51,7 @@ class JobProgress:
     def welcome(self, message: Welcome) -> tuple[int, int] | None:
         """Take in a Welcome that contradicts nothing; return the doubt that it settles, if there was one."""
         self.seed = message.seed
+        self.admitted = True
         doubt, self.doubt = self.doubt, None
         return doubt
 

@@ -37,6 +37,7 @@ FROM_MEMBER: list[m.MemberMessage] = [
         adopts=True,
         timeout_ns=1,
         hold_timeout_ns=10**15,
+        seed=MAX_INT,
     ),
     m.Confirm(view_id=3),
     m.Decline(view_id=3, unreachable=("b", "c"), reason="timed out"),

@@ -178,6 +178,7 @@ class LinkCore:
         self.cause = ""
         self.error: LinkLost | None = None
         self.outdated_by = 0  # the incarnation of a later process of this node that the peer has a link to, as it said
+        self.ended = False  # whether the link is over: from the moment that decides it, even while callbacks still run
         self.refusal = ""  # why the last attempt to connect failed, as far as the shell knows
         self.detector = Detector(config.detector, now_ns=now_ns)
         self._verdict = Liveness.ALIVE
@@ -197,11 +198,6 @@ class LinkCore:
         )
 
     # -- state ---------------------------------------------------------------------------------------------------
-
-    @property
-    def ended(self) -> bool:
-        """Whether the link is over: from the moment that decides it, even while callbacks still run."""
-        return self.error is not None
 
     @property
     def drained(self) -> bool:
@@ -293,7 +289,7 @@ class LinkCore:
 
     def _end(self, state: LinkState, cause: str, error: LinkLost) -> None:
         self.cause = cause
-        self.error = error
+        self.error, self.ended = error, True
         # First the pending work, then the news: who hears "lost" finds nothing half done.
         self._outbox.end(error)
         self._inbox.end(error)
