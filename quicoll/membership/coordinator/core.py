@@ -16,6 +16,8 @@ here:
     diagnosis.py     why a view ended, from the reports of its members
     suspicions.py    which nodes are left out when some cannot reach each other
     evidence.py      which node failed views have in common: it is left out; and how soon views may follow each other
+    probes.py        how a node that is left out shows that it reaches the others again
+    ending.py        whether the job is done
 
 Rules, and why:
 
@@ -39,10 +41,17 @@ from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError
 from quicoll.membership.coordinator.action_queue import ActionQueue
-from quicoll.membership.coordinator.actions import CoordinatorAction, NodeJoined, NodeLost, StepCommitted
+from quicoll.membership.coordinator.actions import (
+    CoordinatorAction,
+    JobFinished,
+    NodeJoined,
+    NodeLost,
+    StepCommitted,
+)
 from quicoll.membership.coordinator.active_view import ActiveView
 from quicoll.membership.coordinator.admission import differs, join_refusal, name_list
 from quicoll.membership.coordinator.diagnosis import Diagnosis, ViewFailure
+from quicoll.membership.coordinator.ending import Ending, EndingState, of_last_view
 from quicoll.membership.coordinator.evidence import NOBODY, Contradiction, Evidence
 from quicoll.membership.coordinator.formation import Formation
 from quicoll.membership.coordinator.history import (
@@ -53,7 +62,9 @@ from quicoll.membership.coordinator.history import (
     Left,
     Proposed,
     Seeded,
+    WentOn,
 )
+from quicoll.membership.coordinator.probes import Probes
 from quicoll.membership.coordinator.proposal import Proposal
 from quicoll.membership.coordinator.roster import Candidate, Roster
 from quicoll.membership.messages import (
@@ -63,6 +74,7 @@ from quicoll.membership.messages import (
     Join,
     Leave,
     MemberMessage,
+    Reached,
     Report,
     Vote,
     Welcome,
@@ -146,6 +158,9 @@ class CoordinatorCore:
         self._roster = Roster(history.view, retry_min_ns=config.retry_min_ns, retry_max_ns=config.retry_max_ns)
         self._evidence = Evidence(shortest_ns=config.retry_min_ns, longest_ns=config.retry_max_ns)
         self._formation = Formation(self._roster, self._evidence, config, history=history)
+        self._probes = Probes()
+        self._ending = Ending(settle_ns=config.settle_ns)
+        self._end_noted = False
         self._out = ActionQueue(self._roster)
         self._proposal: Proposal | None = None
         self._active: ActiveView | None = None  # while a view is installed
@@ -243,6 +258,10 @@ class CoordinatorCore:
         if isinstance(message, Leave):
             self._leave(candidate, message, now_ns)
             return
+        if isinstance(message, Reached):
+            if self._probes.answers(node, message.number):
+                self._roster.reached(node)
+            return
         if isinstance(message, Join):
             raise LocalError("a Join makes a candidate, it does not come from one")
         views = (
@@ -267,16 +286,13 @@ class CoordinatorCore:
 
     def _join(self, node: str, message: Join, now_ns: int) -> None:
         if message.incarnation < self._roster.newest(node):
-            newest = self._roster.newest(node)
-            self._out.refuse(
-                node, message.incarnation, f"incarnation {newest} of {node} has replaced {message.incarnation}"
-            )
+            self._out.outdate(node, message.incarnation, self._roster.newest(node))
             return
         old = self._roster.get(node)
         if old is not None:
             how = "started anew" if message.incarnation > old.incarnation else "lost its link and joined again"
             self._node_lost(old, f"{node} {how}", now_ns)
-        reason = join_refusal(message, history=self._history, config=self._config)
+        reason = join_refusal(node, message, history=self._history, config=self._config)
         if not reason and len(self._roster) >= MAX_MEMBERS:
             reason = f"{MAX_MEMBERS} nodes are connected already"
         if reason:
@@ -291,13 +307,15 @@ class CoordinatorCore:
             # Final: losing the old link has just ended the view in doubt, if it was still there.
             committed = self._history.committed(*message.doubt)
             holds = max(holds, message.doubt[1]) if committed else holds
-        candidate = Candidate(node, message, holds)
+        candidate = Candidate(node, message, holds, joined_ns=now_ns)
         self._roster.add(candidate)
+        self._probes.forget(node)
         self._out.note(NodeJoined(now_ns=now_ns, node=node, incarnation=message.incarnation))
         candidate.wait_reason = self._waiting_for(now_ns)
         welcome = Welcome(
             seed=self._seed,
             committed_step=self._history.committed_step,
+            vote_timeout_ns=self._config.vote_timeout_ns,
             doubt_committed=committed,
             waiting_for=candidate.wait_reason,
         )
@@ -312,6 +330,8 @@ class CoordinatorCore:
     def _step(self, candidate: Candidate, message: BeginStep | Vote, active: ActiveView, now_ns: int) -> None:
         expected = self._history.committed_step + 1
         outcome = active.receive(candidate.node, message, expected=expected, now_ns=now_ns)
+        if active.entered(candidate.node) and self._history.finished:
+            self._record(WentOn(active.view.view_id))  # whoever had finished: the job goes on
         if active.entered(candidate.node):
             candidate.committed_step = max(candidate.committed_step, expected - 1)  # where a step begins from
         if outcome is None:
@@ -327,6 +347,10 @@ class CoordinatorCore:
             return
         self._announce_end(candidate.node, now_ns)  # while it is still there to get it
         candidate.leaving = True
+        candidate.finished = message.finished
+        candidate.committed_step = max(
+            candidate.committed_step, min(message.committed_step, self._history.committed_step)
+        )
         node, active = candidate.node, self._active
         if active is not None and active.entered(node):
             return  # it votes first; the decision takes it out
@@ -347,6 +371,7 @@ class CoordinatorCore:
             self._reconsider_forming(now_ns)
         elif self._active is not None:
             self._reconsider_installed(self._active, now_ns)
+        self._probe(now_ns)
 
     def _reconsider_forming(self, now_ns: int) -> None:
         if self._diagnosis is not None:
@@ -356,12 +381,53 @@ class CoordinatorCore:
             self._announce_end("", now_ns)
             self._exclude(self._diagnosis.excluded(self._connected(self._diagnosis.view)), now_ns)
             self._diagnosis = None
+        if self._history.finished and self._look_at_end(now_ns):
+            return
         readiness = self._formation.evaluate(self._history, now_ns=now_ns)
         if readiness.obstacle:
             self._wake_ns = readiness.retry_ns
             self._out.withhold(readiness.obstacle, now_ns=now_ns)
             return
         self._propose(readiness.chosen, CoordinatorCause.ENOUGH, now_ns)
+
+    def _look_at_end(self, now_ns: int) -> bool:
+        """Tell those who wait that the job is done, where it is; return whether there is no view for that reason."""
+        outlook = self._ending.look(self._roster, self._history, now_ns=now_ns)
+        if outlook.state is EndingState.ANEW:
+            for node in self._history.base:
+                self._record(Left(node))  # waited for no more, in a restarted coordinator either
+        if outlook.state in (EndingState.GOES_ON, EndingState.ANEW):
+            self._end_noted = False
+            return False
+        self._wake_ns = outlook.wake_ns
+        step = self._history.final_step
+        if outlook.state is EndingState.DONE and not self._end_noted:
+            self._end_noted = True
+            self._out.note(JobFinished(now_ns=now_ns, step=step, nodes=self._history.finished))
+        self._out.withhold(
+            f"the job is done at step {step}, unless nodes that have ended come back for more", now_ns=now_ns
+        )
+        for candidate in outlook.told:
+            self._out.end(candidate, step)
+        return True
+
+    def _probe(self, now_ns: int) -> None:
+        """Have nodes that are left out try the paths to those that they would work with."""
+        if self._active is not None and self._active.ballot is not None:
+            return  # as in `_reconsider_installed`
+        out = self._roster.left_out(now_ns=now_ns)
+        if not out:
+            return
+        view = self._proposal.view if self._proposal is not None else self.view
+        others = [
+            candidate
+            for candidate in self._roster
+            if candidate not in out and (view is None or view.rank_of(candidate.node) is not None)
+        ]
+        for candidate in out:
+            probe = self._probes.ask(candidate, others)
+            if probe is not None:
+                self._out.tell(candidate, probe)
 
     def _reconsider_installed(self, active: ActiveView, now_ns: int) -> None:
         if active.ballot is not None:
@@ -567,8 +633,13 @@ class CoordinatorCore:
         self._out.note(NodeLost(now_ns=now_ns, node=candidate.node, cause=cause, left=candidate.leaving))
 
     def _retire(self, candidate: Candidate) -> None:
-        """Take the node out of the base of quorums; durable, or a restart would wait for it."""
-        if candidate.node in self._history.base:
+        """Take the node out of the base of quorums; durable, or a restart would wait for it, or not know of its end."""
+        history = self._history
+        at_end = of_last_view(candidate, history) and candidate.committed_step >= history.committed_step
+        finished = candidate.finished if at_end or candidate.told_end else None
+        if finished is not None and candidate.node not in history.finished:
+            self._record(Left(candidate.node, finished))
+        elif candidate.node in history.base:
             self._record(Left(candidate.node))
 
     def _remove_leavers(self, now_ns: int) -> None:
@@ -581,7 +652,9 @@ class CoordinatorCore:
         told = {}
         for node, why in reasons.items():
             if node in self._roster:
-                told[node] = f"left out for {self._roster.exclude(node, now_ns=now_ns) / 1e9:g} s: {why}"
+                seconds = self._roster.exclude(node, now_ns=now_ns) / 1e9
+                self._probes.forget(node)
+                told[node] = f"left out for {seconds:g} s, and until it reaches the others: {why}"
         self._withhold_from(told)
 
     def _waiting_for(self, now_ns: int) -> str:
