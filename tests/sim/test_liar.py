@@ -48,11 +48,11 @@ class Steps:
     and that was given up.
     """
 
-    def __init__(self, ranks: int, *, reporter: str, lost_after: float = 1.0) -> None:
+    def __init__(self, ranks: int, *, reporter: str) -> None:
         self.committed: list[tuple[float, str, bool]] = []
         self.failed: list[tuple[float, str]] = []
         self._reporter = reporter
-        settings = Settings(ranks=ranks, hold_timeout=SECONDS, limit=4 * SECONDS, lost_after=lost_after)
+        settings = Settings(ranks=ranks, hold_timeout=SECONDS, limit=4 * SECONDS, lost_after=2.0)
         self.sim = Simulation(self.work, seed=3, settings=settings)
 
     async def work(self, job: Job) -> None:
