@@ -7,7 +7,7 @@ of pods, is here.
 
 How a process may end, and what follows:
 
-    it returns                                   a worker is done, and is not started again
+    it returns, or ends by JobDone               a worker is done, and is not started again
     one of quicoll's errors that blame the       it is started again after `restart_after` seconds, like a pod: a new
     world around it (`_AGAIN`): lost peers, a    process may well go on. The last error of each node is part of what
     partition, spoilt bytes, a failed disk       is said if the run then never comes to its end
@@ -25,6 +25,7 @@ A process that ended by itself has to leave nothing behind: no task, no timer, n
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -39,6 +40,7 @@ from quicoll.errors import (
     AuditError,
     CheckpointError,
     Corrupted,
+    JobDone,
     JournalError,
     Partitioned,
     PeerError,
@@ -46,6 +48,7 @@ from quicoll.errors import (
     Terminated,
 )
 from quicoll.job import attended
+from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.journal import Journal
 from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
 from quicoll.observability.events import Event as Observed
@@ -54,6 +57,7 @@ from quicoll.sim.invariants import CheckedJob, CheckedStore
 from quicoll.sim.machine import Departed, Machine
 from quicoll.sim.misconduct import Lies
 from quicoll.sim.scenario.events import COORDINATOR_HOST, node_name
+from quicoll.step import at_work
 from quicoll.stop import StopRequest
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.security.authority import ephemeral
@@ -196,6 +200,9 @@ class Fleet:
     async def _run_worker(self, machine: Machine) -> Any:
         try:
             return await self._take_part(machine)
+        except JobDone as error:  # which ends a program well, as a SystemExit with status 0
+            machine.note("job_done", step=error.step)
+            return None
         except Terminated:
             if not machine.terminated:  # the user's own doing, with the status of a process that was ended
                 raise
@@ -237,7 +244,7 @@ class Fleet:
         machine.faults = engine.faults
         try:
             with stop.interrupting():
-                view = await engine.wait_view(config.join_timeout, joining=True)
+                view = at_work(await engine.wait_view(config.join_timeout, joining=True))
         except BaseException:
             await engine.aclose("not joined")
             raise
@@ -258,8 +265,8 @@ class Fleet:
                 return None
 
     def _incarnation(self, machine: Machine) -> int:
-        """Above every earlier one of the node, whatever its wall clock does."""
-        return WALL_EPOCH_NS + machine.host.lives
+        """As a real process has it: no clock and no memory of the node's earlier ones, only chance of this host's."""
+        return first(os.urandom(CHANCE_BYTES))
 
     def _observers(self, machine: Machine, loop: asyncio.AbstractEventLoop) -> Observers:
         return Observers(machine.name, lambda: round(loop.time() * 1e9), lambda event: self._observed(machine, event))
