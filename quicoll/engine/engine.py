@@ -24,6 +24,7 @@ from quicoll.deadlines import Deadlines
 from quicoll.engine.communicator import Communicator
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.engine.decisions import Decision, StepOutcomes, ViewEnds
+from quicoll.engine.early import EarlyAnnouncements
 from quicoll.engine.failures import error_of_end, failed_node, kind_of
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.engine.peer_links import PeerLinks
@@ -77,7 +78,6 @@ __all__ = ["Engine"]
 log = logging.getLogger("quicoll")
 
 _DECISION_MARGIN_S = 30.0
-_EARLY_ANNOUNCES = 65536  # for views that are not at work here yet
 
 
 class Engine:
@@ -107,10 +107,10 @@ class Engine:
         self._ends = ViewEnds()
         self._lost: dict[str, str] = {}  # nodes of the present view that are lost, and why
         self._forming: asyncio.Task[None] | None = None
+        self._early = EarlyAnnouncements()
         self._probing: asyncio.Task[None] | None = None
         self._warned = False
         self._over_at: int | None = None  # the step at which the job is done, where the coordinator says so
-        self._early: list[tuple[str, Announce]] = []
         self._changed: asyncio.Future[None] = loop.create_future()
         self._held = ""
         self._refused = ""
@@ -458,6 +458,7 @@ class Engine:
     def _on_peer_state(self, link: Link) -> None:
         if self._closing or not link.ended:
             return
+        self._early.drop(link.number)
         communicator = self._communicator
         if communicator is None or communicator.view.rank_of(link.node) is None or communicator.end_error is not None:
             return
@@ -490,11 +491,12 @@ class Engine:
         elif isinstance(message, Farewell):
             if not message.done:  # of a view in which nothing runs here
                 link.send_app(encode_message(Farewell(message.view_id, done=True)))
-        elif self._is_to_come(message.view_id) and len(self._early) < _EARLY_ANNOUNCES:
-            self._early.append((link.node, message))
-
-    def _is_to_come(self, view_id: int) -> bool:
-        return self._communicator is None or view_id > self._communicator.view.view_id
+        else:
+            try:
+                self._early.keep(link.number, link.node, message)
+            except PeerError as error:
+                log.error("%s", error)
+                link.close("too many announcements for a view to come")
 
     async def _form_links(self, view: View) -> None:
         """Have a link to every member of a proposed view, then say so; name those that cannot be reached."""
@@ -527,6 +529,7 @@ class Engine:
                 case TellCoordinator():
                     self._coordinator.send(action.message)
                 case FormLinks():
+                    self._early.expect(action.view)
                     self._stop_probing()
                     if self._forming is not None:
                         self._forming.cancel()
@@ -629,13 +632,8 @@ class Engine:
             rank=communicator.rank,
             nodes=list(view.nodes),
         )
-        early, self._early = self._early, []
-        for node, announce in early:
-            rank = view.rank_of(node)
-            if announce.view_id == view.view_id and rank is not None:
-                communicator.announced(rank, announce)
-            elif announce.view_id > view.view_id:
-                self._early.append((node, announce))
+        for rank, announce in self._early.take(view):
+            communicator.announced(rank, announce)
         for rank in sorted(links):
             if links[rank].ended:
                 self._on_peer_state(links[rank])

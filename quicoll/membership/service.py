@@ -40,7 +40,7 @@ from quicoll.membership.coordinator.actions import (
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.journal import Journal
-from quicoll.membership.messages import decode, encode
+from quicoll.membership.messages import Join, decode, encode
 from quicoll.observability.events import Observer, Observers, make_directory
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
@@ -109,7 +109,8 @@ class CoordinatorService:
         self._read_access = read_access
         self._timer: asyncio.TimerHandle | None = None
         self._links: dict[str, Link] = {}
-        self._drops: dict[Link, asyncio.TimerHandle] = {}  # links that are closed in a moment
+        self._joined: dict[str, int] = {}  # by node, the number of the link on which it joined
+        self._drops: dict[Link, asyncio.TimerHandle] = {}  # links that are closed in a moment, and not listened to
         self._failed: asyncio.Future[None] = loop.create_future()
         self._closing = False
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
@@ -184,12 +185,20 @@ class CoordinatorService:
         link.listen(self._on_app, self._on_state)
 
     def _on_app(self, link: Link, data: bytes) -> None:
+        if link in self._drops:
+            return
         try:
             message = decode(data, sender="member", node=link.node)
         except PeerError as error:
             log.warning("%s", error)
             link.close("malformed message")
             return
+        if isinstance(message, Join):
+            if self._joined.get(link.node) == link.number:
+                log.warning("%s joined twice over one link", link.node)
+                link.close("joined twice")
+                return
+            self._joined[link.node] = link.number
         self.core.receive(link.node, message, now_ns=self._now_ns(), incarnation=link.remote_incarnation)
         self._work()
 
@@ -198,6 +207,7 @@ class CoordinatorService:
             drop.cancel()
         if link.ended and self._links.get(link.node) is link and not self._closing:
             del self._links[link.node]
+            self._joined.pop(link.node, None)
             self.core.member_lost(
                 link.node, link.cause, now_ns=self._now_ns(), incarnation=link.remote_incarnation or None
             )
@@ -228,7 +238,8 @@ class CoordinatorService:
                             link.send_app(encode(action.message))
                 case DropLink():
                     link = self._links.get(action.node)
-                    if link is not None and action.incarnation in (0, link.remote_incarnation):
+                    meant = link is not None and action.incarnation in (0, link.remote_incarnation)
+                    if link is not None and meant and link not in self._drops:
                         # What it was told before has to arrive first, or it would only come back and ask again.
                         self._drops[link] = self._loop.call_later(_DROP_AFTER_S, link.close, action.reason)
                 case Note():

@@ -158,9 +158,13 @@ class Roster:
         out = [candidate for candidate in out if self._retry_ns(candidate.node) > now_ns and not candidate.leaving]
         return sorted(out, key=lambda candidate: candidate.rank_key)
 
-    def choose(self, *, now_ns: int, limit: int, preferred: Collection[str]) -> list[Candidate]:
-        """Return who would be in a view proposed now, by rank: at most `limit`, `preferred` nodes first."""
+    def choose(
+        self, *, now_ns: int, limit: int, preferred: Collection[str], without: Collection[str] = ()
+    ) -> list[Candidate]:
+        """Return who would be in a view proposed now, by rank: at most `limit`, `preferred` nodes first, none of
+        `without`."""
         fit = [candidate for candidate in self if not candidate.leaving and self._retry_ns(candidate.node) <= now_ns]
+        fit = [candidate for candidate in fit if candidate.node not in without]
         if len(fit) > limit:
             fit.sort(key=lambda candidate: candidate.node not in preferred)  # stable: by rank within each part
             fit = sorted(fit[:limit], key=lambda candidate: candidate.rank_key)

@@ -14,6 +14,7 @@ from coordinator_bench import MS, SECOND, Bench, declined, told_end
 from quicoll.errors import LocalError
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
+from quicoll.membership.coordinator import core as core_module
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import (
     COORDINATOR_TRANSITIONS,
@@ -70,6 +71,16 @@ def test_a_node_that_expects_another_world_size_is_refused() -> None:
     assert isinstance(bench.carried_out[-1], a.DropLink)
     bench.join("b", "c", "d", world_size=3)
     assert bench.proposed().nodes == ("b", "c", "d")
+
+
+def test_nodes_that_are_connected_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_module, "MAX_MEMBERS", 3)
+    bench = Bench(4)
+    bench.join(*"abcd")
+    assert bench.told("d", m.RefuseJoin).reason == "3 nodes are connected already"
+    bench.lose("a")
+    bench.join("d")
+    assert bench.told("d", m.Welcome).waiting_for
 
 
 # Losses and reports
