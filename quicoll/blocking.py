@@ -149,6 +149,7 @@ class Job:
     audit = _job_method(_asynchronous.Job.audit)
     register_state = _job_method(_asynchronous.Job.register_state)
     resume_from = _job_method(_asynchronous.Job.resume_from)
+    check_state = _awaited_job_method(_asynchronous.Job.check_state)
     ready = _awaited_job_method(_asynchronous.Job.ready)
     rotate_certificates = _awaited_job_method(_asynchronous.Job.rotate_certificates)
     deny = _awaited_job_method(_asynchronous.Job.deny)

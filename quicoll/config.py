@@ -45,6 +45,7 @@ class JoinSettings(TypedDict, total=False):
     join_timeout: float | None
     hold_timeout: float | None
     chunk_bytes: int | None
+    state_check_every: int | None
     straggler_after: float | None
     events: str | os.PathLike[str] | None
     transport_events: bool | None
@@ -154,6 +155,7 @@ _FIELDS: dict[str, _Field] = {
     "join_timeout": _Field(_seconds, 60.0),
     "hold_timeout": _Field(_seconds, 600.0),
     "chunk_bytes": _Field(partial(_integer, least=1, most=1 << 40), 1 << 20),
+    "state_check_every": _Field(partial(_integer, least=0, most=MAX_WHOLE), 100),
     "straggler_after": _Field(_seconds, 0.25),
     "events": _Field(_text, None),
     "transport_events": _Field(_switch, False),
@@ -183,6 +185,8 @@ class Config:
         join_timeout: Until the first view.
         hold_timeout: How long a cut-off rank waits for a quorum.
         chunk_bytes: Size of the messages in which a large tensor travels.
+        state_check_every: Committed steps from one comparison of all ranks' states to the next, beside the one when a
+            view begins; 0 compares only then. Where ranks set different ones, the lowest rank's holds.
         straggler_after: How much later than most a rank calls a collective to be reported as a straggler.
         events: Directory for one JSON-lines file of events for each node; None writes none.
         transport_events: Whether the transport's own events (connections, suspicion, resends, refusals) are reported
@@ -205,6 +209,7 @@ class Config:
     join_timeout: float
     hold_timeout: float
     chunk_bytes: int
+    state_check_every: int
     straggler_after: float
     events: str | None
     transport_events: bool

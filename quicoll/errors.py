@@ -6,11 +6,13 @@
     Corrupted       bytes changed between memory and memory, or two ranks hold different bits; this view is dead
     Partitioned     this rank cannot reach a quorum; it holds, and takes part again once it can
     StepAborted     the step was committed nowhere; inputs and outputs are untouched; begin it again
+    Diverged        the ranks hold different states and nobody knows which is right; the job stops on all ranks
     CheckpointError a checkpoint cannot be written or read; what was there before is still there
     AuditError      an audit cannot be written or read; nothing else is affected
     JournalError    the coordinator's journal cannot be used; what it holds is still there; the coordinator ends
 
-After any error but LocalError, CheckpointError and AuditError the next `job.step()` waits for the next view.
+After any error but LocalError, CheckpointError and AuditError the next `job.step()` waits for the next view; after
+Diverged it raises Diverged again.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ __all__ = [
     "AuditError",
     "CheckpointError",
     "Corrupted",
+    "Diverged",
     "JournalError",
     "LocalError",
     "Mismatch",
@@ -115,6 +118,23 @@ class Partitioned(QuicollError):
 
 class StepAborted(QuicollError):
     """The step was committed on no rank. If an error of this rank is the reason, it is the `__cause__`."""
+
+
+class Diverged(QuicollError):
+    """The ranks hold different states of one step, and there is no majority for one of them. Every rank gets this.
+
+    Not to be tried again: no further step is possible in this process. Start all ranks anew from one checkpoint or one
+    seed, and declare what is each rank's own (`Job.register_state`).
+
+    Attributes:
+        nodes: Those that hold different states, by rank.
+        tensor: The path of the first tensor or value that differs.
+    """
+
+    def __init__(self, message: str, *, step: int, view: int, nodes: tuple[str, ...], tensor: str) -> None:
+        super().__init__(message, step=step, view=view)
+        self.nodes = nodes
+        self.tensor = tensor
 
 
 class CheckpointError(QuicollError):

@@ -4,6 +4,12 @@
     body    compute, call collectives; an error here ends the step on all ranks
     leave   vote with the digest of all results; the coordinator decides; committed on all ranks or on none
 
+States are compared when a view begins, and again when `check_every` steps have been committed since the last time: the
+digest is made at a step's entry, its exchange goes on beside the body, and is looked at when the step is left, before
+the vote. Where states differ, the step is aborted on all ranks, which ends its view, and the next entry heals it
+(quicoll.state.synchronisation). `_compared` is the step after which they were last found equal. It is the same on all
+ranks of a view: all of them compare when it begins; within it a step that is not committed on all ranks ends it.
+
     outcome         the caller gets             its callbacks of on_commit
     committed       a normal exit               have run, in order
     aborted         StepAborted                 never run
@@ -11,6 +17,8 @@
     in doubt        CancelledError, of the      the same
                     wait for the decision
     own error       that error; others abort    never run
+    states differ   StepAborted                 never run
+    and no majority Diverged, from then on      no step begins any more
 
 The phases of a rank's protocol. One task at a time is in ENTRY, OPEN or END; another one gets a LocalError:
 
@@ -28,15 +36,18 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from quicoll.checks import done, plain, seconds
 from quicoll.errors import (
     AuditError,
     Corrupted,
+    Diverged,
     LocalError,
     Mismatch,
     Partitioned,
@@ -44,7 +55,7 @@ from quicoll.errors import (
     QuicollError,
     StepAborted,
 )
-from quicoll.state.synchronisation import synchronise
+from quicoll.state.synchronisation import StateCheck, synchronise
 from quicoll.state.version import StateVersion
 
 if TYPE_CHECKING:
@@ -57,8 +68,11 @@ if TYPE_CHECKING:
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.state.rank_state import RankState
+    from quicoll.state.synchronisation import Unequal, ViewState
 
 __all__ = ["Step", "StepAttempt", "StepPhase", "StepProtocol"]
+
+log = logging.getLogger("quicoll")
 
 
 class StepPhase(enum.Enum):
@@ -156,6 +170,7 @@ class StepProtocol:
         state: RankState,
         state_group: Group,
         hold_timeout: float,
+        check_every: int,
     ) -> None:
         """Make a protocol that is outside of any step.
 
@@ -166,6 +181,7 @@ class StepProtocol:
             state: What this rank holds.
             state_group: All ranks of the present view, for what is sent when a view begins.
             hold_timeout: Seconds to wait for a view, and for a decision.
+            check_every: Committed steps from one comparison of states to the next; 0: only when a view begins.
         """
         self.state = state
         self._context = context
@@ -177,6 +193,12 @@ class StepProtocol:
         self._open: StepAttempt | None = None  # in OPEN
         self._doubt: _Doubt | None = None
         self._synchronised = 0  # the view in which our state was compared with the others'
+        self._own_check_every = check_every
+        self._check_every = 0  # as all ranks of the view have it
+        self._compared = 0
+        self._digest = b""  # of the state, when it was compared last
+        self._check: StateCheck | None = None  # under way beside the open step
+        self._diverged: Diverged | None = None
 
     @property
     def phase(self) -> StepPhase:
@@ -199,9 +221,26 @@ class StepProtocol:
             LocalError: A step is open, another task is in the protocol, or the state cannot be taken here.
             Partitioned: There is no such view, or no decision on a vote in doubt, within timeout.
             StepAborted: A rank was lost meanwhile. Call it again.
+            Diverged: The ranks hold different states, and nobody knows which is right.
         """
         with self._alone(StepPhase.ENTRY):
             await self._ready(timeout)
+
+    async def check_state(self) -> bytes:
+        """Compare all ranks' states now, and heal what differs; return the digest that all have then.
+
+        Raises:
+            LocalError: No state is registered; else as `ready`.
+            Partitioned: As `ready`.
+            StepAborted: As `ready`.
+            Diverged: As `ready`.
+        """
+        with self._alone(StepPhase.ENTRY):
+            if self.state.save is None:
+                raise LocalError("there is no state to compare: call job.register_state(save, load) first")
+            await self._ready()
+            await self._synchronise()
+            return self._digest
 
     async def enter(self, attempt: StepAttempt) -> None:
         """Begin a step: `ready`, then tell the engine.
@@ -224,6 +263,7 @@ class StepProtocol:
                     step=attempt.number, view=view.view_id, rank=self._context.rank, world=self._context.world_size
                 )
             try:
+                self._check = self._begin_check()
                 await self._runtime.call(self._engine.begin(view.view_id, attempt.number))
             except (PeerError, Corrupted, Partitioned) as error:
                 raise self._aborted(error, attempt.number) from error
@@ -248,7 +288,15 @@ class StepProtocol:
             if self._phase is phase:  # an entry that went well has made it OPEN
                 self._phase = StepPhase.OUTSIDE
 
+    def _begin_check(self) -> StateCheck | None:
+        """Begin to compare states, if it is time: here they are at rest, and no code of the user can run."""
+        if not self._check_every or self.state.version.step - self._compared < self._check_every:
+            return None
+        return StateCheck(self.state, self._state_group)
+
     async def _ready(self, timeout: float | None = None) -> None:
+        if self._diverged is not None:
+            raise self._diverged
         timeout = self._hold_timeout if timeout is None else seconds(timeout)
         if self._doubt is not None:
             clock = asyncio.get_running_loop().time
@@ -259,24 +307,72 @@ class StepProtocol:
         if view.view_id == self._synchronised:
             return
         self._context.enter(view)
+        await self._synchronise()
+        self._synchronised = view.view_id
+
+    async def _synchronise(self) -> None:
+        torn = self.state.torn
         try:
             await self.synchronise()
+        except Diverged as error:
+            # All ranks raise it, each when it has all that it needs. To end the view would keep others from that.
+            self._diverged = error
+            self._emit("state_differs", step=error.step, nodes=list(error.nodes), tensor=error.tensor, from_node="")
+            raise
         except (PeerError, Corrupted, Partitioned) as error:
+            self._tell_torn(error, before=torn)
             raise self._aborted(error, self.state.version.step + 1) from error
         except BaseException as error:
             # Of save() or load(), or a state that cannot be taken here: the others must not wait for their deadline.
-            await self._give_up(view.view_id, _reason(error))
+            self._tell_torn(error, before=torn)
+            await self._give_up(self._context.view.view_id, _reason(error))
             raise
-        self._synchronised = view.view_id
 
     async def synchronise(self) -> None:
-        """Bring every rank of the present view to the newest state that any of them holds."""
-        got = await synchronise(self.state, self._state_group, view_id=self._context.view.view_id)
-        if got is not None:
-            version = got.version
-            self._runtime.loop.call_soon_threadsafe(
-                self._engine.state_received, got.giver, version.step, version.decision
+        """Bring every rank of the present view to the newest state that any of them holds, and to one state."""
+        view = self._context.view
+        found = await synchronise(
+            self.state,
+            self._state_group,
+            nodes=view.nodes,
+            view_id=view.view_id,
+            check_every=self._own_check_every,
+        )
+        self._check_every, self._compared, self._digest = found.check_every, self.state.version.step, found.digest
+        if found.unequal is not None:
+            self._tell_unequal(found.unequal, found.version.step)
+        if found.giver is not None:
+            self._tell_received(found, found.giver)
+
+    # -- what happened to states ---------------------------------------------------------------------------------
+
+    def _tell_received(self, found: ViewState, giver: int) -> None:
+        version = found.version
+        self._runtime.loop.call_soon_threadsafe(self._engine.state_received, giver, version.step, version.decision)
+        if self.state.own and version != found.before:
+            names = [".".join(path) for path in self.state.own]
+            self._emit("own_state_kept", names=names, own_step=found.before.step, step=version.step)
+            log.warning(
+                "the state after step %d was handed to this rank; its own (%s) is what it was after step %d here",
+                version.step,
+                ", ".join(names),
+                found.before.step,
             )
+
+    def _tell_unequal(self, unequal: Unequal, step: int) -> None:
+        nodes = self._context.view.nodes
+        giver = "" if unequal.giver is None else nodes[unequal.giver]
+        differing = [nodes[rank] for rank in unequal.ranks]
+        kind = "state_differs" if step else "state_handed"
+        self._emit(kind, step=step, nodes=differing, tensor=unequal.tensor, from_node=giver)
+        log.warning("%s; %s gives its own", unequal.text, giver)
+
+    def _tell_torn(self, error: BaseException, *, before: bool) -> None:
+        if self.state.torn and not before:
+            self._runtime.loop.call_soon_threadsafe(self._engine.state_torn, self.state.version.step, _reason(error))
+
+    def _emit(self, kind: str, **fields: object) -> None:
+        self._runtime.loop.call_soon_threadsafe(partial(self._engine.observers.emit, kind, **fields))
 
     async def _settle(self, doubt: _Doubt, timeout: float) -> None:
         """Wait for the decision on a vote in doubt, for at most `timeout` seconds. Raises Partitioned without one."""
@@ -309,19 +405,44 @@ class StepProtocol:
         unfinished = self._context.settle()
         self._context.close()
         self._open, self._phase = None, StepPhase.OUTSIDE
+        check, self._check = self._check, None
         with self._alone(StepPhase.END):
-            await self._end(attempt, error, unfinished)
+            await self._end(attempt, error, unfinished, check)
 
-    async def _end(self, attempt: StepAttempt, error: BaseException | None, unfinished: int) -> None:
+    async def _end(
+        self, attempt: StepAttempt, error: BaseException | None, unfinished: int, check: StateCheck | None
+    ) -> None:
         view_id = self._context.view.view_id
         if error is None:
             await self._check_audit(view_id)
+            if check is not None:
+                await self._end_check(attempt, view_id, check)
             await self.commit(attempt, view_id, unfinished)
         elif isinstance(error, PeerError | Corrupted | Partitioned):
             # The view is dead, so no vote of ours can come from this step any more: it is committed nowhere.
             raise self._aborted(error, attempt.number) from error
         elif not isinstance(error, Mismatch | StepAborted):  # those two say that all ranks know
             await self._give_up(view_id, _reason(error))
+
+    async def _end_check(self, attempt: StepAttempt, view_id: int, check: StateCheck) -> None:
+        """Look at the comparison that began at the step's entry. Raises StepAborted where states differ."""
+        nodes = self._context.view.nodes
+        try:
+            unequal = await check.result(nodes)
+        except (PeerError, Corrupted, Partitioned) as error:
+            raise self._aborted(error, attempt.number) from error
+        except BaseException as error:
+            await self._give_up(view_id, _reason(error))
+            raise
+        if unequal is None:
+            self._compared = attempt.number - 1
+            return
+        # Every rank says so, and all in the same words, whichever the coordinator hears first.
+        node = nodes[unequal.ranks[0]] if len(unequal.ranks) == 1 else ""
+        log.warning("step %d is not committed: %s", attempt.number, unequal.text)
+        found = Corrupted(unequal.text, rank=unequal.ranks[0] if node else None, node=node, view=view_id)
+        await asyncio.shield(asyncio.ensure_future(self._runtime.call(self._engine.break_view(view_id, found))))
+        raise self._aborted(found, attempt.number) from found
 
     async def _check_audit(self, view_id: int) -> None:
         if self._context.auditor is None:

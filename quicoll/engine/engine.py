@@ -337,10 +337,20 @@ class Engine:
             reason: What failed, for the other ranks.
         """
         communicator = self._communicator
+        if communicator is not None:
+            error = PeerError(f"left its step: {reason}", rank=communicator.rank, node=self.config.node, view=view_id)
+            await self.break_view(view_id, error)
+
+    async def break_view(self, view_id: int, error: QuicollError) -> None:
+        """Break a view that is at work, because of what the caller has found.
+
+        Args:
+            view_id: The view.
+            error: What it is, for the other ranks. It names who is at fault, if one rank is.
+        """
+        communicator = self._communicator
         if communicator is not None and communicator.view.view_id == view_id and communicator.error is None:
-            communicator.fail(
-                PeerError(f"left its step: {reason}", rank=communicator.rank, node=self.config.node, view=view_id)
-            )
+            communicator.fail(error)
 
     def state_received(self, rank: int, step: int, index: int) -> None:
         """Take note that this rank was brought to the state after a step.
@@ -352,6 +362,16 @@ class Engine:
         """
         self._member.caught_up(index)
         self.observers.emit("state_received", from_rank=rank, step=step)
+
+    def state_torn(self, step: int, cause: str) -> None:
+        """Take note that this rank's state is half overwritten, and counts as none.
+
+        Args:
+            step: The caller's number of the step that it was the state after.
+            cause: Why.
+        """
+        self._member.state_lost()
+        self.observers.emit("state_torn", step=step, cause=cause)
 
     async def aclose(self, reason: str, *, patience: float = 0.0) -> None:
         """Leave and stop; what the coordinator has to know is delivered if it can be within a second.

@@ -277,6 +277,7 @@ class CheckedSteps(StepProtocol):
             state=state,
             state_group=Group(context, STATE),
             hold_timeout=config.hold_timeout,
+            check_every=config.state_check_every,
         )
         self._config = config
         self._machine = machine

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll import checkpoint
-from quicoll.errors import CheckpointError, LocalError, Mismatch, QuicollError
+from quicoll.errors import CheckpointError, Diverged, LocalError, Mismatch, QuicollError
 from quicoll.sim.invariants import state_digest
 from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning
 
@@ -142,7 +142,7 @@ async def worker(
 
                 step.on_commit(apply)
         except QuicollError as error:
-            if isinstance(error, LocalError | Mismatch):
+            if isinstance(error, LocalError | Mismatch | Diverged):
                 raise
             continue
         if disk is not None and count % CHECKPOINT_EVERY == 0:

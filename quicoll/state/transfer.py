@@ -1,45 +1,47 @@
-"""Send a state from the rank that gives it to the others, tensor by tensor, each checked by its digest."""
+"""Send the tensors of a state from the rank that gives it to those that receive it, each checked by its digest."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from quicoll.errors import Corrupted, PeerError
-from quicoll.numerics.buffers import empty, memory, tensor_digest, wrap
-from quicoll.numerics.dtypes import DType
-from quicoll.state.manifest import MAX_MANIFEST, TensorRecord, checked, decode_manifest, encode_manifest
+from quicoll.errors import Corrupted
+from quicoll.numerics.buffers import tensor_digest
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import Group
-    from quicoll.state.rank_state import RankState
+    from quicoll.state.manifest import TensorRecord
 
 __all__ = ["transfer"]
 
 
-async def transfer(state: RankState, group: Group, giver: int, view_id: int) -> dict[str, Any]:
-    """Send the giver's state to all ranks; the tensors by name, each checked by its digest."""
-    giving = group.rank == giver
-    given = checked(state.save()) if giving and state.save is not None else {}
-    manifest = encode_manifest(given) if giving else b""
-    size = int((await group.broadcast(np.array([len(manifest)], np.int64), root=giver))[0])
-    if not 0 <= size <= MAX_MANIFEST:
-        raise PeerError(f"a state manifest of {size} bytes", rank=giver, view=view_id)
-    packed = np.frombuffer(manifest, np.uint8) if giving else np.empty(size, np.uint8)
-    packed = await group.broadcast(packed, root=giver)
-    received: dict[str, Any] = {}
-    for tensor in decode_manifest(memory(packed), giver=giver, view_id=view_id):
-        value = await group.broadcast(given[tensor.name] if giving else _empty(tensor), root=giver)
-        if tensor_digest(value) != tensor.digest:
-            raise Corrupted(f"the state's {tensor.name!r} fails its digest", rank=giver, view=view_id)
-        received[tensor.name] = value
-    return received
+async def transfer(
+    group: Group,
+    *,
+    giver: int,
+    receivers: tuple[int, ...],
+    records: Sequence[TensorRecord],
+    tensors: Sequence[Any] | None,
+    view_id: int,
+) -> None:
+    """Bring a state's tensors to the ranks that receive it. Only the giver and the receivers call this.
 
-
-def _empty(tensor: TensorRecord) -> Any:
-    """Allocate memory for an announced tensor. The giver, a member, holds as much itself: that bounds its size."""
-    dtype = DType.parse(tensor.dtype)
-    flat = empty(math.prod(tensor.shape), dtype)
-    return wrap(flat, dtype, tensor.shape, "torch" if tensor.torch else "numpy")
+    Args:
+        group: All ranks of the view.
+        giver: The rank that gives.
+        receivers: Those that receive, ascending.
+        records: The tensors, in the manifest's order.
+        tensors: On the giver its own, elsewhere the memory in which they end; in the same order.
+        view_id: The view's number, for errors.
+    Raises:
+        PeerError: A rank was lost.
+        Corrupted: A tensor arrived with other bits than the giver announced.
+    """
+    for record, tensor in zip(records, tensors or (), strict=True):
+        if group.rank == giver:
+            for receiver in receivers:
+                await group.send(tensor, to=receiver)
+        else:
+            await group.recv(tensor, source=giver, out=tensor)
+            if tensor_digest(tensor) != record.digest:
+                raise Corrupted(f"the state's {record.path!r} fails its digest", rank=giver, view=view_id)
