@@ -2,7 +2,7 @@
 
     whole --a transfer writes into its memory, or load begins--> torn --load is done, and what it did is right--> whole
 
-A torn state is neither the old nor the new one. While it is, this rank gives nothing and counts as behind every version;
+A torn state is neither the old nor the new one. Meanwhile this rank gives nothing and counts as behind every version;
 the memory into which the transfer wrote is kept, so that the next one fetches only what is missing.
 
 Where a transfer writes. Into the tensors that this rank's own save() gives, where they are of the same type and shape:

@@ -12,8 +12,8 @@ bool, int, float, complex, str, bytes, numpy scalars, numpy arrays and torch ten
 `rebuild` gives mappings as dict, in the order of the lines, and everything else as the type that it was. So subclasses
 that would lose what they are (a namedtuple, an IntEnum) are refused, by path and type, as is everything unknown.
 
-What is a rank's own (`own`: keys of mappings, "sampler" or by a path "data.sampler") is left out of all three; `rebuild`
-puts in its place what the receiving rank has there itself.
+What is a rank's own (`own`: keys of mappings, "sampler" or by a path "data.sampler") is left out of all three, and may
+be of any type; `rebuild` puts in its place what the receiving rank has there itself.
 
 Bounds: MAX_NODES lines and MAX_SKELETON bytes at both ends, MAX_DEPTH levels, MAX_INT_BITS for an int.
 """
