@@ -182,13 +182,13 @@ def test_generators_states_are_states() -> None:
     import random
 
     numpy = np.random.default_rng(1)
-    state = {"numpy": numpy.bit_generator.state, "python": random.Random(1).getstate(), "torch": torch.get_rng_state()}  # noqa: S311
+    state = {"numpy": numpy.bit_generator.state, "python": random.Random(1).getstate(), "torch": torch.get_rng_state()}
     assert same(again(state), state)
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
 
-Point = namedtuple("Point", "x y")  # noqa: PYI024
+Point = namedtuple("Point", "x y")
 
 
 class Color(IntEnum):
@@ -290,7 +290,7 @@ def test_what_is_a_ranks_own_stays_and_the_rest_comes() -> None:
 
 def test_a_state_without_a_place_for_what_is_a_ranks_own_is_refused() -> None:
     here = flatten({"data": {"seen": 1}}, own_paths(["data.seen"]))
-    with pytest.raises(LocalError, match="no place for this rank's own 'data.seen'"):
+    with pytest.raises(LocalError, match=r"no place for this rank's own 'data\.seen'"):
         rebuild(flatten({"data": 3}).skeleton, [], here.own)
 
 

@@ -9,7 +9,9 @@ from quicoll.state.version import HeldState, StateComparison, StateVersion, comp
 V = StateVersion
 
 
-def held(version: StateVersion, digest: str = "x", *, kind: str = "k", able: bool = True, torn: bool = False) -> HeldState:
+def held(
+    version: StateVersion, digest: str = "x", *, kind: str = "k", able: bool = True, torn: bool = False
+) -> HeldState:
     return HeldState(version, able, torn, kind.encode(), digest.encode() if able else b"")
 
 
