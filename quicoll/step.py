@@ -36,11 +36,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from quicoll.checks import done, plain, seconds
@@ -55,6 +53,7 @@ from quicoll.errors import (
     QuicollError,
     StepAborted,
 )
+from quicoll.state.reports import StateReports
 from quicoll.state.synchronisation import StateCheck, synchronise
 from quicoll.state.version import StateVersion
 
@@ -68,11 +67,8 @@ if TYPE_CHECKING:
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.state.rank_state import RankState
-    from quicoll.state.synchronisation import Unequal, ViewState
 
 __all__ = ["Step", "StepAttempt", "StepPhase", "StepProtocol"]
-
-log = logging.getLogger("quicoll")
 
 
 class StepPhase(enum.Enum):
@@ -188,6 +184,7 @@ class StepProtocol:
         self._engine = engine
         self._runtime = runtime
         self._state_group = state_group
+        self._reports = StateReports(engine, runtime, state)
         self._hold_timeout = hold_timeout
         self._phase = StepPhase.OUTSIDE
         self._open: StepAttempt | None = None  # in OPEN
@@ -311,20 +308,19 @@ class StepProtocol:
         self._synchronised = view.view_id
 
     async def _synchronise(self) -> None:
-        torn = self.state.torn
         try:
             await self.synchronise()
         except Diverged as error:
             # All ranks raise it, each when it has all that it needs. To end the view would keep others from that.
             self._diverged = error
-            self._emit("state_differs", step=error.step, nodes=list(error.nodes), tensor=error.tensor, from_node="")
+            self._reports.diverged(error)
             raise
         except (PeerError, Corrupted, Partitioned) as error:
-            self._tell_torn(error, before=torn)
+            self._reports.failed(error)
             raise self._aborted(error, self.state.version.step + 1) from error
         except BaseException as error:
             # Of save() or load(), or a state that cannot be taken here: the others must not wait for their deadline.
-            self._tell_torn(error, before=torn)
+            self._reports.failed(error)
             await self._give_up(self._context.view.view_id, _reason(error))
             raise
 
@@ -339,40 +335,7 @@ class StepProtocol:
             check_every=self._own_check_every,
         )
         self._check_every, self._compared, self._digest = found.check_every, self.state.version.step, found.digest
-        if found.unequal is not None:
-            self._tell_unequal(found.unequal, found.version.step)
-        if found.giver is not None:
-            self._tell_received(found, found.giver)
-
-    # -- what happened to states ---------------------------------------------------------------------------------
-
-    def _tell_received(self, found: ViewState, giver: int) -> None:
-        version = found.version
-        self._runtime.loop.call_soon_threadsafe(self._engine.state_received, giver, version.step, version.decision)
-        if self.state.own and version != found.before:
-            names = [".".join(path) for path in self.state.own]
-            self._emit("own_state_kept", names=names, own_step=found.before.step, step=version.step)
-            log.warning(
-                "the state after step %d was handed to this rank; its own (%s) is what it was after step %d here",
-                version.step,
-                ", ".join(names),
-                found.before.step,
-            )
-
-    def _tell_unequal(self, unequal: Unequal, step: int) -> None:
-        nodes = self._context.view.nodes
-        giver = "" if unequal.giver is None else nodes[unequal.giver]
-        differing = [nodes[rank] for rank in unequal.ranks]
-        kind = "state_differs" if step else "state_handed"
-        self._emit(kind, step=step, nodes=differing, tensor=unequal.tensor, from_node=giver)
-        log.warning("%s; %s gives its own", unequal.text, giver)
-
-    def _tell_torn(self, error: BaseException, *, before: bool) -> None:
-        if self.state.torn and not before:
-            self._runtime.loop.call_soon_threadsafe(self._engine.state_torn, self.state.version.step, _reason(error))
-
-    def _emit(self, kind: str, **fields: object) -> None:
-        self._runtime.loop.call_soon_threadsafe(partial(self._engine.observers.emit, kind, **fields))
+        self._reports.synchronised(found, view)
 
     async def _settle(self, doubt: _Doubt, timeout: float) -> None:
         """Wait for the decision on a vote in doubt, for at most `timeout` seconds. Raises Partitioned without one."""
@@ -439,7 +402,7 @@ class StepProtocol:
             return
         # Every rank says so, and all in the same words, whichever the coordinator hears first.
         node = nodes[unequal.ranks[0]] if len(unequal.ranks) == 1 else ""
-        log.warning("step %d is not committed: %s", attempt.number, unequal.text)
+        self._reports.unequal(unequal, attempt.number)
         found = Corrupted(unequal.text, rank=unequal.ranks[0] if node else None, node=node, view=view_id)
         await asyncio.shield(asyncio.ensure_future(self._runtime.call(self._engine.break_view(view_id, found))))
         raise self._aborted(found, attempt.number) from found

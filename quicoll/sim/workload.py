@@ -115,7 +115,7 @@ async def worker(
         job.resume_from(found.step)
 
     def save() -> dict[str, Any]:
-        return _state(vector.copy(), count, rows)
+        return _state(vector, count, rows)  # the memory itself, as users' programs give it
 
     def load(state: Any) -> None:
         nonlocal vector, count, rows

@@ -62,7 +62,7 @@ def test_what_is_no_state_is_refused_when_it_is_registered(held: Any, said: str)
 
 def test_own_names_what_the_state_has() -> None:
     assert registered({"data": {"sampler": object()}, "w": np.ones(1)}, ("data.sampler",)).own == (("data", "sampler"),)
-    with pytest.raises(LocalError, match="own names 'data.smapler'"):
+    with pytest.raises(LocalError, match=r"own names 'data\.smapler'"):
         registered({"data": {"sampler": 1}}, ("data.smapler",))
 
 
