@@ -221,7 +221,7 @@ async def test_what_is_no_state_is_refused_when_it_is_registered() -> None:
         model = Model(1)
         with pytest.raises(LocalError, match=r"the state's 'model\.net' is a torch\.nn"):
             job.register_state(lambda: {"model": {"net": model.net}}, lambda state: None)
-        with pytest.raises(LocalError, match="call job.register_state"):
+        with pytest.raises(LocalError, match=r"call job\.register_state"):
             await job.check_state()
         job.register_state(lambda: {"net": model.net.state_dict(), "data": object()}, lambda state: None, own=["data"])
         assert len(await job.check_state()) == 32
