@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from quicoll.state.rank_state import RankState
     from quicoll.state.tree import FlatState, Line
 
-__all__ = ["Difference", "Told", "difference", "read", "row", "tell"]
+__all__ = ["FirstDifference", "Told", "first_difference", "read", "row", "tell_all"]
 
 RANGES = 1024
 _TEXT = 512  # bytes of a line's text
@@ -44,7 +44,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FirstDifference:
     """The first line in which states differ. path: of it. texts: what is there on which ranks, for people."""
 
     path: str
@@ -67,7 +67,7 @@ def row(state: RankState, mine: FlatState | None, *, check_every: int) -> np.nda
     return numbers
 
 
-def tell(group: Group, mine: np.ndarray[Any, np.dtype[np.int64]]) -> Handle[np.ndarray[Any, np.dtype[np.int64]]]:
+def tell_all(group: Group, mine: np.ndarray[Any, np.dtype[np.int64]]) -> Handle[np.ndarray[Any, np.dtype[np.int64]]]:
     """Begin to tell all ranks a `row`; `read` reads what comes."""
     return group.all_gather(mine)
 
@@ -89,9 +89,9 @@ def read(gathered: np.ndarray[Any, np.dtype[np.int64]]) -> Told:
     return Told(held, int(rows[0][3]))
 
 
-async def difference(
+async def first_difference(
     group: Group, lines: Sequence[Line], held: Sequence[HeldState], sides: Sequence[Sequence[int]], *, alike: bool
-) -> Difference:
+) -> FirstDifference:
     """Find the first line in which states differ. All ranks of the group call this with the same arguments.
 
     Args:
@@ -129,7 +129,7 @@ async def difference(
         said.setdefault(shown or "nothing", []).extend(side)
     if len(said) == 1:
         said = {f"{next(iter(said))}, other bits": [rank for side in sides[1:] for rank in side]}
-    return Difference(path, tuple((what, tuple(ranks)) for what, ranks in said.items()))
+    return FirstDifference(path, tuple((what, tuple(ranks)) for what, ranks in said.items()))
 
 
 async def _texts(group: Group, line: Line | None) -> Any:

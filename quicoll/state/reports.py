@@ -35,8 +35,10 @@ class StateReports:
             step, unequal = found.version.step, found.unequal
             giver = "" if unequal.giver is None else view.nodes[unequal.giver]
             differing = [view.nodes[rank] for rank in unequal.ranks]
-            kind = "state_differs" if step else "state_handed"
-            self._emit(kind, step=step, nodes=differing, tensor=unequal.tensor, from_node=giver)
+            if step:
+                self.emit("state_differs", step=step, nodes=differing, tensor=unequal.tensor, from_node=giver)
+            else:
+                self.emit("state_handed", step=step, nodes=differing, tensor=unequal.tensor, from_node=giver)
             log.warning("%s; %s gives its own", unequal.text, giver)
         if found.giver is not None:
             self._received(found, found.giver)
@@ -46,7 +48,7 @@ class StateReports:
         self._call(self._engine.state_received, giver, version.step, version.decision)
         if self._state.own and version != found.before:
             names = [".".join(path) for path in self._state.own]
-            self._emit("own_state_kept", names=names, own_step=own, step=version.step)
+            self.emit("own_state_kept", names=names, own_step=own, step=version.step)
             log.warning(
                 "the state after step %d was handed to this rank; what is its own in it (%s) is as after step %d here",
                 version.step,
@@ -60,7 +62,7 @@ class StateReports:
 
     def diverged(self, error: Diverged) -> None:
         """The ranks hold different states, and nobody knows which is right."""
-        self._emit("state_differs", step=error.step, nodes=list(error.nodes), tensor=error.tensor, from_node="")
+        self.emit("state_differs", step=error.step, nodes=list(error.nodes), tensor=error.tensor, from_node="")
         log.error("%s", error.message)
 
     def failed(self, error: BaseException) -> None:
@@ -71,7 +73,8 @@ class StateReports:
             self._call(self._engine.state_torn, self._state.version.step, cause)
             log.warning("this rank's state is half overwritten, and counts as none: %s", cause)
 
-    def _emit(self, kind: str, **fields: object) -> None:
+    def emit(self, kind: str, **fields: object) -> None:
+        """Give an event to every observer, from the caller's thread."""
         self._call(lambda: self._engine.observers.emit(kind, **fields))
 
     def _call(self, work: Callable[..., Any], *arguments: Any) -> None:

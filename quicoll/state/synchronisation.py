@@ -26,7 +26,7 @@ rank waits for one that does not take part; a state with another digest than the
 that forgets something would differ again at the next comparison, and be handed over again, for ever).
 
 Failures. A rank lost on the way: PeerError, and the next view begins at the top. A transfer that broke leaves its
-receiver torn (rank_state.py). Diverged: all ranks have what they need to raise it when the last row of `difference` is
+receiver torn (rank_state.py). Diverged: all ranks have what they need to raise it when the last row of `first_difference` is
 there; none ends the view for it, so that every rank gets it, and leaves.
 """
 
@@ -41,7 +41,7 @@ import numpy as np
 from quicoll.checks import done
 from quicoll.errors import Diverged, LocalError, PeerError
 from quicoll.numerics.buffers import memory
-from quicoll.state.comparison import difference, read, row, tell
+from quicoll.state.comparison import first_difference, read, row, tell_all
 from quicoll.state.manifest import MAX_MANIFEST, decode_manifest, encode_manifest
 from quicoll.state.transfer import transfer
 from quicoll.state.tree import rebuild
@@ -49,7 +49,7 @@ from quicoll.state.version import StateVersion, compare
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import Group
-    from quicoll.state.comparison import Difference
+    from quicoll.state.comparison import FirstDifference
     from quicoll.state.manifest import Manifest
     from quicoll.state.rank_state import RankState
     from quicoll.state.tree import FlatState, Line
@@ -112,7 +112,7 @@ async def synchronise(
     """
     mine = state.read()
     before = state.version
-    told = read(await tell(group, row(state, mine, check_every=check_every)))
+    told = read(await tell_all(group, row(state, mine, check_every=check_every)))
     found = compare(told.held)
     unequal = await _unequal(group, () if mine is None else mine.lines, told.held, found, nodes)
     if unequal is not None and not found.agreed:
@@ -145,7 +145,7 @@ class StateCheck:
         self._group = group
         mine = state.read()
         self._lines = () if mine is None else mine.lines  # without the tensors: they may be copies
-        self._told = tell(group, row(state, mine, check_every=0))
+        self._told = tell_all(group, row(state, mine, check_every=0))
 
     async def result(self, nodes: Sequence[str]) -> Unequal | None:
         """Wait for what all ranks have told.
@@ -170,12 +170,12 @@ async def _unequal(
 ) -> Unequal | None:
     if len(found.sides) <= 1:
         return None
-    first = await difference(group, lines, held, found.sides, alike=found.alike)
+    first = await first_difference(group, lines, held, found.sides, alike=found.alike)
     ranks = found.differing if found.agreed else tuple(sorted(rank for side in found.sides for rank in side))
     return Unequal(ranks, first.path, found.sides[0][0] if found.agreed else None, _text(found, first, nodes))
 
 
-def _text(found: StateComparison, first: Difference, nodes: Sequence[str]) -> str:
+def _text(found: StateComparison, first: FirstDifference, nodes: Sequence[str]) -> str:
     sides = "; ".join(", ".join(nodes[rank] for rank in side) for side in found.sides)
     where = f"after step {found.newest.step}" if found.newest.step else "at the start"
     if found.agreed:

@@ -187,9 +187,7 @@ async def test_a_state_that_changes_on_one_rank_alone_aborts_a_step_and_is_heale
         assert {job.committed_step for job in jobs} == {9}
     found = [event.fields for event in events if event.kind == "state_differs"]
     assert found
-    assert all(
-        (fields["step"], fields["nodes"], fields["tensor"]) == (6, ["worker-1"], tensor) for fields in found
-    )
+    assert all((fields["step"], fields["nodes"], fields["tensor"]) == (6, ["worker-1"], tensor) for fields in found)
 
 
 async def test_a_bit_that_flips_between_two_ranks_stops_both() -> None:

@@ -10,7 +10,7 @@ import pytest
 from memory_group import Hub, MemoryGroup
 
 from quicoll.state import comparison
-from quicoll.state.comparison import Difference, difference, read, row
+from quicoll.state.comparison import FirstDifference, first_difference, read, row
 from quicoll.state.rank_state import RankState
 from quicoll.state.tree import flatten
 from quicoll.state.version import StateVersion, compare
@@ -18,11 +18,11 @@ from quicoll.state.version import StateVersion, compare
 NODES = [f"worker-{rank}" for rank in range(8)]
 
 
-async def first(*states: Any) -> tuple[Difference, Hub]:
+async def first(*states: Any) -> tuple[FirstDifference, Hub]:
     """What all ranks find; they hold these states at one version. None: none is registered."""
     hub = Hub(len(states))
 
-    async def one(rank: int) -> Difference:
+    async def one(rank: int) -> FirstDifference:
         group = MemoryGroup(hub, rank)
         flat = None if states[rank] is None else flatten(states[rank])
         state = RankState()
@@ -30,7 +30,7 @@ async def first(*states: Any) -> tuple[Difference, Hub]:
         held = read(await group.all_gather(row(state, flat, check_every=7))).held
         found = compare(held)
         lines = () if flat is None else flat.lines
-        return await difference(group, lines, held, found.sides, alike=found.alike)  # type: ignore[arg-type]
+        return await first_difference(group, lines, held, found.sides, alike=found.alike)  # type: ignore[arg-type]
 
     found = await asyncio.gather(*(one(rank) for rank in range(len(states))))
     assert all(each == found[0] for each in found)
@@ -54,7 +54,7 @@ async def test_one_tensor_of_many_is_found(monkeypatch: pytest.MonkeyPatch, at: 
     right = {f"t{number:04}": np.full(2, number) for number in range(2000)}
     wrong = right | {f"t{at:04}": np.full(2, -1), "t1999": np.full(2, -2)}
     found, hub = await first(right, wrong, None, right)
-    assert found == Difference(f"t{at:04}", (("int64 (2,), other bits", (1,)),))
+    assert found == FirstDifference(f"t{at:04}", (("int64 (2,), other bits", (1,)),))
     assert found.describe(NODES) == f"the first difference is in 't{at:04}': int64 (2,), other bits on worker-1"
     assert hub.log == ["all_gather"] * 4
     assert max(len(row) for given in hub.gathered for row in given.values()) <= 512
