@@ -26,8 +26,8 @@ rank waits for one that does not take part; a state with another digest than the
 that forgets something would differ again at the next comparison, and be handed over again, for ever).
 
 Failures. A rank lost on the way: PeerError, and the next view begins at the top. A transfer that broke leaves its
-receiver torn (rank_state.py). Diverged: all ranks have what they need to raise it when the last row of `first_difference` is
-there; none ends the view for it, so that every rank gets it, and leaves.
+receiver torn (rank_state.py). Diverged: all ranks have what they need to raise it when the last row of
+`first_difference` is there; none ends the view for it, so that every rank gets it, and leaves.
 """
 
 from __future__ import annotations
