@@ -33,6 +33,7 @@ import numpy as np
 
 from quicoll import checkpoint
 from quicoll.errors import CheckpointError, LocalError, Partitioned, StepAborted
+from quicoll.train.packing import pack, unpack
 
 if TYPE_CHECKING:
     import os
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from quicoll.checkpoint.store import Array
     from quicoll.job import Job
     from quicoll.plan.schedule import AlgorithmName
+    from quicoll.train.packing import Packed
 
 __all__ = ["Bucket", "Task", "TrainingResult", "run"]
 
@@ -75,11 +77,14 @@ class Task(Protocol):
         """
         ...
 
-    def state(self) -> Mapping[str, Array]:
-        """Return parameters and optimizer state by name: all that the methods depend on. May alias live memory."""
+    def state(self) -> Mapping[Any, Any]:
+        """Return parameters and optimizer state by name: all that the methods depend on. May alias live memory.
+
+        As for `Job.register_state`: tensors, and mappings, lists and values among them, as `state_dict()` gives.
+        """
         ...
 
-    def load_state(self, state: Mapping[str, Array]) -> None:
+    def load_state(self, state: Mapping[Any, Any]) -> None:
         """Take over a state.
 
         Args:
@@ -94,7 +99,8 @@ class TrainingResult:
 
     Attributes:
         steps: The job's committed steps.
-        digest: Of the task's state after them (`quicoll.checkpoint.digest`); the same on every rank.
+        digest: Of the task's state after them; the same on every rank. Of names and tensors alone it is
+            `quicoll.checkpoint.digest`.
         committed: Steps that this process took part in and that were committed.
         aborted: Steps that this process took part in and that were aborted.
         resumed_from: Step of the checkpoint that it began with; None: it began without one.
@@ -225,6 +231,7 @@ async def run(
         LocalError: An argument is invalid.
         Mismatch: The ranks called different things.
         Partitioned: There was no quorum for the job's `hold_timeout`.
+        Diverged: The ranks hold different states, and nobody knows which is right.
         CheckpointError: The last checkpoint could not be written; raised after all steps are committed. Failures of
             earlier ones are logged, and training goes on.
         Exception: What the task raises. StepAborted is never raised.
@@ -257,7 +264,7 @@ async def run(
                 break
             committed += 1
             if saver and job.rank == 0 and (number % checkpoint_every == 0 or number == steps):
-                await saver.save(number, task.state())
+                await saver.save(number, pack(task.state()))
             if on_step is not None:
                 waiting = on_step(number)
                 if inspect.isawaitable(waiting):
@@ -269,7 +276,7 @@ async def run(
         saver.raise_last()
     return TrainingResult(
         steps=job.committed_step,
-        digest=checkpoint.digest(task.state()),
+        digest=pack(task.state()).digest,
         committed=committed,
         aborted=aborted,
         resumed_from=resumed_from,
@@ -281,7 +288,7 @@ async def _resume(job: Job, task: Task, directory: str | os.PathLike[str] | None
     found = await asyncio.to_thread(checkpoint.latest, directory) if directory is not None else None
     if found is None:
         return None
-    task.load_state(found.tensors)
+    task.load_state(unpack(found))
     job.resume_from(found.step)
     _log.info("resumed from %s", found.path)
     return found.step
@@ -335,9 +342,9 @@ class _Saver:
         self._pending: asyncio.Task[None] | None = None
         self._error: CheckpointError | None = None
 
-    async def save(self, step: int, tensors: Mapping[str, Array]) -> None:
+    async def save(self, step: int, state: Packed) -> None:
         await self.finish()
-        self._pending = asyncio.create_task(self._write(step, checkpoint.snapshot(tensors)))
+        self._pending = asyncio.create_task(self._write(step, state.snapshot()))
 
     async def finish(self) -> None:
         if self._pending is not None:
@@ -348,10 +355,17 @@ class _Saver:
         if self._error is not None:
             raise self._error
 
-    async def _write(self, step: int, tensors: Mapping[str, Array]) -> None:
+    async def _write(self, step: int, state: Packed) -> None:
         self._error = None
         try:
-            await asyncio.to_thread(checkpoint.save, self._directory, step=step, tensors=tensors, keep=self._keep)
+            await asyncio.to_thread(
+                checkpoint.save,
+                self._directory,
+                step=step,
+                tensors=state.tensors,
+                metadata=state.metadata,
+                keep=self._keep,
+            )
         except CheckpointError as error:
             self._error = error
             _log.error("training goes on without this checkpoint: %s", error)
