@@ -185,8 +185,9 @@ class Config:
         join_timeout: Until the first view.
         hold_timeout: How long a cut-off rank waits for a quorum.
         chunk_bytes: Size of the messages in which a large tensor travels.
-        state_check_every: Committed steps from one comparison of all ranks' states to the next, beside the one when a
-            view begins; 0 compares only then. Where ranks set different ones, the lowest rank's holds.
+        state_check_every: Committed steps from one comparison of all ranks' states to the next, beside those when a
+            view begins and after its first step; 0 compares only when it begins. Where ranks set different ones, the
+            lowest rank's holds.
         straggler_after: How much later than most a rank calls a collective to be reported as a straggler.
         events: Directory for one JSON-lines file of events for each node; None writes none.
         transport_events: Whether the transport's own events (connections, suspicion, resends, refusals) are reported

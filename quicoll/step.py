@@ -4,11 +4,12 @@
     body    compute, call collectives; an error here ends the step on all ranks
     leave   vote with the digest of all results; the coordinator decides; committed on all ranks or on none
 
-States are compared when a view begins, and again when `check_every` steps have been committed since the last time: the
-digest is made at a step's entry, its exchange goes on beside the body, and is looked at when the step is left, before
-the vote. Where states differ, the step is aborted on all ranks, which ends its view, and the next entry heals it
-(quicoll.state.synchronisation). `_compared` is the step after which they were last found equal. It is the same on all
-ranks of a view: all of them compare when it begins; within it a step that is not committed on all ranks ends it.
+States are compared when a view begins, after its first step (what makes ranks differ mostly does so at once), and again
+when `check_every` steps have been committed since the last time: the digest is made at a step's entry, its exchange
+goes on beside the body, and is looked at when the step is left, before the vote. Where states differ, the step is
+aborted on all ranks, which ends its view, and the next entry heals it (quicoll.state.synchronisation). `_compared` is
+the step after which they were last found equal. It is the same on all ranks of a view: all of them compare when it
+begins; within it a step that is not committed on all ranks ends it.
 
     outcome         the caller gets             its callbacks of on_commit
     committed       a normal exit               have run, in order
@@ -193,6 +194,7 @@ class StepProtocol:
         self._own_check_every = check_every
         self._check_every = 0  # as all ranks of the view have it
         self._compared = 0
+        self._first_check = True  # the next check is the first one of its view
         self._digest = b""  # of the state, when it was compared last
         self._check: StateCheck | None = None  # under way beside the open step
         self._diverged: Diverged | None = None
@@ -287,7 +289,8 @@ class StepProtocol:
 
     def _begin_check(self) -> StateCheck | None:
         """Begin to compare states, if it is time: here they are at rest, and no code of the user can run."""
-        if not self._check_every or self.state.version.step - self._compared < self._check_every:
+        every = min(self._check_every, 1) if self._first_check else self._check_every
+        if not every or self.state.version.step - self._compared < every:
             return None
         return StateCheck(self.state, self._state_group)
 
@@ -305,7 +308,7 @@ class StepProtocol:
             return
         self._context.enter(view)
         await self._synchronise()
-        self._synchronised = view.view_id
+        self._synchronised, self._first_check = view.view_id, True
 
     async def _synchronise(self) -> None:
         try:
@@ -398,7 +401,7 @@ class StepProtocol:
             await self._give_up(view_id, _reason(error))
             raise
         if unequal is None:
-            self._compared = attempt.number - 1
+            self._compared, self._first_check = attempt.number - 1, False
             return
         # Every rank says so, and all in the same words, whichever the coordinator hears first.
         node = nodes[unequal.ranks[0]] if len(unequal.ranks) == 1 else ""

@@ -9,8 +9,9 @@ Equal versions do not make equal states: seeds that were forgotten, two checkpoi
 buffer that a forward pass changed on one rank. So versions and digests of what save() gives are compared
 
     when a view begins          `synchronise`, before its first step
-    every so many steps         `StateCheck`: told at a step's entry, while no code of the user runs, looked at when
-                                the step is left, before the vote; so the exchange takes no time of the step
+    beside a step               `StateCheck`, of the view's second step and every so many after it: told at a step's
+                                entry, while no code of the user runs, looked at when the step is left, before the
+                                vote; so the exchange takes no time of the step
     on demand                   `synchronise` again
 
 and `quicoll.state.version.compare` says who gives to whom, or that nobody knows which state is right (Diverged).
@@ -189,8 +190,9 @@ def _text(found: StateComparison, first: FirstDifference, nodes: Sequence[str]) 
             "declare what is each rank's own by register_state(own=...)"
         )
     return (
-        f"{what}. No more than half agree, so nobody knows which is right: start all ranks anew from one checkpoint, "
-        "or from one seed"
+        f"{what}. No more than half agree, so nobody knows which is right: start all ranks anew from one checkpoint "
+        "or seed. What each rank changes by itself (BatchNorm's buffers, a sampler) is averaged in the step, or declared by "
+        "register_state(own=...)"
     )
 
 

@@ -165,7 +165,7 @@ async def test_a_state_that_changes_on_one_rank_alone_aborts_a_step_and_is_heale
         register(jobs, models)
 
         def spoil(job: Job, step: int) -> None:
-            if (job.rank, step) != (1, 4) or spoiled:
+            if (job.rank, step) != (1, 5) or spoiled:
                 return
             spoiled.append(step)
             if damage == "a bit":
@@ -176,18 +176,51 @@ async def test_a_state_that_changes_on_one_rank_alone_aborts_a_step_and_is_heale
 
         spoiled: list[int] = []
         aborted = await train(jobs, models, steps=9, after=spoil)
-        assert spoiled == [4]
+        assert spoiled == [5]
         tensor = {"a bit": "model.2.weight", "a buffer": "model.1.num_batches_tracked"}[damage]
         errors = [error for each in aborted for error in each if error.node == "worker-1"]
         assert errors
-        assert all(error.step == 7 and f"in '{tensor}'" in str(error) for error in errors), errors
+        assert all(error.step == 8 and f"in '{tensor}'" in str(error) for error in errors), errors
         # Whoever begins again early may meet the others still in the old view.
-        assert {error.step for each in aborted for error in each} == {7}
+        assert {error.step for each in aborted for error in each} == {8}
         assert all_equal(models)
         assert {job.committed_step for job in jobs} == {9}
     found = [event.fields for event in events if event.kind == "state_differs"]
     assert found
-    assert all((fields["step"], fields["nodes"], fields["tensor"]) == (6, ["worker-1"], tensor) for fields in found)
+    assert all((fields["step"], fields["nodes"], fields["tensor"]) == (7, ["worker-1"], tensor) for fields in found)
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+async def test_buffers_that_each_rank_changes_by_its_own_data_are_found_after_the_first_step(averaged: bool) -> None:
+    async with cluster(3) as jobs:
+        models = [Model(1) for _ in jobs]
+        register(jobs, models)
+
+        async def one(job: Job) -> None:
+            model = models[job.rank]
+            while job.committed_step < 3:
+                async with job.step() as step:
+                    model.net(torch.full((4, 3), job.rank + 1.0) * torch.arange(4.0).unsqueeze(1))
+                    buffers = [buffer for buffer in model.net.buffers() if buffer.is_floating_point()]
+                    means = [await job.group.all_reduce(buffer, op="avg") for buffer in buffers]
+
+                    def apply(buffers: Any = buffers, means: Any = means) -> None:
+                        for buffer, mean in zip(buffers, means, strict=True):
+                            if averaged:
+                                buffer.copy_(mean)
+
+                    step.on_commit(apply)
+
+        found = await asyncio.gather(*map(one, jobs), return_exceptions=True)
+        if averaged:
+            assert found == [None] * 3
+            assert all_equal(models)
+        else:
+            assert {type(error) for error in found} <= {Diverged, StepAborted}
+            assert all("the first difference is in 'model.1.running_mean'" in str(error) for error in found)
+            assert {job.committed_step for job in jobs} == {1}
+            with pytest.raises(Diverged, match="BatchNorm's buffers"):
+                await asyncio.gather(*(job.ready() for job in jobs))
 
 
 async def test_a_bit_that_flips_between_two_ranks_stops_both() -> None:
@@ -211,7 +244,7 @@ async def test_ranks_with_other_settings_compare_as_often_as_the_lowest() -> Non
         models = [Model(1) for _ in jobs]
         register(jobs, models)
         assert await train(jobs, models, steps=7) == [[], []]
-        assert [job._steps._compared for job in jobs] == [6, 6]
+        assert [job._steps._compared for job in jobs] == [5, 5]
 
 
 async def test_what_is_no_state_is_refused_when_it_is_registered() -> None:

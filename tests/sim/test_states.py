@@ -161,4 +161,4 @@ def test_a_bit_that_flips_is_found_within_the_steps_that_are_set_and_healed(bit:
     assert len(set(outcome.results[0])) == 1
     found = [(node, said) for node, said in aborted if "is not what most ranks hold" in said]  # not who left at the end
     assert len(found) == 3
-    assert all(node == "worker-2" and "step 7 was not committed" in said and "in 'w'" in said for node, said in found)
+    assert all(node == "worker-2" and "step 8 was not committed" in said and "in 'w'" in said for node, said in found)

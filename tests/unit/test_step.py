@@ -589,12 +589,12 @@ async def test_states_are_compared_after_so_many_committed_steps_since_the_last_
     for _ in range(8):
         await rank.one()
         begun.append(checks.begun)
-    assert begun == [0, 0, 0, 1, 1, 1, 2, 2]  # at the entries of 4 and 7, so after 3 and 6
+    assert begun == [0, 1, 1, 1, 2, 2, 2, 3]  # after the view's first step, then after 4 and 7
     rank.engine.answers["wait_view"] = view(2)
     for _ in range(4):
         await rank.one()
         begun.append(checks.begun)
-    assert begun[8:] == [2, 2, 2, 3]  # the view's beginning counts as one
+    assert begun[8:] == [3, 4, 4, 4]
 
 
 async def test_states_are_not_compared_between_views_where_the_setting_is_zero(checks: type[FakeCheck]) -> None:
