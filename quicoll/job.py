@@ -168,8 +168,8 @@ class Job:
 
         So ranks can be compared, and brought to one state: when a view begins, after its first step, and every
         `state_check_every` steps. At the start of training the lowest rank's state is given to the others. Later a rank
-        that is behind, or that holds another state than most, is given theirs. What comes is written into the tensors that `save` gives, where they
-        fit, and then handed to `load`; what `save` gives after it has to be what came.
+        that is behind, or that holds another state than most, is given theirs. What comes is written into the tensors
+        that `save` gives, where they fit, and then handed to `load`; what `save` gives after it has to be what came.
 
         Both are plain functions and run on the caller's loop. `save` is called here once, to see that it gives a state.
 

@@ -191,8 +191,8 @@ def _text(found: StateComparison, first: FirstDifference, nodes: Sequence[str]) 
         )
     return (
         f"{what}. No more than half agree, so nobody knows which is right: start all ranks anew from one checkpoint "
-        "or seed. What each rank changes by itself (BatchNorm's buffers, a sampler) is averaged in the step, or declared by "
-        "register_state(own=...)"
+        "or seed. What each rank changes by itself (BatchNorm's buffers, a sampler) is averaged in the step, or "
+        "declared by register_state(own=...)"
     )
 
 
