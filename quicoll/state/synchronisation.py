@@ -41,7 +41,7 @@ import numpy as np
 
 from quicoll.checks import done
 from quicoll.errors import Diverged, LocalError, PeerError
-from quicoll.numerics.buffers import memory
+from quicoll.numerics.buffers import detached, memory
 from quicoll.state.comparison import first_difference, read, row, tell_all
 from quicoll.state.manifest import MAX_MANIFEST, decode_manifest, encode_manifest
 from quicoll.state.transfer import transfer
@@ -224,7 +224,8 @@ async def _give(mine: FlatState, group: Group, found: StateComparison, view_id: 
         giver=group.rank,
         receivers=found.receivers,
         records=decode_manifest(packed, giver=group.rank, view_id=view_id).records,
-        tensors=[part.value for part in mine.tensors],
+        # A state is what its tensors hold; it may be given as parameters that require grad.
+        tensors=[detached(part.value) for part in mine.tensors],
         view_id=view_id,
     )
 

@@ -33,7 +33,8 @@ import numpy as np
 
 from quicoll import checkpoint
 from quicoll.errors import CheckpointError, LocalError, Partitioned, StepAborted
-from quicoll.train.packing import pack, unpack
+from quicoll.numerics.buffers import argument
+from quicoll.train.packing import packed_state, state_of
 
 if TYPE_CHECKING:
     import os
@@ -151,7 +152,7 @@ class Bucket:
         Returns:
             An array of shape (size,).
         Raises:
-            LocalError: Other shapes or dtypes.
+            LocalError: Other shapes or dtypes; or a gradient that requires grad itself, where autograd records.
         """
         flat = np.empty(self.size, np.float32)
         found = tuple(tuple(gradient.shape) for gradient in gradients)
@@ -161,7 +162,7 @@ class Bucket:
         for gradient, shape in zip(gradients, self.shapes, strict=True):
             if str(gradient.dtype).removeprefix("torch.") != "float32":
                 raise LocalError(f"a bucket holds float32, this gradient is {gradient.dtype}")
-            flat[start : start + _count(shape)] = np.asarray(gradient).reshape(-1)
+            flat[start : start + _count(shape)] = argument(gradient).flat
             start += _count(shape)
         return flat
 
@@ -264,7 +265,7 @@ async def run(
                 break
             committed += 1
             if saver and job.rank == 0 and (number % checkpoint_every == 0 or number == steps):
-                await saver.save(number, pack(task.state()))
+                await saver.save(number, packed_state(task.state()))
             if on_step is not None:
                 waiting = on_step(number)
                 if inspect.isawaitable(waiting):
@@ -276,7 +277,7 @@ async def run(
         saver.raise_last()
     return TrainingResult(
         steps=job.committed_step,
-        digest=pack(task.state()).digest,
+        digest=packed_state(task.state()).digest,
         committed=committed,
         aborted=aborted,
         resumed_from=resumed_from,
@@ -288,7 +289,7 @@ async def _resume(job: Job, task: Task, directory: str | os.PathLike[str] | None
     found = await asyncio.to_thread(checkpoint.latest, directory) if directory is not None else None
     if found is None:
         return None
-    task.load_state(unpack(found))
+    task.load_state(state_of(found))
     job.resume_from(found.step)
     _log.info("resumed from %s", found.path)
     return found.step

@@ -21,7 +21,7 @@ from quicoll.state.tree import flatten, rebuild
 if TYPE_CHECKING:
     from quicoll.checkpoint.store import Array, Checkpoint
 
-__all__ = ["SKELETON", "Packed", "pack", "unpack"]
+__all__ = ["SKELETON", "Packed", "packed_state", "state_of"]
 
 SKELETON = "state.skeleton"
 _NAMES = "state.names"
@@ -47,14 +47,15 @@ class Packed:
         return Packed(checkpoint.snapshot(self.tensors), self.metadata)
 
 
-def pack(state: Mapping[Any, Any]) -> Packed:
+def packed_state(state: Mapping[Any, Any]) -> Packed:
     """Take a state apart for a checkpoint.
 
     Raises:
         LocalError: It is no state.
     """
     flat = flatten(state)
-    if len(flat.lines) == len(state) + 1 and len(flat.tensors) == len(state) and all(type(key) is str for key in state):
+    plain = len(flat.tensors) == len(state) == len(flat.lines) - 1  # one line is the mapping's
+    if plain and all(type(key) is str for key in state):
         return Packed({str(key): state[key] for key in state}, {})
     names = [part.path for part in flat.tensors]
     if len(set(names)) < len(names):  # "a.b" beside "b" in "a"
@@ -63,11 +64,11 @@ def pack(state: Mapping[Any, Any]) -> Packed:
     return Packed(tensors, {SKELETON: base64.b64encode(flat.skeleton).decode(), _NAMES: json.dumps(names)})
 
 
-def unpack(found: Checkpoint) -> dict[Any, Any]:
+def state_of(found: Checkpoint) -> dict[Any, Any]:
     """Put the state of a checkpoint together.
 
     Raises:
-        CheckpointError: It holds no state that `pack` has made.
+        CheckpointError: It holds no state that `packed_state` has made.
     """
     if SKELETON not in found.metadata:
         return dict(found.tensors)
