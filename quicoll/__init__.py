@@ -25,6 +25,7 @@ from quicoll.errors import (
     PeerError,
     QuicollError,
     StepAborted,
+    Terminated,
 )
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ __all__ = [
     "Step",
     "StepAborted",
     "Straggler",
+    "Terminated",
     "View",
     "__version__",
     "blocking",
