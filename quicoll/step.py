@@ -4,12 +4,9 @@
     body    compute, call collectives; an error here ends the step on all ranks
     leave   vote with the digest of all results; the coordinator decides; committed on all ranks or on none
 
-States are compared when a view begins, after its first step (what makes ranks differ mostly does so at once), and again
-when `check_every` steps have been committed since the last time: the digest is made at a step's entry, its exchange
-goes on beside the body, and is looked at when the step is left, before the vote. Where states differ, the step is
-aborted on all ranks, which ends its view, and the next entry heals it (quicoll.state.synchronisation). `_compared` is
-the step after which they were last found equal. It is the same on all ranks of a view: all of them compare when it
-begins; within it a step that is not committed on all ranks ends it.
+States are compared when a view begins and, at times, beside a step (quicoll.state.keeper): the digest is made at the
+step's entry, its exchange goes on beside the body, and is looked at when the step is left, before the vote. Where
+states differ, the step is aborted on all ranks, which ends its view, and the next entry heals it.
 
     outcome         the caller gets             its callbacks of on_commit
     committed       a normal exit               have run, in order
@@ -58,8 +55,7 @@ from quicoll.errors import (
     QuicollError,
     StepAborted,
 )
-from quicoll.state.reports import StateReports
-from quicoll.state.synchronisation import StateCheck, synchronise
+from quicoll.state.keeper import StateKeeper
 from quicoll.state.version import StateVersion
 from quicoll.stop import StopRequest
 
@@ -73,6 +69,7 @@ if TYPE_CHECKING:
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.state.rank_state import RankState
+    from quicoll.state.synchronisation import StateCheck
 
 __all__ = ["Step", "StepAttempt", "StepPhase", "StepProtocol"]
 
@@ -193,8 +190,7 @@ class StepProtocol:
         self._context = context
         self._engine = engine
         self._runtime = runtime
-        self._state_group = state_group
-        self._reports = StateReports(engine, runtime, state)
+        self._keeper = StateKeeper(engine, runtime, state, state_group, check_every=check_every)
         self._hold_timeout = hold_timeout
         self._stop = stop or StopRequest()
         self._stop_timeout = stop_timeout
@@ -204,13 +200,7 @@ class StepProtocol:
         self._open: StepAttempt | None = None  # in OPEN
         self._doubt: _Doubt | None = None
         self._synchronised = 0  # the view in which our state was compared with the others'
-        self._own_check_every = check_every
-        self._check_every = 0  # as all ranks of the view have it
-        self._compared = 0
-        self._first_check = True  # the next check is the first one of its view
-        self._digest = b""  # of the state, when it was compared last
         self._check: StateCheck | None = None  # under way beside the open step
-        self._diverged: Diverged | None = None
 
     @property
     def phase(self) -> StepPhase:
@@ -253,7 +243,7 @@ class StepProtocol:
                 raise LocalError("there is no state to compare: call job.register_state(save, load) first")
             await self._ready()
             await self._synchronise()
-            return self._digest
+            return self._keeper.digest
 
     async def enter(self, attempt: StepAttempt) -> None:
         """Begin a step: `ready`, then tell the engine.
@@ -277,7 +267,7 @@ class StepProtocol:
                     step=attempt.number, view=view.view_id, rank=self._context.rank, world=self._context.world_size
                 )
             try:
-                self._check = self._begin_check()
+                self._check = self._keeper.begin_check()
                 await self._runtime.call(self._engine.begin(view.view_id, attempt.number))
             except (PeerError, Corrupted, Partitioned) as error:
                 raise self._aborted(error, attempt.number) from error
@@ -322,16 +312,8 @@ class StepProtocol:
             if self._phase is phase:  # an entry that went well has made it OPEN
                 self._phase = StepPhase.OUTSIDE
 
-    def _begin_check(self) -> StateCheck | None:
-        """Begin to compare states, if it is time: here they are at rest, and no code of the user can run."""
-        every = min(self._check_every, 1) if self._first_check else self._check_every
-        if not every or self.state.version.step - self._compared < every:
-            return None
-        return StateCheck(self.state, self._state_group)
-
     async def _ready(self, timeout: float | None = None) -> None:
-        if self._diverged is not None:
-            raise self._diverged
+        self._keeper.demand_one_state()
         timeout = self._hold_timeout if timeout is None else seconds(timeout)
         if self._doubt is not None:
             clock = asyncio.get_running_loop().time
@@ -343,22 +325,18 @@ class StepProtocol:
             return
         self._context.enter(view)
         await self._synchronise()
-        self._synchronised, self._first_check = view.view_id, True
+        self._synchronised = view.view_id
 
     async def _synchronise(self) -> None:
         try:
             await self.synchronise()
-        except Diverged as error:
+        except Diverged:
             # All ranks raise it, each when it has all that it needs. To end the view would keep others from that.
-            self._diverged = error
-            self._reports.diverged(error)
             raise
         except (PeerError, Corrupted, Partitioned) as error:
-            self._reports.failed(error)
             raise self._aborted(error, self.state.version.step + 1) from error
         except BaseException as error:
             # Of save() or load(), or a state that cannot be taken here: the others must not wait for their deadline.
-            self._reports.failed(error)
             await self._give_up(self._context.view.view_id, self._why_given_up(error))
             raise
 
@@ -367,16 +345,7 @@ class StepProtocol:
 
     async def synchronise(self) -> None:
         """Bring every rank of the present view to the newest state that any of them holds, and to one state."""
-        view = self._context.view
-        found = await synchronise(
-            self.state,
-            self._state_group,
-            nodes=view.nodes,
-            view_id=view.view_id,
-            check_every=self._own_check_every,
-        )
-        self._check_every, self._compared, self._digest = found.check_every, self.state.version.step, found.digest
-        self._reports.synchronised(found, view)
+        await self._keeper.synchronise(self._context.view)
 
     async def _settle(self, doubt: _Doubt, timeout: float) -> None:
         """Wait for the decision on a vote in doubt, for at most `timeout` seconds. Raises Partitioned without one."""
@@ -434,18 +403,16 @@ class StepProtocol:
         """Look at the comparison that began at the step's entry. Raises StepAborted where states differ."""
         nodes = self._context.view.nodes
         try:
-            unequal = await check.result(nodes)
+            unequal = await self._keeper.end_check(check, self._context.view, attempt.number)
         except (PeerError, Corrupted, Partitioned) as error:
             raise self._aborted(error, attempt.number) from error
         except BaseException as error:
             await self._give_up(view_id, self._why_given_up(error))
             raise
         if unequal is None:
-            self._compared, self._first_check = attempt.number - 1, False
             return
         # Every rank says so, and all in the same words, whichever the coordinator hears first.
         node = nodes[unequal.ranks[0]] if len(unequal.ranks) == 1 else ""
-        self._reports.unequal(unequal, attempt.number)
         found = Corrupted(unequal.text, rank=unequal.ranks[0] if node else None, node=node, view=view_id)
         await asyncio.shield(asyncio.ensure_future(self._runtime.call(self._engine.break_view(view_id, found))))
         raise self._aborted(found, attempt.number) from found

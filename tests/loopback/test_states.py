@@ -240,11 +240,11 @@ async def test_a_bit_that_flips_between_two_ranks_stops_both() -> None:
 
 async def test_ranks_with_other_settings_compare_as_often_as_the_lowest() -> None:
     async with cluster(2, state_check_every=2) as jobs:
-        jobs[1]._steps._own_check_every = 5
+        jobs[1]._steps._keeper._own_check_every = 5
         models = [Model(1) for _ in jobs]
         register(jobs, models)
         assert await train(jobs, models, steps=7) == [[], []]
-        assert [job._steps._compared for job in jobs] == [5, 5]
+        assert [job._steps._keeper._compared for job in jobs] == [5, 5]
 
 
 async def test_what_is_no_state_is_refused_when_it_is_registered() -> None:

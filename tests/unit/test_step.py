@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import quicoll.step
+import quicoll.state.keeper
 from quicoll.engine.decisions import Decision
 from quicoll.errors import (
     AuditError,
@@ -209,7 +209,7 @@ class FakeCheck:
 def checks(monkeypatch: pytest.MonkeyPatch) -> type[FakeCheck]:
     class Checks(FakeCheck): ...
 
-    monkeypatch.setattr(quicoll.step, "StateCheck", Checks)
+    monkeypatch.setattr(quicoll.state.keeper, "StateCheck", Checks)
     return Checks
 
 
@@ -713,7 +713,7 @@ async def test_ranks_that_have_diverged_begin_no_step_any_more_and_leave_the_vie
 
     rank = Rank()
     with monkeypatch.context() as patched:
-        patched.setattr(quicoll.step, "synchronise", diverged)
+        patched.setattr(quicoll.state.keeper, "synchronise", diverged)
         with pytest.raises(Diverged, match="different states"):
             await rank.one()
     with pytest.raises(Diverged, match="different states"):
@@ -751,7 +751,7 @@ async def test_what_became_of_states_is_told(monkeypatch: pytest.MonkeyPatch) ->
     rank = Rank()
     rank.engine.answers["wait_view"] = view(1, world=3)
     rank.state.register(lambda: {"sampler": 3}, lambda new: None, ("sampler",))
-    monkeypatch.setattr(quicoll.step, "synchronise", synchronised)
+    monkeypatch.setattr(quicoll.state.keeper, "synchronise", synchronised)
     await rank.protocol.ready()
     await asyncio.sleep(0)
     assert rank.engine.calls[1:] == [
@@ -768,7 +768,7 @@ async def test_a_state_that_is_torn_is_told_once(monkeypatch: pytest.MonkeyPatch
         rank.state.torn = True
         raise PeerError("worker-1 was lost")
 
-    monkeypatch.setattr(quicoll.step, "synchronise", tear)
+    monkeypatch.setattr(quicoll.state.keeper, "synchronise", tear)
     for _ in range(2):
         with pytest.raises(StepAborted):
             await rank.protocol.ready()
