@@ -177,13 +177,13 @@ async def _unequal(
 
 
 def _text(found: StateComparison, first: FirstDifference, nodes: Sequence[str]) -> str:
-    sides = "; ".join(", ".join(nodes[rank] for rank in side) for side in found.sides)
+    sides = " | ".join(", ".join(nodes[rank] for rank in side) for side in found.sides)
     where = f"after step {found.newest.step}" if found.newest.step else "at the start"
     if found.agreed:
         wrong = ", ".join(nodes[rank] for rank in found.differing)
         right = f"that of {nodes[found.sides[0][0]]}" if not found.newest.step else "what most ranks hold"
         return f"the state of {wrong} {where} is not {right}; {first.describe(nodes)}"
-    what = f"the ranks hold different states {where}: {first.describe(nodes)}. Equal among themselves are: {sides}"
+    what = f"the ranks hold {len(found.sides)} different states {where} ({sides}): {first.describe(nodes)}"
     if not found.alike:
         return (
             f"{what}. A state of other names, types or shapes is not handed over: give all ranks the same model, and "

@@ -134,7 +134,10 @@ async def test_two_ranks_with_two_checkpoints_of_one_step_stop_with_one_message(
         found = await train(jobs, models, steps=41)
         assert [type(error) for error in found] == [Diverged, Diverged]
         assert str(found[0]) == str(found[1])
-        assert "different states after step 40: the first difference is in 'model.0.bias'" in str(found[0])
+        assert (
+            "hold 2 different states after step 40 (worker-0 | worker-1): the first difference is in 'model.0.bias'"
+            in str(found[0])
+        )
         assert (found[0].nodes, found[0].usable) == (("worker-0", "worker-1"), False)
         assert [type(error) for error in await train(jobs, models, steps=41)] == [Diverged, Diverged]
         assert [bits(model.save()) for model in models] == before
