@@ -33,6 +33,7 @@ __all__ = [
     "Destination",
     "Source",
     "allocate",
+    "begun_digest",
     "destination",
     "empty",
     "memory",
@@ -278,9 +279,14 @@ def tensor_digest(value: Source | Any) -> bytes:
         LocalError: As `source`.
     """
     read = value if isinstance(value, Source) else source(value)
-    state = xxhash.xxh3_128(f"{read.dtype}{list(read.shape)}".encode())
+    state = begun_digest(read.dtype, read.shape)
     state.update(memory(read.flat))
     return state.digest()
+
+
+def begun_digest(dtype: DType, shape: tuple[int, ...]) -> xxhash.xxh3_128:
+    """Return the state of `tensor_digest` before the elements, for a tensor that is read in pieces."""
+    return xxhash.xxh3_128(f"{dtype}{list(shape)}".encode())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ step. The lowest rank that holds it and has registered `save` gives it to all th
 
     all_gather   version of each rank, and whether it has registered save and load
     broadcast    size of the manifest, then the manifest: name, type, shape and digest of each tensor, sorted by name
-    broadcast    each tensor, in the manifest's order; each receiver checks its digest
+    transfer     the tensors, from the giver to the ranks that are behind (quicoll.state.transfer)
+    barrier      nobody begins before all have the state
 
 Invariants: every rank computes the giver from the same numbers, so no rank waits for one that does not take part; a
 state whose digest differs is never loaded; `load` is called once, with the whole state.
@@ -18,14 +19,18 @@ state whose digest differs is never loaded; `load` is called once, with the whol
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quicoll.checks import done
-from quicoll.errors import LocalError
-from quicoll.state.transfer import transfer
+from quicoll.errors import LocalError, PeerError
+from quicoll.numerics.buffers import empty, memory, wrap
+from quicoll.numerics.dtypes import DType
+from quicoll.state.manifest import MAX_MANIFEST, TensorRecord, checked, decode_manifest, encode_manifest
+from quicoll.state.transfer import together, transfer
 from quicoll.state.version import StateVersion, compare
 
 if TYPE_CHECKING:
@@ -72,7 +77,20 @@ async def synchronise(state: RankState, group: Group, *, view_id: int) -> Handov
         # Nothing was ever trained, or this rank is current: the decisions before this one concern no state of its own.
         state.version = StateVersion(found.newest.decision, version.step)
         return None
-    received = await transfer(state, group, found.giver, view_id)
+    given = checked(state.save()) if group.rank == found.giver and state.save is not None else {}
+    records = await _manifest(group, given, giver=found.giver, view_id=view_id)
+    received: dict[str, Any] = {}
+    if group.rank in (found.giver, *found.behind):
+        received = given or {record.name: _empty(record) for record in records}
+        await transfer(
+            group,
+            giver=found.giver,
+            receivers=found.behind,
+            records=records,
+            tensors=[received[record.name] for record in records],
+            view_id=view_id,
+        )
+    await together(group)
     if group.rank not in found.behind:
         return None
     if state.load is None:
@@ -80,3 +98,22 @@ async def synchronise(state: RankState, group: Group, *, view_id: int) -> Handov
     done(state.load(received), "load")
     state.version = found.newest
     return Handover(found.giver, found.newest)
+
+
+async def _manifest(group: Group, given: dict[str, Any], *, giver: int, view_id: int) -> tuple[TensorRecord, ...]:
+    """Send the manifest of the giver's state to all ranks."""
+    giving = group.rank == giver
+    manifest = encode_manifest(given) if giving else b""
+    size = int((await group.broadcast(np.array([len(manifest)], np.int64), root=giver))[0])
+    if not 0 <= size <= MAX_MANIFEST:
+        raise PeerError(f"a state manifest of {size} bytes", rank=giver, view=view_id)
+    packed = np.frombuffer(manifest, np.uint8) if giving else np.empty(size, np.uint8)
+    packed = await group.broadcast(packed, root=giver)
+    return decode_manifest(memory(packed), giver=giver, view_id=view_id)
+
+
+def _empty(tensor: TensorRecord) -> Any:
+    """Allocate memory for an announced tensor. The giver, a member, holds as much itself: that bounds its size."""
+    dtype = DType.parse(tensor.dtype)
+    flat = empty(math.prod(tensor.shape), dtype)
+    return wrap(flat, dtype, tensor.shape, "torch" if tensor.torch else "numpy")
