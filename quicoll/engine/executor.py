@@ -114,8 +114,10 @@ class _Execution:
                         runner.result()
                 running = [runner for runner in running if not runner.done()]
         finally:
+            # Of all: a future of ours that calls us would keep the operation's memory until a garbage collection.
+            for future in (*runners, self._failed):
+                future.remove_done_callback(self._wake)
             for runner in runners:
-                runner.remove_done_callback(self._wake)
                 runner.cancel()
             await asyncio.wait(runners)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +76,20 @@ def plan(lanes: list[Lane], width: int) -> Plan:
         width=width,
         parameters=(),
     )
+
+
+def test_memory_is_let_go_of_at_the_end_and_not_by_a_later_garbage_collection(world: World) -> None:
+    """A chunk of a few MiB that stays until then makes a stream of them take as much memory as all of it."""
+    gc.disable()
+    try:
+        run = Execution(world, [Lane((CopyStep(OUT, IN),))])
+        run.turn()
+        assert run.task.done()
+        output = weakref.ref(run.output)
+        del run.output, run.task
+        assert output() is None
+    finally:
+        gc.enable()
 
 
 def scratch(slot: int) -> Span:
