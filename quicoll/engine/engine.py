@@ -26,7 +26,7 @@ from quicoll.engine.decisions import Decision, StepOutcomes, ViewEnds
 from quicoll.engine.failures import error_of_end, failed_node, kind_of
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.engine.peer_links import PeerLinks
-from quicoll.errors import LocalError, Partitioned, PeerError, QuicollError
+from quicoll.errors import Corrupted, LocalError, Partitioned, PeerError, QuicollError
 from quicoll.membership.member.actions import (
     Activate,
     AdoptLostAfter,
@@ -341,6 +341,18 @@ class Engine:
             communicator.fail(
                 PeerError(f"left its step: {reason}", rank=communicator.rank, node=self.config.node, view=view_id)
             )
+
+    async def found(self, view_id: int, error: QuicollError) -> None:
+        """Break the view because of what the caller's side found wrong with a peer. Nothing if it is broken already.
+
+        Args:
+            view_id: The view.
+            error: What was found; the rank that it names is the culprit.
+        """
+        communicator = self._communicator
+        if communicator is not None and communicator.view.view_id == view_id:
+            blamed = () if error.rank is None or not isinstance(error, Corrupted) else (error.rank,)
+            communicator.fail(error, blamed)
 
     def state_received(self, rank: int, step: int, index: int) -> None:
         """Take note that this rank was brought to the state after a step.

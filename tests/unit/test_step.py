@@ -68,6 +68,7 @@ class FakeEngine:
             "unanswered": None,
             "decision": committed(),
             "give_up": None,
+            "found": None,
         }
 
     async def _answer(self, method: str, *arguments: Any) -> Any:
@@ -96,6 +97,9 @@ class FakeEngine:
 
     async def give_up(self, view_id: int, reason: str) -> None:
         await self._answer("give_up", view_id, reason)
+
+    async def found(self, view_id: int, error: QuicollError) -> None:
+        await self._answer("found", view_id, error)
 
     def state_received(self, rank: int, step: int, index: int) -> None:
         self.calls.append(("state_received", rank, step, index))
@@ -424,6 +428,8 @@ async def test_a_view_that_breaks_while_states_are_compared_aborts_the_step_that
     with pytest.raises(StepAborted, match="step 42 was not committed"):
         await rank.one()
     assert (rank.protocol.phase, rank.engine.asked("give_up")) == (StepPhase.OUTSIDE, [])
+    # The engine knows already what an operation met, and nothing of a digest that was found to be wrong.
+    assert rank.engine.asked("found") == [(1, rank.group.error)]
     rank.group.error = None
     assert await rank.one() == 42
     assert rank.group.compared == 2
