@@ -25,7 +25,8 @@ VIEW = 7
 class Hub:
     """What the ranks of one group exchange: the value of each operation by its number and rank.
 
-    tamper: changes what the n-th broadcast brings to the receivers. log: each operation once, in order.
+    tamper: changes what the n-th broadcast brings to the receivers. log: each collective once, in order. pairs: what
+    one rank has sent to another and is not received yet; sent: how often, and how many bytes.
     """
 
     def __init__(self, world: int, tamper: Callable[[int, Any], Any] = lambda number, value: value) -> None:
@@ -35,6 +36,8 @@ class Hub:
         self.given: dict[int, dict[int, Any]] = {}
         self.changed = asyncio.Condition()
         self.failed = False
+        self.pairs: dict[tuple[int, int], list[Any]] = {}
+        self.sent: list[tuple[int, int]] = []
 
     async def exchange(self, number: int, rank: int, name: str, value: Any) -> dict[int, Any]:
         async with self.changed:
@@ -48,6 +51,20 @@ class Hub:
             if len(given) < self.world:
                 raise PeerError("a rank failed")
             return given
+
+    async def put(self, source: int, to: int, value: Any) -> None:
+        async with self.changed:
+            self.pairs.setdefault((source, to), []).append(value)
+            self.sent.append((source, to))
+            self.changed.notify_all()
+
+    async def take(self, source: int, to: int) -> Any:
+        async with self.changed:
+            queue = self.pairs.setdefault((source, to), [])
+            await self.changed.wait_for(lambda: queue or self.failed)
+            if not queue:
+                raise PeerError("a rank failed")
+            return queue.pop(0)
 
     async def fail(self) -> None:
         async with self.changed:
@@ -76,6 +93,17 @@ class MemoryGroup:
             return x
         assert (x.shape, x.dtype) == (given[root].shape, given[root].dtype)
         return self.hub.tamper(number, given[root].copy())
+
+    async def barrier(self, *, timeout: float) -> None:
+        await self._exchange("barrier", None)
+
+    async def send(self, x: Any, *, to: int) -> None:
+        await self.hub.put(self.rank, to, x.copy())
+
+    async def recv(self, like: Any, *, source: int) -> Any:
+        value = await self.hub.take(source, self.rank)
+        assert (value.shape, value.dtype) == (like.shape, like.dtype)
+        return value
 
 
 class Rank:
@@ -141,7 +169,8 @@ async def test_a_rank_behind_loads_the_whole_state_once_and_takes_its_version() 
     held = {"w": np.arange(4, dtype=np.int16).reshape(2, 2), "a": np.array([np.nan, -0.0])}
     hub, ranks = Hub(3), [Rank(V(1, 1)), Rank(V(2, 2), held), Rank(V(2, 2), held)]
     assert await bring_together(hub, ranks) == [Handover(1, V(2, 2)), None, None]
-    assert hub.log == ["all_gather", *["broadcast from 1"] * 4]
+    assert hub.log == ["all_gather", *["broadcast from 1"] * 2, "barrier"]
+    assert {frozenset(pair) for pair in hub.sent} == {frozenset((0, 1))}
     assert versions(ranks) == [V(2, 2)] * 3
     (loaded,) = ranks[0].loads
     assert list(loaded) == ["a", "w"]
@@ -174,16 +203,16 @@ async def test_a_rank_behind_that_cannot_be_helped_says_what_to_call_and_the_cur
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [3, 4])  # the first or the second tensor, after versions, size and manifest
-async def test_a_tensor_with_other_bits_than_announced_is_corrupted_and_nothing_is_loaded(bad: int) -> None:
+async def test_a_tensor_with_other_bits_than_announced_is_corrupted_and_nothing_is_loaded() -> None:
     def tamper(number: int, value: Any) -> Any:
-        return value + 1 if number == bad else value
+        """Spoil the digest of the last tensor, whose bytes end the manifest."""
+        return np.concatenate([value[:-1], value[-1:] ^ 1]) if number == 2 else value
 
     ranks = [Rank(V(2, 2), {"a": np.ones(2), "b": np.ones(3)}), Rank(V(1, 1))]
     _, failed = await bring_together(Hub(2, tamper), ranks)
     assert isinstance(failed, Corrupted)
     assert (failed.rank, failed.view) == (0, VIEW)
-    assert ("'a'" if bad == 3 else "'b'") in str(failed)
+    assert "'b'" in str(failed)
     assert (ranks[1].loads, ranks[1].state.version) == ([], V(1, 1))
 
 
