@@ -3,9 +3,10 @@
     python benchmarks/handover.py [--mib 256] [--workers 2] [--small 0] [--json FILE]
 
 worker-0 says that its state is the one after step 1, the others have another state of the same shapes; `job.ready()`
-brings them to one. For each worker: seconds of `ready`, the most memory that its process held above what it held before
-(VmHWM, which Linux lets a process reset, less VmRSS), how long its event loop stood still at the longest, and the
-payload that its links sent and received. The state's memory has been written before, so it is not in the difference.
+brings them to one. For each worker: seconds of `ready`, and of a core; the most memory that its process held above what
+it held before (VmHWM, which Linux lets a process set back, less VmRSS); how long its event loop stood still at the
+longest; the payload that its links sent and received. The state's memory has been written before, so it is not in the
+difference.
 --small puts so many tensors of 100 bytes beside the large ones.
 """
 
@@ -73,14 +74,15 @@ async def work(mib: int, small: int, directory: Path) -> None:
         forget_peak()
         pause = [0.0]
         watching = asyncio.create_task(longest_pause(pause))
-        began = time.monotonic()
+        began, busy = time.monotonic(), time.process_time()
         await job.ready()
-        seconds = time.monotonic() - began
+        seconds, busy = time.monotonic() - began, time.process_time() - busy
         peak = memory_mib("VmHWM")
         watching.cancel()
         links = await job.links()
         report = {
             "seconds": round(seconds, 2),
+            "cpu_seconds": round(busy, 2),
             "above_mib": round(peak - before, 1),
             "pause_ms": round(pause[0] * 1e3, 1),
             "sent_mib": round(sum(link.bytes_sent for link in links) / _MIB, 1),
@@ -122,8 +124,8 @@ def main() -> None:
     found = measure(given.mib, given.workers, given.small)
     for node, each in found["workers"].items():
         print(
-            f"{node}: {each['seconds']} s, {each['above_mib']} MiB above its state, "
-            f"loop stood still {each['pause_ms']} ms, sent {each['sent_mib']} MiB, received {each['received_mib']} MiB"
+            f"{node}: {each['seconds']} s ({each['cpu_seconds']} s of a core), {each['above_mib']} MiB above its "
+            f"state, loop still {each['pause_ms']} ms, sent {each['sent_mib']}, received {each['received_mib']} MiB"
         )
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -13,7 +13,7 @@ import pytest
 
 from quicoll.errors import Corrupted, QuicollError, StepAborted
 from quicoll.state.manifest import decode_manifest, encode_manifest
-from quicoll.state.transfer import CHUNK_BYTES, WINDOW, transfer
+from quicoll.state.transfer import CHUNK_BYTES, transfer
 from quicoll.testing import Cluster, cluster, cut_network
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ async def test_what_two_ranks_hold_beside_the_state_has_a_bound(monkeypatch: pyt
         before = resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # noqa: ASYNC240 - no file: a question to the kernel
         assert await hand_over(jobs, held, records) == [None, None]
-        assert resident("VmHWM") - before < 4 * WINDOW * MIB
+        assert resident("VmHWM") - before < 24 * MIB  # half the state; some of it is what any traffic takes
         # The rank that takes no part hears nothing, the giver a request.
         assert (await received(jobs[1]), await received(jobs[0])) == (others[1], others[0] + 7)
     assert all(np.array_equal(state[name], held["worker-2"][name]) for name in state)
