@@ -33,6 +33,7 @@ unexport PYTHONPATH
 unexport PYTHONHOME
 
 UNIT = $(BIN)/python -m pytest $(PARALLEL) -m quick tests/unit tests/transport
+LINT = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && $(BIN)/lint-imports --no-cache --no-logo
 TYPES = $(BIN)/mypy --strict -p quicoll -p quicoll_transport
 
 PIP_INSTALL = -m pip install --quiet --constraint constraints.txt
@@ -44,20 +45,17 @@ PIP_INSTALL = -m pip install --quiet --constraint constraints.txt
 demo: $(VENV)/.demo
 	$(BIN)/quicoll demo --json demo.json
 
-# mypy is one process, so the tests run beside it.
-check: lint
+# mypy is one process, so all else runs beside it. What it finds out it keeps in .mypy_cache for the next time.
+check: $(VENV)/.dev
 	mkdir -p build
 	$(TYPES) >build/types.txt 2>&1 & types=$$!; \
-	$(UNIT); unit=$$?; \
-	wait $$types; types=$$?; cat build/types.txt; exit $$((types | unit))
+	$(LINT) && $(UNIT); rest=$$?; \
+	wait $$types; types=$$?; cat build/types.txt; exit $$((types | rest))
 
 test: check system sim wheel
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/codespell
-	$(BIN)/lint-imports --no-cache --no-logo
+	$(LINT)
 
 types: $(VENV)/.dev
 	$(TYPES)

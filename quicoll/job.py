@@ -297,8 +297,12 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
         PeerError: The coordinator cannot be reached or refuses this rank, or the view is not complete within
             join_timeout.
     """
-    config = await Config.resolve_in_loop(**settings)
-    engine, runtime = await start(config, observer=observer)
+    try:
+        config = await Config.resolve_in_loop(**settings)
+        engine, runtime = await start(config, observer=observer)
+    except LocalError as error:
+        # It says what is wrong and what to do; how that was found out is of no interest to who reads the traceback.
+        raise error.with_traceback(None) from None
     try:
         view = await runtime.call(engine.wait_view(config.join_timeout, joining=True))
     except BaseException:

@@ -58,6 +58,7 @@ __all__ = [
     "Withhold",
     "clip",
     "decode",
+    "departure",
     "encode",
 ]
 
@@ -270,6 +271,13 @@ def decode(
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         # the text may quote the peer's bytes (an unknown field's name), so it is as bounded as any other text of a peer
         raise PeerError(clip(f"malformed membership message from a {sender}: {error}"), node=node) from error
+
+
+def departure(reason: str) -> str:
+    """Return in words that a node leaves of its own will, which is no failure. reason: as in Leave."""
+    if reason == "done":
+        return "has finished and left the job"
+    return f"left the job: {reason}" if reason else "left the job"
 
 
 def clip(text: str) -> str:

@@ -33,6 +33,7 @@ import numpy as np
 
 from quicoll import checkpoint
 from quicoll.errors import CheckpointError, LocalError, Partitioned, StepAborted
+from quicoll.numerics.buffers import argument
 
 if TYPE_CHECKING:
     import os
@@ -145,7 +146,7 @@ class Bucket:
         Returns:
             An array of shape (size,).
         Raises:
-            LocalError: Other shapes or dtypes.
+            LocalError: Other shapes or dtypes; or a gradient that requires grad itself, where autograd records.
         """
         flat = np.empty(self.size, np.float32)
         found = tuple(tuple(gradient.shape) for gradient in gradients)
@@ -155,7 +156,7 @@ class Bucket:
         for gradient, shape in zip(gradients, self.shapes, strict=True):
             if str(gradient.dtype).removeprefix("torch.") != "float32":
                 raise LocalError(f"a bucket holds float32, this gradient is {gradient.dtype}")
-            flat[start : start + _count(shape)] = np.asarray(gradient).reshape(-1)
+            flat[start : start + _count(shape)] = argument(gradient).flat
             start += _count(shape)
         return flat
 

@@ -179,14 +179,14 @@ def two_ranks_lose_each_other() -> Simulation:
 
 def out_and_a_power_failure() -> Simulation:
     async def worker(job: Job, sim: Simulation) -> None:
-        out = np.zeros(6_000, np.float32)
+        out = np.zeros(3_000, np.float32)
         job.register_state(lambda: {}, lambda state: None)
         while not sim.everyone_at(2):
             with contextlib.suppress(QuicollError):
                 async with job.step():
-                    await job.group.all_reduce(np.full(6_000, sim.now, np.float32), out=out, timeout=4.0)
+                    await job.group.all_reduce(np.full(3_000, sim.now, np.float32), out=out, timeout=4.0)
 
-    slow = Conditions(bytes_per_second=60_000)
+    slow = Conditions(bytes_per_second=30_000)
     sim = Simulation(worker, settings=Settings(conditions=slow, chunk_bytes=1 << 11, limit=120.0))
     sim.at(0.4).crash(2, power=True)
     sim.at(4.0).heal()

@@ -1,4 +1,4 @@
-"""What users of `@quicoll.sim.scenario` see in pytest; each test runs pytest in a process of its own."""
+"""What users of `@quicoll.sim.scenario` see in pytest; in this process, and once in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from quicoll.job import Job
 
+    Pytest = Callable[..., tuple[int, str]]  # what is in the file, arguments: the exit status and what was printed
+
 SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
 
 HEAD = """
@@ -48,19 +50,39 @@ async def work(job, sim, steps=2):
 """
 
 
-def run_pytest(directory: Path, source: str, *arguments: str) -> tuple[int, str]:
+def write_tests(directory: Path, source: str) -> None:
     (directory / "test_it.py").write_text(HEAD + source)
     (directory / "pytest.ini").write_text(
         "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
     )
-    command = [sys.executable, "-m", "pytest", "-p", "quicoll.pytest_plugin", "-p", "no:cacheprovider", *arguments]
+
+
+OPTIONS = ("-p", "quicoll.pytest_plugin", "-p", "no:cacheprovider")
+
+
+@pytest.fixture
+def run_pytest(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Pytest:
+    """pytest inside this process: it has imported what takes longer than the tests that are run."""
+
+    def run(source: str, *arguments: str) -> tuple[int, str]:
+        monkeypatch.setenv("COLUMNS", "150")
+        write_tests(pytester.path, source)
+        done = pytester.runpytest_inprocess(*OPTIONS, *arguments)
+        return int(done.ret), done.stdout.str() + done.stderr.str()
+
+    return run
+
+
+def run_process(directory: Path, *arguments: str) -> tuple[int, str]:
+    """The same in a process of its own, as a user starts it."""
+    command = [sys.executable, "-m", "pytest", *OPTIONS, *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES), "COLUMNS": "150"}
     environment.pop("PYTEST_CURRENT_TEST", None)
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
-def test_every_seed_is_a_test_beside_asynchronous_tests_fixtures_and_parameters(tmp_path: Path) -> None:
+def test_every_seed_is_a_test_beside_asynchronous_tests_fixtures_and_parameters(run_pytest: Pytest) -> None:
     source = """
 @quicoll.sim.scenario(seeds=2, ranks=3, script=split)
 async def test_function(job, sim, *, tmp_path):
@@ -79,14 +101,14 @@ class TestClass:
 async def test_of_pytest_asyncio():
     await asyncio.sleep(0)
 """
-    code, text = run_pytest(tmp_path, source, "-v")
+    code, text = run_pytest(source, "-v")
     assert code == 0, text
     for name in ("test_function[seed0]", "test_function[seed1]", "test_method[seed7-1]", "test_method[seed7-2]"):
         assert f"{name} PASSED" in text
     assert "5 passed" in text
 
 
-def test_a_failure_has_the_user_s_line_the_story_the_faults_and_the_command(tmp_path: Path) -> None:
+def test_a_failure_has_the_user_s_line_the_story_the_faults_and_the_command(run_pytest: Pytest) -> None:
     source = """
 @quicoll.sim.scenario(seeds=3, ranks=3, script=split)
 async def test_wrong(job, sim):
@@ -94,7 +116,7 @@ async def test_wrong(job, sim):
         total = await job.group.all_reduce(np.ones(3))
         assert total[0] == 4 or sim.seed != 1
 """
-    code, text = run_pytest(tmp_path, source)
+    code, text = run_pytest(source)
     assert code == 1, text
     assert "2 passed" in text
     assert "1 failed" in text
@@ -105,14 +127,14 @@ async def test_wrong(job, sim):
     command = "Run it again:  pytest 'test_it.py::test_wrong[seed1]' --sim-seed 1"
     assert command in text
     assert "depends on something beyond its seed" not in text
-    code, text = run_pytest(tmp_path, source, "test_it.py::test_wrong[seed1]", "--sim-seed", "1")
+    code, text = run_pytest(source, "test_it.py::test_wrong[seed1]", "--sim-seed", "1")
     assert code == 1
     assert command in text
     assert "1 failed" in text
     assert "passed" not in text
 
 
-def test_what_a_rank_says_to_pytest_reaches_pytest_as_it_is(tmp_path: Path) -> None:
+def test_what_a_rank_says_to_pytest_reaches_pytest_as_it_is(run_pytest: Pytest) -> None:
     source = """
 import pytest
 import unittest
@@ -145,7 +167,7 @@ async def test_is_expected_to_fail(job):
 async def test_fails(job):
     pytest.fail("this is wrong")
 """
-    code, text = run_pytest(tmp_path, source, "-v", "-rsxf")
+    code, text = run_pytest(source, "-v", "-rsxf")
     assert code == 1, text
     assert "3 skipped, 2 xfailed" in text
     assert "1 failed" in text
@@ -158,7 +180,7 @@ async def test_fails(job):
     assert "Run it again:  pytest 'test_it.py::test_fails[seed3]' --sim-seed 3" in text
 
 
-def test_pytest_exit_in_a_rank_stops_pytest(tmp_path: Path) -> None:
+def test_pytest_exit_in_a_rank_stops_pytest(run_pytest: Pytest) -> None:
     source = """
 import pytest
 
@@ -166,7 +188,7 @@ import pytest
 async def test_gives_up(job):
     pytest.exit("enough", returncode=7)
 """
-    code, text = run_pytest(tmp_path, source)
+    code, text = run_pytest(source)
     assert code == 7, text
     assert "Exit: enough" in text
 
@@ -197,7 +219,7 @@ def test_a_generated_scenario_that_fails_is_made_small_once() -> None:
     assert "Its faults:" in notes[1]
 
 
-def test_a_test_that_depends_on_more_than_its_seed_is_told_so(tmp_path: Path) -> None:
+def test_a_test_that_depends_on_more_than_its_seed_is_told_so(run_pytest: Pytest) -> None:
     source = """
 calls = []
 
@@ -207,25 +229,25 @@ async def test_wrong(job):
     await asyncio.sleep(0.001 * len(calls))
     raise ValueError("always")
 """
-    code, text = run_pytest(tmp_path, source, "-x")
+    code, text = run_pytest(source, "-x")
     assert code == 1, text
     assert "1 failed" in text, "the first failure stops, where it is asked for"
     assert "the test depends on something beyond its seed" in text.replace("\n    ", " ")
 
 
-def test_options_choose_the_seeds_of_every_test(tmp_path: Path) -> None:
+def test_options_choose_the_seeds_of_every_test(run_pytest: Pytest) -> None:
     source = """
-@quicoll.sim.scenario(seeds=200, ranks=1, script=lambda sim: None)
+@quicoll.sim.scenario(seeds=20, ranks=1, script=lambda sim: None)
 async def test_function(job, sim):
     await work(job, sim, 1)
 """
     collected = ("--collect-only", "-q")
-    assert run_pytest(tmp_path, source, *collected)[1].count("::test_function[seed") == 200
-    text = run_pytest(tmp_path, source, *collected, "--sim-seeds", "500:503", "--sim-seed", "9", "--sim-seed", "501")[1]
+    assert run_pytest(source, *collected)[1].count("::test_function[seed") == 20
+    text = run_pytest(source, *collected, "--sim-seeds", "500:503", "--sim-seed", "9", "--sim-seed", "501")[1]
     assert [line for line in text.splitlines() if "::" in line] == [
         f"test_it.py::test_function[seed{seed}]" for seed in (9, 501, 500, 502)
     ]
-    code, text = run_pytest(tmp_path, source, *collected, "--sim-seeds=5:5")
+    code, text = run_pytest(source, *collected, "--sim-seeds=5:5")
     assert code != 0
     assert "seeds are given as A:B with A < B, for A to B - 1, not as '5:5'" in text
 
@@ -245,7 +267,7 @@ def test_pytest_starts_without_importing_more_of_quicoll_than_its_errors(tmp_pat
         "    print('imported:', *sorted(name for name in sys.modules if name.split('.')[0] in rooms))\n"
     )
     (tmp_path / "test_plain.py").write_text("def test_nothing(): pass\n")
-    code, text = run_pytest(tmp_path, "", "test_plain.py", "-s")
+    code, text = run_process(tmp_path, "test_plain.py", "-s")
     assert code == 0, text
     assert "imported: quicoll quicoll.errors quicoll.pytest_plugin\n" in text
 

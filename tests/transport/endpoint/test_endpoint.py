@@ -306,7 +306,7 @@ async def test_aclose_leaves_no_task_timer_handle_or_descriptor(world: World, mo
         assert opened._core.connections.by_cid == {}
         assert opened.links == {}
         assert opened._core.agenda == {}
-        assert not opened._core.waits_to_serve
+        assert not opened._core.waiting
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == tasks
     assert [handle for handle in loop._scheduled if not handle.cancelled()] == []

@@ -259,9 +259,9 @@ def test_bits_do_not_depend_on_where_an_element_stands(dtype: DType, op: ReduceO
 
 @pytest.mark.parametrize(("dtype", "op"), PAIRS, ids=lambda value: str(value))
 def test_bits_do_not_depend_on_blocks(dtype: DType, op: ReduceOp) -> None:
-    leaves = [drawn(dtype, 1000, seed=leaf) for leaf in range(5)]
+    leaves = [drawn(dtype, 200, seed=leaf) for leaf in range(5)]
     whole = reduced(dtype, op, leaves)
-    for block in (1, 7, 64, 333, 999):
+    for block in (1, 7, 64, 66, 199):
         same_bits(reduced(dtype, op, leaves, block=block), whole)
 
 

@@ -102,7 +102,7 @@ def typed(values: Any, name: str) -> Any:
 QUESTIONS = [
     *(
         ExplainedCall("all_reduce", world=world, nbytes=nbytes, leaves=leaves, **options)
-        for world, nbytes, leaves in ((1, 400, 3), (3, 50_001, None), (4, 40_000, 13), (5, 400_000, 2), (2, 70_000, 48))
+        for world, nbytes, leaves in ((1, 400, 3), (3, 50_001, None), (4, 40_000, 13), (5, 100_000, 2), (2, 70_000, 48))
         for options in (
             {},
             {"precision": "exact"},

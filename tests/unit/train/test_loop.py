@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from quicoll import checkpoint
 from quicoll.collectives.shards import Leaves, Shards
 from quicoll.errors import CheckpointError, LocalError, Mismatch, Partitioned, StepAborted
 from quicoll.train import Task, run
+from quicoll.train.loop import Bucket
 
 
 class Counting:
@@ -274,3 +276,14 @@ async def test_numbers_that_make_no_sense_are_refused() -> None:
     for options in ({"steps": 0}, {"steps": 1, "checkpoint_every": -1}):
         with pytest.raises(LocalError):
             await train(Job(), Counting(), **options)
+
+
+def test_a_gradient_that_requires_grad_itself_is_refused_where_autograd_records() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    (gradient,) = torch.autograd.grad((weight**3).sum(), weight, create_graph=True)
+    bucket = Bucket.of([gradient])
+    with pytest.raises(LocalError, match=r"requires grad.*pass x.detach\(\)"):
+        bucket.pack([gradient])
+    with torch.no_grad():
+        assert bucket.pack([gradient]).tolist() == [3.0, 3.0]
+    assert bucket.pack([gradient.detach()]).tolist() == [3.0, 3.0]
