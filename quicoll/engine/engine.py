@@ -130,6 +130,7 @@ class Engine:
             addresses=((str(host), int(port)),),
             world_size=config.world_size,
             rank_hint=config.rank_hint,
+            seed=config.seed,
             site=config.site,
             lost_after_ns=deadlines.lost_ns,
             adopts=config.sources["lost_after"] == "default",

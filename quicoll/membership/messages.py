@@ -95,6 +95,7 @@ class Join(_Message, frozen=True, tag="join"):
     world_size: None, or the size that the first view has to have. committed_step: the last step whose result I hold.
     doubt: (view_id, step) that I voted for without hearing the decision. lost_after_ns: my setting, which all members
     and the coordinator share; None says nothing of it. adopts: whether I take the coordinator's where it has another.
+    seed: the job's, as I ask for it; None takes any.
     """
 
     incarnation: Incarnation
@@ -106,6 +107,7 @@ class Join(_Message, frozen=True, tag="join"):
     site: _Site = ""
     lost_after_ns: _Duration | None = None
     adopts: bool = False
+    seed: SeedValue | None = None
 
 
 class Confirm(_Message, frozen=True, tag="confirm"):

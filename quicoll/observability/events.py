@@ -27,7 +27,7 @@ log = logging.getLogger("quicoll")
 class Event:
     """One thing that happened. docs/settings.md says which kinds come of ranks, which of the coordinator.
 
-    Kinds and fields: listening(address); node_joined(peer, incarnation); view_proposed(view, nodes);
+    Kinds and fields: listening(address, seed); node_joined(peer, incarnation); view_proposed(view, nodes);
     view_installed(view, world_size, nodes, rank); view_ended(view, cause, lost); step_committed(step, view);
     step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left); held(cause);
     state_received(from_rank, step); fault(what); refused(reason); straggler(rank, peer, op, seconds, view);

@@ -34,6 +34,8 @@ def sentence(kind: str, fields: Mapping[str, Any]) -> str:
     told = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in fields.items()}
     try:
         match kind:
+            case "listening" if "seed" in told:
+                return "listens at {address}; the job's seed is {seed}".format_map(told)
             case "view_installed" if "rank" in told:
                 return "rank {rank} of {world_size} in view {view}: {nodes}".format_map(told)
             case "view_installed":
