@@ -298,7 +298,7 @@ class StepProtocol:
             await self.synchronise()
         except (PeerError, Corrupted, Partitioned) as error:
             # What no operation met, a digest that is wrong for instance, nobody else knows of yet.
-            await self._runtime.call(self._engine.found(view.view_id, error))
+            await self._runtime.call(self._engine.break_view(view.view_id, error))
             raise self._aborted(error, self.state.version.step + 1) from error
         except BaseException as error:
             # Of save() or load(), or a state that cannot be taken here: the others must not wait for their deadline.

@@ -345,7 +345,7 @@ class Engine:
                 PeerError(f"left its step: {reason}", rank=communicator.rank, node=self.config.node, view=view_id)
             )
 
-    async def found(self, view_id: int, error: QuicollError) -> None:
+    async def break_view(self, view_id: int, error: QuicollError) -> None:
         """Break the view because of what the caller's side found wrong with a peer. Nothing if it is broken already.
 
         Args:

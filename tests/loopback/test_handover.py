@@ -134,7 +134,7 @@ async def test_a_state_that_is_found_to_be_wrong_ends_the_view_for_all_who_are_t
         view = jobs[0].view.view_id
         waiting = [asyncio.ensure_future(job.group.barrier()) for job in jobs[1:]]
         found = Corrupted("the state's 'w' fails its digest", rank=0, view=view)
-        await jobs[0].internals.runtime.call(jobs[0].internals.engine.found(view, found))
+        await jobs[0].internals.runtime.call(jobs[0].internals.engine.break_view(view, found))
         for failed in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(failed, Corrupted)
             assert "the state's 'w' fails its digest" in str(failed)

@@ -70,7 +70,7 @@ class FakeEngine:
             "unanswered": None,
             "decision": committed(),
             "give_up": None,
-            "found": None,
+            "break_view": None,
         }
 
     async def _answer(self, method: str, *arguments: Any) -> Any:
@@ -100,8 +100,8 @@ class FakeEngine:
     async def give_up(self, view_id: int, reason: str) -> None:
         await self._answer("give_up", view_id, reason)
 
-    async def found(self, view_id: int, error: QuicollError) -> None:
-        await self._answer("found", view_id, error)
+    async def break_view(self, view_id: int, error: QuicollError) -> None:
+        await self._answer("break_view", view_id, error)
 
     def state_received(self, rank: int, step: int, index: int) -> None:
         self.calls.append(("state_received", rank, step, index))
@@ -434,7 +434,7 @@ async def test_a_view_that_breaks_while_states_are_compared_aborts_the_step_that
         await rank.one()
     assert (rank.protocol.phase, rank.engine.asked("give_up")) == (StepPhase.OUTSIDE, [])
     # The engine knows already what an operation met, and nothing of a digest that was found to be wrong.
-    assert rank.engine.asked("found") == [(1, rank.group.error)]
+    assert rank.engine.asked("break_view") == [(1, rank.group.error)]
     rank.group.error = None
     assert await rank.one() == 42
     assert rank.group.compared == 2
