@@ -334,6 +334,8 @@ class StepProtocol:
             # All ranks raise it, each when it has all that it needs. To end the view would keep others from that.
             raise
         except (PeerError, Corrupted, Partitioned) as error:
+            # What no operation met, a digest that is wrong for instance, nobody else knows of yet.
+            await self._runtime.call(self._engine.break_view(self._context.view.view_id, error))
             raise self._aborted(error, self.state.version.step + 1) from error
         except BaseException as error:
             # Of save() or load(), or a state that cannot be taken here: the others must not wait for their deadline.

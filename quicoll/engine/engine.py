@@ -26,7 +26,7 @@ from quicoll.engine.decisions import Decision, StepOutcomes, ViewEnds
 from quicoll.engine.failures import error_of_end, failed_node, kind_of
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.engine.peer_links import PeerLinks
-from quicoll.errors import LocalError, Partitioned, PeerError, QuicollError
+from quicoll.errors import Corrupted, LocalError, Partitioned, PeerError, QuicollError
 from quicoll.membership.member.actions import (
     Activate,
     AdoptLostAfter,
@@ -340,20 +340,21 @@ class Engine:
             reason: What failed, for the other ranks.
         """
         communicator = self._communicator
-        if communicator is not None:
+        if communicator is not None and communicator.error is None:
             error = PeerError(f"left its step: {reason}", rank=communicator.rank, node=self.config.node, view=view_id)
             await self.break_view(view_id, error)
 
     async def break_view(self, view_id: int, error: QuicollError) -> None:
-        """Break a view that is at work, because of what the caller has found.
+        """Break the view because of what the caller's side found wrong with a peer. Nothing if it is broken already.
 
         Args:
             view_id: The view.
-            error: What it is, for the other ranks. It names who is at fault, if one rank is.
+            error: What was found; the rank that it names is the culprit.
         """
         communicator = self._communicator
-        if communicator is not None and communicator.view.view_id == view_id and communicator.error is None:
-            communicator.fail(error)
+        if communicator is not None and communicator.view.view_id == view_id:
+            blamed = () if error.rank is None or not isinstance(error, Corrupted) else (error.rank,)
+            communicator.fail(error, blamed)
 
     def state_received(self, rank: int, step: int, index: int) -> None:
         """Take note that this rank was brought to the state after a step.

@@ -20,9 +20,10 @@ and `quicoll.state.version.compare` says who gives to whom, or that nobody knows
     difference      the first line in which they differ, only where they do             all ranks
     manifest        from the giver: size, then skeleton and records                     to each receiver
     transfer        the tensors, into the memory in which they end                      to the receivers
+    together        nobody goes on before the tensors are there                         all ranks
     load            once, with the whole state; then save() has to give the giver's digest
 
-Ranks that neither give nor receive go on at once. Invariants: every rank computes the same from the same numbers, so no
+Invariants: every rank computes the same from the same numbers, so no
 rank waits for one that does not take part; a state with another digest than the giver's never counts as whole (a load
 that forgets something would differ again at the next comparison, and be handed over again, for ever).
 
@@ -44,7 +45,7 @@ from quicoll.errors import Diverged, LocalError, PeerError
 from quicoll.numerics.buffers import detached, memory
 from quicoll.state.comparison import first_difference, read, row, tell_all
 from quicoll.state.manifest import MAX_MANIFEST, decode_manifest, encode_manifest
-from quicoll.state.transfer import transfer
+from quicoll.state.transfer import together, transfer
 from quicoll.state.tree import rebuild
 from quicoll.state.version import StateVersion, compare
 
@@ -120,15 +121,18 @@ async def synchronise(
         sides = tuple(nodes[rank] for rank in unequal.ranks)
         raise Diverged(unequal.text, step=found.newest.step, view=view_id, nodes=sides, tensor=unequal.tensor)
     digest = b"" if mine is None else mine.digest
+    giver = None
     if found.receivers and found.giver is None:
         _not_given(state, found, group.rank)
-    elif group.rank == found.giver and mine is not None:
-        await _give(mine, group, found, view_id)
     elif group.rank in found.receivers and mine is not None and found.giver is not None:
-        digest = told.held[found.giver].digest
+        giver, digest = found.giver, told.held[found.giver].digest
         await _receive(state, mine, group, found, digest, view_id)
-        return ViewState(digest, found.newest, before, told.check_every, found.giver, unequal)
-    return ViewState(digest, state.version, before, told.check_every, None, unequal)
+    elif found.receivers:
+        if group.rank == found.giver and mine is not None:
+            await _give(mine, group, found, view_id)
+        await together(group)
+    version = state.version if giver is None else found.newest
+    return ViewState(digest, version, before, told.check_every, giver, unequal)
 
 
 class StateCheck:
@@ -250,6 +254,7 @@ async def _receive(
         tensors=places,
         view_id=view_id,
     )
+    await together(group)
     try:
         whole = rebuild(manifest.skeleton, places, mine.own)
     except LocalError as error:

@@ -30,6 +30,7 @@ class Hub:
         self.channels: dict[tuple[int, int], asyncio.Queue[Any]] = {}
         self.changed = asyncio.Condition()
         self.failed = False
+        self.met: dict[int, None] = {}
 
     async def gather(self, number: int, rank: int, value: Any) -> dict[int, Any]:
         async with self.changed:
@@ -61,6 +62,17 @@ class Hub:
             raise PeerError("a rank failed")
         return getting.result()
 
+    async def meet(self, rank: int) -> None:
+        """The barrier; there is one in a group's life."""
+        async with self.changed:
+            if not self.met:
+                self.log.append("barrier")
+            self.met[rank] = None
+            self.changed.notify_all()
+            await self.changed.wait_for(lambda: len(self.met) == self.world or self.failed)
+            if len(self.met) < self.world:
+                raise PeerError("a rank failed")
+
     async def _failing(self) -> None:
         async with self.changed:
             await self.changed.wait_for(lambda: self.failed)
@@ -88,6 +100,9 @@ class MemoryGroup:
     async def _all_gather(self, number: int, x: Any) -> Any:
         given = await self.hub.gather(number, self.rank, x)
         return np.concatenate([given[rank] for rank in range(self.hub.world)])
+
+    async def barrier(self, *, timeout: float) -> None:
+        await self.hub.meet(self.rank)
 
     async def send(self, x: Any, *, to: int) -> None:
         await self.hub.send(self.rank, to, read(x).flat.copy())

@@ -481,6 +481,8 @@ async def test_a_view_that_breaks_while_states_are_compared_aborts_the_step_that
     with pytest.raises(StepAborted, match="step 42 was not committed"):
         await rank.one()
     assert (rank.protocol.phase, rank.engine.asked("give_up")) == (StepPhase.OUTSIDE, [])
+    # The engine knows already what an operation met, and nothing of a digest that was found to be wrong.
+    assert rank.engine.asked("break_view") == [(1, rank.group.error)]
     rank.group.error = None
     assert await rank.one() == 42
     assert rank.group.compared == 2

@@ -19,6 +19,7 @@ from quicoll.state.version import StateVersion
 
 V = StateVersion
 VIEW = 7
+MANIFEST, CHUNK = 1, 5  # which message it is: size, manifest, offer, request, ready, chunk
 NODES = ("worker-0", "worker-1", "worker-2", "worker-3")
 
 
@@ -80,7 +81,8 @@ async def test_a_rank_behind_loads_the_whole_state_once_and_takes_its_version() 
     found = await bring_together(hub, ranks)
     assert givers(found) == [1, None, None]
     assert (found[0].version, found[0].before) == (V(2, 2), V(1, 1))
-    assert hub.log == ["all_gather", *["1 to 0"] * 4]  # rank 2 has nothing to do with it
+    assert (hub.log[0], hub.log.count("barrier")) == ("all_gather", 1)
+    assert {each for each in hub.log if " to " in each} == {"1 to 0", "0 to 1"}  # rank 2 has nothing to do with it
     assert versions(ranks) == [V(2, 2)] * 3
     (loaded,) = ranks[0].loads
     assert tensor_digest(loaded["w"]) == tensor_digest(held["w"])
@@ -185,7 +187,9 @@ async def test_at_the_start_the_lowest_ranks_state_is_handed_to_those_that_diffe
         assert "the state of worker-1, worker-3 at the start is not that of worker-0" in each.unequal.text
     assert all(np.array_equal(rank.held["net"]["w"], right) for rank in ranks)
     assert len({each.digest for each in found}) == 1
-    assert sorted(set(hub.log)) == ["0 to 1", "0 to 3", "all_gather"]
+    # A chain: 0 to 1 to 3, and what they ask for.
+    assert {each for each in hub.log if " to " in each} >= {"0 to 1", "1 to 3"}
+    assert not any("2" in each for each in hub.log)
     assert versions(ranks) == [V()] * 4
 
 
@@ -262,20 +266,21 @@ async def test_ranks_that_declare_other_things_as_their_own_are_refused() -> Non
 
 async def test_a_transfer_that_breaks_leaves_a_torn_state_that_the_next_one_makes_whole() -> None:
     def tamper(number: int, value: Any) -> Any:
-        return value ^ 1 if number == 3 else value
+        return value ^ 1 if number == CHUNK else value
 
     held = {"a": np.arange(3), "b": np.arange(4)}
     mine = {"a": np.zeros(3, np.int64), "b": np.zeros(4, np.int64)}
     ranks = [Rank(V(2, 2), held), Rank(V(1, 1), mine)]
     _, failed = await bring_together(Hub(2, tamper), ranks)
     assert isinstance(failed, Corrupted)
-    assert (failed.rank, failed.view, "'b'" in str(failed)) == (0, VIEW, True)
-    assert (ranks[1].state.torn, ranks[1].loads, mine["a"].tolist()) == (True, [], [0, 1, 2])
+    assert (failed.rank, failed.view) == (0, VIEW)
+    assert (ranks[1].state.torn, ranks[1].loads) == (True, [])
     # Rank 0 has gone and came back from a checkpoint that is older than what is torn: it gives all the same.
     ranks[0].state.version = V(0, 0)
     assert givers(await bring_together(Hub(2), ranks)) == [None, 0]
     assert (ranks[1].state.torn, ranks[1].state.version) == (False, V(0, 0))
     assert ranks[1].loads[0]["b"].tolist() == [0, 1, 2, 3]
+    assert ranks[1].loads[0]["b"] is mine["b"]
 
 
 async def test_a_torn_state_that_nobody_can_make_whole_is_an_error() -> None:
@@ -320,16 +325,19 @@ async def test_a_load_that_does_not_put_the_state_in_place_is_refused(load: Call
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [2, 3])  # the first or the second tensor, after size and manifest
-async def test_a_tensor_with_other_bits_than_announced_is_corrupted_and_nothing_is_loaded(bad: int) -> None:
+async def test_a_tensor_with_other_bits_than_the_manifest_says_is_corrupted_and_nothing_is_loaded() -> None:
     def tamper(number: int, value: Any) -> Any:
-        return value + 1 if number == bad else value
+        """Spoil the digest of the first tensor."""
+        at = value.tobytes().find(tensor_digest(np.ones(2))) if number == MANIFEST else -1
+        if at >= 0:
+            value[at] ^= 1
+        return value
 
     ranks = [Rank(V(2, 2), {"a": np.ones(2), "b": np.ones(3)}), Rank(V(1, 1))]
     _, failed = await bring_together(Hub(2, tamper), ranks)
     assert isinstance(failed, Corrupted)
     assert (failed.rank, failed.view) == (0, VIEW)
-    assert ("'a'" if bad == 2 else "'b'") in str(failed)
+    assert "'a'" in str(failed)
     assert (ranks[1].loads, ranks[1].state.version) == ([], V(1, 1))
 
 
