@@ -203,6 +203,7 @@ class Fleet:
             join_timeout=settings.join_timeout,
             hold_timeout=settings.hold_timeout,
             chunk_bytes=settings.chunk_bytes,
+            state_check_every=settings.state_check_every,
             handle_sigterm=False,  # the process is the simulator's; its ranks are stopped by events
         )
         engine, runtime = await start_with(
@@ -223,6 +224,7 @@ class Fleet:
             await engine.aclose("not joined")
             raise
         job = CheckedJob(config, engine, runtime, view, machine=machine, checker=self._checker)
+        machine.flip_bit = job.flip_bit
         async with attended(job):
             return await self._work(job)
 

@@ -34,6 +34,7 @@ class Machine:
     well; failures: how many ended by one. trouble: the last error of a collective or a process here, and its true time.
     commits: steps that its processes applied.
     disturbances: how often its time was interfered with; disturbed: it is so now. endpoint, faults: of the process.
+    flip_bit: flips a bit of its registered state (CheckedJob.flip_bit); None where it has not joined.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Machine:
         self.stays_down = False  # it was crashed by a fault, and waits for a restart
         self.endpoint: Endpoint | None = None
         self.faults: Faults | None = None
+        self.flip_bit: Callable[[int], str] | None = None
         self.disk.on_down = self._cut_off
         self.host.on_exit = self._exited
         self._life = life
@@ -129,7 +131,7 @@ class Machine:
         """Abruptly."""
         if self.host.state is HostState.OFF:
             return
-        self._task = self.endpoint = self.faults = None
+        self._task = self.endpoint = self.faults = self.flip_bit = None
         if power:
             self.host.power_off()
         else:

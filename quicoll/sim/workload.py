@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll import checkpoint
-from quicoll.errors import CheckpointError, LocalError, Mismatch, QuicollError
+from quicoll.errors import CheckpointError, Diverged, LocalError, Mismatch, QuicollError
 from quicoll.sim.invariants import state_digest
 from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning
 
@@ -115,7 +115,7 @@ async def worker(
         job.resume_from(found.step)
 
     def save() -> dict[str, Any]:
-        return _state(vector.copy(), count, rows)
+        return _state(vector, count, rows)  # the memory itself, as users' programs give it
 
     def load(state: Any) -> None:
         nonlocal vector, count, rows
@@ -142,7 +142,7 @@ async def worker(
 
                 step.on_commit(apply)
         except QuicollError as error:
-            if isinstance(error, LocalError | Mismatch):
+            if isinstance(error, LocalError | Mismatch | Diverged):
                 raise
             continue
         if disk is not None and count % CHECKPOINT_EVERY == 0:
