@@ -9,6 +9,7 @@
     CheckpointError a checkpoint cannot be written or read; what was there before is still there
     AuditError      an audit cannot be written or read; nothing else is affected
     JournalError    the coordinator's journal cannot be used; what it holds is still there; the coordinator ends
+    JobDone         the job is done, there is nothing to take part in; not caught, it ends the program with status 0
 
 After any error but LocalError, CheckpointError and AuditError the next `job.step()` waits for the next view.
 
@@ -22,6 +23,7 @@ __all__ = [
     "AuditError",
     "CheckpointError",
     "Corrupted",
+    "JobDone",
     "JournalError",
     "LocalError",
     "Mismatch",
@@ -119,6 +121,23 @@ class Partitioned(QuicollError):
 
 class StepAborted(QuicollError):
     """The step was committed on no rank. If an error of this rank is the reason, it is the `__cause__`."""
+
+
+class JobDone(QuicollError, SystemExit):
+    """The other ranks have ended the job as they should; a rank that comes later has nothing left to do.
+
+    That is a good end, so it is a `SystemExit` too: a program that does not catch it ends with status 0 and without a
+    traceback, and `quicoll run` counts its worker as done. `except quicoll.JobDone` (or QuicollError) catches it, for a
+    program that wants the final state: that is in the last checkpoint, where the job writes some.
+
+    Attributes:
+        step: The step at which the job ended, as the ranks that ended it count.
+    """
+
+    def __init__(self, message: str, *, step: int) -> None:
+        super().__init__(message, step=step)
+        self.step: int = step
+        self.code = 0
 
 
 class CheckpointError(QuicollError):

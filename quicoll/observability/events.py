@@ -31,8 +31,8 @@ class Event:
     view_installed(view, world_size, nodes, rank); view_ended(view, cause, lost); step_committed(step, view);
     step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left); held(cause);
     state_received(from_rank, step); fault(what); refused(reason); straggler(rank, peer, op, seconds, view);
-    certificates_rotated(fingerprint); certificate_denied(fingerprint). With `transport_events` also those of
-    quicoll.observability.transport.
+    job_done(step, nodes); certificates_rotated(fingerprint); certificate_denied(fingerprint). With `transport_events`
+    also those of quicoll.observability.transport.
 
     Attributes:
         t_ns: When: the loop's monotonic clock (on Linux the same for all processes of a host), or virtual time.
