@@ -57,7 +57,7 @@ def test_the_story_says_what_happened_until_when_and_why(run: tuple[Recording, O
         "0.200 s  FAULT  partition({0, 1}, {2, 3}); until 2.000 s (heal())",
         "0.500 s  FAULT  crash(3); down until 2.000 s",
         "the coordinator lost worker 3: worker-3 was lost: nothing listens at its address any more",
-        "aborted because worker-3 was lost",
+        "was not committed: worker-3 was lost",
         '0.800 s  FAULT  crash("coordinator"); down until 2.000 s',
         "0.900 s  FAULT  resume(0): nothing is done",
         "workers 0-2 lost the coordinator",
