@@ -517,11 +517,15 @@ def run(seconds: float, *, workers: int, seed: int, say: Callable[[str], None]) 
     processes = Processes(directory, net, workers)
     commits = Commits(directory, processes.nodes)
     chaos = Run(processes, commits, net, random.Random(seed))
-    failure = ""
+    failure = "an error of this program"
     try:
         chaos.go(seconds, say)
+        failure = ""
     except ChaosError as error:
         failure = str(error)
+    except KeyboardInterrupt:
+        failure = ""
+        raise
     finally:
         processes.close()
         for line in chaos.table():

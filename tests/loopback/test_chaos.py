@@ -81,7 +81,7 @@ def test_one_wrong_bit_a_step_twice_and_a_wrong_end_are_failures(chaos: ModuleTy
 
     good = [f"commit {step} {right.at(step)} {step}" for step in (1, 2, 3)]
     read(*good, f"end 3 {right.at(3)}")
-    with pytest.raises(chaos.ChaosError, match="WRONG COMMIT: worker-0 has .* after step 2"):
+    with pytest.raises(chaos.ChaosError, match=r"WRONG COMMIT: worker-0 has .* after step 2"):
         read(good[0], f"commit 2 {right.at(3)} 2")
     with pytest.raises(chaos.ChaosError, match="applied step 2 after step 2"):
         read(*good[:2], good[1])
