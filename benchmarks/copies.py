@@ -27,7 +27,7 @@ from quicoll_transport.security.identity import WORKER, Identity
 
 _SIZE = 64 << 20
 _ADDRESS = ("127.0.0.1", 2)
-_LIBRARY = "QUICOLL_COPIES"  # where the child finds what its parent built
+_LIBRARY = "QUICOLL_TEST_COPIES"  # where the child finds what its parent built
 
 
 class Counter:

@@ -24,6 +24,7 @@ from quicoll.errors import (
     PeerError,
     QuicollError,
     StepAborted,
+    Terminated,
 )
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ __all__ = [
     "Step",
     "StepAborted",
     "Straggler",
+    "Terminated",
     "View",
     "__version__",
     "blocking",

@@ -145,6 +145,13 @@ class Job:
     def committed_step(self) -> int:
         return self._inner.committed_step
 
+    @property
+    @documented_as(_asynchronous.Job.stopping)
+    def stopping(self) -> bool:
+        return self._inner.stopping
+
+    stop = _job_method(_asynchronous.Job.stop)
+    stop_at_sigterm = _job_method(_asynchronous.Job.stop_at_sigterm)
     stragglers = _job_method(_asynchronous.Job.stragglers)
     audit = _job_method(_asynchronous.Job.audit)
     register_state = _job_method(_asynchronous.Job.register_state)

@@ -1,13 +1,16 @@
 """Find the settings of a rank: argument > QUICOLL_* > torchrun's variables > default.
 
 Every value remembers its source, so that `quicoll env` and error texts can say why a value is what it is. A variable
-that is set but malformed is an error that names it; a default never hides it.
+that is set but malformed is an error that names it; a default never hides it. Nor does a misspelt name leave a default
+in force without a word: a QUICOLL_* variable that nothing reads is refused (`check_variables`).
 """
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ from quicoll_transport.net.resolver import Resolver, resolve_all
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["Config", "JoinSettings", "Setting"]
+__all__ = ["Config", "JoinSettings", "Setting", "check_variables"]
 
 
 class JoinSettings(TypedDict, total=False):
@@ -38,12 +41,15 @@ class JoinSettings(TypedDict, total=False):
     certs: str | os.PathLike[str] | None
     world_size: int | None
     rank_hint: int | None
+    seed: int | None
     listen: str | None
     site: str | None
     lost_after: float | None
     timeout: float | None
     join_timeout: float | None
     hold_timeout: float | None
+    handle_sigterm: bool | None
+    stop_timeout: float | None
     chunk_bytes: int | None
     straggler_after: float | None
     events: str | os.PathLike[str] | None
@@ -147,12 +153,15 @@ _FIELDS: dict[str, _Field] = {
         partial(_integer, least=1, most=MAX_MEMBERS), None, "WORLD_SIZE", lambda env: env.get("WORLD_SIZE")
     ),
     "rank_hint": _Field(partial(_integer, least=0, most=MAX_WHOLE), None, "RANK", lambda env: env.get("RANK")),
+    "seed": _Field(partial(_integer, least=0, most=MAX_WHOLE), None),
     "listen": _Field(_address, None),
     "site": _Field(_site, ""),
     "lost_after": _Field(_seconds, 2.0),
     "timeout": _Field(_seconds, 300.0),
     "join_timeout": _Field(_seconds, 60.0),
     "hold_timeout": _Field(_seconds, 600.0),
+    "handle_sigterm": _Field(_switch, None),
+    "stop_timeout": _Field(_seconds, 5.0),
     "chunk_bytes": _Field(partial(_integer, least=1, most=1 << 40), 1 << 20),
     "straggler_after": _Field(_seconds, 0.25),
     "events": _Field(_text, None),
@@ -160,6 +169,36 @@ _FIELDS: dict[str, _Field] = {
     "qlog": _Field(_text, None),
     "deny": _Field(_text, None),
 }
+
+_PREFIX = "QUICOLL_"
+_TEST_PREFIX = "QUICOLL_TEST_"
+_OTHERS = ("QUICOLL_RESTARTS",)
+"""Variables that are no setting: `quicoll run` sets them for whom they concern."""
+_OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?)")
+"""What every container of a namespace gets for a service there, which may well be called quicoll or quicoll-coordinator
+(https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables)."""
+
+
+def check_variables(environ: Mapping[str, str]) -> None:
+    """Refuse QUICOLL_* variables that nothing reads: one of them is a setting misspelt, and not in force.
+
+    Left alone are those that begin with QUICOLL_TEST_, which belong to quicoll's own tests and benchmarks, and those
+    that Kubernetes makes of a service's name.
+
+    Args:
+        environ: The environment.
+    Raises:
+        LocalError: There is such a variable; the error has the name that it comes nearest to.
+    """
+    known = [*map(_variable, _FIELDS), *_OTHERS]
+    for name in sorted(environ):
+        if not name.startswith(_PREFIX) or name.startswith(_TEST_PREFIX) or name in known:
+            continue
+        if not _OF_KUBERNETES.fullmatch(name):
+            ends = [each.removeprefix(_PREFIX) for each in known]  # what all have in common would make all alike
+            near = difflib.get_close_matches(name.removeprefix(_PREFIX), ends, n=1)
+            hint = f"did you mean {_PREFIX}{near[0]}?" if near else f"there are {', '.join(known)}"
+            raise LocalError(f"the variable {name} is none of quicoll's; {hint}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +212,7 @@ class Config:
         certs: Directory of certificates.
         world_size: Ranks that the first view waits for; None leaves it to the coordinator.
         rank_hint: The rank that this node would like to have.
+        seed: The job's seed that this rank insists on; None takes the job's (`Job.seed`), whatever it is.
         listen: "host:port" at which other ranks reach this one, port 0 for a free one. None takes the address that
             leads to the coordinator and a free port; so does "0.0.0.0:port" or "[::]:port" with that port, because
             ranks send each other the address they listen at, and "every address" is nowhere to send to.
@@ -182,6 +222,9 @@ class Config:
             computation between two calls.
         join_timeout: Until the first view.
         hold_timeout: How long a cut-off rank waits for a quorum.
+        handle_sigterm: Whether SIGTERM asks this rank to stop (`Job.stop`) instead of ending the process where it is.
+            False: never; None: only within `quicoll.train.run`.
+        stop_timeout: How long the open step may go on once this rank is asked to stop, until it is given up.
         chunk_bytes: Size of the messages in which a large tensor travels.
         straggler_after: How much later than most a rank calls a collective to be reported as a straggler.
         events: Directory for one JSON-lines file of events for each node; None writes none.
@@ -198,12 +241,15 @@ class Config:
     certs: str
     world_size: int | None
     rank_hint: int | None
+    seed: int | None
     listen: str
     site: str
     lost_after: float
     timeout: float
     join_timeout: float
     hold_timeout: float
+    handle_sigterm: bool | None
+    stop_timeout: float
     chunk_bytes: int
     straggler_after: float
     events: str | None
@@ -254,6 +300,7 @@ class Config:
     @classmethod
     def _settings(cls, environ: Mapping[str, str] | None, arguments: Mapping[str, Any]) -> dict[str, Setting]:
         environ = os.environ if environ is None else environ
+        check_variables(environ)
         unknown = sorted(set(arguments) - set(_FIELDS))
         if unknown:
             raise LocalError(f"unknown setting {unknown[0]!r}; there are {', '.join(_FIELDS)}")
@@ -270,8 +317,12 @@ class Config:
         return cls(**values, sources={name: setting.source for name, setting in settings.items()})
 
 
+def _variable(name: str) -> str:
+    return f"{_PREFIX}{name.upper()}"
+
+
 def _find(name: str, field: _Field, argument: Any, environ: Mapping[str, str]) -> Setting:
-    variable = f"QUICOLL_{name.upper()}"
+    variable = _variable(name)
     if argument is not None:
         value, source = argument, "argument"
     elif environ.get(variable):

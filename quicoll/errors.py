@@ -11,6 +11,9 @@
     JournalError    the coordinator's journal cannot be used; what it holds is still there; the coordinator ends
 
 After any error but LocalError, CheckpointError and AuditError the next `job.step()` waits for the next view.
+
+`Terminated` is no error but the end of the program that was asked for: a SystemExit, so that no `except Exception`
+takes it for a failure.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ __all__ = [
     "PeerError",
     "QuicollError",
     "StepAborted",
+    "Terminated",
 ]
 
 
@@ -158,3 +162,13 @@ class JournalError(QuicollError):
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(f"journal {path}: {message}")
         self.path = path
+
+
+class Terminated(SystemExit):
+    """This rank was asked to stop, by SIGTERM or `Job.stop`, and is at the entry of a step; no step is open.
+
+    Where nobody catches it, the job is left in order and the process ends with status 143, which is SIGTERM's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(143)  # 128 + SIGTERM

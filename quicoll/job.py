@@ -7,7 +7,7 @@ come to one state: `quicoll.state`; collectives: `quicoll.collectives`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
@@ -19,11 +19,12 @@ from quicoll.collectives.group import Group
 from quicoll.collectives.subgroups import STATE
 from quicoll.config import Config, JoinSettings
 from quicoll.engine.start import read_access, start
-from quicoll.errors import LocalError
+from quicoll.errors import LocalError, Terminated
 from quicoll.numerics.seed import Seed
 from quicoll.state.rank_state import RankState
 from quicoll.state.version import StateVersion
 from quicoll.step import Step, StepPhase, StepProtocol
+from quicoll.stop import StopRequest, sigterm_asks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +58,9 @@ class Job:
         group: The collectives over all ranks.
     """
 
-    def __init__(self, config: Config, engine: Engine, runtime: Runtime, view: View) -> None:
+    def __init__(
+        self, config: Config, engine: Engine, runtime: Runtime, view: View, stop: StopRequest | None = None
+    ) -> None:
         """Make the job of a rank that has joined.
 
         Args:
@@ -65,6 +68,7 @@ class Job:
             engine: Its engine.
             runtime: The loop on which the engine lives.
             view: The first view with this rank in it.
+            stop: What asks this rank to stop; None makes one.
         """
         self.config = config
         self._engine = engine
@@ -72,6 +76,7 @@ class Job:
         self._context = CallContext(config, engine, runtime, view)
         self.group = Group(self._context)
         self._state = RankState()
+        self._stop = stop or StopRequest()
         self._steps = StepProtocol(
             self._context,
             engine,
@@ -79,6 +84,8 @@ class Job:
             state=self._state,
             state_group=Group(self._context, STATE),
             hold_timeout=config.hold_timeout,
+            stop=self._stop,
+            stop_timeout=config.stop_timeout,
         )
         self._left = False
 
@@ -202,6 +209,7 @@ class Job:
                 cannot take the state.
             Partitioned: There is no such view within timeout.
             StepAborted: A rank was lost meanwhile. Call it again.
+            Terminated: This rank was asked to stop.
         """
         await self._steps.ready(timeout)
 
@@ -220,6 +228,7 @@ class Job:
             Partitioned: This rank is cut off. Where it had voted, the next entry finds out what became of the step and
                 runs its callbacks if it was committed.
             LocalError: A step is open already, or another task is at the entry or the end of one.
+            Terminated: This rank was asked to stop (`stop`, SIGTERM); no step was entered.
         """
         return Step(self._steps)
 
@@ -261,6 +270,29 @@ class Job:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    @property
+    def stopping(self) -> bool:
+        """Whether this rank was asked to stop, by `stop` or by SIGTERM. A program without steps looks here."""
+        return self._stop.asked
+
+    def stop(self) -> None:
+        """Ask this rank to stop: the next entry of a step, or a wait there, raises `quicoll.Terminated`.
+
+        A step that is open goes on for `stop_timeout` seconds at most. From any thread, and from a signal handler.
+        """
+        self._stop.ask()
+
+    def stop_at_sigterm(self) -> AbstractContextManager[None]:
+        """Make a block in which SIGTERM calls `stop`; `quicoll.train.run` is one.
+
+        A second SIGTERM ends the process at once. Nothing is changed where the program handles SIGTERM itself, outside
+        of the main thread, and where the setting `handle_sigterm` is False.
+
+        Returns:
+            The context manager.
+        """
+        return nullcontext() if self.config.handle_sigterm is False else sigterm_asks(self._stop, insist=False)
+
     async def aclose(self, reason: str = "done", *, patience: float | None = None) -> None:
         """Leave the job; the others go on without this rank. The context of `join` calls it. Another call does nothing.
 
@@ -296,16 +328,26 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
         LocalError: A setting, a certificate or an address cannot work. Nothing was sent.
         PeerError: The coordinator cannot be reached or refuses this rank, or the view is not complete within
             join_timeout.
+        Terminated: SIGTERM came before the first view, with `handle_sigterm`.
     """
-    config = await Config.resolve_in_loop(**settings)
-    engine, runtime = await start(config, observer=observer)
-    try:
-        view = await runtime.call(engine.wait_view(config.join_timeout, joining=True))
-    except BaseException:
-        await _shut(engine, runtime)
-        raise
-    async with attended(Job(engine.config, engine, runtime, view)) as job:
-        yield job
+    stop = StopRequest()
+    with ExitStack() as stack:
+        try:
+            config = await Config.resolve_in_loop(**settings)
+            if config.handle_sigterm:
+                stack.enter_context(sigterm_asks(stop, insist=True))
+            engine, runtime = await start(config, observer=observer)
+        except LocalError as error:
+            # It says what is wrong and what to do; how that was found out is of no interest to who reads the traceback.
+            raise error.with_traceback(None) from None
+        try:
+            with stop.interrupting():
+                view = await runtime.call(engine.wait_view(config.join_timeout, joining=True))
+        except BaseException:
+            await _shut(engine, runtime)
+            raise
+        async with attended(Job(engine.config, engine, runtime, view, stop)) as job:
+            yield job
 
 
 @asynccontextmanager
@@ -314,7 +356,8 @@ async def attended(job: Job) -> AsyncIterator[Job]:
     try:
         yield job
     except BaseException as error:
-        await job.aclose(type(error).__name__, patience=min(job.config.timeout, _PATIENCE_S))
+        reason = "terminated" if isinstance(error, Terminated) else type(error).__name__
+        await job.aclose(reason, patience=min(job.config.timeout, _PATIENCE_S))
         raise
     await job.aclose()
 

@@ -12,6 +12,10 @@
                     wait for the decision
     own error       that error; others abort    never run
 
+A rank that was asked to stop (quicoll.stop) enters no step: it gets Terminated, before the entry or out of a wait
+there. A step that is open goes on for `stop_timeout`, and is aborted on all ranks then. So does the wait for a
+decision, which is Terminated then.
+
 The phases of a rank's protocol. One task at a time is in ENTRY, OPEN or END; another one gets a LocalError:
 
     OUTSIDE --ready(), enter()--> ENTRY --begun--> OPEN --leave()--> END --> OUTSIDE
@@ -46,6 +50,7 @@ from quicoll.errors import (
 )
 from quicoll.state.synchronisation import synchronise
 from quicoll.state.version import StateVersion
+from quicoll.stop import StopRequest
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -156,6 +161,8 @@ class StepProtocol:
         state: RankState,
         state_group: Group,
         hold_timeout: float,
+        stop: StopRequest | None = None,
+        stop_timeout: float = 5.0,
     ) -> None:
         """Make a protocol that is outside of any step.
 
@@ -166,6 +173,8 @@ class StepProtocol:
             state: What this rank holds.
             state_group: All ranks of the present view, for what is sent when a view begins.
             hold_timeout: Seconds to wait for a view, and for a decision.
+            stop: Asked, no step is entered; None is never asked.
+            stop_timeout: Seconds that the open step has then; the wait for its decision has as many.
         """
         self.state = state
         self._context = context
@@ -173,6 +182,10 @@ class StepProtocol:
         self._runtime = runtime
         self._state_group = state_group
         self._hold_timeout = hold_timeout
+        self._stop = stop or StopRequest()
+        self._stop_timeout = stop_timeout
+        self._unlimit: Callable[[], None] = lambda: None  # while a step is open: lets it go on as long as it likes
+        self._giving_up: asyncio.Task[None] | None = None  # the loop itself keeps no task alive
         self._phase = StepPhase.OUTSIDE
         self._open: StepAttempt | None = None  # in OPEN
         self._doubt: _Doubt | None = None
@@ -199,8 +212,9 @@ class StepProtocol:
             LocalError: A step is open, another task is in the protocol, or the state cannot be taken here.
             Partitioned: There is no such view, or no decision on a vote in doubt, within timeout.
             StepAborted: A rank was lost meanwhile. Call it again.
+            Terminated: This rank was asked to stop.
         """
-        with self._alone(StepPhase.ENTRY):
+        with self._alone(StepPhase.ENTRY), self._stop.interrupting():
             await self._ready(timeout)
 
     async def enter(self, attempt: StepAttempt) -> None:
@@ -210,10 +224,11 @@ class StepProtocol:
             LocalError: The attempt was entered before, or as `ready`.
             Partitioned: As `ready`.
             StepAborted: The view ended meanwhile; the step was committed nowhere.
+            Terminated: This rank was asked to stop; no step is open.
         """
         if attempt.number:
             raise LocalError("a Step is one attempt: call job.step() for the next one")
-        with self._alone(StepPhase.ENTRY):
+        with self._alone(StepPhase.ENTRY), self._stop.interrupting():
             await self._ready()
             view = self._context.view
             attempt.number = self.state.version.step + 1
@@ -229,10 +244,30 @@ class StepProtocol:
                 raise self._aborted(error, attempt.number) from error
             except BaseException as error:
                 # Cancelled, perhaps when the step had begun there: nobody would ever vote for it.
-                await self._give_up(view.view_id, _reason(error))
+                await self._give_up(view.view_id, self._why_not_entered(error))
                 raise
             self._context.open(attempt.number)
             self._open, self._phase = attempt, StepPhase.OPEN
+            self._limit(attempt, view.view_id)
+
+    def _limit(self, attempt: StepAttempt, view_id: int) -> None:
+        """Give the open step up if it is still open `stop_timeout` after this rank was asked to stop.
+
+        On the engine's loop, which goes on while the caller's thread waits in a blocking call. What the caller waits
+        for fails there; its step is aborted, on all ranks, and at the next entry it finds that it was asked to stop.
+        """
+        loop = self._runtime.loop
+        timers: list[asyncio.TimerHandle] = []
+
+        def overdue() -> None:
+            if self._open is attempt:
+                self._giving_up = loop.create_task(self._engine.give_up(view_id, "terminated"))
+
+        def asked() -> None:
+            if not timers and self._open is attempt:
+                timers.append(loop.call_later(self._stop_timeout, overdue))
+
+        self._unlimit = self._stop.on_ask(loop, asked)
 
     @contextmanager
     def _alone(self, phase: StepPhase) -> Iterator[None]:
@@ -265,9 +300,12 @@ class StepProtocol:
             raise self._aborted(error, self.state.version.step + 1) from error
         except BaseException as error:
             # Of save() or load(), or a state that cannot be taken here: the others must not wait for their deadline.
-            await self._give_up(view.view_id, _reason(error))
+            await self._give_up(view.view_id, self._why_not_entered(error))
             raise
         self._synchronised = view.view_id
+
+    def _why_not_entered(self, error: BaseException) -> str:
+        return "terminated" if self._stop.asked and isinstance(error, asyncio.CancelledError) else _reason(error)
 
     async def synchronise(self) -> None:
         """Bring every rank of the present view to the newest state that any of them holds."""
@@ -302,14 +340,16 @@ class StepProtocol:
             Mismatch: The ranks' results or calls differ; the step was committed nowhere.
             Partitioned: The vote is in doubt.
             AuditError: The audit could not be written; the step was committed nowhere.
+            Terminated: This rank was asked to stop, and no decision came; the vote is in doubt.
         """
         if self._open is not attempt:
             raise LocalError("this step is not open: it was left before, or never entered")
         attempt.over = True
+        self._unlimit()
         unfinished = self._context.settle()
         self._context.close()
         self._open, self._phase = None, StepPhase.OUTSIDE
-        with self._alone(StepPhase.END):
+        with self._alone(StepPhase.END), self._stop.interrupting(after=self._stop_timeout):
             await self._end(attempt, error, unfinished)
 
     async def _end(self, attempt: StepAttempt, error: BaseException | None, unfinished: int) -> None:

@@ -145,7 +145,6 @@ async def cluster(
     n: int,
     *,
     network: Literal["loopback"] = "loopback",
-    seed: int = 0,
     incarnation: int | None = None,
     observer: Observer | None = None,
     sites: Sequence[str] | None = None,
@@ -156,12 +155,11 @@ async def cluster(
     Args:
         n: How many ranks.
         network: "loopback": real sockets on 127.0.0.1.
-        seed: The job's seed.
         incarnation: Of all its processes, positive; it seeds the randomness of `disturb_network` and
             `corrupt_payloads`. None takes the time.
         observer: Called with the events of all ranks and the coordinator, on the engines' thread.
         sites: The site of each rank.
-        **settings: As for `quicoll.join` (lost_after, timeout, chunk_bytes, ...).
+        **settings: As for `quicoll.join` (lost_after, timeout, chunk_bytes, ...); the job's seed is 0 unless given.
     Yields:
         The jobs, by rank, and the coordinator.
     Raises:
@@ -179,7 +177,8 @@ async def cluster(
         raise LocalError(f"{len(sites)} sites for {n} ranks")
     lost_after = settings.get("lost_after")
     lost_after = settings["lost_after"] = duration(2.0 if lost_after is None else lost_after, "lost_after")
-    settled = coordinator_config(n, lost_after, seed)
+    seed = settings.get("seed")
+    settled = coordinator_config(n, lost_after, 0 if seed is None else whole(seed, "seed"))
     nodes = [f"worker-{i}" for i in range(n)]
     credentials = ephemeral(_JOB, [(COORDINATOR, NODE), *((WORKER, node) for node in nodes)])
     home = _Home(ThreadRuntime("cluster"), credentials, born, observer)
@@ -199,6 +198,7 @@ async def cluster(
                 "world_size": n,
                 "listen": "127.0.0.1:0",
                 "site": None if sites is None else sites[i],
+                "handle_sigterm": False,  # the process is the test's
             }
             own.update(settings)
             engines.append(await _start_rank(home, service, own))

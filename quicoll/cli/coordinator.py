@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quicoll.checks import MAX_WHOLE
+from quicoll.config import check_variables
 from quicoll.errors import LocalError
 from quicoll.observability.events import Event, JsonLines
 from quicoll_transport.security.identity import COORDINATOR
@@ -34,6 +37,12 @@ def coordinator(
     world_size: Annotated[int, typer.Option(min=1, help="Members that the first view waits for.")],
     journal: Annotated[Path, typer.Option(help="File with the decisions; a coordinator that comes back reads it.")],
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address; port 0 picks one.")] = "127.0.0.1:4433",
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=MAX_WHOLE, envvar="QUICOLL_SEED", help="The job's seed; else the journal's, or a drawn one."
+        ),
+    ] = None,
     lost_after: Annotated[
         float, typer.Option(envvar="QUICOLL_LOST_AFTER", help="Seconds of silence until a member is lost.")
     ] = 2.0,
@@ -61,13 +70,14 @@ def coordinator(
     """
     from quicoll.membership.service import serve
 
+    check_variables(os.environ)
     writer = JsonLines(events / f"{COORDINATOR}.jsonl") if events is not None else None
 
     def observe(event: Event) -> None:
         if writer is not None:
             writer(event)
         if event.kind == "listening":
-            typer.echo(f"coordinator of job {job} listening on {event.fields['address']}")
+            typer.echo(f"coordinator of job {job}, seed {event.fields['seed']}, listening on {event.fields['address']}")
 
     start = partial(
         serve,
@@ -76,6 +86,7 @@ def coordinator(
         certs=certs,
         journal=journal,
         world_size=world_size,
+        seed=seed,
         lost_after=lost_after,
         observer=observe,
         transport_events=transport_events,

@@ -15,7 +15,6 @@ import platform
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +28,7 @@ from rich.table import Table
 from quicoll.cli.report import console_beside, open_report, write_report
 from quicoll.demo.timeline import EventReader, FaultMark, Moment, Recovery, measure_recovery
 from quicoll.errors import LocalError
+from quicoll.launch.scratch import scratch_directory
 from quicoll.launch.supervisor import RunExit, Supervisor
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ def demo(
     open_report(json_file)
     console = console_beside(json_file)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="quicoll-demo-") as temporary:
-        results = Path(temporary, "results")
+    with scratch_directory() as temporary:
+        results = temporary / "results"
         results.mkdir()
         story = _Story(console, steps=steps, workers=workers, began=began)
-        cluster = _Cluster(story, Path(temporary, "events"), results, steps=steps, seed=seed, faults=not no_faults)
+        cluster = _Cluster(story, temporary / "events", results, steps=steps, seed=seed, faults=not no_faults)
         with story:
             outcome = asyncio.run(cluster.run())
         if outcome.exit_status > 128:

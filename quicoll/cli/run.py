@@ -1,14 +1,24 @@
-"""`quicoll run`: a script as N workers on this machine, over QUIC, with a coordinator of their own."""
+"""`quicoll run`: a script as N workers on this machine, over QUIC, with a coordinator of their own.
+
+quicoll run -n 4 train.py --epochs 3          a Python file, by the Python that runs quicoll
+quicoll run -n 4 -m package.train --epochs 3  a module, by the same
+quicoll run -n 4 -- python train.py           a program, found as a shell finds it
+"""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import os
+import shutil
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from quicoll.checks import MAX_WHOLE
 from quicoll.errors import LocalError
 from quicoll.launch.supervisor import Supervisor
 from quicoll_transport.security.authority import job_of
@@ -21,17 +31,34 @@ _DEFAULT_JOB = "local"
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application. Options end at the script: what follows it is the script's."""
-    settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-    app.command("run", context_settings=settings)(run_script)
+    app.command("run", context_settings={"allow_interspersed_args": False})(run_script)
 
 
 def run_script(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="What each worker runs.", show_default=False)],
+    script: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT", help="What each worker runs: a Python file, or a program.", show_default=False
+        ),
+    ],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.", show_default=False)
     ] = None,
     workers: Annotated[int, typer.Option("-n", "--workers", min=1, help="How many workers.")] = 2,
-    restarts: Annotated[int, typer.Option(min=0, help="How often each worker that dies is started again.")] = 3,
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a Python module, as in python -m.")] = False,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=MAX_WHOLE, envvar="QUICOLL_SEED", help="The job's seed; else the journal's, or a drawn one."
+        ),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="How often each worker that dies is started again, within --restart-window.")
+    ] = 3,
+    restart_window: Annotated[float, typer.Option(help="Seconds for which a restart counts.")] = 600.0,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that workers have to end in after SIGTERM or Ctrl-C, until SIGKILL.")
+    ] = 10.0,
     certs: Annotated[
         Path | None,
         typer.Option(help="Directory of certificates for worker-0 ... and coordinator; else throw-away ones."),
@@ -50,11 +77,13 @@ def run_script(
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator's address.")] = "127.0.0.1:0",
     lost_after: Annotated[float | None, typer.Option(help="Seconds of silence until a peer is lost.")] = None,
 ) -> None:
-    """Run a script as several workers. Exit status 0 when all have ended with 0, 1 when one keeps dying."""
-    if not script.is_file():
-        raise LocalError(f"there is no script at {script}")
+    """Run a script as several workers: quicoll run -n 4 train.py, or -m package.train, or -- python train.py.
+
+    Exit status 0 when all have ended with 0, 1 when one keeps dying; 143 and 130 after SIGTERM and Ctrl-C, which are
+    passed on to the workers. A second one ends them at once.
+    """
     supervisor = Supervisor(
-        [sys.executable, str(script), *(arguments or ())],
+        [*(_module(script) if module else _program(script)), *(arguments or ())],
         workers=workers,
         job=job or (_job_in(certs) if certs is not None else _DEFAULT_JOB),
         certs=certs,
@@ -62,7 +91,10 @@ def run_script(
         qlog=qlog,
         journal=journal,
         listen=listen,
+        seed=seed,
         max_restarts=restarts,
+        restart_window=restart_window,
+        grace=grace,
         lost_after=lost_after,
         output=_Painter(supervised=workers),
     )
@@ -70,6 +102,38 @@ def run_script(
     if outcome.reason:
         typer.echo(f"quicoll: {outcome.reason}", err=True)
     raise typer.Exit(outcome.exit_status)
+
+
+def _program(name: str) -> list[str]:
+    """The command for a Python file, or for a program: an executable file that is none, or a name on the PATH."""
+    path = Path(name)
+    if path.is_file():
+        if path.suffix not in (".py", ".pyw") and os.access(path, os.X_OK):
+            return [str(path.absolute())]
+        return [sys.executable, name]
+    if (path / "__main__.py").is_file():
+        return [sys.executable, name]
+    if shutil.which(name) is not None:
+        return [name]
+    hint = ""
+    if Path(f"{name}.py").is_file():
+        hint = f"; did you mean {name}.py?"
+    elif _is_module(name):
+        hint = f"; a module is run with -m {name}"
+    raise LocalError(f"there is no script at {name}, and no program of that name{hint}")
+
+
+def _module(name: str) -> list[str]:
+    if not _is_module(name):
+        raise LocalError(f"there is no module {name}")
+    return [sys.executable, "-m", name]
+
+
+def _is_module(name: str) -> bool:
+    """Whether `python -m` would find its first part. The rest is not looked for: that would import the first."""
+    first = name.partition(".")[0]
+    importlib.invalidate_caches()
+    return bool(first) and PathFinder.find_spec(first, [os.getcwd(), *sys.path]) is not None
 
 
 def _job_in(certs: Path) -> str:

@@ -126,7 +126,9 @@ class Group:
 
         Args:
             x: A tensor (one leaf per rank), a list of tensors of one dtype (one operation for all of them, with the
-                bits of a call for each), or `Leaves` of either. Equal shapes and dtype on all ranks.
+                bits of a call for each), or `Leaves` of either. Equal shapes and dtype on all ranks. A numpy scalar is
+                a 0-dim array. No gradient goes through an operation: in all of them, a tensor that requires grad is
+                refused, as x and as out, unless the call is made under torch.no_grad().
             op: "sum", "avg", "min", "max", "product", "band", "bor" or "bxor". "avg" divides by the number of leaves,
                 once, at the end.
             out: A tensor, or a list of tensors for a list, that the result is written to once the operation has
@@ -145,7 +147,10 @@ class Group:
             wire: None, or what leaves and result travel as: "bfloat16" (for float32, float64 and complex) or "int8"
                 (one scale for 256 numbers; for float16, bfloat16, float32 and complex64). Each leaf x is replaced by
                 its decoded self C(x) on every rank, its own too, and the result is C(op of the C(x)): the same bits on
-                all ranks. `quicoll.numerics.codecs` has the bounds of the error. Not for reduce_order="ring".
+                all ranks. So there are two roundings to the wire format, of each leaf and of the result; what lies
+                between is the accumulator's. Of float64 tensors, and with precision="float64", leaves are rounded to
+                bfloat16, summed in float64, and the sum is rounded to bfloat16: a float64 result has 8 bits of
+                precision. `quicoll.numerics.codecs` has the bounds of the error. Not for reduce_order="ring".
             timeout: Seconds for the whole operation; None takes the job's.
         Returns:
             A handle; await it for a result of x's shape and dtype, a list for a list.

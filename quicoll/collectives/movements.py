@@ -13,7 +13,7 @@ from quicoll.collectives.base import rows_given, rows_text
 from quicoll.collectives.operation import Operation
 from quicoll.engine.calls import Work
 from quicoll.errors import LocalError, PeerError
-from quicoll.numerics.buffers import destination, source
+from quicoll.numerics.buffers import argument, destination, detached
 from quicoll.numerics.bundle import Bundle, Results, bundle, results, shape_text
 from quicoll.numerics.reduce import ReduceOp
 from quicoll.plan.schedule import Schedule, depends, move, require_algorithm
@@ -120,7 +120,13 @@ class Rows(Movement[T]):
 
     def room(self, rows: int) -> Results:
         """Return memory for a result of so many rows."""
-        return results(self.out, Bundle(self.like.sources[:1], many=False), (rows, *self.rest))
+        # Whether `out` may be written was asked when the call was made; here, on the engine's thread, autograd has a
+        # mode of its own.
+        return results(detached(self.out), Bundle(self.like.sources[:1], many=False), (rows, *self.rest))
+
+    def committed(self) -> Any:
+        value = super().committed()
+        return value if self.out is None else self.out
 
     def demand_room(self, rows: int, rank: int) -> None:
         """Raise PeerError where rank `rank` announces more than anybody takes memory for."""
@@ -150,7 +156,7 @@ class Gather(Rows[Any]):
         self.name = "all_gather" if root is None else "gather"
         self.root = root if root is None else here.checked("root", root)
         require_algorithm(self.name, algorithm)
-        like = source(x)
+        like = argument(x)
         shape = like.shape or (1,)
         self.algorithm, self.counts = algorithm, (shape[0],)
         self.shared = root is None
@@ -195,7 +201,7 @@ class Scatter(Rows[Any]):
         require_algorithm("scatter", algorithm)
         _demand_model("scatter", x, "of the same dtype and trailing shape")
         self.root = root = here.checked("root", root)
-        like = source(x)
+        like = argument(x)
         if not like.shape:
             raise LocalError("scatter divides rows; a 0-dim tensor has none")
         self.algorithm, self.gives = algorithm, here.rank == root

@@ -36,6 +36,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from quicoll.engine.differences import brief, difference
 from quicoll.engine.messages import Announce, Farewell
 from quicoll.errors import Mismatch, PeerError
 from quicoll.plan.cost import NetworkModel, agreed, quantised
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 __all__ = ["MAX_AHEAD", "Call", "Calls", "Known", "Slot", "Work", "measurements", "site_numbers"]
 
 MAX_AHEAD = 65536  # operations that a peer may be ahead of us
-_MAX_TEXT = 200  # of a peer's signature in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,21 +220,16 @@ class Calls:
         """Check that what has been announced for a slot is one and the same call of those who take part in it.
 
         Raises:
-            Mismatch: Two ranks called different things. Names both.
+            Mismatch: Two ranks called different things. Names what differs, and on which ranks, of those known.
             PeerError: A rank announced that takes no part.
         """
         own = slot.announced[self._rank].signature
         for rank in sorted(slot.announced):
             if rank not in slot.ranks:
                 raise PeerError("calls operations of a group that it is not in", rank=rank, node=self._node(rank))
-            theirs = slot.announced[rank].signature
-            if theirs != own:
-                raise Mismatch(
-                    f"rank {self._rank} ({self._node(self._rank)}) called {own}, "
-                    f"rank {rank} ({self._node(rank)}) called {theirs}",
-                    rank=rank,
-                    node=self._node(rank),
-                )
+            if slot.announced[rank].signature != own:
+                called = {each: slot.announced[each].signature for each in slot.announced if each in slot.ranks}
+                raise Mismatch(difference(called), rank=rank, node=self._node(rank))
 
     def differing(self, slot: Slot) -> tuple[int, ...]:
         """Return the ranks that called something else than this one, ascending."""
@@ -295,7 +290,7 @@ class Calls:
         nodes = ", ".join(f"rank {rank} ({self._node(rank)})" for rank in absent)
         what = f"{nodes} did not call {slot.name}" if absent else "its data did not arrive"
         others = [(rank, self._pending(rank)) for rank in absent]
-        instead = "".join(f"; rank {rank} called {other[:_MAX_TEXT]}" for rank, other in others if other)
+        instead = "".join(f"; rank {rank} called {brief(other)}" for rank, other in others if other)
         first = absent[0] if absent else None
         return PeerError(
             f"{what} within {timeout:g} s{instead}",

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quicoll.engine.calls import Call, Calls, Slot, measurements
-from quicoll.engine.executor import TransferFailed, execute, over
+from quicoll.engine.executor import Execution, TransferFailed
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.errors import Corrupted, LocalError, Mismatch, PeerError, QuicollError, again
 from quicoll_transport.errors import LinkLost, MessageCorrupted
@@ -53,23 +53,39 @@ def view_prefix(view_id: int) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """An operation in flight.
+    """An operation in flight: one task, which waits for one thing at a time.
 
-    settled: done when the calls can be compared. late: its deadline has passed. woken: what `run` waits for.
+    late: its deadline has passed. execution: of its plan, from when that begins.
     """
 
     slot: Slot
-    settled: asyncio.Future[None]
-    woken: asyncio.Future[None]
+    loop: asyncio.AbstractEventLoop
     late: bool = False
+    execution: Execution | None = None
+    _woken: asyncio.Future[None] | None = None
 
-    def wake(self, _: object = None) -> None:
-        if not self.woken.done():
-            self.woken.set_result(None)
+    def wake(self) -> None:
+        """Something has happened that the operation may wait for."""
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
 
     def expire(self) -> None:
         self.late = True
         self.wake()
+
+    async def change(self) -> None:
+        """Wait until something has happened since the last look, which was in the same turn of the loop."""
+        self._woken = self.loop.create_future()
+        await self._woken
+
+    def close(self) -> None:
+        """Take its transfers back, before anyone reuses the memory."""
+        if self.execution is not None:
+            self.execution.close()
+
+
+class _Stopped(Exception):
+    """The operation is late, or the communicator has broken. Never leaves this module."""
 
 
 class Communicator:
@@ -116,7 +132,6 @@ class Communicator:
         self._calls = Calls(view, rank)
         self._running: dict[tuple[int, int], _Running] = {}  # by group and number
         self._count = 0  # of those whose caller waits; taking transfers back takes longer
-        self._networks: dict[int, asyncio.Future[None]] = {}  # by group, done when it has agreed on its network
         self._broken: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
         self._corrupt = {rank: link.stats.corrupt for rank, link in links.items()}  # before this view
@@ -139,7 +154,7 @@ class Communicator:
             self.fail(error)
             return
         if slot is not None:
-            self._running[slot.group, slot.seq].settled.set_result(None)
+            self._running[slot.group, slot.seq].wake()
 
     def farewell(self, rank: int, message: Farewell) -> None:
         """Take a peer's message that it will leave, or that it needs this rank no longer."""
@@ -193,15 +208,10 @@ class Communicator:
         if self.error is not None:
             raise self._again(await self.end_of_view(deadline) or self.error, call.name, step)
         slot = self._calls.open(call, group)
-        running = _Running(slot, self._loop.create_future(), self._loop.create_future())
-        self._running[group, slot.seq] = running
-        if slot.leads:
-            self._networks[group] = self._loop.create_future()
-        announce = self._announcement(call, slot)
-        inner = self._loop.create_task(self._operate(call, announce, running))
+        running = self._running[group, slot.seq] = _Running(slot, self._loop)
         self._count += 1
         try:
-            seen = await self._seen(inner, running, deadline, timeout, step)
+            seen = await self._seen(call, running, deadline, timeout, step)
             if seen is None:
                 return slot.seq
             error, ranks, consequence = seen
@@ -210,7 +220,7 @@ class Communicator:
             # consequence, if it came first, would hide it.
             if not consequence:
                 self.fail(error, ranks)
-            inner.cancel()  # its transfers are taken back before the wait, not after it
+            running.close()  # before the wait, not after it
             # What this caller did wrong he hears at once, the others from the coordinator. All else is as the
             # coordinator says: no new view comes before it has ended this one, so waiting for it costs nothing.
             told = error if isinstance(error, LocalError) else await self.end_of_view(deadline)
@@ -223,43 +233,30 @@ class Communicator:
             raise
         finally:
             self._count -= 1
-            inner.cancel()
-            try:
-                await over(inner)
-            finally:
-                # Last, and with no await since `fail`: a late announcement must find the slot or the failure.
-                del self._running[group, slot.seq]
-                self._answer(self._calls.finish(slot))
-            if not inner.cancelled():
-                inner.exception()
+            running.close()
+            # Last, and with no await since `fail`: a late announcement must find the slot or the failure.
+            del self._running[group, slot.seq]
+            self._answer(self._calls.finish(slot))
         raise self._again(told or error, slot.name, step, seen=error) from None if told in (None, error) else error
 
     async def _seen(
-        self, inner: asyncio.Task[None], running: _Running, deadline: float, timeout: float, step: int | None
+        self, call: Call, running: _Running, deadline: float, timeout: float, step: int | None
     ) -> tuple[QuicollError, tuple[int, ...], bool] | None:
-        """Wait for the end of an operation.
+        """Run an operation to its end or its deadline.
 
         Returns:
             None if it went well; otherwise what this rank saw of its failure, the ranks that caused it, and whether it
             only follows from another rank's failure.
         """
         slot = running.slot
-        late = deadline <= self._loop.time()
-        timer = self._loop.call_soon(running.expire) if late else self._loop.call_at(deadline, running.expire)
-        inner.add_done_callback(running.wake)
-        self._broken.add_done_callback(running.wake)
+        running.late = deadline <= self._loop.time()
+        timer = self._loop.call_at(deadline, running.expire)
         try:
-            await running.woken
-        finally:
-            timer.cancel()
-            inner.remove_done_callback(running.wake)
-            self._broken.remove_done_callback(running.wake)
-        if running.late:
-            return self._calls.late(slot, timeout, step), (), False
-        if self.error is not None:
+            await self._operate(call, running)
+        except _Stopped:
+            if running.late or self.error is None:
+                return self._calls.late(slot, timeout, step), (), False
             return self.error, (), False
-        try:
-            inner.result()
         except TransferFailed as failed:
             rank = slot.ranks[failed.rank]
             error = self._translate(failed, rank, slot.name, step)
@@ -268,15 +265,24 @@ class Communicator:
             return self._again(error, slot.name, step), self._calls.differing(slot), False
         except QuicollError as error:
             return self._again(error, slot.name, step), (), False
+        finally:
+            timer.cancel()
         return None
 
     def _announcement(self, call: Call, slot: Slot) -> Announce:
         measured = self._measured(slot.ranks) if slot.leads else ()
         return Announce(self.view.view_id, slot.group, slot.seq, call.signature, call.counts, measured)
 
-    async def _operate(self, call: Call, announce: Announce, running: _Running) -> None:
-        """Announce, execute, compare. Raises TransferFailed, errors of ours, and whatever the computation raises."""
-        slot = running.slot
+    async def _operate(self, call: Call, running: _Running) -> None:
+        """Announce, execute, compare.
+
+        Raises:
+            _Stopped: It has to end, whatever it waits for.
+            TransferFailed: A message of it failed.
+            Exception: Errors of ours, and whatever the computation raises.
+        """
+        slot, calls = running.slot, self._calls
+        announce = self._announcement(call, slot)
         data = encode_message(announce)
         for number, rank in enumerate(slot.ranks):
             if rank == self.rank:
@@ -285,31 +291,41 @@ class Communicator:
                 self._links[rank].send_app(data)
             except _TransportError as error:
                 raise TransferFailed(number, error, sending=True) from error
-        if self._calls.called(slot, announce, self._now_ns()):
-            running.settled.set_result(None)
+        calls.called(slot, announce, self._now_ns())
         if call.gathers or slot.leads or len(slot.ranks) == 1:
-            await running.settled
-            self._calls.compare(slot)
+            await self._until(running, lambda: slot.settled)
+            calls.compare(slot)
         if slot.leads:
-            self._calls.agree(slot)
-            self._networks[slot.group].set_result(None)
+            calls.agree(slot)
+            self._wake_all()
         elif call.measures:
-            await asyncio.shield(self._networks[slot.group])
-        work = call.make(self._calls.known(slot))
-        payload = self._loop.create_task(execute(work, links=self._links, ranks=slot.ranks, prefix=self._prefix(slot)))
-        try:
-            # A transfer may fail because a peer called something else. So failures count once the calls are compared.
-            await running.settled
-            self._calls.compare(slot)
-            if call.watched:
-                self._on_called(slot.name, slot.arrived_ns)
-            await payload
-        finally:
-            # Whatever ends this operation, its transfers are taken back before anyone reuses the memory.
-            payload.cancel()
-            await over(payload)
-            if not payload.cancelled():
-                payload.exception()
+            await self._until(running, lambda: calls.network(slot.group) is not None)
+        execution = running.execution = Execution(
+            call.make(calls.known(slot)),
+            links=self._links,
+            ranks=slot.ranks,
+            prefix=self._prefix(slot),
+            wake=running.wake,
+        )
+        # A transfer may fail because a peer called something else. So failures count once the calls are compared.
+        await self._until(running, lambda: slot.settled)
+        calls.compare(slot)
+        if call.watched:
+            self._on_called(slot.name, slot.arrived_ns)
+        await self._until(running, execution.finished)
+
+    async def _until(self, running: _Running, reached: Callable[[], bool]) -> None:
+        """Wait until an operation has come so far. Raises _Stopped, and what `reached` raises."""
+        while True:
+            if running.late or self.error is not None:
+                raise _Stopped
+            if reached():
+                return
+            await running.change()
+
+    def _wake_all(self) -> None:
+        for running in self._running.values():
+            running.wake()
 
     def _prefix(self, slot: Slot) -> bytes:
         return _TAG.pack(self.view.view_id, slot.group, slot.seq)
@@ -359,6 +375,7 @@ class Communicator:
         self.error = error
         self._calls.close()
         self._broken.set_result(None)
+        self._wake_all()
         prefix = view_prefix(self.view.view_id)
         for link in self._links.values():
             if not link.ended:

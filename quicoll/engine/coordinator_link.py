@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from quicoll.errors import PeerError
 from quicoll.membership.messages import decode, encode
 from quicoll_transport.endpoint import Endpoint, Link, LinkState
+from quicoll_transport.net.addresses import format_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +69,7 @@ class CoordinatorLink:
         self._link: Link | None = None
         self._redial: asyncio.TimerHandle | None = None
         self._ended = ""  # why the last link ended
+        self._heard: float | None = None  # when the coordinator was last heard, by the loop's clock, before it was lost
         self._stopped = False
 
     def dial(self) -> None:
@@ -98,19 +100,30 @@ class CoordinatorLink:
         if self._redial is not None:
             self._redial.cancel()
 
-    @property
-    def unreached(self) -> str | None:
-        """Why the coordinator has not been reached, "" where nothing is known; None where it has been."""
+    def absence(self) -> str:
+        """Return that the coordinator is not there, since when and why, for people; "" while there is a link to it."""
         link = self._link
-        if link is not None and link.stats.connections:
-            return None
-        return link.refusal if link is not None and link.refusal else self._ended
+        if link is not None and link.stats.connections and not link.ended:
+            return ""
+        why = (link.refusal if link is not None else "") or self._ended
+        why = f" ({why})" if why else ""
+        if self._heard is None:
+            return f"cannot reach the coordinator at {format_address(self._address)}{why}"
+        gone = f"the coordinator at {format_address(self._address)} is gone: it has not answered for"
+        return f"{gone} {self._loop.time() - self._heard:.1f} s{why}"
+
+    def silence(self, link: Link) -> str:
+        """Return why a link has ended, and since when the coordinator was not heard, for people."""
+        silent = link.error.silent_for if link.error is not None else 0.0
+        return f"not heard for {silent:.1f} s at {format_address(self._address)} ({link.cause})"
 
     def _state(self, link: Link) -> None:
         if self._stopped or link is not self._link:
             return
         if link.ended:
             self._ended = link.cause
+            if link.stats.connections:
+                self._heard = self._loop.time() - (link.error.silent_for if link.error is not None else 0.0)
             self._on_down(link)
             self._redial = self._loop.call_later(_REDIAL_S, self.dial)
         elif link.stats.connections == 1 and link.state is LinkState.UP and not link.suspect:

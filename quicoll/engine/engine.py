@@ -40,7 +40,7 @@ from quicoll.membership.member.actions import (
     TellCoordinator,
 )
 from quicoll.membership.member.core import MemberCore
-from quicoll.membership.messages import clip
+from quicoll.membership.messages import clip, departure
 from quicoll.membership.service import NODE as COORDINATOR_NODE
 from quicoll.observability.stragglers import Stragglers
 from quicoll.observability.transport import forward_to
@@ -130,6 +130,7 @@ class Engine:
             addresses=((str(host), int(port)),),
             world_size=config.world_size,
             rank_hint=config.rank_hint,
+            seed=config.seed,
             site=config.site,
             lost_after_ns=deadlines.lost_ns,
             adopts=config.sources["lost_after"] == "default",
@@ -191,10 +192,10 @@ class Engine:
         return self._communicator.view
 
     def _why_no_view(self) -> str:
-        unreached = self._coordinator.unreached
-        if unreached is not None:
-            return f"cannot reach the coordinator at {self.config.coordinator}{f' ({unreached})' if unreached else ''}"
-        return self._held or "the view is not complete"
+        absence = self._coordinator.absence()
+        if absence and self.config.sources["coordinator"] == "default":
+            absence += "; that is the default address, none was given"
+        return absence or self._held or "the view is not complete"
 
     async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
         """Run a collective in view `view_id`.
@@ -300,8 +301,10 @@ class Engine:
                         )
                     await asyncio.shield(self._changed)
         except TimeoutError:
+            absence = self._coordinator.absence()
             raise Partitioned(
-                f"no decision within {timeout:g} s; whether the step is committed is not known yet",
+                f"no decision within {timeout:g} s{f' ({absence})' if absence else ''}; whether the step is committed "
+                "is not known yet",
                 node=self.config.node,
                 view=view_id,
             ) from None
@@ -384,7 +387,7 @@ class Engine:
         if self._forming is not None:
             self._forming.cancel()
         self._notify()
-        await self.endpoint.aclose()
+        await self.endpoint.aclose(reason=f"it {departure(clip(reason))}")
         self.observers.close()
 
     # -- what operators ask for ----------------------------------------------------------------------------------
@@ -418,7 +421,7 @@ class Engine:
     def _on_coordinator_down(self, link: Link) -> None:
         if link.stats.connections:
             self._emit_lost(link)
-        self._member.disconnected(clip(link.cause), now_ns=self._now_ns())
+        self._member.disconnected(clip(self._coordinator.silence(link)), now_ns=self._now_ns())
 
     def _on_coordinator_message(self, message: CoordinatorMessage) -> None:
         self._member.receive(message, now_ns=self._now_ns())

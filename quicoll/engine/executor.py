@@ -4,14 +4,18 @@ Memory: the inputs are read in place and sent from where they lie (but for a chu
 list); results arrive straight in the output; each open lane takes its scratch, nothing else. Lanes are started in order
 and the same number is open on every rank, so the first lane unfinished anywhere is open everywhere (quicoll.plan.model
 says why that suffices).
+
+Nothing here is a task. A lane is a generator that stands where it needs a message which has not come; the end of a
+transfer lets it go on, in the loop's next turn. Who waits for the whole is woken when it has ended (`wake`), and then
+asks `finished`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.dtypes import Array
     from quicoll_transport.endpoint import Link, Transfer
 
-__all__ = ["TransferFailed", "execute", "over"]
+__all__ = ["Execution", "TransferFailed"]
 
 
 class TransferFailed(Exception):
@@ -47,87 +51,87 @@ class TransferFailed(Exception):
         return isinstance(self.error, MessageRefused) or (self.sending and isinstance(self.error, MessageCorrupted))
 
 
-async def execute(work: Work, *, links: Mapping[int, Link], ranks: Sequence[int], prefix: bytes) -> None:
-    """Run the plan to its end.
+class Execution:
+    """One plan under way. Ended or not, `close` it: then its transfers are taken back, and nothing is read of the
+    inputs or written to the output any more."""
 
-    When it raises or is cancelled, its transfers are taken back and nothing is written to the output any more.
+    def __init__(
+        self,
+        work: Work,
+        *,
+        links: Mapping[int, Link],
+        ranks: Sequence[int],
+        prefix: bytes,
+        wake: Callable[[], None],
+    ) -> None:
+        """Begin: memory is posted, and what is ready is sent.
 
-    Args:
-        work: The plan and its memory.
-        links: The ways to the peers, by rank of the view.
-        ranks: The ranks of the view that take part, in the order in which the plan numbers them.
-        prefix: What the tags of this operation's messages start with; four bytes of the message's index follow.
-    Raises:
-        TransferFailed: The first message that failed, even while a lane waits for another: its cause has to be
-            reported before anybody's deadline.
-    """
-    await _Execution(work, links, ranks, prefix).run()
-
-
-async def over(future: asyncio.Future[Any]) -> None:
-    """Wait until a task is done, however it ends; what it gave or raised stays in it."""
-    done = future.get_loop().create_future()
-    wake = partial(_set, done)
-    future.add_done_callback(wake)
-    try:
-        await done
-    finally:
-        future.remove_done_callback(wake)
-
-
-def _set(future: asyncio.Future[None], _: object = None) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-class _Execution:
-    """One plan under way. Lanes are tasks, so that each waits for its own transfers."""
-
-    def __init__(self, work: Work, links: Mapping[int, Link], ranks: Sequence[int], prefix: bytes) -> None:
+        Args:
+            work: The plan and its memory.
+            links: The ways to the peers, by rank of the view.
+            ranks: The ranks of the view that take part, in the order in which the plan numbers them.
+            prefix: What the tags of this operation's messages start with; four bytes of the message's index follow.
+            wake: Called when it has ended, well or not; not before this returns.
+        """
         self._work = work
         self._links = links
         self._ranks = ranks
         self._prefix = prefix
+        self._wake: Callable[[], None] = lambda: None
         self._lanes = iter(work.plan.lanes)
         self._failures: list[TransferFailed] = []
-        self._loop = asyncio.get_running_loop()
-        self._failed: asyncio.Future[None] = self._loop.create_future()
-        self._changed: asyncio.Future[None] = self._loop.create_future()
+        self._error: Exception | None = None
+        self._blocked: dict[asyncio.Future[None], _Runner] = {}  # by the transfer that it waits for
+        self._runners: list[_Runner] = [self._run_lanes() for _ in range(max(work.plan.open_lanes, 1))]
+        self._open = len(self._runners)
+        for runner in self._runners:
+            self._go_on(runner)
+        self._wake = wake
 
-    async def run(self) -> None:
-        count = max(self._work.plan.open_lanes, 1)
-        runners = [self._loop.create_task(self._run_lanes()) for _ in range(count)]
-        for future in (*runners, self._failed):
-            future.add_done_callback(self._wake)
-        running = runners
+    def finished(self) -> bool:
+        """Return whether the plan has run to its end.
+
+        Raises:
+            TransferFailed: A message failed, even if a lane waits for another: the cause has to be reported before
+                anybody's deadline.
+        """
+        if self._failures:
+            # Which one of several must not depend on timing more than it has to: the lowest rank's. What only follows
+            # from another rank's failure comes last.
+            first = min(self._failures, key=lambda failure: (failure.consequence, failure.rank))
+            raise first from first.error
+        if self._error is not None:
+            raise self._error
+        return self._open == 0
+
+    def close(self) -> None:
+        """Take back what is under way. Nothing happens to what is done."""
+        self._blocked.clear()
+        for runner in self._runners:
+            runner.close()
+
+    def _go_on(self, runner: _Runner) -> None:
+        """Let some lanes go on until they wait for a transfer, or have ended."""
+        if self._failures or self._error is not None:
+            return
         try:
-            while running:
-                await self._changed
-                self._changed = self._loop.create_future()
-                if self._failures:
-                    # Which one of several must not depend on timing more than it has to: the lowest rank's. What only
-                    # follows from another rank's failure comes last.
-                    first = min(self._failures, key=lambda failure: (failure.consequence, failure.rank))
-                    raise first from first.error
-                for runner in running:
-                    if runner.done():
-                        runner.result()
-                running = [runner for runner in running if not runner.done()]
-        finally:
-            for runner in runners:
-                runner.remove_done_callback(self._wake)
-                runner.cancel()
-            await asyncio.wait(runners)
-
-    def _wake(self, _: object) -> None:
-        _set(self._changed)
+            self._blocked[next(runner)] = runner
+        except StopIteration:
+            self._open -= 1
+            if self._open == 0:
+                self._wake()
+        except Exception as error:
+            self._error = error
+            self._wake()
 
     def _over(self, rank: int, sending: bool, future: asyncio.Future[None]) -> None:
         """A transfer is done: if it failed, everything ends."""
         error = None if future.cancelled() else future.exception()
         if isinstance(error, TransportError):
             self._failures.append(TransferFailed(rank, error, sending=sending))
-            _set(self._failed)
+            self._wake()
+        elif (runner := self._blocked.pop(future, None)) is not None:
+            self._go_on(runner)
 
     def _post(self, step: RecvStep, memory: memoryview) -> Transfer:
         link = self._links[self._ranks[step.peer]]
@@ -141,11 +145,11 @@ class _Execution:
         transfer.future.add_done_callback(partial(self._over, step.peer, True))
         return transfer
 
-    async def _run_lanes(self) -> None:
+    def _run_lanes(self) -> _Runner:
         for lane in self._lanes:
-            await self._run_lane(lane)
+            yield from self._run_lane(lane)
 
-    async def _run_lane(self, lane: Lane) -> None:
+    def _run_lane(self, lane: Lane) -> _Runner:
         work = self._work
         scratch = [np.empty(slot.elements, (work.acc if slot.wide else work.dtype).storage) for slot in lane.scratch]
 
@@ -164,7 +168,8 @@ class _Execution:
                     posted[position] = self._post(step, memory(array(step.dst)))
             for step, waits in zip(lane.steps, lane.waits, strict=True):
                 for position in waits:
-                    await posted[position].future
+                    if not _arrived(future := posted[position].future):
+                        yield future
                 if isinstance(step, SendStep):
                     sent.append(self._send(step, memory(array(step.src))))
                 elif isinstance(step, CopyStep):
@@ -181,7 +186,17 @@ class _Execution:
                         leaves=work.plan.leaves,
                     )
             for transfer in [*posted.values(), *sent]:
-                await transfer.future
+                if not _arrived(future := transfer.future):
+                    yield future
         finally:
             for transfer in [*posted.values(), *sent]:
                 transfer.abort()
+
+
+_Runner = Generator["asyncio.Future[None]", None, None]
+"""One lane after the other; yields the transfer that the present one waits for."""
+
+
+def _arrived(future: asyncio.Future[None]) -> bool:
+    """Whether a transfer is done and went well. Of one that failed `Execution._over` hears in a moment."""
+    return future.done() and not future.cancelled() and future.exception() is None

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import ipaddress
 import socket
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -45,7 +46,12 @@ async def start(
     Raises:
         LocalError: Settings, certificates or an address cannot work.
     """
-    credentials = read_access(config).credentials
+    try:
+        credentials = read_access(config).credentials
+    except LocalError as error:
+        if config.sources["coordinator"] == "default":
+            raise LocalError(f"there is no job to join: no coordinator is named, and {error}. {_hint()}") from None
+        raise
     try:
         host, port = parse_address(config.listen)
     except TransportError as error:
@@ -152,6 +158,12 @@ def read_access(config: Config) -> Access:
     if access.credentials.identity.job != config.job:
         raise LocalError(f"the certificate is for job {access.credentials.identity.job!r}, not {config.job!r}")
     return access
+
+
+def _hint() -> str:
+    """What to type, for who has started a rank by itself."""
+    program = sys.argv[0] if sys.argv[0].endswith(".py") else "PROGRAM.py"
+    return f"To start a coordinator and two ranks, run: quicoll run -n 2 {program}"
 
 
 def _listed(config: Config) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ States of one worker:
 
     waiting --start--> running --exit 0--> done
        ^                  |
-       +---- backoff -----+  died (signal, or other exit status), at most `max_restarts` times; then the run has failed
+       +---- backoff -----+  died (signal, or other exit status), at most `max_restarts` times within
+                             `restart_window`; then the run has failed
 
 The coordinator is started again in the same way, on the port that it reported first, because the members know it by
 that address; its journal is what it continues from.
@@ -15,8 +16,12 @@ worker was started before), torchrun's RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WO
 set, as torchrun does, because workers that each take all cores slow one another down. The RANK is only where a worker
 begins: views decide the rank.
 
-No child outlives this: each has a process group of its own, ended in `finally`; if this process is killed with SIGKILL,
-`quicoll.launch.reaper` ends the groups.
+The end: the workers' processes get SIGTERM (or the SIGINT that this one got), and as long as `grace` to end; then all
+that is left of their groups gets SIGKILL. Only the processes are asked, not what they have started, as systemd does
+with KillMode=mixed: a program that ends in order, as `quicoll.train.run` does, may need its own children for that. Then
+the coordinator, which has the last decisions, gets the same. No child outlives this: each has a process group of its
+own, ended in `finally`; if this process is killed with SIGKILL, `quicoll.launch.reaper` ends the groups, and the next
+run removes the temporary directory (`quicoll.launch.scratch`).
 """
 
 from __future__ import annotations
@@ -27,14 +32,16 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from quicoll.checks import MAX_SECONDS, seconds
+from quicoll.config import check_variables
 from quicoll.errors import LocalError
 from quicoll.launch import reaper
+from quicoll.launch.restarts import RestartBudget
+from quicoll.launch.scratch import scratch_directory
 from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.security.authority import create_authority, issue
 from quicoll_transport.security.credentials import AUTHORITY_KEY_FILE, node_files
@@ -49,7 +56,6 @@ _CERTS_DAYS = 30
 _POLL_S = 0.02
 _START_S = 30.0
 """Seconds that a coordinator may take from its start to its report of the address."""
-_BACKOFF_MAX_S = 10.0
 _READ_REST_S = 1.0
 """Seconds to read what a process left in its pipe; more only helps if somebody outside its group holds the pipe."""
 _LINE_MAX = 64 * 1024
@@ -74,6 +80,7 @@ class RunExit:
 @dataclass(slots=True)
 class _Child:
     node: str
+    budget: RestartBudget
     process: asyncio.subprocess.Process | None = None
     reading: asyncio.Task[None] | None = field(default=None, repr=False)
     restarts: int = 0
@@ -99,9 +106,11 @@ class Supervisor:
         qlog: Path | None = None,
         journal: Path | None = None,
         listen: str = "127.0.0.1:0",
+        seed: int | None = None,
         max_restarts: int = 3,
+        restart_window: float = 600.0,
         backoff: float = 0.5,
-        grace: float = 5.0,
+        grace: float = 10.0,
         lost_after: float | None = None,
         environment: Mapping[str, str] | None = None,
         output: Callable[[str, str], None] | None = None,
@@ -119,8 +128,10 @@ class Supervisor:
             qlog: Directory for a qlog trace of each connection of every process; None writes none.
             journal: The coordinator's; None takes a temporary one, and the job begins anew.
             listen: The coordinator's address; port 0 lets it pick one.
-            max_restarts: How often each node is started again.
-            backoff: Seconds before the first restart, doubled for each further one up to 10.
+            seed: The job's; None takes the journal's or a drawn one, which the coordinator says.
+            max_restarts: How often each node is started again within `restart_window`.
+            restart_window: Seconds for which a restart counts.
+            backoff: Seconds before the first restart, doubled for each further one in the window, up to 10.
             grace: Seconds between the polite signal and SIGKILL.
             lost_after: Seconds of silence after which members take a peer for lost; None leaves the default.
             environment: For the workers, on top of this process's.
@@ -136,6 +147,8 @@ class Supervisor:
         for name, given in (("backoff", backoff), ("grace", grace)):
             if not 0 <= given < MAX_SECONDS:
                 raise LocalError(f"{name} is from 0 to a million seconds, not {given}")
+        seconds(restart_window, "restart_window")
+        check_variables({**os.environ, **(environment or {})})
         if not command:
             raise LocalError("no command to run")
         if lost_after is not None:
@@ -149,15 +162,19 @@ class Supervisor:
         self._qlog = qlog
         self._journal = journal
         self._listen = listen
-        self._max_restarts = max_restarts
-        self._backoff = backoff
+        self._seed = seed
+        self._restart_window = restart_window
         self._grace = grace
         self._lost_after = lost_after
         self._environment = dict(environment or {})
         self._output = output or _print_line
         self._coordinator_command = list(coordinator) if coordinator is not None else None
-        self._coordinator = _Child(COORDINATOR)
-        self._workers = [_Child(f"worker-{number}") for number in range(workers)]
+
+        def child(node: str) -> _Child:
+            return _Child(node, RestartBudget(max_restarts, window=restart_window, backoff=backoff))
+
+        self._coordinator = child(COORDINATOR)
+        self._workers = [child(f"worker-{number}") for number in range(workers)]
         self._address: str | None = None
         self._ended_by: signal.Signals | None = None
         self._outcome: asyncio.Future[str]
@@ -205,8 +222,8 @@ class Supervisor:
             LocalError: The run cannot begin: no such program, the port is taken, the certificates do not fit.
         """
         self._outcome = asyncio.get_running_loop().create_future()
-        with tempfile.TemporaryDirectory(prefix="quicoll-") as temporary, self._signals():
-            certs, events, journal = self._prepare(Path(temporary))
+        with scratch_directory() as temporary, self._signals():
+            certs, events, journal = self._prepare(temporary)
             async with self._reaper():
                 return await self._run(certs, events, journal)
 
@@ -230,6 +247,8 @@ class Supervisor:
         }
         if self._qlog is not None:
             shared["QUICOLL_QLOG"] = str(self._qlog.resolve())
+        if self._seed is not None:
+            shared["QUICOLL_SEED"] = str(self._seed)
         if self._lost_after is not None:
             shared["QUICOLL_LOST_AFTER"] = str(self._lost_after)
         report = events / f"{COORDINATOR}.jsonl"
@@ -237,13 +256,14 @@ class Supervisor:
         tasks = [asyncio.create_task(self._guard(self._keep_coordinator(shared, journal)))]
         try:
             self._address = await self._first_address(report, seen)
-            # The workers are on this machine too: where the coordinator is reached, they can listen as well.
-            host, port = parse_address(self._address)
-            host = _LOOPBACK.get(host, host)
-            shared["QUICOLL_COORDINATOR"] = format_address((host, port))
-            shared["QUICOLL_LISTEN"] = format_address((host, 0))
-            for rank, child in enumerate(self._workers if self._ended_by is None else ()):
-                tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared))))
+            if self._address is not None and not self._outcome.done():
+                # The workers are on this machine too: where the coordinator is reached, they can listen as well.
+                host, port = parse_address(self._address)
+                host = _LOOPBACK.get(host, host)
+                shared["QUICOLL_COORDINATOR"] = format_address((host, port))
+                shared["QUICOLL_LISTEN"] = format_address((host, 0))
+                for rank, child in enumerate(self._workers):
+                    tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared))))
             reason = await self._outcome
         finally:
             for task in tasks:
@@ -272,13 +292,15 @@ class Supervisor:
         if not self._outcome.done():
             self._outcome.set_result(reason)
 
-    async def _first_address(self, report: Path, seen: int) -> str:
-        """Wait for the coordinator's report of where it listens, after the `seen` bytes of earlier runs."""
+    async def _first_address(self, report: Path, seen: int) -> str | None:
+        """Wait for the coordinator's report of where it listens, after the `seen` bytes of earlier runs.
+
+        None where the run is over before it comes.
+        """
         deadline = asyncio.get_running_loop().time() + _START_S
         while (address := _listening(report, seen)) is None:
             if self._outcome.done():
-                self._outcome.result()  # raises what the coordinator failed with
-                return ""
+                return None
             if asyncio.get_running_loop().time() > deadline:
                 raise LocalError(f"the coordinator reported no address within {_START_S:g} s")
             await asyncio.sleep(_POLL_S)
@@ -290,7 +312,7 @@ class Supervisor:
             argv = self._coordinator_argv(journal, self._address or self._listen)
             status = await self._once(child, argv, shared)
             if self._address is None:
-                detail = child.last_line or _describe(status)
+                detail = child.last_line.removeprefix("quicoll: ") or _describe(status)
                 raise LocalError(f"the coordinator could not start on {self._listen}: {detail}")
             await self._before_restart(child, status)
 
@@ -314,11 +336,12 @@ class Supervisor:
             self._decide("")
 
     async def _before_restart(self, child: _Child, status: int) -> None:
-        if child.restarts >= self._max_restarts:
-            times = "once" if child.restarts == 0 else f"{child.restarts + 1} times"
+        wait = child.budget.died(asyncio.get_running_loop().time())
+        if wait is None:
+            times = child.budget.recent
+            how = f"{times} times within {self._restart_window:g} s, the last time " if times > 1 else ""
             said = f"; its last line: {child.last_line}" if child.last_line else ""
-            raise _GivenUp(f"{child.node} died {times}, the last time with {_describe(status)}; giving up{said}")
-        wait = min(self._backoff * 2**child.restarts, _BACKOFF_MAX_S)
+            raise _GivenUp(f"{child.node} died {how}with {_describe(status)}; giving up{said}")
         child.restarts += 1
         self._say(child.node, f"died with {_describe(status)}; start {child.restarts + 1} in {wait:g} s")
         await asyncio.sleep(wait)
@@ -402,11 +425,11 @@ class Supervisor:
             self._decide(f"what {node} wrote cannot be passed on: {type(error).__name__}: {error}")
 
     async def _end(self, children: Sequence[_Child]) -> None:
-        """Polite signal, grace, SIGKILL, to the whole process group of each."""
+        """Polite signal to the process, grace, SIGKILL to the whole process group, of each."""
         alive = [child for child in children if child.process is not None]
         for child in alive:
             # SIGINT is for programs that people write; our coordinator ends in its own way, whatever ended the run.
-            _signal_group(child, signal.SIGTERM if child is self._coordinator else self._ended_by or signal.SIGTERM)
+            _signal(child, signal.SIGTERM if child is self._coordinator else self._ended_by or signal.SIGTERM)
         waits = [asyncio.create_task(child.process.wait()) for child in alive if child.process is not None]
         if waits:
             await asyncio.wait(waits, timeout=self._grace)
@@ -489,6 +512,13 @@ def _listening(report: Path, offset: int) -> str | None:
     return None
 
 
+def _signal(child: _Child, number: signal.Signals) -> None:
+    # Not Process.send_signal, which looks first whether the process has ended, and may take its status from who waits.
+    if child.process is not None and child.process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.process.pid, number)
+
+
 def _signal_group(child: _Child, number: signal.Signals) -> None:
     if child.process is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -496,12 +526,18 @@ def _signal_group(child: _Child, number: signal.Signals) -> None:
 
 
 def _describe(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
+    if status < 0:
+        return _signal_name(-status) or f"signal {-status}"
+    # What shells, and programs that end in order, make of a signal.
+    name = _signal_name(status - 128)
+    return f"exit status {status} ({name})" if name else f"exit status {status}"
+
+
+def _signal_name(number: int) -> str:
     try:
-        return signal.Signals(-status).name
+        return signal.Signals(number).name
     except ValueError:
-        return f"signal {-status}"
+        return ""
 
 
 def _print_line(node: str, line: str) -> None:

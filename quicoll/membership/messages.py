@@ -58,6 +58,7 @@ __all__ = [
     "Withhold",
     "clip",
     "decode",
+    "departure",
     "encode",
 ]
 
@@ -94,6 +95,7 @@ class Join(_Message, frozen=True, tag="join"):
     world_size: None, or the size that the first view has to have. committed_step: the last step whose result I hold.
     doubt: (view_id, step) that I voted for without hearing the decision. lost_after_ns: my setting, which all members
     and the coordinator share; None says nothing of it. adopts: whether I take the coordinator's where it has another.
+    seed: the job's, as I ask for it; None takes any.
     """
 
     incarnation: Incarnation
@@ -105,6 +107,7 @@ class Join(_Message, frozen=True, tag="join"):
     site: _Site = ""
     lost_after_ns: _Duration | None = None
     adopts: bool = False
+    seed: SeedValue | None = None
 
 
 class Confirm(_Message, frozen=True, tag="confirm"):
@@ -270,6 +273,13 @@ def decode(
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         # the text may quote the peer's bytes (an unknown field's name), so it is as bounded as any other text of a peer
         raise PeerError(clip(f"malformed membership message from a {sender}: {error}"), node=node) from error
+
+
+def departure(reason: str) -> str:
+    """Return in words that a node leaves of its own will, which is no failure. reason: as in Leave."""
+    if reason == "done":
+        return "has finished and left the job"
+    return f"left the job: {reason}" if reason else "left the job"
 
 
 def clip(text: str) -> str:

@@ -126,7 +126,7 @@ class CoordinatorService:
             wall_clock=wall_clock,
         )
         self._access = AccessControl(self.endpoint, policy, listed=denied)
-        observers.emit("listening", address=format_address(self.endpoint.address))
+        observers.emit("listening", address=format_address(self.endpoint.address), seed=self.core.history.seed)
         self._work()
 
     def _now_ns(self) -> int:
@@ -162,12 +162,16 @@ class CoordinatorService:
         for fingerprint in denied:
             self._observers.emit("certificate_denied", fingerprint=fingerprint)
 
-    async def aclose(self) -> None:
-        """End it; members see their links end."""
+    async def aclose(self, reason: str = "stopped") -> None:
+        """End it; members see their links end.
+
+        Args:
+            reason: Why; they hear it.
+        """
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
-        await self.endpoint.aclose()
+        await self.endpoint.aclose(reason=reason)
         self._failed.cancel()
         self._observers.close()
 
@@ -270,7 +274,7 @@ async def serve(
     deny: str | Path | None = None,
     ready: Callable[[CoordinatorService], None] | None = None,
 ) -> None:
-    """Run a coordinator until cancelled.
+    """Run a coordinator until cancelled: then its members hear that it was stopped, and the journal is closed.
 
     Args:
         listen: "host:port", port 0 for a free one (the event "listening" has it).
@@ -330,12 +334,16 @@ async def serve(
         io.close()
         store.close()
         raise
+    reason = "stopped"
     try:
         if ready is not None:
             ready(service)
         await service.wait_failed()
+    except QuicollError:
+        reason = "cannot go on"
+        raise
     finally:
-        await service.aclose()
+        await service.aclose(reason)
         store.close()
 
 

@@ -10,6 +10,11 @@ bytearray, memoryview, ctypes, ...); results for it are numpy arrays, unless it 
 - `destination`: one, in `Destination.commit`. A collective works in a buffer of its own, so that one that is
   aborted leaves the caller's `out` as it was.
 
+Autograd. No gradient goes through an operation, so a tensor that requires grad would leave its graph without a word: an
+`argument` or `destination` that autograd records at the time of the call is refused, and says what to write instead.
+Where nothing is recorded (torch.no_grad, torch.inference_mode) such tensors are taken, also as `out`: that is how
+parameters are broadcast. `source` reads any tensor outside of autograd, for what is no operation: states, digests.
+
 torch is imported only when a torch tensor is asked for; a caller who passes one has imported it.
 """
 
@@ -18,8 +23,9 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -33,9 +39,12 @@ __all__ = [
     "Destination",
     "Source",
     "allocate",
+    "argument",
     "destination",
+    "detached",
     "empty",
     "memory",
+    "require_apart",
     "source",
     "tensor_digest",
     "wrap",
@@ -126,10 +135,10 @@ class Destination:
 
 
 def source(value: Any) -> Source:
-    """View a numpy array, a torch tensor, or an object with DLPack or the buffer protocol as flat memory.
+    """View an array, a tensor, a numpy scalar, or an object with DLPack or the buffer protocol as flat memory.
 
-    A tensor that requires grad is read outside of autograd. A tensor on a CUDA device is copied to the host, after what
-    is queued for it there.
+    A numpy scalar counts as a 0-dimensional array. A tensor that requires grad is read outside of autograd. A tensor on
+    a CUDA device is copied to the host, after what is queued for it there.
 
     Args:
         value: Of any shape, 0-dimensional and empty included; may be read-only. It must not change until the collective
@@ -149,6 +158,30 @@ def source(value: Any) -> Source:
     raise LocalError(
         f"a {type(value).__name__} is neither array nor tensor; pass numpy.asarray(x, dtype) or torch.as_tensor(x)"
     )
+
+
+def argument(value: Any) -> Source:
+    """As `source`, for what an operation is given.
+
+    Args:
+        value: As for `source`.
+    Returns:
+        The view.
+    Raises:
+        LocalError: As for `source`; or it requires grad and autograd records what is done.
+    """
+    if _recorded(value):
+        raise LocalError(
+            "the tensor requires grad, and no gradient goes through an operation; pass x.detach(), or make the call "
+            "under torch.no_grad()"
+        )
+    return source(value)
+
+
+def detached(value: Any) -> Any:
+    """Return a tensor outside of autograd, in the same memory; anything else as it is."""
+    torch = _torch()
+    return value.detach() if torch is not None and isinstance(value, torch.Tensor) else value
 
 
 def allocate(like: Source, shape: tuple[int, ...] | None = None) -> Destination:
@@ -204,15 +237,16 @@ def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) ->
     Returns:
         The destination.
     Raises:
-        LocalError: Another shape or dtype; or it is read-only, requires grad, or has several elements in one place.
+        LocalError: Another shape or dtype; or it is read-only, requires grad where autograd records what is done, or
+            has several elements in one place.
     """
     shape = like.shape if shape is None else shape
     torch = _torch()
     if torch is not None and isinstance(out, torch.Tensor):
         kind: ArrayKind = "torch"
         dtype = _torch_dtype(out)
-        if out.requires_grad:
-            raise LocalError("out requires grad; pass out.detach(), or a tensor made under torch.no_grad()")
+        if _recorded(out):
+            raise LocalError("out requires grad; pass out.detach(), or make the call under torch.no_grad()")
         place, strides, writable = out, tuple(step * out.element_size() for step in out.stride()), True
     else:
         kind = "numpy"
@@ -228,6 +262,21 @@ def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) ->
     if _overlaps_itself(shape, strides, dtype.itemsize):
         raise LocalError(f"out has several elements in one place (strides {strides} bytes); pass a contiguous copy")
     return Destination(out, place, empty(math.prod(shape), dtype), dtype, shape, kind, fresh=False)
+
+
+def require_apart(places: Sequence[Destination]) -> None:
+    """Raise LocalError where two of the destinations of one operation share memory: the later would win."""
+    spans = sorted(
+        ((*_reach(place.place), index) for index, place in enumerate(places) if place.flat.size), key=itemgetter(0)
+    )
+    before: list[tuple[int, int, Array, int]] = []  # those that reach beyond where the present one begins
+    for low, high, array, index in spans:
+        before = [each for each in before if each[1] > low]
+        for *_, other, number in before:
+            if _share_memory(array, other):
+                first, second = sorted((number, index))
+                raise LocalError(f"out has items {first} and {second} in one place; pass tensors that share no memory")
+        before.append((low, high, array, index))
 
 
 def wrap(flat: Array, dtype: DType, shape: tuple[int, ...], kind: ArrayKind) -> Any:
@@ -302,8 +351,10 @@ def _as_array(value: Any) -> Array | None:
     """An array in the memory of `value`; None if it has none that could be looked at."""
     if isinstance(value, np.ndarray):
         return value
-    if isinstance(value, np.generic):  # it has the buffer protocol, but what it is for here is not clear
-        return None
+    if isinstance(value, np.generic):
+        array = np.asarray(value)  # a copy, so nothing may be written to it
+        array.flags.writeable = False
+        return array
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
         device = int(value.__dlpack_device__()[0])
         if device not in _DLPACK_HOST:
@@ -348,6 +399,14 @@ def _numpy_dtype(value: np.ndarray[Any, Any]) -> DType:
 
 def _torch() -> Any:
     return sys.modules.get("torch")
+
+
+def _recorded(value: Any) -> bool:
+    """Whether autograd would record what is done with this."""
+    torch = _torch()
+    if torch is None or not isinstance(value, torch.Tensor):
+        return False
+    return bool(value.requires_grad and torch.is_grad_enabled())
 
 
 def _from_torch(value: Any) -> Source:
@@ -406,6 +465,44 @@ def _write_tensor(out: Any, result: Array) -> None:
     # A tensor made under inference mode may be written only there.
     with torch.inference_mode() if out.is_inference() else torch.no_grad():
         out.copy_(tensor)
+
+
+class _Extent:
+    """Where elements lie, for numpy to compute with; it is never read, so it may lie on any device."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address, True),
+            "shape": shape,
+            "strides": strides,
+            "typestr": f"|V{itemsize}",
+        }
+
+
+def _reach(place: Any) -> tuple[int, int, Array]:
+    """The first address of an array or tensor that is not empty, the one behind its last, and its extent."""
+    if isinstance(place, np.ndarray):
+        address, strides, itemsize = place.__array_interface__["data"][0], place.strides, place.itemsize
+    else:
+        itemsize = place.element_size()
+        address, strides = place.data_ptr(), tuple(step * itemsize for step in place.stride())
+    shape = tuple(place.shape)
+    spans = [stride * (size - 1) for stride, size in zip(strides, shape, strict=True)]
+    low = address + sum(span for span in spans if span < 0)
+    high = address + sum(span for span in spans if span > 0) + itemsize
+    return low, high, np.asarray(_Extent(address, shape, strides, itemsize))
+
+
+def _share_memory(one: Array, other: Array) -> bool:
+    try:
+        # numpy declares only the two extreme values
+        return np.shares_memory(one, other, max_work=_MAX_WORK)  # type: ignore[arg-type]
+    except RuntimeError:  # numpy's TooHardError: as for one tensor, a layout that is too strange is refused
+        return True
+
+
+_MAX_WORK = 100_000
 
 
 def _overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import Source, allocate, destination, empty, source
+from quicoll.numerics.buffers import Source, allocate, argument, destination, empty, require_apart
 
 if TYPE_CHECKING:
     from quicoll.numerics.buffers import Destination
@@ -114,19 +114,19 @@ def bundle(x: Any) -> Bundle:
     Returns:
         The bundle; nothing is copied.
     Raises:
-        LocalError: Not tensors, an empty list, or types or kinds differ.
+        LocalError: Not tensors, an empty list, or types or kinds differ; or a tensor requires grad, see `argument`.
     """
     if not isinstance(x, list | tuple):
-        return Bundle((source(x),), many=False)
+        return Bundle((argument(x),), many=False)
     if not x:
         raise LocalError("a list of no tensors")
     for index, value in enumerate(x):
-        if isinstance(value, int | float | complex | str | list | tuple):
+        if isinstance(value, int | float | complex | str | list | tuple) and not isinstance(value, np.generic):
             raise LocalError(
                 f"item {index} of the list is a {type(value).__name__}; pass numpy.asarray(x, dtype), "
                 "torch.as_tensor(x), or a list of arrays or tensors"
             )
-    sources = tuple(map(source, x))
+    sources = tuple(map(argument, x))
     for index, each in enumerate(sources):
         if each.dtype is not sources[0].dtype or each.kind != sources[0].kind:
             raise LocalError(
@@ -171,7 +171,7 @@ def results(out: Any, like: Bundle, shape: tuple[int, ...] | None = None) -> Res
     Returns:
         The memory.
     Raises:
-        LocalError: `out` does not fit, or there is no memory.
+        LocalError: `out` does not fit, tensors of it share memory, or there is no memory.
     """
     first = like.sources[0]
     if not like.many:
@@ -183,4 +183,5 @@ def results(out: Any, like: Bundle, shape: tuple[int, ...] | None = None) -> Res
     if not isinstance(out, list | tuple) or len(out) != len(like.sources):
         raise LocalError(f"out must be a list of {len(like.sources)} tensors, as the input is")
     places = tuple(destination(place, each) for place, each in zip(out, like.sources, strict=True))
+    require_apart(places)
     return Results(empty(like.elements, like.dtype), places, None, ())

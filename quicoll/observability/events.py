@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from quicoll.errors import LocalError
+from quicoll.observability.sentences import sentence
 
 __all__ = ["Event", "JsonLines", "Observer", "Observers", "make_directory"]
 
@@ -26,7 +27,7 @@ log = logging.getLogger("quicoll")
 class Event:
     """One thing that happened. docs/settings.md says which kinds come of ranks, which of the coordinator.
 
-    Kinds and fields: listening(address); node_joined(peer, incarnation); view_proposed(view, nodes);
+    Kinds and fields: listening(address, seed); node_joined(peer, incarnation); view_proposed(view, nodes);
     view_installed(view, world_size, nodes, rank); view_ended(view, cause, lost); step_committed(step, view);
     step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left); held(cause);
     state_received(from_rank, step); fault(what); refused(reason); straggler(rank, peer, op, seconds, view);
@@ -65,14 +66,15 @@ class Observers:
         self._observers = [observer for observer in observers if observer is not None]
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Give an event to every observer, and to the log at level INFO.
+        """Give an event to every observer, and to the log at level INFO, in a sentence.
 
         Args:
             kind: One of those that Event lists.
             fields: The kind's fields.
         """
         event = Event(self._now_ns(), self._node, kind, fields)
-        log.info("%s: %s %s", self._node, kind, fields)
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s: %s", self._node, sentence(kind, fields))
         for observer in self._observers:
             try:
                 observer(event)

@@ -192,6 +192,7 @@ class Fleet:
             join_timeout=settings.join_timeout,
             hold_timeout=settings.hold_timeout,
             chunk_bytes=settings.chunk_bytes,
+            handle_sigterm=False,  # the process is the simulator's; its ranks are stopped by events
         )
         engine, runtime = await start_with(
             config,

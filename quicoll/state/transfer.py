@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll.errors import Corrupted, PeerError
-from quicoll.numerics.buffers import empty, memory, tensor_digest, wrap
+from quicoll.numerics.buffers import detached, empty, memory, tensor_digest, wrap
 from quicoll.numerics.dtypes import DType
 from quicoll.state.manifest import MAX_MANIFEST, TensorRecord, checked, decode_manifest, encode_manifest
 
@@ -31,7 +31,8 @@ async def transfer(state: RankState, group: Group, giver: int, view_id: int) -> 
     packed = await group.broadcast(packed, root=giver)
     received: dict[str, Any] = {}
     for tensor in decode_manifest(memory(packed), giver=giver, view_id=view_id):
-        value = await group.broadcast(given[tensor.name] if giving else _empty(tensor), root=giver)
+        # A state is what its tensors hold; it may be given as parameters that require grad.
+        value = await group.broadcast(detached(given[tensor.name]) if giving else _empty(tensor), root=giver)
         if tensor_digest(value) != tensor.digest:
             raise Corrupted(f"the state's {tensor.name!r} fails its digest", rank=giver, view=view_id)
         received[tensor.name] = value

@@ -14,6 +14,8 @@ What makes it restartable:
    the job go back to the newest checkpoint that any of them holds (`job.resume_from`), and computes the steps since
    then again, with the same bits.
 
+4. A rank that is asked to stop (SIGTERM) leaves at a step boundary, and rank 0 writes a checkpoint before it goes.
+
 Rank 0 writes checkpoints after the commit, from a snapshot, in a thread: training does not wait for the disk unless the
 disk is slower than `checkpoint_every` steps.
 """
@@ -32,7 +34,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from quicoll import checkpoint
-from quicoll.errors import CheckpointError, LocalError, Partitioned, StepAborted
+from quicoll.errors import CheckpointError, LocalError, Partitioned, StepAborted, Terminated
+from quicoll.numerics.buffers import argument
 
 if TYPE_CHECKING:
     import os
@@ -145,7 +148,7 @@ class Bucket:
         Returns:
             An array of shape (size,).
         Raises:
-            LocalError: Other shapes or dtypes.
+            LocalError: Other shapes or dtypes; or a gradient that requires grad itself, where autograd records.
         """
         flat = np.empty(self.size, np.float32)
         found = tuple(tuple(gradient.shape) for gradient in gradients)
@@ -155,7 +158,7 @@ class Bucket:
         for gradient, shape in zip(gradients, self.shapes, strict=True):
             if str(gradient.dtype).removeprefix("torch.") != "float32":
                 raise LocalError(f"a bucket holds float32, this gradient is {gradient.dtype}")
-            flat[start : start + _count(shape)] = np.asarray(gradient).reshape(-1)
+            flat[start : start + _count(shape)] = argument(gradient).flat
             start += _count(shape)
         return flat
 
@@ -207,6 +210,10 @@ async def run(
 ) -> TrainingResult:
     """Train until the job has committed `steps` steps, through every abort, partition and change of membership.
 
+    SIGTERM asks this rank to stop, unless the program handles it, or the setting `handle_sigterm` is False: the open
+    step is ended, rank 0 writes a checkpoint where there are to be some, and `run` raises Terminated, by which the rank
+    leaves the job and the process ends with status 143.
+
     Args:
         job: A joined job. Every rank calls this with equal arguments.
         task: What is trained.
@@ -225,8 +232,9 @@ async def run(
         LocalError: An argument is invalid.
         Mismatch: The ranks called different things.
         Partitioned: There was no quorum for the job's `hold_timeout`.
-        CheckpointError: The last checkpoint could not be written; raised after all steps are committed. Failures of
-            earlier ones are logged, and training goes on.
+        CheckpointError: The last checkpoint could not be written; raised after all steps are committed, or instead of
+            Terminated. Failures of earlier ones are logged, and training goes on.
+        Terminated: This rank was asked to stop.
         Exception: What the task raises. StepAborted is never raised.
     """
     if steps < 1 or checkpoint_every < 0:
@@ -236,32 +244,41 @@ async def run(
     began = time.monotonic()
     resumed_from = await _resume(job, task, checkpoint_dir)
     job.register_state(task.state, task.load_state)
-    saver = _Saver(checkpoint_dir, keep=keep) if checkpoint_dir is not None and checkpoint_every else None
+    saver = None
+    if checkpoint_dir is not None and checkpoint_every:
+        saver = _Saver(checkpoint_dir, keep=keep, newest=resumed_from or 0)
     committed = aborted = 0
     try:
-        while True:
-            try:
-                # A rank that was cut off in its vote, or joins late, learns here that the job is further.
-                await job.ready()
-                if job.committed_step >= steps:
+        with job.stop_at_sigterm():
+            while True:
+                try:
+                    # A rank that was cut off in its vote, or joins late, learns here that the job is further.
+                    await job.ready()
+                    if job.committed_step >= steps:
+                        break
+                    number = await _one_step(job, task, last=steps, bucket_bytes=bucket_bytes, algorithm=algorithm)
+                except StepAborted as error:
+                    aborted += 1
+                    _log.info("begun again in the next view: %s", error)
+                    continue
+                except _InDoubt as error:
+                    _log.warning("whether the step is committed will be known when this rank is heard again: %s", error)
+                    continue
+                except _Finished:
                     break
-                number = await _one_step(job, task, last=steps, bucket_bytes=bucket_bytes, algorithm=algorithm)
-            except StepAborted as error:
-                aborted += 1
-                _log.info("begun again in the next view: %s", error)
-                continue
-            except _InDoubt as error:
-                _log.warning("whether the step is committed will be known when this rank is heard again: %s", error)
-                continue
-            except _Finished:
-                break
-            committed += 1
-            if saver and job.rank == 0 and (number % checkpoint_every == 0 or number == steps):
-                await saver.save(number, task.state())
-            if on_step is not None:
-                waiting = on_step(number)
-                if inspect.isawaitable(waiting):
-                    await waiting
+                committed += 1
+                if saver and job.rank == 0 and (number % checkpoint_every == 0 or number == steps):
+                    await saver.save(number, task.state())
+                if on_step is not None:
+                    waiting = on_step(number)
+                    if inspect.isawaitable(waiting):
+                        await waiting
+    except Terminated:
+        if saver and job.rank == 0:
+            await saver.save(job.committed_step, task.state())
+            await saver.finish()
+            saver.raise_last()
+        raise
     finally:
         if saver:
             await saver.finish()
@@ -329,14 +346,18 @@ class _Finished(Exception):
 class _Saver:
     """At most one checkpoint under way in a thread; a second waits for the first, so that memory stays bounded."""
 
-    def __init__(self, directory: str | os.PathLike[str], *, keep: int) -> None:
+    def __init__(self, directory: str | os.PathLike[str], *, keep: int, newest: int) -> None:
         self._directory = directory
         self._keep = keep
+        self._newest = newest  # the step of the newest checkpoint that is there, or under way
         self._pending: asyncio.Task[None] | None = None
         self._error: CheckpointError | None = None
 
     async def save(self, step: int, tensors: Mapping[str, Array]) -> None:
         await self.finish()
+        if step <= self._newest:
+            return
+        self._newest = step
         self._pending = asyncio.create_task(self._write(step, checkpoint.snapshot(tensors)))
 
     async def finish(self) -> None:
@@ -353,7 +374,7 @@ class _Saver:
         try:
             await asyncio.to_thread(checkpoint.save, self._directory, step=step, tensors=tensors, keep=self._keep)
         except CheckpointError as error:
-            self._error = error
+            self._error, self._newest = error, -1
             _log.error("training goes on without this checkpoint: %s", error)
 
 

@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["FakeLink", "FakeTransfer"]
+from quicoll.engine.executor import Execution
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quicoll.engine.calls import Work
+
+__all__ = ["FakeLink", "FakeTransfer", "execute"]
+
+
+async def execute(work: Work, *, links: Any, ranks: Sequence[int], prefix: bytes) -> None:
+    """Run a plan to its end, as a communicator does."""
+    woken = asyncio.Event()
+    execution = Execution(work, links=links, ranks=ranks, prefix=prefix, wake=woken.set)
+    try:
+        while not execution.finished():
+            await woken.wait()
+            woken.clear()
+    finally:
+        execution.close()
 
 
 class FakeTransfer:

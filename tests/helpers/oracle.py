@@ -6,8 +6,8 @@ all, then await and compare each. They run wherever a job has other ranks that d
 sockets, in a step of a simulated one.
 
 By default each operation meets each type once at each world size, and shapes, numbers of leaves, algorithms,
-precisions, kinds and layouts of memory take turns, so that all of them come up. QUICOLL_ORACLE=20 takes twenty times as
-many, up to all combinations that there are (and more time than a test has by default: pytest --timeout=0).
+precisions, kinds and layouts of memory take turns, so that all of them come up. QUICOLL_TEST_ORACLE=20 takes twenty
+times as many, up to all combinations that there are (and more time than a test has by default: pytest --timeout=0).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slow_reference import COMPLEX, DTYPES, FLOATS, INTEGERS, OPS, is_defined, r
 if TYPE_CHECKING:
     from quicoll.job import Job
 
-DEPTH = int(os.environ.get("QUICOLL_ORACLE", "1"))
+DEPTH = int(os.environ.get("QUICOLL_TEST_ORACLE", "1"))
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
 SHAPES = ((), (0,), (1,), (3,), (67,), (5, 13), (2, 0, 3), (129,))
 REDUCTIONS = {

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from quicoll import Job, LocalError, Mismatch, PeerError, StepAborted
 from quicoll.audit.log import OperationRecord, read_log
@@ -93,6 +94,23 @@ async def test_a_wait_that_is_too_short_raises_and_can_be_repeated() -> None:
 
     async with cluster(2) as jobs:
         assert await on_threads(jobs, early) == [2.0, 2.0]
+
+
+async def test_parameters_are_taken_where_autograd_records_nothing_and_refused_elsewhere() -> None:
+    """Autograd has a mode for each thread: that of the caller counts, not the engine's."""
+
+    def shared(group: Group, rank: int) -> list[list[float]]:
+        first, both = torch.nn.Parameter(torch.full((1,), float(rank))), torch.nn.Parameter(torch.zeros(2))
+        for refused in (lambda: group.broadcast(first), lambda: group.all_gather(first.detach(), out=both)):
+            with pytest.raises(LocalError, match="requires grad"):
+                refused()
+        with torch.no_grad():
+            assert group.all_gather(first, out=both) is both
+            assert group.broadcast(first, root=1, out=first) is first
+        return [first.tolist(), both.tolist()]
+
+    async with cluster(2) as jobs:
+        assert await on_threads(jobs, shared) == [[[1.0], [0.0, 1.0]]] * 2
 
 
 async def test_errors_are_raised_by_the_call_or_by_the_wait() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from quicoll import checkpoint
 from quicoll_transport.security.authority import create_authority, issue
 
 COMMAND = [sys.executable, "-m", "quicoll.cli.main"]
@@ -47,14 +48,20 @@ def interrupted(process: subprocess.Popen[str], *, after: str) -> tuple[str, str
 def test_an_interrupted_coordinator_says_so_in_one_line_and_a_terminated_one_has_done_its_work(tmp_path: Path) -> None:
     create_authority(tmp_path, job="alpha")
     issue(tmp_path, role="coordinator", node="coordinator")
-    for number, status, said in ((signal.SIGINT, 130, "quicoll: ended by SIGINT\n"), (signal.SIGTERM, 0, "")):
-        arguments = ["--job", "alpha", "--certs", tmp_path, "--journal", tmp_path / "j.db", "--world-size", "1"]
-        process = start("coordinator", *arguments, "--listen", "127.0.0.1:0")
+    arguments = ["coordinator", "--job", "alpha", "--certs", tmp_path, "--journal", tmp_path / "j.db"]
+    arguments += ["--world-size", "1", "--listen", "127.0.0.1:0"]
+    interrupted, terminated = (signal.SIGINT, 130, "quicoll: ended by SIGINT\n"), (signal.SIGTERM, 0, "")
+    # The second takes the seed of the first from the journal.
+    for (number, status, said), seed in zip((interrupted, terminated), (["--seed", "7"], []), strict=True):
+        process = start(*arguments, *seed)
         assert process.stdout is not None
-        assert "listening" in process.stdout.readline()
+        assert process.stdout.readline().startswith("coordinator of job alpha, seed 7, listening on 127.0.0.1:")
         process.send_signal(number)
         assert process.communicate() == ("", said)
         assert process.returncode == status
+    refused = quicoll(*arguments, "--seed", "8")
+    assert refused.stderr == "quicoll: seed 8 is asked for, but the journal was begun with 7\n"
+    assert refused.returncode == 2
 
 
 def test_an_interrupted_run_ends_its_children_without_a_traceback_of_ours(tmp_path: Path) -> None:
@@ -66,6 +73,64 @@ def test_an_interrupted_run_ends_its_children_without_a_traceback_of_ours(tmp_pa
     out, err = interrupted(process, after="[worker-0] ready")
     assert process.returncode == 130
     assert (out, err) == ("", "quicoll: ended by SIGINT\n")
+
+
+TRAINING = """
+import asyncio, sys
+import numpy as np
+import quicoll
+
+class Task:
+    shards = 4
+    def __init__(self):
+        self.weights = np.zeros(4, np.float32)
+    def gradients(self, shard, step):
+        return [np.full(4, shard + step, np.float32)]
+    def apply(self, average):
+        self.weights += average[0]
+    def state(self):
+        return {"weights": self.weights}
+    def load_state(self, state):
+        self.weights[:] = state["weights"]
+
+async def main():
+    async with quicoll.join() as job:
+        print("seed", job.view.seed)
+        await quicoll.train.run(
+            job, Task(), steps=10**6, checkpoint_dir=sys.argv[1], checkpoint_every=10**6,
+            on_step=lambda step: print("step 5") if step == 5 else None,
+        )
+
+asyncio.run(main())
+"""
+
+
+def test_a_terminated_run_ends_training_between_steps_and_the_last_committed_one_is_in_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    script, checkpoints, events = tmp_path / "train.py", tmp_path / "checkpoints", tmp_path / "events"
+    script.write_text(TRAINING)
+    process = start("run", "-n", "2", "--seed", "7", "--grace", "60", "--events", events, script, checkpoints)
+    assert process.stdout is not None
+    before = []
+    for line in process.stdout:
+        before.append(line)
+        if line == "[worker-0] step 5\n":
+            break
+    else:
+        pytest.fail("".join(before) + process.communicate()[1])
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate()
+    assert (process.returncode, err) == (143, "quicoll: ended by SIGTERM\n")
+    assert "Traceback" not in out
+    assert {"[worker-0] seed 7\n", "[worker-1] seed 7\n"} <= set(before)
+    told = [json.loads(line) for line in (events / "coordinator.jsonl").read_text().splitlines()]
+    lost = [(each["cause"], each["left"]) for each in told if each["kind"] == "peer_lost"]
+    assert sorted(lost) == [("worker-0 left the job: terminated", True), ("worker-1 left the job: terminated", True)]
+    committed = [each["step"] for each in told if each["kind"] == "step_committed"]
+    saved = checkpoint.latest(checkpoints)
+    assert saved is not None
+    assert saved.step == committed[-1] >= 5
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 import threading
@@ -156,6 +157,22 @@ async def test_a_certificate_of_another_job_is_refused(
 async def test_a_node_without_a_certificate_is_told_which_file_is_missing(certs: Path) -> None:
     with pytest.raises(LocalError, match=r"worker-c\.pem"):
         await joined("127.0.0.1:9", certs, "c")
+
+
+async def test_a_rank_started_by_itself_is_told_in_one_line_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of how that was found out: the traceback has the caller's lines and one of ours."""
+    for name in [name for name in os.environ if name.startswith("QUICOLL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "argv", ["examples/allreduce.py"])
+    with pytest.raises(LocalError) as told:
+        async with quicoll.join(certs="nowhere", node="a"):
+            pass
+    assert str(told.value) == (
+        "there is no job to join: no coordinator is named, and nowhere/worker-a.pem: cannot be read: "
+        "No such file or directory. To start a coordinator and two ranks, run: quicoll run -n 2 examples/allreduce.py"
+    )
+    assert told.value.__cause__ is None
+    assert [entry.path.name for entry in told.traceback if entry.path.parent.name == "quicoll"] == ["job.py"]
 
 
 async def test_an_unreachable_coordinator_is_a_clear_error_at_the_deadline(certs: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 import quicoll
-from quicoll import Event, LocalError, PeerError, StepAborted
+from quicoll import Event, LocalError, PeerError, StepAborted, Terminated
 from quicoll.membership.service import CoordinatorService, serve
 from quicoll.observability.transport import TRANSPORT_KINDS
 from quicoll.testing import cluster
@@ -254,3 +255,92 @@ async def test_a_rank_that_sets_another_lost_after_is_refused_with_both_values(c
     async with coordinator(certs, world_size=1, lost_after=1.0) as service:
         with pytest.raises(PeerError, match="the coordinator's lost_after is 1 s, this node's 10 s"):
             await joining(service, certs, "a", lost_after=10.0).__aenter__()
+
+
+async def test_a_rank_that_asks_for_another_seed_is_refused_with_both_values(certs: Path) -> None:
+    async with coordinator(certs, world_size=1, seed=7) as service:
+        with pytest.raises(PeerError, match="the job's seed is 7, this node's 8"):
+            await joining(service, certs, "a", seed=8).__aenter__()
+        async with joining(service, certs, "a", seed=7) as job:
+            assert job.view.seed == 7
+
+
+async def test_members_hear_that_their_coordinator_was_stopped(certs: Path) -> None:
+    seen = Seen()
+    async with AsyncExitStack() as stack:
+        async with coordinator(certs, world_size=1) as service:
+            await stack.enter_async_context(joining(service, certs, "a", observer=seen))
+        await seen.until(
+            lambda: any("closed by the peer (stopped)" in each.fields["cause"] for each in seen.of("held"))
+        )
+
+
+async def test_a_rank_that_is_asked_to_stop_leaves_as_one_that_is_done_and_the_others_go_on(certs: Path) -> None:
+    seen = Seen()
+    async with coordinator(certs, world_size=3, observer=seen) as service, AsyncExitStack() as stack:
+        leaving = joining(service, certs, "c")
+        a, b, c = await asyncio.gather(
+            *(stack.enter_async_context(joining(service, certs, node)) for node in ("a", "b")),
+            leaving.__aenter__(),
+        )
+        await commit([a, b, c])
+        c.stop()
+        assert c.stopping
+        with pytest.raises(Terminated) as ended:
+            async with c.step():
+                pytest.fail("the step was entered")
+        assert not await leaving.__aexit__(Terminated, ended.value, ended.value.__traceback__)
+        await commit([a, b])
+        assert [event.fields["cause"] for event in seen.of("peer_lost")] == ["c left the job: terminated"]
+        assert not seen.of("step_aborted")
+
+
+async def test_a_rank_that_is_asked_to_stop_does_not_wait_for_ranks_that_are_not_ready(certs: Path) -> None:
+    """In a blocking call, whose thread can do nothing meanwhile."""
+    inside: asyncio.Future[quicoll.blocking.Job] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+
+    def stopped(service: CoordinatorService) -> None:
+        settings = {"job": "alpha", "certs": str(certs), "listen": "127.0.0.1:0", "stop_timeout": 0.1}
+        with quicoll.blocking.join(coordinator=service.address, node="a", **settings) as job:  # type: ignore[arg-type]
+            with pytest.raises(StepAborted, match="terminated"):
+                waiting(job)
+            with pytest.raises(Terminated):
+                job.step().__enter__()
+
+    def waiting(job: quicoll.blocking.Job) -> None:
+        with job.step():
+            loop.call_soon_threadsafe(inside.set_result, job)
+            job.group.barrier()
+
+    async def computing(job: quicoll.Job) -> None:
+        async with job.step():
+            (await inside).stop()
+            await blocking
+            await job.group.barrier()
+
+    async with coordinator(certs, world_size=2) as service:
+        blocking = asyncio.create_task(asyncio.to_thread(stopped, service))
+        async with joining(service, certs, "b") as other:
+            with pytest.raises(StepAborted, match="terminated"):
+                await computing(other)
+
+
+async def test_sigterm_ends_the_wait_for_the_first_view_where_it_is_handled_and_the_node_leaves(certs: Path) -> None:
+    seen = Seen()
+    async with coordinator(certs, world_size=2, observer=seen) as service:
+        waiting = asyncio.create_task(outcome(joining(service, certs, "a", handle_sigterm=True)))
+        await seen.until(lambda: seen.of("node_joined", peer="a"))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await waiting == "terminated"
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        await seen.until(lambda: seen.of("peer_lost", peer="a", left=True))
+
+
+async def outcome(entering: Any) -> str:
+    """How it ended. A SystemExit that leaves a task would end the whole loop."""
+    try:
+        await entering.__aenter__()
+    except Terminated:
+        return "terminated"
+    return "joined"

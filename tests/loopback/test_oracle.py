@@ -1,6 +1,6 @@
 """Every operation on every type at every world size over real sockets, bit for bit against definitions in slow Python.
 
-The cases, and QUICOLL_ORACLE for more of them, are those of tests/helpers/oracle.py.
+The cases, and QUICOLL_TEST_ORACLE for more of them, are those of tests/helpers/oracle.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The digits training step gives equal parameters on any number of ranks, by any algorithm, in any buckets and chunks.
 
 What it is compared with is the same training in one process, without a network or a plan (`train.digits.baseline`).
-Shards are smaller than the demo's, 4 samples instead of 96; everything else is the demo's. QUICOLL_TRAINING_STEPS takes
+Shards are smaller than the demo's, 4 samples instead of 96; everything else is the demo's. QUICOLL_TEST_TRAINING_STEPS takes
 more steps than the 6 after which a bit that differed at first has reached every parameter.
 """
 
@@ -21,7 +21,7 @@ from quicoll.errors import LocalError
 from quicoll.testing import cluster
 from quicoll.train.loop import run
 
-STEPS, BATCH, SEED = int(os.environ.get("QUICOLL_TRAINING_STEPS", "6")), 4, 7
+STEPS, BATCH, SEED = int(os.environ.get("QUICOLL_TEST_TRAINING_STEPS", "6")), 4, 7
 
 
 @pytest.fixture(scope="module", autouse=True)

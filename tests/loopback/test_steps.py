@@ -82,14 +82,14 @@ async def test_callbacks_run_at_the_commit_in_order_and_never_after_an_abort() -
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        (lambda g: g.all_reduce(np.ones(3)), lambda g: g.all_reduce(np.ones(4)), "shape=(4)"),
-        (lambda g: g.all_reduce(np.ones(3)), lambda g: g.all_reduce(np.ones(3, np.float32)), "dtype=float32"),
-        (lambda g: g.all_reduce(np.ones(3)), lambda g: g.all_reduce(np.ones(3), op="max"), "op=max"),
+        (lambda g: g.all_reduce(np.ones(3)), lambda g: g.all_reduce(np.ones(4)), "(4,) on rank 2"),
+        (lambda g: g.all_reduce(np.ones(3)), lambda g: g.all_reduce(np.ones(3, np.float32)), "float32 on rank 2"),
+        (lambda g: g.all_reduce(np.ones(3)), lambda g: g.all_reduce(np.ones(3), op="max"), "max on rank 2"),
         (lambda g: g.all_reduce(np.ones(3)), lambda g: g.all_reduce(np.ones(3), reduce_order="ring"), "ring"),
         (lambda g: g.all_reduce(np.ones(3)), lambda g: g.barrier(), "barrier"),
-        (lambda g: g.broadcast(np.ones(3)), lambda g: g.broadcast(np.ones(3), root=1), "root=1"),
-        (lambda g: g.all_gather(np.ones((3, 2))), lambda g: g.all_gather(np.ones((3, 4))), "trailing=4"),
-        (lambda g: g.all_reduce(np.ones((2, 3))), lambda g: g.all_reduce(np.ones((3, 2))), "shape=(3,2)"),
+        (lambda g: g.broadcast(np.ones(3)), lambda g: g.broadcast(np.ones(3), root=1), "1 on rank 2"),
+        (lambda g: g.all_gather(np.ones((3, 2))), lambda g: g.all_gather(np.ones((3, 4))), "(4,) on rank 2"),
+        (lambda g: g.all_reduce(np.ones((2, 3))), lambda g: g.all_reduce(np.ones((3, 2))), "(3, 2) on rank 2"),
     ],
 )
 async def test_ranks_that_call_different_things_all_get_mismatch_and_nobody_hangs(

@@ -2,12 +2,12 @@
 lose, double, delay, spoil and split, while a rank dies and comes back.
 
 A step issues many operations at once. One that the faults abort is tried again, in whatever view comes next, and what
-was compared counts only where all ranks were in that view. The cases, and QUICOLL_ORACLE for more of them, are those of
-tests/helpers/oracle.py; their turns begin elsewhere than those of the cases over sockets.
+was compared counts only where all ranks were in that view. The cases, and QUICOLL_TEST_ORACLE for more of them, are
+those of tests/helpers/oracle.py; their turns begin elsewhere than those of the cases over sockets.
 
 tests/loopback/test_oracle.py holds seven world sizes to all cases. Here faults are added, and each case meets them: at
-2, 3 and 5 ranks one in three of the cases, each time another third, at 8 one in three again. QUICOLL_ORACLE=2 or more
-takes all cases at all seven.
+2, 3 and 5 ranks one in three of the cases, each time another third, at 8 one in three again.
+QUICOLL_TEST_ORACLE=2 or more takes all cases at all seven.
 """
 
 from __future__ import annotations

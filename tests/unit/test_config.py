@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
@@ -15,7 +16,7 @@ from networks import needs_v6
 
 import quicoll
 from quicoll import Config, LocalError, blocking, testing
-from quicoll.config import JoinSettings
+from quicoll.config import JoinSettings, check_variables
 
 LOCAL = {"listen": "127.0.0.1:0"}
 
@@ -145,3 +146,47 @@ def test_a_link_local_address_is_refused_because_others_cannot_dial_it() -> None
 def test_a_coordinator_is_named_by_where_it_is_reached_not_by_where_it_listens(coordinator: str, said: str) -> None:
     with pytest.raises(LocalError, match=rf"coordinator = .*\(from QUICOLL_COORDINATOR\): .*{said}"):
         Config.resolve(environ={"QUICOLL_COORDINATOR": coordinator}, **LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("QUICOLL_LOSTAFTER", r"QUICOLL_LOSTAFTER is none of quicoll's; did you mean QUICOLL_LOST_AFTER\?"),
+        ("QUICOLL_SEEDS", r"did you mean QUICOLL_SEED\?"),
+        ("QUICOLL_COORDINATER", r"did you mean QUICOLL_COORDINATOR\?"),
+        ("QUICOLL_Q", "there are QUICOLL_COORDINATOR, QUICOLL_JOB, "),
+        ("QUICOLL_timeout", "the variable QUICOLL_timeout is none"),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_refused_with_the_nearest_name(name: str, said: str) -> None:
+    with pytest.raises(LocalError, match=said):
+        Config.resolve(environ={name: "1"}, **LOCAL)
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    check_variables({"QUICOLL": "1", "QUICOLLECTION": "1", "quicoll_seed": "1", "QUICOLL_TEST_ORACLE": "2"})
+    settings = [f"QUICOLL_{name.upper()}" for name in JoinSettings.__annotations__]
+    check_variables(dict.fromkeys(["QUICOLL_RESTARTS", *settings], "1"))
+
+
+def test_what_kubernetes_makes_of_a_services_name_is_left_alone() -> None:
+    ends = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_QUIC", "PORT", "PORT_4433_UDP", "PORT_4433_UDP_ADDR")
+    for service in ("QUICOLL", "QUICOLL_COORDINATOR"):
+        check_variables({f"{service}_{end}": "10.0.0.1" for end in ends})
+    with pytest.raises(LocalError, match="QUICOLL_REPORT is none"):
+        check_variables({"QUICOLL_REPORT": "1"})
+
+
+def test_every_variable_that_the_sources_speak_of_is_known() -> None:
+    """Tests and benchmarks too: theirs have a prefix of their own, or nobody could set one and join a job."""
+    root = Path(__file__).parents[2]
+    tops = ("quicoll", "transport", "tests", "benchmarks", "examples", "docs")
+    files = [each for top in tops for each in sorted((root / top).rglob("*")) if each.suffix in (".py", ".md")]
+    for path in files:
+        if path == Path(__file__):
+            continue
+        for name in re.findall(r"\bQUICOLL_[A-Z0-9_]*[A-Z0-9]\b", path.read_text()):
+            try:
+                check_variables({name: ""})
+            except LocalError as error:
+                pytest.fail(f"{path}: {error}")

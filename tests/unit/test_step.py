@@ -24,11 +24,13 @@ from quicoll.errors import (
     PeerError,
     QuicollError,
     StepAborted,
+    Terminated,
 )
 from quicoll.membership.view import Member, View
 from quicoll.state.rank_state import RankState
 from quicoll.state.version import StateVersion
 from quicoll.step import Step, StepPhase, StepProtocol
+from quicoll.stop import StopRequest
 
 HOLD = 60.0
 
@@ -166,6 +168,7 @@ class Rank:
         self.context = FakeContext()
         self.group = FakeGroup()
         self.state = RankState()
+        self.stop = StopRequest()
         self.protocol = StepProtocol(
             self.context,  # type: ignore[arg-type]
             self.engine,  # type: ignore[arg-type]
@@ -173,6 +176,8 @@ class Rank:
             state=self.state,
             state_group=self.group,  # type: ignore[arg-type]
             hold_timeout=HOLD,
+            stop=self.stop,
+            stop_timeout=0.001,
         )
         self.ran: list[int] = []
 
@@ -545,3 +550,83 @@ async def test_a_step_whose_audit_cannot_be_written_is_not_voted_for() -> None:
         await rank.one()
     assert rank.engine.asked("give_up") == [(1, "audit x: disk full")]
     assert (rank.engine.asked("vote"), rank.ran) == ([], [])
+
+
+# -- a rank that is asked to stop ------------------------------------------------------------------------------------
+
+
+async def test_a_rank_that_is_asked_to_stop_ends_its_open_step_and_enters_no_other() -> None:
+    rank = Rank()
+    assert await rank.one(body=rank.stop.ask) == 1
+    assert (rank.ran, rank.state.version.step) == ([1], 1)
+    asked = len(rank.engine.calls)
+    for entry in (rank.one, rank.protocol.ready):
+        with pytest.raises(Terminated):
+            await entry()
+    assert (len(rank.engine.calls), rank.protocol.phase, rank.ran) == (asked, StepPhase.OUTSIDE, [1])
+
+
+@pytest.mark.parametrize("waits_in", ["wait_view", "begin"])
+async def test_a_wait_at_the_entry_ends_when_the_rank_is_asked_to_stop(waits_in: str) -> None:
+    rank = Rank()
+    rank.engine.answers[waits_in] = lambda: rank.stop.ask() or asyncio.Event()
+    forever = rank.engine._answer
+
+    async def answer(method: str, *arguments: Any) -> Any:
+        given = await forever(method, *arguments)
+        return await given.wait() if isinstance(given, asyncio.Event) else given
+
+    rank.engine._answer = answer  # type: ignore[method-assign]
+    with pytest.raises(Terminated):
+        await rank.one()
+    assert (rank.ran, rank.protocol.phase) == ([], StepPhase.OUTSIDE)
+    # Nobody may wait for a step that this rank has perhaps begun, and will never vote for.
+    assert rank.engine.asked("give_up") == ([] if waits_in == "wait_view" else [(1, "terminated")])
+
+
+async def test_a_decision_in_doubt_is_not_waited_for_by_a_rank_that_is_asked_to_stop() -> None:
+    rank = Rank()
+    await rank.in_doubt()
+    rank.engine.answers["decision"] = asyncio.Event()
+    asyncio.get_running_loop().call_soon(rank.stop.ask)
+    with pytest.raises(Terminated):
+        await rank.one()
+    assert (rank.ran, rank.state.version.step) == ([], 0)
+
+
+async def test_a_step_that_does_not_end_is_given_up_on_all_ranks_some_time_after_the_rank_is_asked_to_stop() -> None:
+    rank = Rank()
+    other = asyncio.get_running_loop().create_future()
+    rank.engine.answers["give_up"] = lambda: other.set_exception(PeerError("left its step: terminated", node="a"))
+
+    async def one() -> None:
+        async with rank.step() as step:
+            step.on_commit(lambda: rank.ran.append(step.number))
+            rank.stop.ask()
+            await other  # a collective that another rank does not call
+
+    with pytest.raises(StepAborted, match="left its step: terminated"):
+        await one()
+    assert rank.engine.asked("give_up") == [(1, "terminated")]
+    assert (rank.ran, rank.engine.asked("vote")) == ([], [])
+    with pytest.raises(Terminated):
+        await rank.one()
+
+
+async def test_a_step_that_ends_in_time_is_committed_and_nothing_is_given_up_later() -> None:
+    rank = Rank()
+    await rank.one(rank.stop.ask)
+    await asyncio.sleep(0.005)  # five times what the open step had
+    assert (rank.ran, rank.engine.asked("give_up")) == ([1], [])
+
+
+@pytest.mark.parametrize("asked", ["in the body", "in the wait"])
+async def test_a_decision_that_does_not_come_is_not_waited_for_when_the_rank_is_asked_to_stop(asked: str) -> None:
+    rank = Rank()
+    rank.engine.answers |= {"vote": asyncio.Event(), "unanswered": (1, 11)}
+    if asked == "in the wait":
+        asyncio.get_running_loop().call_later(0.002, rank.stop.ask)
+    with pytest.raises(Terminated):
+        await rank.one(rank.stop.ask if asked == "in the body" else lambda: None)
+    assert (rank.ran, rank.protocol.in_doubt, rank.protocol.phase) == ([], True, StepPhase.OUTSIDE)
+    assert rank.engine.asked("unanswered") == [(1, "CancelledError")]

@@ -42,7 +42,7 @@ def test_the_table_of_settings_has_all_of_them_with_their_defaults() -> None:
         value = getattr(config, name)
         if name in ("node", "listen"):
             continue
-        if default in ("none", "left to the coordinator"):
+        if default in ("none", "left to the coordinator", "the job's"):
             assert value in (None, ""), name
         elif default == "off":
             assert value is False, name

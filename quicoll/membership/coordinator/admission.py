@@ -47,6 +47,8 @@ def join_refusal(join: Join, *, history: History, config: CoordinatorConfig) -> 
             f"the coordinator's lost_after is {_seconds(config.lost_after_ns)}, this node's "
             f"{_seconds(join.lost_after_ns)}; set both alike, or leave the node's out"
         )
+    if join.seed is not None and join.seed != history.seed:
+        return f"the job's seed is {history.seed}, this node's {join.seed}; set both alike, or leave the node's out"
     if history.view is not None and join.committed_step > history.committed_step:
         return f"the node holds step {join.committed_step}, the journal ends at {history.committed_step}"
     if join.doubt is not None and join.doubt[0] > history.last_view_id:

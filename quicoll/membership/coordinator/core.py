@@ -65,6 +65,7 @@ from quicoll.membership.messages import (
     Vote,
     Welcome,
     clip,
+    departure,
 )
 from quicoll.membership.view import MAX_MEMBERS
 
@@ -321,7 +322,7 @@ class CoordinatorCore:
         node, active = candidate.node, self._active
         if active is not None and active.entered(node):
             return  # it votes first; the decision takes it out
-        why = f"{node} left" + (f": {message.reason}" if message.reason else "")
+        why = f"{node} {departure(message.reason)}"
         if active is not None and active.ballot is None and active.view.rank_of(node) is not None:
             self._remove(candidate, why, now_ns)
             self._change_view(active, clip(why), now_ns)
@@ -470,7 +471,8 @@ class CoordinatorCore:
         leavers = [candidate for candidate in self._roster if candidate.leaving]
         for candidate in leavers:
             self._retire(candidate)
-        self._change_view(active, " and ".join(f"{candidate.node} left" for candidate in leavers), now_ns, decision)
+        why = " and ".join(f"{candidate.node} {departure('')}" for candidate in leavers)
+        self._change_view(active, why, now_ns, decision)
         self._remove_leavers(now_ns)
 
     def _votes_late(self, active: ActiveView, late: tuple[str, ...], now_ns: int) -> None:
@@ -517,7 +519,7 @@ class CoordinatorCore:
     def _remove_leavers(self, now_ns: int) -> None:
         for candidate in self._roster:
             if candidate.leaving:
-                self._remove(candidate, f"{candidate.node} left", now_ns)
+                self._remove(candidate, f"{candidate.node} {departure('')}", now_ns)
 
     def _exclude(self, reasons: Mapping[str, str], now_ns: int) -> None:
         """Leave connected nodes out of the next views, each for a while."""

@@ -85,7 +85,7 @@ class Diagnosis:
         self.deadline_ns: int | None = None
         self._gather_ns = gather_ns
         self._kind: FailureKind = "failed"
-        self._causes: list[str] = []
+        self._causes: dict[str, dict[str, None]] = {}  # reasons, and the nodes that give them
         self._reported_culprit = ""  # as the first report has it
         self._lost: dict[str, str] = {}
         self._suspicions = Suspicions()
@@ -118,7 +118,7 @@ class Diagnosis:
         if report.kind == self._kind:
             self._blamed |= {(node, other): None for other in blamed}
             if report.reason or not lost:
-                self._causes.append(f"{node}: {report.reason or 'the view cannot go on'}")
+                self._causes.setdefault(report.reason or "the view cannot go on", {})[node] = None
         if (lost or blamed) and self.deadline_ns is None:
             self.deadline_ns = now_ns + self._gather_ns
 
@@ -139,9 +139,14 @@ class Diagnosis:
         if self._kind == "failed":
             lost = tuple(node for node in self.view.nodes if node in self._lost or node in self.excluded(present))
             order = (*self._lost, *self.excluded(present), self._reported_culprit)
-            causes = [*self._lost.values(), self._suspicions.describe(), *self._causes]
+            causes = [*self._lost.values(), self._suspicions.describe(), *self._reasons()]
             return ViewFailure(clip("; ".join(filter(None, causes))), culprit=order[0], lost=lost)
-        return ViewFailure(clip("; ".join(self._causes)), self._kind, self._cause_node())
+        # Those of a mismatch name the ranks that differ, alike at all ends.
+        reasons = self._causes if self._kind == "mismatch" else self._reasons()
+        return ViewFailure(clip("; ".join(reasons)), self._kind, self._cause_node())
+
+    def _reasons(self) -> list[str]:
+        return [f"{', '.join(nodes)}: {reason}" for reason, nodes in self._causes.items()]
 
     def excluded(self, present: Sequence[str]) -> dict[str, str]:
         """Return connected nodes that the next view is formed without, each with the reason, in order of decision."""

@@ -134,7 +134,7 @@ class MemberCore:
     Args:
         node: The name in this node's certificate.
         incarnation: Larger at every start of the process.
-        addresses: For `Join`, as world_size, rank_hint, site, lost_after_ns and adopts are.
+        addresses: For `Join`, as world_size, rank_hint, seed, site, lost_after_ns and adopts are.
         committed_step: The last step whose result this process holds (of a loaded checkpoint).
         form_timeout_ns: For `links_ready` or `links_failed`, after which the view is declined.
         answer_timeout_ns: For the coordinator's answer to a Join and to a Confirm.
@@ -151,6 +151,7 @@ class MemberCore:
         addresses: Sequence[tuple[str, int]] = (),
         world_size: int | None = None,
         rank_hint: int | None = None,
+        seed: int | None = None,
         site: str = "",
         committed_step: int = 0,
         lost_after_ns: int | None = None,
@@ -168,6 +169,7 @@ class MemberCore:
             addresses=tuple(addresses),
             world_size=world_size,
             rank_hint=rank_hint,
+            seed=seed,
             site=site,
             lost_after_ns=lost_after_ns,
             adopts=adopts,
@@ -177,7 +179,7 @@ class MemberCore:
         self._decision_timeout_ns = decision_timeout_ns
         self._state = MemberState.DETACHED
         self._out: deque[MemberAction] = deque()
-        self._progress = JobProgress(committed_step)
+        self._progress = JobProgress(committed_step, seed=seed)
         self._welcomed = False
         self._local: LocalView | None = None  # of the proposed or installed view
         self._leaving = False

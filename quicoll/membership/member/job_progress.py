@@ -26,10 +26,13 @@ __all__ = ["JobProgress"]
 
 
 class JobProgress:
-    """Progress of the job, as known to a process that started with the state after step `holds`."""
+    """Progress of the job, as known to a process that started with the state after step `holds`.
 
-    def __init__(self, holds: int) -> None:
-        self.seed: int | None = None
+    seed: The job's, or the one that this process asks for as long as it has not heard; None for any.
+    """
+
+    def __init__(self, holds: int, *, seed: int | None = None) -> None:
+        self.seed = seed
         self.last_view_id = 0
         self.committed = 0
         self.holds = holds

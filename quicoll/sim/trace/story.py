@@ -186,7 +186,7 @@ class _Story:
             case "step_committed":
                 self._committed(entry)
             case "step_aborted":
-                self._say(t_ns, f"step {entry.field('step')} aborted because {cause}")
+                self._say(t_ns, f"step {entry.field('step')} was not committed: {cause}")
             case "held":
                 self._waits(t_ns, f"the coordinator waits: {cause}")
 
@@ -228,7 +228,7 @@ class _Story:
                 text = f"view {entry.field('view')} ended for {{who}}: {cause}"
                 self._together(entry, text, entry.field("view"), cause)
             case "step_aborted" if _key(entry) not in self._said:
-                self._together(entry, f"step {step} aborted on {{who}} because {cause}", step, cause)
+                self._together(entry, f"step {step} was not committed on {{who}}: {cause}", step, cause)
             case "step_committed" if entry.t_ns - self._decided.get(step, entry.t_ns) > _LATE_NS:
                 late = (entry.t_ns - self._decided[step]) / 1e9
                 self._together(entry, f"{{who}} heard only now, {late:.1f} s late, that step {step} is committed", step)

@@ -267,8 +267,8 @@ async def test_memory_is_its_owners_again_when_a_transfer_is_done(ends: MakeEnds
 async def test_a_hundred_reconnections_inside_one_message_hand_it_over_once(
     ends: MakeEnds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """8 MiB; QUICOLL_RECONNECT_MIB=256 for the full size, --log-cli-level=INFO shows the figures."""
-    size, cuts = int(os.environ.get("QUICOLL_RECONNECT_MIB", "8")) << 20, 100
+    """8 MiB; QUICOLL_TEST_RECONNECT_MIB=256 for the full size, --log-cli-level=INFO shows the figures."""
+    size, cuts = int(os.environ.get("QUICOLL_TEST_RECONNECT_MIB", "8")) << 20, 100
     sessions: list[Session] = []  # those that sent anything of the message
     feed = Session.start_message
 

@@ -252,12 +252,12 @@ async def test_what_was_sent_before_aclose_is_delivered(world: World) -> None:
     memory, data = bytearray(2 << 20), payload(1, 2 << 20)
     received, sent = b.post(tag(1), memoryview(memory)), a.send(tag(1), memoryview(data))
     a.send_app(b"last words")
-    await world.endpoints[0].aclose(timeout=60.0)
+    await world.endpoints[0].aclose(timeout=60.0, reason="work is done")
     await asyncio.gather(received.future, sent.future)
     await watch.ended()
     assert memory == data
     assert watch.words == [b"last words"]
-    assert "endpoint closed" in b.cause
+    assert "work is done" in b.cause
 
 
 async def test_aclose_does_not_wait_longer_than_it_may_and_may_be_called_twice_and_cancelled(world: World) -> None:
@@ -306,7 +306,7 @@ async def test_aclose_leaves_no_task_timer_handle_or_descriptor(world: World, mo
         assert opened._core.connections.by_cid == {}
         assert opened.links == {}
         assert opened._core.agenda == {}
-        assert not opened._core.waits_to_serve
+        assert not opened._core.waiting
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == tasks
     assert [handle for handle in loop._scheduled if not handle.cancelled()] == []

@@ -1,6 +1,6 @@
 """Slices of the fuzzer (docs/internals/fuzzing.md); that it repeats itself, and what it has found.
 
-QUICOLL_FUZZ_INPUTS=1000000 throws so many inputs instead of the slice; QUICOLL_FUZZ_SEED takes other ones.
+QUICOLL_TEST_FUZZ_INPUTS=1000000 throws so many inputs instead of the slice; QUICOLL_TEST_FUZZ_SEED takes other ones.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_me
 from quicoll_transport.security.identity import Identity
 from quicoll_transport.security.limits import Pace, PaceConfig
 
-INPUTS = int(os.environ.get("QUICOLL_FUZZ_INPUTS", "15000"))
-SEED = int(os.environ.get("QUICOLL_FUZZ_SEED", "1"))
+INPUTS = int(os.environ.get("QUICOLL_TEST_FUZZ_INPUTS", "15000"))
+SEED = int(os.environ.get("QUICOLL_TEST_FUZZ_SEED", "1"))
 SLICES = 3
 
 

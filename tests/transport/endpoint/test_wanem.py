@@ -2,9 +2,9 @@
 program, copies, late packets, and cuts.
 
 Needs root, gcc and ip(8), and the emulator beside the project (../shared/wanem), which is used where it stands. The
-emulator's cuts and the deadlines are real time; so these tests take what they say. Without QUICOLL_WANEM_MIB each side
-sends 1.5 MiB: cubic makes about 100 KiB/s of a path of 100 ms that spoils two packets in a hundred (Mathis et al. 1997:
-rate = 1.2 * packet / (RTT * sqrt(loss))). QUICOLL_WANEM_MIB=8 sends so many MiB in each direction.
+emulator's cuts and the deadlines are real time; so these tests take what they say. Without QUICOLL_TEST_WANEM_MIB each
+side sends 1.5 MiB: cubic makes about 100 KiB/s of a path of 100 ms that spoils two packets in a hundred (Mathis et al.
+1997: rate = 1.2 * packet / (RTT * sqrt(loss))). QUICOLL_TEST_WANEM_MIB=8 sends so many MiB in each direction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quicoll_transport.security.identity import WORKER
 ROOT = Path(__file__).resolve().parents[3]
 WANEM = ROOT.parent / "shared" / "wanem" / "wanem.py"
 NODE = Path(__file__).with_name("wan_node.py")
-MIB = float(os.environ.get("QUICOLL_WANEM_MIB", "1.5"))
+MIB = float(os.environ.get("QUICOLL_TEST_WANEM_MIB", "1.5"))
 _PATIENCE = 100.0 * max(1.0, MIB / 1.5)
 
 

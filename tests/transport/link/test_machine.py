@@ -204,9 +204,9 @@ class World:
         assert_clean(self.pair)
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("QUICOLL_WALKS", "80"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("QUICOLL_TEST_WALKS", "80"))))
 def test_random_walk(seed: int) -> None:
-    """QUICOLL_WALKS: how many walks of 150 steps (80)."""
+    """QUICOLL_TEST_WALKS: how many walks of 150 steps (80)."""
     rng = random.Random(seed)
     world = World(rng.choice([0, 1500, 6000, 20_000]))
     for _ in range(150):
@@ -314,7 +314,7 @@ TestLinkMachine = LinkMachine.TestCase
 TestLinkMachine.settings = settings(
     derandomize=True,
     deadline=None,
-    max_examples=int(os.environ.get("QUICOLL_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("QUICOLL_TEST_EXAMPLES", "60")),
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )

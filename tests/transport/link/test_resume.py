@@ -338,9 +338,9 @@ def test_a_session_feeds_a_message_above_4_gib_to_its_last_byte_and_reads_no_byt
     assert session.bytes_fed == size
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("QUICOLL_RESUME_SEEDS", "20"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("QUICOLL_TEST_RESUME_SEEDS", "20"))))
 def test_without_corruption_no_byte_of_a_living_message_travels_twice(seed: int) -> None:
-    """QUICOLL_RESUME_SEEDS: how many random histories (20)."""
+    """QUICOLL_TEST_RESUME_SEEDS: how many random histories (20)."""
     rng = random.Random(seed)
     pair = Pair(credit=rng.choice([0, 3000, 100_000]), chunk=rng.choice([1, 50, 700])).up()
     sizes = [rng.choice([0, 1, 500, 2000]) for _ in range(12)]

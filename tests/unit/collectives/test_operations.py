@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
+from fake_links import execute
 
 from quicoll.collectives.base import GroupView
 from quicoll.collectives.movements import AllToAll, Barrier, Broadcast, Gather, Scatter
@@ -19,7 +21,6 @@ from quicoll.collectives.shards import Leaves, Shards
 from quicoll.collectives.split import Split
 from quicoll.collectives.subgroups import MAX_COLOR, MAX_KEY, STATE, WORLD, Scope
 from quicoll.engine.calls import Known, Work
-from quicoll.engine.executor import execute
 from quicoll.errors import LocalError, PeerError
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.plan.cost import NetworkModel
@@ -252,6 +253,8 @@ def test_a_sub_group_adds_its_name_and_ranks_to_what_is_compared() -> None:
     assert not Barrier(place(0, scope=STATE)).call().watched
 
 
+OUT = np.zeros((5, 2), np.float32)
+
 REFUSED: dict[str, tuple[Callable[[], Operation[Any]], str]] = {
     "algorithm": (lambda: AllReduce(place(0), values(0), algorithm="best"), "algorithm 'best' is not known"),
     "order": (lambda: AllReduce(place(0), values(0), reduce_order="any"), "reduce_order 'any'"),  # type: ignore[arg-type]
@@ -279,6 +282,9 @@ REFUSED: dict[str, tuple[Callable[[], Operation[Any]], str]] = {
         lambda: Reduce(place(0), Leaves(Shards(3, 1, 1, VIEW), (np.ones(2),))),
         "not those of this rank",
     ),
+    "out twice": (lambda: AllReduce(place(0), [values(0)] * 2, out=[OUT, OUT]), "items 0 and 1 in one place"),
+    "out twice in a broadcast": (lambda: Broadcast(place(0), [values(0)] * 2, out=[OUT, OUT]), "in one place"),
+    "a number in a list": (lambda: AllReduce(place(0), [np.float32(1), 1.0]), "item 1 of the list is a float"),
     "out": (lambda: AllReduce(place(0), values(0), out=np.zeros(3)), "out is"),
     "root": (lambda: Reduce(place(0), values(0), root=3), "root 3 is not a rank of a world of 3"),
     "list to scatter": (lambda: ReduceScatter(place(0), [np.ones(3)]), "a tensor, not a list"),
@@ -308,6 +314,82 @@ REFUSED: dict[str, tuple[Callable[[], Operation[Any]], str]] = {
 def test_what_cannot_be_is_refused_when_the_operation_is_made(make: Callable[[], Operation[Any]], said: str) -> None:
     with pytest.raises(LocalError, match=said):
         make()
+
+
+RECORDED: dict[str, Callable[[Any], Operation[Any]]] = {
+    "all_reduce": lambda x: AllReduce(place(0), x),
+    "all_reduce of a list": lambda x: AllReduce(place(0), [x.detach(), x]),
+    "all_reduce out": lambda x: AllReduce(place(0), x.detach(), out=x),
+    "all_reduce out of a list": lambda x: AllReduce(place(0), [x.detach()] * 2, out=[torch.zeros(3, 2), x]),
+    "all_reduce of leaves": lambda x: AllReduce(place(0), Leaves(Shards(3, 0, 1, VIEW), (x,))),
+    "all_reduce like": lambda x: AllReduce(place(0), Leaves(Shards(2, 0, 0, VIEW), (), like=x)),
+    "reduce": lambda x: Reduce(place(0), x),
+    "reduce out": lambda x: Reduce(place(0), x.detach(), out=x),
+    "reduce_scatter": lambda x: ReduceScatter(place(0), x),
+    "reduce_scatter out": lambda x: ReduceScatter(place(0), torch.zeros(9, 2), out=x),
+    "broadcast": lambda x: Broadcast(place(0), x),
+    "broadcast elsewhere": lambda x: Broadcast(place(1), x),
+    "broadcast out": lambda x: Broadcast(place(1), x.detach(), out=x),
+    "gather": lambda x: Gather(place(1), x, root=0),
+    "all_gather": lambda x: Gather(place(0), x),
+    "all_gather out": lambda x: Gather(place(0), x.detach(), out=x),
+    "scatter": lambda x: Scatter(place(0), x),
+    "scatter elsewhere": lambda x: Scatter(place(1), x),
+    "scatter out": lambda x: Scatter(place(0), x.detach(), out=x),
+    "all_to_all": lambda x: AllToAll(place(0), x),
+    "all_to_all of parts": lambda x: AllToAll(place(0), [x.detach(), x, x.detach()]),
+    "all_to_all out": lambda x: AllToAll(place(0), x.detach(), out=x),
+    "send": lambda x: Send(place(0), x, to=1),
+    "recv": lambda x: Receive(place(0), x, source=1),
+    "recv out": lambda x: Receive(place(0), x.detach(), source=1, out=x),
+}
+
+
+@pytest.mark.parametrize("make", RECORDED.values(), ids=RECORDED.keys())
+def test_no_operation_takes_a_tensor_from_its_graph_without_a_word(make: Callable[[Any], Operation[Any]]) -> None:
+    """What comes out has no gradient, so a tensor that autograd records is refused; where it records nothing, taken."""
+    parameter = torch.nn.Parameter(torch.ones(3, 2))
+    for value in (parameter, parameter * 2):
+        with pytest.raises(LocalError, match=r"requires grad.*detach\(\), or make the call under torch.no_grad"):
+            make(value)
+        with torch.no_grad():
+            make(value)
+
+
+def test_parameters_are_broadcast_and_gathered_into_others_where_nothing_is_recorded() -> None:
+    """The rows of a gather are known only on the engine's thread, where autograd records by default."""
+    given = [torch.nn.Parameter(torch.full((2, 2), float(rank))) for rank in range(3)]
+    outs = [torch.nn.Parameter(torch.zeros(6, 2)) for _ in range(3)]
+    with torch.no_grad():
+        broadcasts = [Broadcast(place(rank), x, root=2, out=x) for rank, x in enumerate(given)]
+        gathers = [Gather(place(rank), x, out=out) for rank, (x, out) in enumerate(zip(given, outs, strict=True))]
+    for results, places, rows in ((run(gathers), outs, [0, 0, 1, 1, 2, 2]), (run(broadcasts), given, [2, 2])):
+        assert all(result is place for result, place in zip(results, places, strict=True))
+        assert all(place.tolist() == [[row, row] for row in rows] for place in places)
+        assert all(place.requires_grad for place in places)
+
+
+def test_a_numpy_scalar_is_reduced_as_a_0_dimensional_array() -> None:
+    for result in run([AllReduce(place(rank), np.float64(rank + 0.5)) for rank in range(3)]):
+        assert (result.shape, result.dtype, float(result)) == ((), np.float64, 4.5)
+    for result in run([AllReduce(place(rank), [np.int64(rank), np.ones(2, np.int64)]) for rank in range(3)]):
+        assert [part.tolist() for part in result] == [3, [3, 3]]
+
+
+def test_bfloat16_on_the_wire_rounds_each_leaf_and_the_result_though_the_sum_is_made_in_float64() -> None:
+    def rounded(value: Any) -> Any:
+        return torch.as_tensor(value).to(torch.bfloat16).to(torch.float64).numpy()
+
+    leaves = [np.array([1 + 2.0**-9 + 2.0**-40, 3.0**rank, -(7.0**-rank)]) for rank in range(3)]
+    sums = {"float64": sum(map(rounded, leaves)), "exact": sum(map(rounded, leaves))}
+    for precision, total in sums.items():
+        for given in (leaves, [leaf.astype(np.float32) for leaf in leaves]):
+            operations = [
+                AllReduce(place(rank), x, wire="bfloat16", precision=precision)  # type: ignore[arg-type]
+                for rank, x in enumerate(given)
+            ]
+            for result in run(operations):
+                assert result.tolist() == rounded(total).tolist()
 
 
 def test_counts_that_no_message_holds_are_refused_before_anything_is_sent() -> None:

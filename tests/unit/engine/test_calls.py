@@ -86,8 +86,9 @@ def test_two_calls_that_differ_settle_before_the_others_have_called_and_both_are
     rank = Rank()
     slot = rank.call(call())
     assert rank.hear(2, 0, "barrier") is slot
-    with pytest.raises(Mismatch, match=r"rank 0 \(a\) called all_reduce float32 8, rank 2 \(c\) called barrier") as e:
+    with pytest.raises(Mismatch) as e:
         rank.calls.compare(slot)
+    assert e.value.message == "rank 0 called all_reduce float32 8, rank 2 called barrier"
     assert (e.value.rank, e.value.node) == (2, "c")
     assert rank.calls.differing(slot) == (2,)
 
@@ -105,9 +106,9 @@ def test_all_that_differ_are_named_in_order_of_rank() -> None:
     slot = rank.call(call())
     for other in (3, 2, 1):
         rank.hear(other, 0, "all_reduce float32 8" if other == 2 else "barrier")
-    with pytest.raises(Mismatch, match="rank 1"):
+    with pytest.raises(Mismatch, match="ranks 0, 2 called all_reduce float32 8, ranks 1, 3 called barrier") as e:
         rank.calls.compare(slot)
-    assert rank.calls.differing(slot) == (1, 3)
+    assert (e.value.rank, rank.calls.differing(slot)) == (1, (1, 3))
 
 
 def test_a_rank_that_announces_in_a_group_that_it_is_not_in_is_an_error() -> None:
@@ -182,7 +183,7 @@ def test_what_a_late_rank_called_instead_is_told_and_cut_to_size() -> None:
     rank.hear(1, 0, "x" * 300, group=PAIR)
     rank.hear(1, 1, "second", group=PAIR)
     error = rank.calls.late(slot, 2.0, None)
-    assert error.message == f"rank 1 (b) did not call all_reduce#0 within 2 s; rank 1 called {'x' * 200}"
+    assert error.message == f"rank 1 (b) did not call all_reduce#0 within 2 s; rank 1 called {'x' * 80}..."
 
 
 def test_where_all_have_called_it_is_the_data_that_is_late_and_nobody_is_named() -> None:

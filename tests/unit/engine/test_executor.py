@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_links import FakeLink, FakeTransfer
+from fake_links import FakeLink, FakeTransfer, execute
 
 from quicoll.engine.calls import Work
-from quicoll.engine.executor import TransferFailed, execute, over
+from quicoll.engine.executor import TransferFailed
 from quicoll.numerics.dtypes import DType
 from quicoll.numerics.reduce import ReduceOp
 from quicoll.plan import Buf, CopyStep, Lane, Plan, RecvStep, ReduceStep, Scratch, SendStep, Span
@@ -28,7 +27,7 @@ def world() -> Iterator[World]:
         yield made
 
 
-class Execution:
+class Run:
     """A plan of rank 0 under way on a simulated loop; `turn` lets all that is ready run."""
 
     def __init__(self, world: World, lanes: list[Lane], *, ranks: tuple[int, ...] = (0, 1, 2), width: int = 1) -> None:
@@ -102,7 +101,7 @@ def lost() -> LinkLost:
 
 
 def test_memory_is_posted_first_and_a_step_waits_for_what_it_reads(world: World) -> None:
-    run = Execution(world, [reduction()])
+    run = Run(world, [reduction()])
     assert run.seen == ["post 4 rank 1"]
     run.of("post", 4).arrive(np.array([10.0, 20.0]).tobytes())
     run.turn()
@@ -116,28 +115,28 @@ def test_memory_is_posted_first_and_a_step_waits_for_what_it_reads(world: World)
 
 
 def test_a_message_is_named_by_the_operation_and_its_index(world: World) -> None:
-    run = Execution(world, [exchange(258)])
+    run = Run(world, [exchange(258)])
     assert [transfer.tag for transfer in run.log] == [b"prefix\x00\x00\x01\x03", b"prefix\x00\x00\x01\x02"]
 
 
 def test_a_plan_of_a_sub_group_reaches_the_ranks_of_the_view(world: World) -> None:
-    run = Execution(world, [exchange(0)], ranks=(7, 4, 9))
+    run = Run(world, [exchange(0)], ranks=(7, 4, 9))
     assert run.seen == ["post 1 rank 9", "send 0 rank 4"]
 
 
 def test_results_arrive_in_the_output_and_copies_need_no_link(world: World) -> None:
-    run = Execution(world, [Lane((CopyStep(OUT, IN),))])
+    run = Run(world, [Lane((CopyStep(OUT, IN),))])
     run.task.result()
     assert run.output.tolist() == [1.0, 2.0]
     assert run.log == []
 
 
 def test_a_plan_without_lanes_is_over_at_once(world: World) -> None:
-    Execution(world, []).task.result()
+    Run(world, []).task.result()
 
 
 def test_lanes_open_in_order_as_many_as_the_plan_says(world: World) -> None:
-    run = Execution(world, [exchange(2 * number) for number in range(9)])
+    run = Run(world, [exchange(2 * number) for number in range(9)])
     first = plan([exchange(0)] * 9, 1).open_lanes
     assert 0 < first < 9
     assert len(run.log) == 2 * first
@@ -148,7 +147,7 @@ def test_lanes_open_in_order_as_many_as_the_plan_says(world: World) -> None:
 
 
 def test_a_failure_ends_everything_though_the_lane_waits_for_another_message(world: World) -> None:
-    run = Execution(world, [reduction(), exchange(8)])
+    run = Run(world, [reduction(), exchange(8)])
     run.of("send", 8).fail(lost())
     failure = run.failure()
     assert (failure.rank, failure.sending, failure.consequence) == (1, True, False)
@@ -157,14 +156,14 @@ def test_a_failure_ends_everything_though_the_lane_waits_for_another_message(wor
 
 
 def test_of_failures_at_one_moment_the_lowest_rank_is_reported(world: World) -> None:
-    run = Execution(world, [exchange(0)])
+    run = Run(world, [exchange(0)])
     run.of("post", 1).fail(lost())
     run.of("send", 0).fail(lost())
     assert run.failure().rank == 1
 
 
 def test_a_cause_is_reported_before_what_only_follows_from_one(world: World) -> None:
-    run = Execution(world, [exchange(0)])
+    run = Run(world, [exchange(0)])
     run.of("send", 0).fail(MessageRefused("withdrawn", peer="b"))
     run.of("post", 1).fail(lost())
     failure = run.failure()
@@ -182,13 +181,13 @@ def test_a_cause_is_reported_before_what_only_follows_from_one(world: World) -> 
     ],
 )
 def test_what_follows_from_a_failure_at_the_peer(world: World, kind: str, error: Any, consequence: bool) -> None:
-    run = Execution(world, [exchange(0)])
+    run = Run(world, [exchange(0)])
     run.of(kind, 0 if kind == "send" else 1).fail(error)
     assert run.failure().consequence is consequence
 
 
 def test_nothing_goes_out_after_a_message_that_failed(world: World) -> None:
-    run = Execution(world, [reduction()])
+    run = Run(world, [reduction()])
     run.of("post", 4).fail(corrupted())
     run.failure()
     assert run.seen == ["post 4 rank 1"]
@@ -196,7 +195,7 @@ def test_nothing_goes_out_after_a_message_that_failed(world: World) -> None:
 
 
 def test_cancelling_takes_every_transfer_back(world: World) -> None:
-    run = Execution(world, [exchange(0), reduction()])
+    run = Run(world, [exchange(0), reduction()])
     run.of("send", 0).go()
     run.turn()
     run.task.cancel()
@@ -208,22 +207,6 @@ def test_cancelling_takes_every_transfer_back(world: World) -> None:
 
 
 def test_an_error_of_the_computation_ends_everything(world: World) -> None:
-    run = Execution(world, [Lane((CopyStep(Span(Buf.INPUT, 3, 0, 2, False), IN),)), exchange(0)])
+    run = Run(world, [Lane((CopyStep(Span(Buf.INPUT, 3, 0, 2, False), IN),)), exchange(0)])
     assert isinstance(run.task.exception(), IndexError)
     assert all(transfer.future.cancelled() for transfer in run.log)
-
-
-def test_waiting_for_a_task_raises_nothing_of_its_own(world: World) -> None:
-    loop = world.host("b").start()
-
-    async def fails() -> None:
-        raise KeyError
-
-    async def main() -> asyncio.Task[None]:
-        task = loop.create_task(fails())
-        await over(task)
-        return task
-
-    waited = loop.create_task(main())
-    world.run(limit_ns=0)
-    assert isinstance(waited.result().exception(), KeyError)

@@ -94,11 +94,13 @@ async def test_workers_are_told_who_they_are(run: Run) -> None:
         """
         import json, os
         first = ("QUICOLL_COORDINATOR", "QUICOLL_JOB", "QUICOLL_NODE", "QUICOLL_WORLD_SIZE", "QUICOLL_LOST_AFTER")
-        second = ("QUICOLL_QLOG", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "QUICOLL_RESTARTS", "EXTRA")
-        print(json.dumps({name: os.environ[name] for name in first + second}))
+        second = ("QUICOLL_QLOG", "QUICOLL_SEED", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        third = ("QUICOLL_RESTARTS", "EXTRA")
+        print(json.dumps({name: os.environ[name] for name in first + second + third}))
         """,
         job="alpha",
         lost_after=1.5,
+        seed=7,
         qlog=run.directory / "qlog",
         environment={"EXTRA": "yes", "RANK": "7"},
     ).run()
@@ -110,6 +112,7 @@ async def test_workers_are_told_who_they_are(run: Run) -> None:
         "QUICOLL_WORLD_SIZE": "2",
         "QUICOLL_LOST_AFTER": "1.5",
         "QUICOLL_QLOG": str(run.directory / "qlog"),
+        "QUICOLL_SEED": "7",
         "RANK": "1",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "2",
@@ -167,6 +170,19 @@ async def test_a_worker_that_dies_is_started_again(run: Run) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("sys.exit(143)", "exit status 143 (SIGTERM)"),
+        ("sys.exit(200)", "exit status 200"),
+        ("os.kill(0, 9)", "SIGKILL"),
+    ],
+)
+async def test_the_end_of_a_worker_is_told_in_words(run: Run, end: str, said: str) -> None:
+    outcome = await run.supervisor(f"import os, sys; {end}", workers=1, max_restarts=0).run()
+    assert outcome.reason == f"worker-0 died with {said}; giving up"
+
+
 async def test_a_worker_that_keeps_dying_ends_the_run_and_says_why(run: Run) -> None:
     supervisor = run.supervisor(
         """
@@ -181,10 +197,25 @@ async def test_a_worker_that_keeps_dying_ends_the_run_and_says_why(run: Run) -> 
     outcome = await supervisor.run()
     assert outcome.exit_status == 1
     assert outcome.reason == (
-        "worker-0 died 2 times, the last time with exit status 1; giving up; its last line: no such data set"
+        "worker-0 died 2 times within 600 s, the last time with exit status 1; giving up; "
+        "its last line: no such data set"
     )
     assert [supervisor.pid(node) for node in supervisor.nodes] == [None, None]
     assert not any(alive(int(line)) for line in run.said("worker-1"))
+
+
+async def test_restarts_count_within_their_window_only(run: Run) -> None:
+    outcome = await run.supervisor(
+        """
+        import os, sys, time
+        time.sleep(0.3)
+        sys.exit(os.environ["QUICOLL_RESTARTS"] != "4")
+        """,
+        workers=1,
+        max_restarts=1,
+        restart_window=0.3,
+    ).run()
+    assert (outcome.exit_status, outcome.restarts["worker-0"]) == (0, 4)
 
 
 async def test_a_coordinator_that_dies_comes_back_at_the_same_address(run: Run) -> None:
@@ -252,6 +283,11 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         Supervisor(["true"], workers=1, max_restarts=-1)
     with pytest.raises(LocalError, match="grace is from 0"):
         Supervisor(["true"], workers=1, grace=float("nan"))
+    with pytest.raises(LocalError, match="restart_window must be above 0"):
+        Supervisor(["true"], workers=1, restart_window=0.0)
+    misspelt = "_".join(["QUICOLL", "SEEED"])
+    with pytest.raises(LocalError, match=rf"{misspelt} is none of quicoll's; did you mean QUICOLL_SEED\?"):
+        Supervisor(["true"], workers=1, environment={misspelt: "1"})
     with pytest.raises(LocalError, match="no command"):
         Supervisor([], workers=1)
     with pytest.raises(LocalError, match="no directory of certificates"):
@@ -279,6 +315,46 @@ async def test_a_signal_is_passed_on_and_the_workers_last_words_are_heard(run: R
     outcome = await running
     assert (outcome.exit_status, outcome.reason) == (128 + signal.SIGTERM, "ended by SIGTERM")
     assert [run.said(node) for node in supervisor.nodes] == [["up", "leaving"]] * 2
+
+
+async def test_a_signal_before_the_coordinator_listens_ends_the_run_as_any_other(run: Run) -> None:
+    silent = 'import time\nprint("up", flush=True)\ntime.sleep(600)'
+    supervisor = run.supervisor("print('never')", coordinator=silent)
+    running = asyncio.create_task(supervisor.run())
+    await run.until_said("coordinator", "up")
+    supervisor.stop()
+    outcome = await running
+    assert (outcome.exit_status, outcome.reason) == (128 + signal.SIGTERM, "ended by SIGTERM")
+    assert run.said("worker-0") == []
+
+
+async def test_what_a_worker_started_is_not_asked_but_ended_with_it(run: Run) -> None:
+    """A worker that ends in order may need its own children for that."""
+    supervisor = run.supervisor(
+        """
+        import signal, subprocess, sys
+        child = "import os; print('child up', os.getpid(), flush=True); os.read(0, 1); print('child asked', flush=True)"
+        child = subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE)
+        def leave(number, frame):
+            child.stdin.write(b"x")
+            child.stdin.flush()
+            sys.exit(child.wait())
+        signal.signal(signal.SIGTERM, leave)
+        print("up", flush=True)
+        while True:
+            signal.pause()
+        """,
+        workers=1,
+    )
+    running = asyncio.create_task(supervisor.run())
+    await run.until_said("worker-0", "up")
+    while not (up := [line for line in run.said("worker-0") if line.startswith("child up")]):
+        run.heard.clear()
+        await run.heard.wait()
+    supervisor.stop()
+    assert (await running).exit_status == 128 + signal.SIGTERM
+    assert run.said("worker-0")[-1] == "child asked"
+    wait_until_gone(int(up[0].split()[-1]))
 
 
 async def test_who_ignores_the_signal_is_killed_after_the_grace_or_at_the_second_signal(run: Run) -> None:

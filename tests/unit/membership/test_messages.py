@@ -35,6 +35,7 @@ FROM_MEMBER: list[m.MemberMessage] = [
         site="fra",
         lost_after_ns=10**15,
         adopts=True,
+        seed=MAX_INT,
     ),
     m.Confirm(view_id=3),
     m.Decline(view_id=3, unreachable=("b", "c"), reason="timed out"),

@@ -88,7 +88,7 @@ class FakeEndpoint:
         self.given = given
         self.address = ("127.0.0.1", 4433)
         self.rotated: list[Any] = []
-        self.closed = False
+        self.closed = ""
 
     def rotate(self, credentials: Any) -> None:
         self.rotated.append(credentials)
@@ -96,8 +96,8 @@ class FakeEndpoint:
     def deny(self, fingerprint: str) -> None:
         self.given["authorize"].deny(fingerprint)
 
-    async def aclose(self) -> None:
-        self.closed = True
+    async def aclose(self, *, reason: str) -> None:
+        self.closed = reason
 
 
 class Bench:
@@ -262,7 +262,7 @@ async def test_a_closed_service_has_no_timer_and_no_endpoint_and_hears_nothing()
     bench = Bench()
     a = bench.joined("a")
     await bench.service.aclose()
-    assert bench.endpoint.closed
+    assert bench.endpoint.closed == "stopped"
     assert bench.loop.timers == []
     seen = len(bench.events)
     a.end("closed")

@@ -115,3 +115,46 @@ def test_a_member_that_leaves_before_it_has_joined_does_not_come_back_to_adopt()
 def test_a_silence_of_nothing_is_no_setting() -> None:
     with pytest.raises(LocalError, match="lost_after_ns has to be above 0"):
         CoordinatorConfig(world_size=1, lost_after_ns=0)
+
+
+@pytest.mark.parametrize("said", [{}, {"seed": 7}])
+def test_a_node_that_asks_for_the_jobs_seed_or_none_is_welcome_and_gets_it(said: dict[str, Any]) -> None:
+    bench = Bench(1, seed=7)
+    bench.join("a", **said)
+    assert bench.told("a", m.Propose).view.seed == 7
+
+
+@pytest.mark.parametrize("said", [6, 0])
+def test_a_node_that_asks_for_another_seed_is_refused_and_hears_both(said: int) -> None:
+    bench = Bench(1, seed=7)
+    bench.join("a", seed=said)
+    assert bench.told("a", m.RefuseJoin).reason == (
+        f"the job's seed is 7, this node's {said}; set both alike, or leave the node's out"
+    )
+
+
+def test_the_journals_seed_is_the_jobs_whoever_asks() -> None:
+    bench = Bench(1, records=Bench(1, seed=7).records, seed=None)
+    bench.join("a", seed=8)
+    assert "the job's seed is 7, this node's 8" in bench.told("a", m.RefuseJoin).reason
+    with pytest.raises(LocalError, match="seed 8 is asked for, but the journal was begun with 7"):
+        Bench(1, records=bench.records, seed=8)
+
+
+def test_a_member_asks_for_its_seed_at_every_join() -> None:
+    core = MemberCore("a", 1, seed=7)
+    for _ in range(2):
+        core.connected(now_ns=0)
+        (told,) = drained(core)
+        assert isinstance(told, a.TellCoordinator)
+        assert told.message == m.Join(incarnation=1, seed=7)
+        core.disconnected("silence", now_ns=0)
+        drained(core)
+
+
+def test_a_member_takes_no_other_seed_than_the_one_that_it_asked_for() -> None:
+    core = joining(seed=7)
+    core.receive(m.Welcome(seed=8, committed_step=0), now_ns=0)
+    (refused,) = drained(core)
+    assert isinstance(refused, a.Refused)
+    assert "the seed was 7 and is 8" in refused.reason

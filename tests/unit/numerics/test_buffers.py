@@ -7,6 +7,7 @@ import ctypes
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +17,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import allocate, destination, memory, source, tensor_digest, wrap
+from quicoll.numerics.buffers import (
+    allocate,
+    argument,
+    destination,
+    detached,
+    memory,
+    require_apart,
+    source,
+    tensor_digest,
+    wrap,
+)
 from quicoll.numerics.dtypes import BFLOAT16, DTYPES
 
 TORCH_DTYPES = {name: getattr(torch, name) for name in DTYPES}
@@ -116,6 +127,47 @@ def test_a_parameter_is_read_outside_of_autograd() -> None:
     assert read.flat.tolist() == [0, 1, 2]
     assert read.flat.ctypes.data == parameter.data_ptr()
     assert parameter.requires_grad
+
+
+@pytest.mark.parametrize("value", [np.float32(1.5), np.int64(-3), np.bool_(True), np.complex128(1 + 2j)])
+def test_a_numpy_scalar_is_a_0_dimensional_array_that_nothing_is_written_to(value: Any) -> None:
+    read, array = source(value), source(np.array(value))
+    assert (read.shape, read.dtype, read.flat.tolist()) == ((), array.dtype, [value])
+    assert tensor_digest(value) == tensor_digest(np.array(value))
+    with pytest.raises(LocalError, match="out is read-only"):
+        destination(value, read)
+
+
+RECORDED: dict[str, Callable[[], torch.Tensor]] = {
+    "leaf": lambda: torch.nn.Parameter(torch.arange(3.0)),
+    "result": lambda: torch.nn.Parameter(torch.arange(3.0)) * 1,
+    "view": lambda: torch.nn.Parameter(torch.arange(3.0))[:],
+}
+
+
+@pytest.mark.parametrize("make", RECORDED.values(), ids=RECORDED.keys())
+def test_a_tensor_that_autograd_records_is_refused_and_read_where_nothing_is_recorded(
+    make: Callable[[], torch.Tensor],
+) -> None:
+    value = make()
+    with pytest.raises(LocalError, match=r"requires grad, and no gradient .*; pass x.detach\(\), or make the call"):
+        argument(value)
+    with pytest.raises(LocalError, match=r"out requires grad; pass out.detach\(\), or make the call under"):
+        destination(value, source(value))
+    for nothing_recorded in (torch.no_grad, torch.inference_mode):
+        with nothing_recorded():
+            read, place = argument(value), destination(value, source(value))
+        assert read.flat.tolist() == [0, 1, 2]
+    version = value._version
+    assert place.commit(np.ones(3, np.float32)) is value
+    assert (value.tolist(), value.requires_grad, value._version > version) == ([1, 1, 1], True, True)
+    assert argument(detached(value)).flat.ctypes.data == value.data_ptr()
+
+
+def test_what_records_nothing_is_not_asked_about_autograd() -> None:
+    assert argument(torch.ones(2)).flat.tolist() == argument(np.ones(2)).flat.tolist() == [1, 1]
+    array = np.ones(2)
+    assert detached(array) is array
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -277,7 +329,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 # Refusals
 
 
-@pytest.mark.parametrize("value", [1.0, 3, True, [1.0, 2.0], (1,), None, "abc", np.float32(1), {"a": 1}])
+@pytest.mark.parametrize("value", [1.0, 3, True, [1.0, 2.0], (1,), None, "abc", {"a": 1}])
 def test_what_is_neither_array_nor_tensor_is_refused_with_what_to_pass(value: Any) -> None:
     with pytest.raises(LocalError, match=rf"a {type(value).__name__} is neither array nor tensor; pass numpy.asarray"):
         source(value)
@@ -451,6 +503,40 @@ def test_overlap_is_seen_in_any_dimension_and_not_where_there_is_none() -> None:
     for shape, strides in [((3, 3), (3, 1)), ((3, 3), (1, 3)), ((3, 1), (1, 0)), ((0, 3), (0, 0)), ((3, 3), (-3, -1))]:
         value = strided(shape, *strides)
         destination(value, source(np.zeros(shape, np.float32))).commit()
+
+
+MATRIX = np.zeros((4, 6), np.float32)
+TENSOR = torch.zeros(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("outs", "items"),
+    [
+        ([MATRIX, MATRIX], "0 and 1"),
+        ([np.zeros(2, np.float32), MATRIX[1], MATRIX[:, 2]], "1 and 2"),
+        ([MATRIX[::-1, 1:3], MATRIX[:, 2:]], "0 and 1"),
+        ([MATRIX[2:3], np.zeros(0, np.float32), MATRIX[:2], MATRIX[1:3]], "2 and 3"),
+        ([TENSOR, TENSOR.t()], "0 and 1"),
+        ([TENSOR[0], TENSOR.numpy()[0]], "0 and 1"),
+        ([TENSOR.bfloat16()] * 2, "0 and 1"),
+        ([bytearray(4)] * 2, "0 and 1"),
+    ],
+)
+def test_two_results_in_one_place_are_refused(outs: list[Any], items: str) -> None:
+    with pytest.raises(LocalError, match=f"out has items {items} in one place; pass tensors that share no memory"):
+        require_apart([destination(out, source(out)) for out in outs])
+
+
+def test_results_that_lie_between_each_other_share_nothing() -> None:
+    apart: list[list[Any]] = [
+        [MATRIX[:, 0], MATRIX[:, 1], MATRIX[::2, 2:], MATRIX[1::2, 2:]],
+        [TENSOR[:, ::2], TENSOR[:, 1::2], MATRIX],
+        [MATRIX[:0], MATRIX[:0], MATRIX],
+        [MATRIX[3], MATRIX[2], MATRIX[::-1][2:]],
+        [],
+    ]
+    for outs in apart:
+        require_apart([destination(out, source(out)) for out in outs])
 
 
 @pytest.mark.parametrize("result", [np.zeros(2, np.float32), np.zeros(3), np.zeros((3, 1), np.float32)])

@@ -5,7 +5,7 @@ type and operation. Every set of plans is checked (`validate`) and then run with
 take turns at random.
 
 By default each world size up to 12 meets two of the combinations of sizes, numbers of leaves and sites, each larger one
-meets one, drawn in turn. QUICOLL_SWEEP=20 takes twenty times as many (ten minutes), up to all there are.
+meets one, drawn in turn. QUICOLL_TEST_SWEEP=20 takes twenty times as many (ten minutes), up to all there are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quicoll.plan import ALGORITHMS, CANONICAL, MOVES, Plan, SendStep, validate
 
 Array = np.ndarray[Any, Any]
 
-SWEEP = int(os.environ.get("QUICOLL_SWEEP", "1"))
+SWEEP = int(os.environ.get("QUICOLL_TEST_SWEEP", "1"))
 WORLDS = [pytest.param(world, marks=[pytest.mark.slow] if world > 5 else []) for world in range(1, 34)]
 SIZES = (0, 1, 63, 64, 65, 1009, 4133)
 # Bytes an element is said to have. 16 KiB make a share of 64 elements worth an owner, so that small arrays have many.

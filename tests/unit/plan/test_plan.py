@@ -42,8 +42,8 @@ CUTS = ((1, 1), (2, 1 << 20), (7, 4), (1000, 1024), (1000, 1 << 20), (20_011, 16
 
 
 def cuts(world: int, leaves: int) -> Sequence[tuple[int, int]]:
-    """Two of CUTS, in turns: each number of leaves meets all of them over the worlds. QUICOLL_SWEEP=2 takes all."""
-    if int(os.environ.get("QUICOLL_SWEEP", "1")) > 1:
+    """Two of CUTS, in turns: each number of leaves meets all of them over the worlds. QUICOLL_TEST_SWEEP=2: all."""
+    if int(os.environ.get("QUICOLL_TEST_SWEEP", "1")) > 1:
         return CUTS
     first = world + LEAVES.index(leaves)
     return CUTS[first % 3], CUTS[first % 3 + 3]

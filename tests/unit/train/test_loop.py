@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from quicoll import checkpoint
 from quicoll.collectives.shards import Leaves, Shards
-from quicoll.errors import CheckpointError, LocalError, Mismatch, Partitioned, StepAborted
+from quicoll.errors import CheckpointError, LocalError, Mismatch, Partitioned, StepAborted, Terminated
 from quicoll.train import Task, run
+from quicoll.train.loop import Bucket
 
 
 class Counting:
@@ -49,6 +52,7 @@ class Job:
         self.group = self
         self.state: tuple[Callable[[], Any], Callable[[Any], None]] | None = None
         self.doubtful: list[Step] = []
+        self.sigterm: list[str] = []
         self._troubles = list(troubles)
 
     def shards(self, total: int) -> Shards:
@@ -71,6 +75,12 @@ class Job:
 
     def step(self) -> Step:
         return Step(self)
+
+    @contextmanager
+    def stop_at_sigterm(self) -> Iterator[None]:
+        self.sigterm.append("asks")
+        yield
+        self.sigterm.append("is as before")
 
     def _end(self, step: Step) -> None:
         trouble = self._troubles.pop(0) if self._troubles else None
@@ -274,3 +284,62 @@ async def test_numbers_that_make_no_sense_are_refused() -> None:
     for options in ({"steps": 0}, {"steps": 1, "checkpoint_every": -1}):
         with pytest.raises(LocalError):
             await train(Job(), Counting(), **options)
+
+
+def test_a_gradient_that_requires_grad_itself_is_refused_where_autograd_records() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    (gradient,) = torch.autograd.grad((weight**3).sum(), weight, create_graph=True)
+    bucket = Bucket.of([gradient])
+    with pytest.raises(LocalError, match=r"requires grad.*pass x.detach\(\)"):
+        bucket.pack([gradient])
+    with torch.no_grad():
+        assert bucket.pack([gradient]).tolist() == [3.0, 3.0]
+    assert bucket.pack([gradient.detach()]).tolist() == [3.0, 3.0]
+
+
+class Stopped(Job):
+    """A job that is asked to stop while step `after` is open."""
+
+    def __init__(self, after: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.after = after
+
+    async def ready(self) -> None:
+        if self.committed_step >= self.after:
+            raise Terminated
+        await super().ready()
+
+
+@pytest.mark.parametrize(("after", "saved"), [(5, [3, 5]), (3, [3]), (0, [])])
+async def test_a_rank_0_that_is_asked_to_stop_saves_its_last_step_once_before_it_goes(
+    after: int, saved: list[int], tmp_path: Path
+) -> None:
+    job = Stopped(after)
+    (tmp_path / "c").mkdir()
+    with pytest.raises(Terminated):
+        await train(job, Counting(), steps=9, checkpoint_dir=tmp_path / "c", checkpoint_every=3)
+    assert names(tmp_path / "c") == [f"step-{step:08d}.safetensors" for step in saved]
+    if saved:
+        newest = checkpoint.latest(tmp_path / "c")
+        assert newest is not None
+        assert newest.digest == checkpoint.digest(trained(after).state())
+
+
+async def test_another_rank_that_is_asked_to_stop_saves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(Terminated):
+        await train(Stopped(2, rank=1, world_size=2), Counting(), steps=9, checkpoint_dir=tmp_path, checkpoint_every=3)
+    assert names(tmp_path) == []
+
+
+async def test_a_last_checkpoint_that_fails_when_the_rank_is_asked_to_stop_is_an_error(tmp_path: Path) -> None:
+    def block(step: int) -> None:
+        (tmp_path / "c").write_text("in the way")
+
+    with pytest.raises(CheckpointError, match="checkpoint of step 2"):
+        await train(Stopped(2), Counting(), steps=9, checkpoint_dir=tmp_path / "c", checkpoint_every=3, on_step=block)
+
+
+async def test_sigterm_asks_as_long_as_the_loop_runs_and_no_longer() -> None:
+    job = Job()
+    await train(job, Counting(), steps=2, on_step=lambda step: job.sigterm.append(str(step)))
+    assert job.sigterm == ["asks", "1", "2", "is as before"]

@@ -223,7 +223,7 @@ class Endpoint:
         self.config = replace(self.config, lost_after_ns=lost_after_ns, connect_ns=connect_ns)
         self._core.use_settings(self.config)
 
-    async def aclose(self, *, timeout: float = 1.0) -> None:
+    async def aclose(self, *, timeout: float = 1.0, reason: str = "endpoint closed") -> None:
         """Close every link. What was given to them is delivered first, if that is quick.
 
         Cancelled, it closes at once. Called again, it waits for the first call. Afterwards no task, timer or file of
@@ -231,6 +231,7 @@ class Endpoint:
 
         Args:
             timeout: Seconds for the delivery.
+            reason: What the peers hear.
         """
         if self._closing is not None:
             await asyncio.shield(self._closing)
@@ -245,16 +246,16 @@ class Endpoint:
                         await self._settled
         finally:
             resolving = list(self._lookups.values())
-            self._shut()
+            self._shut(reason)
             try:  # they are cancelled; one turn of the loop and they are gone
                 await asyncio.gather(*resolving, return_exceptions=True)
             finally:
                 self._closing.set_result(None)
 
-    def _shut(self) -> None:
+    def _shut(self, reason: str) -> None:
         for task in self._lookups.values():
             task.cancel()
-        self._core.shut(self.now_ns())
+        self._core.shut(reason, self.now_ns())
         self._act()
         self._closed = True
         if self._timer is not None:
@@ -268,7 +269,8 @@ class Endpoint:
     def touch(self, peer: Peer) -> None:
         """Serve this peer before the loop's next iteration."""
         self._core.touch(peer)
-        self._wake()
+        if self._flush_handle is None:
+            self._wake()
 
     def call(self, callback: Callable[..., object], *arguments: object) -> bool:
         """Call the layer above, when what was decided before has been done."""
@@ -346,15 +348,21 @@ class Endpoint:
 
     def _wake(self) -> None:
         """See to it that peers which wait to be served are, soon."""
-        if self._flush_handle is None and not self._closed and self._core.waits_to_serve:
-            self._flush_handle = self.loop.call_soon(self._flush)
+        if self._flush_handle is None and not self._closed and self._core.waiting:
+            self._flush_handle = self.loop.call_soon(self._on_turn)
+
+    def _on_turn(self) -> None:
+        self._flush_handle = None
+        self._flush()
 
     def _flush(self) -> None:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
             self._flush_handle = None
         self._act()
-        while self._core.serve(self.now_ns()):
+        core = self._core
+        while core.waiting:
+            core.serve(self.now_ns())
             self._act()
         if self._settled is not None and not self._settled.done() and not self._core.undelivered:
             self._settled.set_result(None)
@@ -398,13 +406,16 @@ class Endpoint:
 
     def _act(self) -> None:
         """Carry out what the core asks for."""
-        while (action := self._core.next_action()) is not None:
-            self._perform(action)
+        actions = self._core.actions
+        while actions:
+            action = actions.popleft()
+            if isinstance(action, SendDatagrams):
+                self._io.send(action.datagrams)
+            else:
+                self._perform(action)
 
     def _perform(self, action: Action) -> None:
         match action:
-            case SendDatagrams():
-                self._io.send(action.datagrams)
             case LookUp():
                 task = self._lookups[action.peer] = self.loop.create_task(self._look_up(action))
                 task.add_done_callback(lambda _: self._lookups.pop(action.peer, None))

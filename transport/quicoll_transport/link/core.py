@@ -177,6 +177,7 @@ class LinkCore:
         self.state = LinkState.CONNECTING
         self.cause = ""
         self.error: LinkLost | None = None
+        self.ended = False  # whether the link is over: from the moment that decides it, even while callbacks still run
         self.refusal = ""  # why the last attempt to connect failed, as far as the shell knows
         self.detector = Detector(config.detector, now_ns=now_ns)
         self._verdict = Liveness.ALIVE
@@ -196,11 +197,6 @@ class LinkCore:
         )
 
     # -- state ---------------------------------------------------------------------------------------------------
-
-    @property
-    def ended(self) -> bool:
-        """Whether the link is over: from the moment that decides it, even while callbacks still run."""
-        return self.error is not None
 
     @property
     def drained(self) -> bool:
@@ -292,7 +288,7 @@ class LinkCore:
 
     def _end(self, state: LinkState, cause: str, error: LinkLost) -> None:
         self.cause = cause
-        self.error = error
+        self.error, self.ended = error, True
         # First the pending work, then the news: who hears "lost" finds nothing half done.
         self._outbox.end(error)
         self._inbox.end(error)

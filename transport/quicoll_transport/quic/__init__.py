@@ -8,6 +8,7 @@
     selfcheck    refuses to run on an aioquic that is not built as expected
     seeded       every source of chance and of wall-clock time in here, from a seed: for simulations
     qlog         traces
+    logs         aioquic's log, one level down
 
 Supported: aioquic >=1.7.2, <1.8. Each module lists the private names that it uses; the canaries are in
 tests/transport/quic/test_session.py and test_seeded.py. Connection ids and keys come from the operating system's
@@ -17,6 +18,7 @@ randomness unless `entropy` says otherwise.
 from __future__ import annotations
 
 from quicoll_transport.quic.gate import Gate
+from quicoll_transport.quic.logs import lower
 from quicoll_transport.quic.qlog import QlogDirectory
 from quicoll_transport.quic.seeded import entropy
 from quicoll_transport.quic.selfcheck import check_foundation, handshake_in_memory
@@ -42,3 +44,5 @@ __all__ = [
     "handshake_in_memory",
     "is_unauthenticated_initial",
 ]
+
+lower()

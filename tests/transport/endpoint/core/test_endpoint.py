@@ -104,12 +104,13 @@ class Node:
     def act(self) -> None:
         """What a shell does after each call of the core."""
         self._perform()
-        while self.core.serve(self.pair.now):
+        while self.core.waiting:
+            self.core.serve(self.pair.now)
             self._perform()
 
     def _perform(self) -> None:
-        while (action := self.core.next_action()) is not None:
-            match action:
+        while self.core.actions:
+            match action := self.core.actions.popleft():
                 case SendDatagrams():
                     for data, address in action.datagrams:
                         self.pair.send(self.address, address, data)
@@ -203,7 +204,8 @@ def test_a_handshake_and_hello_make_a_link_at_both_ends(pair: Pair) -> None:
     assert pair.b.core.connections.strangers == 0
     for node, peer in ((pair.a, ours), (pair.b, theirs)):
         (connection,) = node.core.connections
-        assert node.core.connections.of(peer) is connection
+        assert peer.connection is connection
+        assert connection.carries
 
 
 def test_messages_and_words_arrive_and_are_acknowledged(pair: Pair) -> None:
@@ -214,7 +216,7 @@ def test_messages_and_words_arrive_and_are_acknowledged(pair: Pair) -> None:
     ours.link.send_app(b"word")
     assert pair.a.core.undelivered
     pair.a.core.touch(ours)
-    assert pair.a.core.waits_to_serve
+    assert pair.a.core.waiting
     pair.b.core.touch(theirs)
     pair.b.act()
     pair.a.act()
@@ -228,7 +230,7 @@ def test_nothing_is_sent_before_the_core_is_served(pair: Pair) -> None:
     pair.until(lambda: not pair.under_way)
     ours.link.send_app(b"word")
     pair.a.core.touch(ours)
-    assert pair.a.core.next_action() is None
+    assert not pair.a.core.actions
     pair.a.act()
     assert pair.under_way
 
@@ -313,7 +315,7 @@ def test_a_handshake_survives_lost_datagrams(pair: Pair) -> None:
 
 def test_a_connection_that_fails_is_dialled_again_and_the_link_goes_on(pair: Pair) -> None:
     ours, theirs = pair.up()
-    connection = pair.a.core.connections.of(ours)
+    connection = ours.connection
     assert connection is not None
     pair.a.core.traffic.fail(connection, 0x7FFF, "cut")
     pair.a.act()
@@ -436,7 +438,7 @@ def test_a_look_up_is_cancelled_with_its_link_and_a_late_answer_is_dropped(pair:
 
 def test_a_core_that_is_shut_closes_everything_and_keeps_nothing(pair: Pair) -> None:
     ours, theirs = pair.up()
-    pair.a.core.shut(pair.now)
+    pair.a.core.shut("endpoint closed", pair.now)
     pair.a.act()
     assert ours.link.cause == "endpoint closed"
     assert (len(pair.a.core.connections), pair.a.core.connections.by_cid, pair.a.core.peers) == (0, {}, {})
@@ -444,7 +446,7 @@ def test_a_core_that_is_shut_closes_everything_and_keeps_nothing(pair: Pair) -> 
     pair.until(lambda: theirs.link.ended)
     pair.a.core.receive([(bytes(1200), pair.b.address)], pair.now)
     pair.a.core.handle_timer(pair.now)
-    assert pair.a.core.next_action() is None
+    assert not pair.a.core.actions
 
 
 def test_a_core_that_closes_lets_no_stranger_in(pair: Pair) -> None:

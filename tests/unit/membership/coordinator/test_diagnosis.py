@@ -73,7 +73,7 @@ def test_the_node_in_most_spoiled_pairs_is_to_blame_or_the_source_of_the_first(w
 def test_of_different_calls_one_that_differs_from_all_others_is_to_blame(nodes: str, words: Any, culprit: str) -> None:
     failure = judged(nodes, words)
     assert (failure.kind, failure.culprit) == ("mismatch", culprit)
-    assert "a: differs" in failure.cause
+    assert failure.cause == "differs"  # the reason names the ranks, alike at all ends
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_the_first_report_says_what_kind_of_failure_it_was_and_others_add_nothin
 
 def test_what_names_nobody_of_the_view_accuses_nobody() -> None:
     words = [("a", lost("x")), ("a", lost("a"))]
-    assert judged("abc", words) == ViewFailure("a: the view cannot go on; a: the view cannot go on", culprit="x")
+    assert judged("abc", words) == ViewFailure("a: the view cannot go on", culprit="x")
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from("abcde")), max_size=12), st.randoms())

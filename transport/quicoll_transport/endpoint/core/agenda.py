@@ -22,10 +22,6 @@ class Agenda(dict[_Item, int]):
         else:
             self[item] = at
 
-    def next_timer(self) -> int | None:
-        """Return the earliest time; None where there is none."""
-        return min(self.values(), default=None)
-
     def due(self, now_ns: int) -> list[_Item]:
         """Return those whose time has come, in the order in which they were noted."""
         return [item for item, at in self.items() if at <= now_ns]

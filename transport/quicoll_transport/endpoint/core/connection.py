@@ -38,7 +38,10 @@ class Connection:
     unproved: int = 0  # bytes received before the peer was authenticated
     greeted: bool = False
     answer_ns: int | None = None  # until which a dialled peer must have sent anything at all; None once it has
-    cids: list[bytes] = field(default_factory=list)  # under which it is registered (table.py)
+    # Of the table, which alone writes these (table.py):
+    listed: bool = False  # whether it is in the table
+    carries: bool = False  # whether it is the present connection of its peer's link
+    cids: list[bytes] = field(default_factory=list)  # under which it is found
 
     def listened(self, now_ns: int, *, began: bool) -> None:
         """Note that bytes of the control stream came.

@@ -5,12 +5,12 @@ Who owns what. An endpoint has connections (table.py finds them, traffic.py runs
 rules, greeting.py carries them out). One side of a pair dials (dialling.py); it redials for as long as the link lives.
 When a link ends, its connection is closed with CLOSE_GONE, so that the other side does not have to wait for silence.
 
-How it is driven. Every call takes `now_ns`. What is to be done comes out of `next_action`, in order. Peers that were
-touched wait until `serve`, which writes what their links ask for, one peer at a time: so work of many callers is
-gathered. `next_timer` says when `handle_timer` is due; ask it after the last `serve`.
+How it is driven. Every call takes `now_ns`. What is to be done comes out of `actions`, in order. Peers that were
+touched wait (`waiting`) until `serve`, which writes what their links ask for, one peer at a time: so work of many
+callers is gathered. `next_timer` says when `handle_timer` is due; ask it after the last `serve`.
 
     receive, handle_timer, unreachable, looked_up, peer, touch, deny, shut
-        -> serve until False, after each: next_action until None -> next_timer
+        -> serve while peers wait, after each: actions until there are none -> next_timer
 
 Callbacks of the layer above (`on_peer`, `Peer.on_app`, `Peer.on_state`) are made from within these calls, when the
 state that they show is settled. They may call everything here, and must not raise.
@@ -42,7 +42,6 @@ from quicoll_transport.endpoint.core.greeting import Greeting
 from quicoll_transport.endpoint.core.peer import Peer
 from quicoll_transport.endpoint.core.table import Table
 from quicoll_transport.endpoint.core.terms import (
-    Action,
     Actions,
     CancelLookUp,
     EndpointSettings,
@@ -75,6 +74,8 @@ class EndpointCore:
     scope_of: the number of a network interface's name. payload_fault: damages received payloads, for tests.
     observed: whether events are to be built.
 
+    actions: what is to be done, the oldest first; who does it takes it out.
+    waiting: peers that were touched since they were last served.
     peers: the living ones. connections: all; traffic: runs them.
     """
 
@@ -108,6 +109,7 @@ class EndpointCore:
         self._payload_fault = payload_fault
         self._dialler = Dialler(handshake_ns=settings.handshake_ns, scope_of=scope_of)
         self._actions = Actions(observed=observed)
+        self.actions = self._actions.queue
         self.traffic = Traffic(
             table=self.connections,
             agenda=self.agenda,
@@ -126,45 +128,30 @@ class EndpointCore:
             invite=self._invite,
         )
         self._next_number = 1
-        self._touched: dict[Peer, None] = {}  # an ordered set
+        self.waiting: dict[Peer, None] = {}  # an ordered set
         self._closing = False
         self._closed = False
 
     # -- what is to be done --------------------------------------------------------------------------------------
 
-    def next_action(self) -> Action | None:
-        """Return what is to be done next; None when there is nothing left."""
-        return self._actions.take()
-
-    @property
-    def waits_to_serve(self) -> bool:
-        """Whether `serve` has work: a peer was touched since its last turn."""
-        return bool(self._touched)
-
-    def serve(self, now_ns: int) -> bool:
-        """Do what the link of the next touched peer asks for; False when no peer is left."""
+    def serve(self, now_ns: int) -> None:
+        """Do what the link of the first of the peers in `waiting` asks for; there has to be one."""
         self._actions.now_ns = now_ns
-        if not self._touched:
-            return False
-        peer = next(iter(self._touched))
-        del self._touched[peer]
+        peer = next(iter(self.waiting))
+        del self.waiting[peer]
         self._own(peer, self._carry_out, peer)
         if self._actions.observed:
             peer.tell_counts()
-        connection = self.connections.of(peer)
-        if connection is not None:
-            self.traffic.transmit(connection)
-        connection = self.connections.of(peer)
-        if peer.link.ended and connection is not None:
-            self.connections.detach(peer)
+        if peer.connection is not None:
+            self.traffic.transmit(peer.connection)
+        if peer.link.ended and (connection := self.connections.detach(peer)) is not None:
             code = CLOSE_NORMAL if peer.link.state is LinkState.CLOSED else CLOSE_GONE
             self.traffic.close(connection, code, peer.link.cause)
-        self._schedule(peer)
-        return True
+        self.agenda.note(peer, peer.next_timer() if peer.living else None)
 
     def next_timer(self) -> int | None:
         """Return when `handle_timer` is due; None: never, as things are."""
-        return self.agenda.next_timer()
+        return min(self.agenda.values(), default=None)
 
     @property
     def refused(self) -> list[str]:
@@ -202,12 +189,11 @@ class EndpointCore:
     def touch(self, peer: Peer) -> None:
         """Look at this peer in the next `serve`: something was asked of its link."""
         if not self._closed:
-            self._touched[peer] = None
+            self.waiting[peer] = None
 
     def path_stats(self, peer: Peer) -> PathStats | None:
         """Return what the present connection of a peer knows of its path; None without one."""
-        connection = self.connections.of(peer)
-        return None if connection is None else connection.carrier.path_stats()
+        return None if peer.connection is None else peer.connection.carrier.path_stats()
 
     def close(self, peer: Peer, reason: str, now_ns: int) -> None:
         """End a peer's link in order; the next `serve` says so to the peer."""
@@ -225,7 +211,7 @@ class EndpointCore:
         self._actions.now_ns = now_ns
         self._actions.warning("certificate sha256=%s is denied from now on", fingerprint)
         for connection in [one for one in self.connections if one.fingerprint == fingerprint]:
-            if connection.peer is not None and self.connections.carries(connection):
+            if connection.peer is not None and connection.carries:
                 self.connections.detach(connection.peer)
                 connection.peer.fingerprint = fingerprint
             # "gone" as a code: an honest peer need not dial again and again until its deadline
@@ -268,7 +254,7 @@ class EndpointCore:
         for item in self.agenda.due(now_ns):
             if isinstance(item, Peer):
                 self._peer_timer(item, now_ns)
-            elif item in self.connections:
+            elif item.listed:
                 self._connection_timer(item, now_ns)
 
     def looked_up(self, number: int, found: Sequence[Address], failed: Sequence[str], now_ns: int) -> None:
@@ -285,7 +271,7 @@ class EndpointCore:
         if peer is None or self._closed:
             return
         peer.looking_up = False
-        if self.connections.of(peer) is None:
+        if peer.connection is None:
             self._own(peer, self._follow, peer, self._dialler.begin_round(peer, found, failed, now_ns), now_ns)
             self.touch(peer)
 
@@ -328,16 +314,16 @@ class EndpointCore:
         """Let no stranger in and make no link for a peer any more."""
         self._closing = True
 
-    def shut(self, now_ns: int) -> None:
-        """Close all links and connections. Nothing happens here afterwards but `next_action`."""
+    def shut(self, reason: str, now_ns: int) -> None:
+        """Close all links and connections; the peers hear `reason`. Nothing happens here afterwards but `actions`."""
         self._closing = True
         self._actions.now_ns = now_ns
         for peer in list(self.peers.values()):
-            self._own(peer, peer.link.close, "endpoint closed")
+            self._own(peer, peer.link.close, reason)
         self._settle(now_ns)
         self._closed = True
         for connection in list(self.connections):
-            self.traffic.close(connection, CLOSE_NORMAL, "endpoint closed")
+            self.traffic.close(connection, CLOSE_NORMAL, reason)
         self.agenda.clear()
 
     # -- links ---------------------------------------------------------------------------------------------------
@@ -370,10 +356,11 @@ class EndpointCore:
         return (CLOSE_GONE, peer.link.cause) if peer.link.ended else peer
 
     def _settle(self, now_ns: int) -> None:
-        while self.serve(now_ns):
-            pass
+        while self.waiting:
+            self.serve(now_ns)
 
     def _link_ended(self, peer: Peer) -> None:
+        peer.living = False
         if self.peers.get(peer.identity) is peer:
             del self.peers[peer.identity]
             self._on_end(peer)
@@ -394,14 +381,14 @@ class EndpointCore:
             except Exception as another:
                 self._actions.put(ReportError(f"{peer!r} cannot even end in order", another))
                 self._link_ended(peer)  # nothing asks it anything again
-                self._touched.pop(peer, None)
+                self.waiting.pop(peer, None)
                 connection = self.connections.detach(peer)
                 if connection is not None:
                     self.traffic.close(connection, CLOSE_GONE, "internal error")
 
     def _carry_out(self, peer: Peer) -> None:
         """Give the carrier what the link asks for; without a connection it is dropped, and asked for again later."""
-        connection = self.connections.of(peer)
+        connection = peer.connection
         while (action := peer.link.poll()) is not None:
             if connection is None:
                 continue
@@ -417,17 +404,11 @@ class EndpointCore:
                 case ResetMessage():
                     carrier.reset_message(action.message)
 
-    def _schedule(self, peer: Peer) -> None:
-        """Note when to look at a peer again; called whenever it was touched."""
-        living = self.peers.get(peer.identity) is peer
-        at = peer.next_timer(connected=self.connections.of(peer) is not None) if living else None
-        self.agenda.note(peer, at)
-
     def _peer_timer(self, peer: Peer, now_ns: int) -> None:
-        connection = self.connections.of(peer)
+        connection = peer.connection
         path = connection.carrier.path_stats if connection is not None and connection.greeted else None
         self._own(peer, peer.handle_timer, now_ns, path)
-        if peer.wants_dial(now_ns, connected=self.connections.of(peer) is not None):
+        if peer.wants_dial(now_ns):
             self._own(peer, self._dial, peer, now_ns)
         self.touch(peer)
 
@@ -491,14 +472,13 @@ class EndpointCore:
         return admitted
 
     def _process(self, connection: Connection, now_ns: int) -> None:
-        if connection not in self.connections:  # it failed; nothing of it may be registered again
-            return
         carrier = connection.carrier
-        self.connections.refresh(connection)
-        if carrier.resets != connection.resets:
-            count, connection.resets = carrier.resets - connection.resets, carrier.resets
-            self.traffic.guard(connection, connection.pace.resets, now_ns, count)
-        while connection in self.connections and (event := carrier.next_event()) is not None:
+        if connection.listed:  # otherwise it failed; nothing of it may be registered again
+            self.connections.refresh(connection)
+            if carrier.resets != connection.resets:
+                count, connection.resets = carrier.resets - connection.resets, carrier.resets
+                self.traffic.guard(connection, connection.pace.resets, now_ns, count)
+        while connection.listed and (event := carrier.next_event()) is not None:
             match event:
                 case Authenticated():
                     self._greeting.authenticated(connection, event)
@@ -508,7 +488,7 @@ class EndpointCore:
                     self._ended(connection, event, now_ns)
         peer = connection.peer
         heard = carrier.heard_ns == now_ns and connection.greeted
-        if heard and peer is not None and self.connections.carries(connection):
+        if heard and peer is not None and connection.carries:
             self._own(peer, peer.link.heard, now_ns)
 
     def _connection_timer(self, connection: Connection, now_ns: int) -> None:
@@ -516,7 +496,7 @@ class EndpointCore:
         if at is not None and now_ns >= at:
             self.traffic.guard(connection, connection.carrier.handle_timer, now_ns)
             self._process(connection, now_ns)
-        if connection not in self.connections:
+        if not connection.listed:
             return
         late = connection.overdue(now_ns)
         if late is None:

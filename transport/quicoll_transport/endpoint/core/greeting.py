@@ -71,7 +71,7 @@ class Greeting:
             self.refused = [*self.refused[1 - _MAX_REFUSED :], str(error)]
             self._traffic.fail(connection, CLOSE_REFUSED, "refused", note=f"we refuse the peer: {error}")
             return
-        if connection.peer is not None and self._table.carries(connection):
+        if connection.peer is not None and connection.carries:
             connection.peer.link.connected()
 
     def control(self, connection: Connection, data: bytes, now_ns: int) -> None:
@@ -91,7 +91,7 @@ class Greeting:
                     raise ProtocolError("the first control message is not Hello")
                 if not self._hello(connection, connection.identity, message, now_ns):
                     return
-            elif connection.peer is not None and self._table.carries(connection):
+            elif connection.peer is not None and connection.carries:
                 connection.peer.link.control(message, now_ns)
 
     def _hello(self, connection: Connection, identity: NodeIdentity, hello: Hello, now_ns: int) -> bool:
@@ -118,7 +118,7 @@ class Greeting:
         if peer is not None and (cause := newer(peer, hello)) is not None:
             peer.link.lose(cause, now_ns=now_ns)
             self._settle(now_ns)
-            if connection not in self._table:
+            if not connection.listed:
                 return None
             peer = self._peers.get(identity)
         if (reason := unwanted(peer, hello)) is not None:
@@ -134,7 +134,7 @@ class Greeting:
 
     def _take_over(self, connection: Connection, peer: Peer, identity: NodeIdentity) -> bool:
         """Put this connection in the place of the link's previous one; False when that one stays."""
-        previous = self._table.of(peer)
+        previous = peer.connection
         if previous is connection:
             return True
         if previous is not None:

@@ -7,6 +7,10 @@ everything that a carrier may have done.
 Invariants: an id leads to one connection, which is in the table; what is not in the table is found by no datagram and
 asked by no timer, and nothing enters it again. A peer has at most one connection of its link at a time, and that is
 one of its own (`Connection.peer`).
+
+What is asked for each datagram stands where it is asked for, written here alone: `Connection.listed` (it is in the
+table), `Peer.connection` (the present connection of its link, a dialled one that is not up yet included) and
+`Connection.carries` (it is that one).
 """
 
 from __future__ import annotations
@@ -27,16 +31,12 @@ class Table:
     def __init__(self) -> None:
         self.by_cid: dict[bytes, Connection] = {}
         self._connections: dict[Connection, None] = {}  # an ordered set
-        self._of_link: dict[Peer, Connection] = {}
 
     def __len__(self) -> int:
         return len(self._connections)
 
     def __iter__(self) -> Iterator[Connection]:
         return iter(self._connections)
-
-    def __contains__(self, connection: Connection) -> bool:
-        return connection in self._connections
 
     @property
     def strangers(self) -> int:
@@ -50,6 +50,7 @@ class Table:
     def add(self, connection: Connection) -> None:
         """Register a connection with the ids that it has."""
         self._connections[connection] = None
+        connection.listed = True
         self.refresh(connection)
 
     def refresh(self, connection: Connection) -> None:
@@ -69,25 +70,22 @@ class Table:
     def remove(self, connection: Connection) -> None:
         """Forget a connection and its ids."""
         del self._connections[connection]
+        connection.listed = False
         for cid in connection.cids:
             if self.by_cid.get(cid) is connection:
                 del self.by_cid[cid]
 
     # -- links ---------------------------------------------------------------------------------------------------
 
-    def of(self, peer: Peer) -> Connection | None:
-        """Return the present connection of a peer's link, a dialled one that is not up yet included."""
-        return self._of_link.get(peer)
-
-    def carries(self, connection: Connection) -> bool:
-        """Return whether this is the present connection of its peer's link."""
-        return connection.peer is not None and self._of_link.get(connection.peer) is connection
-
     def attach(self, connection: Connection, peer: Peer) -> None:
         """Make this the connection of the peer's link."""
-        connection.peer = peer
-        self._of_link[peer] = connection
+        self.detach(peer)
+        connection.peer, peer.connection = peer, connection
+        connection.carries = True
 
     def detach(self, peer: Peer) -> Connection | None:
         """Leave the peer's link without a connection; return the one that it had."""
-        return self._of_link.pop(peer, None)
+        connection, peer.connection = peer.connection, None
+        if connection is not None:
+            connection.carries = False
+        return connection

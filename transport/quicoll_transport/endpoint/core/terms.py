@@ -127,7 +127,10 @@ _INFO, _WARNING, _ERROR = 20, 30, 40  # logging's numbers; a core does not impor
 
 
 class Actions:
-    """The queue. now_ns: the time of the present call of the core. observed: whether anybody hears events.
+    """See the module's head.
+
+    queue: what is to be done, the oldest first. now_ns: the time of the present call of the core.
+    observed: whether anybody hears events.
 
     Look at `observed` before an event is built, so that none is built for nobody.
     """
@@ -135,27 +138,23 @@ class Actions:
     def __init__(self, *, observed: bool, now_ns: int = 0) -> None:
         self.observed = observed
         self.now_ns = now_ns
-        self._queue: deque[Action] = deque()
+        self.queue: deque[Action] = deque()
 
     def put(self, action: Action) -> None:
-        self._queue.append(action)
-
-    def take(self) -> Action | None:
-        """Return the next action; None when there is none left."""
-        return self._queue.popleft() if self._queue else None
+        self.queue.append(action)
 
     def send(self, datagrams: list[tuple[bytes, Address]]) -> None:
         if datagrams:
-            self._queue.append(SendDatagrams(datagrams))
+            self.queue.append(SendDatagrams(datagrams))
 
     def tell(self, event: TransportEvent) -> None:
-        self._queue.append(Tell(event))
+        self.queue.append(Tell(event))
 
     def info(self, text: str, *arguments: object, peer: str = "", link: int = 0) -> None:
-        self._queue.append(Record(_INFO, text, arguments, peer, link))
+        self.queue.append(Record(_INFO, text, arguments, peer, link))
 
     def warning(self, text: str, *arguments: object, peer: str = "", link: int = 0) -> None:
-        self._queue.append(Record(_WARNING, text, arguments, peer, link))
+        self.queue.append(Record(_WARNING, text, arguments, peer, link))
 
     def error(self, error: Exception, text: str, *arguments: object, peer: str = "", link: int = 0) -> None:
-        self._queue.append(Record(_ERROR, text, arguments, peer, link, error))
+        self.queue.append(Record(_ERROR, text, arguments, peer, link, error))

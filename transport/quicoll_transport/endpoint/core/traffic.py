@@ -59,7 +59,7 @@ class Traffic:
 
     def schedule(self, connection: Connection) -> None:
         """Note when to look at a connection again; called whenever it was touched."""
-        self._agenda.note(connection, connection.next_timer() if connection in self._table else None)
+        self._agenda.note(connection, connection.next_timer() if connection.listed else None)
 
     def receive(self, connection: Connection, address: Address, run: Sequence[bytes], now_ns: int) -> None:
         """Give a run of datagrams to a connection."""
@@ -73,29 +73,32 @@ class Traffic:
 
     def transmit(self, connection: Connection) -> None:
         """Send what a connection has to send."""
-        datagrams: list[tuple[bytes, Address]] = []
-        now_ns = self._actions.now_ns
-        self.guard(connection, lambda: datagrams.extend(connection.carrier.datagrams_to_send(now_ns)))
-        self._actions.send(datagrams)
+        try:
+            self._actions.send(connection.carrier.datagrams_to_send(self._actions.now_ns))
+        except Exception as error:
+            self._spoilt(connection, error)
         self.schedule(connection)
 
     def guard(self, connection: Connection, work: Callable[..., object], *arguments: object) -> bool:
         """Run what hostile bytes can upset; whatever goes wrong ends this connection only."""
         try:
             work(*arguments)
-        except ProtocolError as error:
-            who, name, number = connection.identity or "a stranger", connection.peer_name, connection.link_number
+        except Exception as error:
+            self._spoilt(connection, error)
+            return False
+        return True
+
+    def _spoilt(self, connection: Connection, error: Exception) -> None:
+        """End a connection over what its carrier or its peer's words raised."""
+        who, name, number = connection.identity or "a stranger", connection.peer_name, connection.link_number
+        if isinstance(error, ProtocolError):
             self._actions.warning("connection of %s closed: %s", who, error, peer=name, link=number)
             self.fail(connection, CLOSE_PROTOCOL, str(error))
-        except Exception as error:
+        else:
             # aioquic asserts its way through some malformed input; the peer's bytes must not end our endpoint
-            who, name, number = connection.identity or "a stranger", connection.peer_name, connection.link_number
             text = "connection of %s closed after an unexpected error"
             self._actions.error(error, text, who, peer=name, link=number)
             self.fail(connection, CLOSE_PROTOCOL, "internal error")
-        else:
-            return True
-        return False
 
     def fail(self, connection: Connection, code: int, reason: str, *, note: str = "") -> None:
         """Close a connection from here; its link, if it lives, may be redialled.
@@ -108,12 +111,12 @@ class Traffic:
         """
         peer = connection.peer
         turned_away = not connection.greeted and code != CLOSE_REPLACED and (note or not connection.dialled)
-        if self._actions.observed and turned_away and connection in self._table:
+        if self._actions.observed and turned_away and connection.listed:
             name = "" if connection.identity is None else str(connection.identity)
             address = connection.carrier.peer_address
             self._actions.tell(PeerRefused(self._actions.now_ns, name, address, note or reason))
         self.close(connection, code, reason)
-        if peer is not None and self._table.carries(connection):
+        if peer is not None and connection.carries:
             self._table.detach(peer)
             self._on_failed(peer, code, note or reason)
 
@@ -122,7 +125,7 @@ class Traffic:
         self._tell_down(connection, end.code, end.reason, by_peer=True)
         self._forget(connection)
         peer = connection.peer
-        if peer is not None and self._table.carries(connection):
+        if peer is not None and connection.carries:
             self._table.detach(peer)
             return peer
         if not connection.dialled and not connection.greeted:
@@ -132,7 +135,7 @@ class Traffic:
 
     def close(self, connection: Connection, code: int, reason: str) -> None:
         """Close a connection from here, whatever becomes of its link; one that has ended is left alone."""
-        if connection in self._table:
+        if connection.listed:
             self._tell_down(connection, code, reason, by_peer=False)
             connection.carrier.close(code, reason[:200])
             with contextlib.suppress(Exception):
@@ -141,13 +144,13 @@ class Traffic:
 
     def _tell_down(self, connection: Connection, code: int, reason: str, *, by_peer: bool) -> None:
         peer = connection.peer
-        if self._actions.observed and peer is not None and connection in self._table:
+        if self._actions.observed and peer is not None and connection.listed:
             name, now_ns = str(peer.identity), self._actions.now_ns
             event = ConnectionDown(now_ns, name, peer.number, code, reason, by_peer, connection.greeted)
             self._actions.tell(event)
 
     def _forget(self, connection: Connection) -> None:
-        if connection in self._table:
+        if connection.listed:
             self._table.remove(connection)
             connection.carrier.release()
             self._door.closed(connection)

@@ -1,0 +1,49 @@
+"""Events in words, one sentence each, for the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["sentence"]
+
+_SENTENCES = {
+    "listening": "listens at {address}",
+    "node_joined": "{peer} has connected",
+    "view_proposed": "proposes view {view} of {nodes}",
+    "view_ended": "view {view} is over: {cause}",
+    "step_committed": "step {step} is committed",
+    "step_aborted": "step {step} was not committed: {cause}",
+    "held": "waits: {cause}",
+    "state_received": "has the state after step {step} from rank {from_rank}",
+    "refused": "is refused by the coordinator: {reason}",
+    "straggler": "rank {rank} ({peer}) called {op} {seconds:.3f} s after most",
+    "certificates_rotated": "shows the certificate sha256={fingerprint} from now on",
+    "certificate_denied": "lets the certificate sha256={fingerprint} in no more",
+    "fault": "fault: {what}",
+}
+
+
+def sentence(kind: str, fields: Mapping[str, Any]) -> str:
+    """Return an event in words, without the node that it is of.
+
+    Args:
+        kind: As in `quicoll.Event`.
+        fields: The kind's fields.
+    """
+    told = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in fields.items()}
+    try:
+        match kind:
+            case "listening" if "seed" in told:
+                return "listens at {address}; the job's seed is {seed}".format_map(told)
+            case "view_installed" if "rank" in told:
+                return "rank {rank} of {world_size} in view {view}: {nodes}".format_map(told)
+            case "view_installed":
+                return "view {view} is at work, {world_size} ranks: {nodes}".format_map(told)
+            case "peer_lost" if told.get("left"):
+                return str(told["cause"])
+            case "peer_lost":
+                return "lost {peer}: {cause}".format_map(told)
+        return _SENTENCES[kind].format_map(told)
+    except (KeyError, ValueError):  # one of the transport's, or a user's own
+        return " ".join([kind.replace("_", " "), *(f"{name}={value}" for name, value in told.items())])
