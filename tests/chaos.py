@@ -61,7 +61,7 @@ TOGETHER_S = 120.0  # until all workers commit again
 END_S = 120.0  # until all workers have ended
 MORE_STEPS = 20  # from the last one seen to the last one of all
 DEATHS = 20  # of processes, by themselves
-INSIDE = "QUICOLL_CHAOS_NAMESPACE"
+INSIDE = "QUICOLL_TEST_CHAOS_NAMESPACE"
 SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
 
 Array = np.ndarray[Any, Any]

@@ -1,8 +1,8 @@
 """The digits training step gives equal parameters on any number of ranks, by any algorithm, in any buckets and chunks.
 
 What it is compared with is the same training in one process, without a network or a plan (`train.digits.baseline`).
-Shards are smaller than the demo's, 4 samples instead of 96; everything else is the demo's. QUICOLL_TEST_TRAINING_STEPS takes
-more steps than the 6 after which a bit that differed at first has reached every parameter.
+Shards are smaller than the demo's, 4 samples instead of 96; everything else is the demo's. QUICOLL_TEST_TRAINING_STEPS
+takes more steps than the 6 after which a bit that differed at first has reached every parameter.
 """
 
 from __future__ import annotations
