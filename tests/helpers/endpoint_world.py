@@ -145,7 +145,7 @@ def endpoint_of(link: Link) -> Endpoint:
 
 def connection_of(link: Link) -> Connection | None:
     """The connection that carries the link now."""
-    return link._peer.connection
+    return endpoint_of(link)._core.connections.of_link.get(link._peer)
 
 
 def session_of(link: Link) -> Session:

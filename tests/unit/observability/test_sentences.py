@@ -15,6 +15,7 @@ from quicoll.observability.sentences import sentence
     ("kind", "fields", "said"),
     [
         ("listening", {"address": "127.0.0.1:1"}, "listens at 127.0.0.1:1"),
+        ("listening", {"address": "127.0.0.1:1", "seed": 7}, "listens at 127.0.0.1:1; the job's seed is 7"),
         (
             "view_installed",
             {"view": 2, "world_size": 2, "rank": 0, "nodes": ["a", "b"]},

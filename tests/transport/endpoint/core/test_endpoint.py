@@ -204,7 +204,7 @@ def test_a_handshake_and_hello_make_a_link_at_both_ends(pair: Pair) -> None:
     assert pair.b.core.connections.strangers == 0
     for node, peer in ((pair.a, ours), (pair.b, theirs)):
         (connection,) = node.core.connections
-        assert peer.connection is connection
+        assert node.core.connections.of_link[peer] is connection
         assert connection.carries
 
 
@@ -315,8 +315,7 @@ def test_a_handshake_survives_lost_datagrams(pair: Pair) -> None:
 
 def test_a_connection_that_fails_is_dialled_again_and_the_link_goes_on(pair: Pair) -> None:
     ours, theirs = pair.up()
-    connection = ours.connection
-    assert connection is not None
+    connection = pair.a.core.connections.of_link[ours]
     pair.a.core.traffic.fail(connection, 0x7FFF, "cut")
     pair.a.act()
     assert ours.link.state is LinkState.DOWN

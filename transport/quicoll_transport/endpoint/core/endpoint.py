@@ -142,12 +142,13 @@ class EndpointCore:
         self._own(peer, self._carry_out, peer)
         if self._actions.observed:
             peer.tell_counts()
-        if peer.connection is not None:
-            self.traffic.transmit(peer.connection)
+        of_link = self.connections.of_link
+        if (connection := of_link.get(peer)) is not None:
+            self.traffic.transmit(connection)
         if peer.link.ended and (connection := self.connections.detach(peer)) is not None:
             code = CLOSE_NORMAL if peer.link.state is LinkState.CLOSED else CLOSE_GONE
             self.traffic.close(connection, code, peer.link.cause)
-        self.agenda.note(peer, peer.next_timer() if peer.living else None)
+        self.agenda.note(peer, peer.next_timer(connected=peer in of_link) if peer.living else None)
 
     def next_timer(self) -> int | None:
         """Return when `handle_timer` is due; None: never, as things are."""
@@ -193,7 +194,8 @@ class EndpointCore:
 
     def path_stats(self, peer: Peer) -> PathStats | None:
         """Return what the present connection of a peer knows of its path; None without one."""
-        return None if peer.connection is None else peer.connection.carrier.path_stats()
+        connection = self.connections.of_link.get(peer)
+        return None if connection is None else connection.carrier.path_stats()
 
     def close(self, peer: Peer, reason: str, now_ns: int) -> None:
         """End a peer's link in order; the next `serve` says so to the peer."""
@@ -271,7 +273,7 @@ class EndpointCore:
         if peer is None or self._closed:
             return
         peer.looking_up = False
-        if peer.connection is None:
+        if peer not in self.connections.of_link:
             self._own(peer, self._follow, peer, self._dialler.begin_round(peer, found, failed, now_ns), now_ns)
             self.touch(peer)
 
@@ -388,7 +390,7 @@ class EndpointCore:
 
     def _carry_out(self, peer: Peer) -> None:
         """Give the carrier what the link asks for; without a connection it is dropped, and asked for again later."""
-        connection = peer.connection
+        connection = self.connections.of_link.get(peer)
         while (action := peer.link.poll()) is not None:
             if connection is None:
                 continue
@@ -405,10 +407,10 @@ class EndpointCore:
                     carrier.reset_message(action.message)
 
     def _peer_timer(self, peer: Peer, now_ns: int) -> None:
-        connection = peer.connection
+        connection = self.connections.of_link.get(peer)
         path = connection.carrier.path_stats if connection is not None and connection.greeted else None
         self._own(peer, peer.handle_timer, now_ns, path)
-        if peer.wants_dial(now_ns):
+        if peer.wants_dial(now_ns, connected=peer in self.connections.of_link):
             self._own(peer, self._dial, peer, now_ns)
         self.touch(peer)
 

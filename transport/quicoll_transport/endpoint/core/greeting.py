@@ -134,7 +134,7 @@ class Greeting:
 
     def _take_over(self, connection: Connection, peer: Peer, identity: NodeIdentity) -> bool:
         """Put this connection in the place of the link's previous one; False when that one stays."""
-        previous = peer.connection
+        previous = self._table.of_link.get(peer)
         if previous is connection:
             return True
         if previous is not None:

@@ -15,7 +15,6 @@ from quicoll_transport.link.core import LinkConfig, LinkCore, LinkId, LinkState
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import PathStats
-    from quicoll_transport.endpoint.core.connection import Connection
     from quicoll_transport.endpoint.core.terms import Actions, NodeIdentity
     from quicoll_transport.net.addresses import Address
 
@@ -34,7 +33,7 @@ class Peer:
     attempts: connections dialled so far. violations: connections closed here because the peer broke the protocol.
     fingerprint: of the certificate that its last connection showed.
     looking_up: whether its names are being looked up.
-    connection: of the link at present (table.py). living: whether the endpoint has it among its peers.
+    living: whether the endpoint has it among its peers.
     """
 
     def __init__(
@@ -63,7 +62,6 @@ class Peer:
         self.violations = 0
         self.fingerprint = ""
         self.looking_up = False
-        self.connection: Connection | None = None
         self.living = True
         self._actions = actions
         self._on_end = on_end
@@ -83,10 +81,10 @@ class Peer:
     def __repr__(self) -> str:
         return f"<Link {self.identity} {self.link.state.value}{' suspect' if self.link.suspect else ''}>"
 
-    def next_timer(self) -> int | None:
-        """Return when to look at this peer again."""
+    def next_timer(self, *, connected: bool) -> int | None:
+        """Return when to look at this peer again. connected: whether it has a connection, a dialled one included."""
         at = self.link.next_timer()
-        if self.dial and self.connection is None and at is not None:
+        if self.dial and not connected and at is not None:
             at = min(at, self.next_dial_ns)
         return at
 
@@ -107,9 +105,9 @@ class Peer:
                 detector.path(known.rtt_ns, known.rttvar_ns)
         self.link.handle_timer(now_ns)
 
-    def wants_dial(self, now_ns: int) -> bool:
+    def wants_dial(self, now_ns: int, *, connected: bool) -> bool:
         """Return whether a connection is to be dialled now."""
-        return self.dial and self.connection is None and now_ns >= self.next_dial_ns and not self.link.ended
+        return self.dial and not connected and now_ns >= self.next_dial_ns and not self.link.ended
 
     def tell_counts(self) -> None:
         """Tell what the counters of the link gained since the last look."""

@@ -8,9 +8,8 @@ Invariants: an id leads to one connection, which is in the table; what is not in
 asked by no timer, and nothing enters it again. A peer has at most one connection of its link at a time, and that is
 one of its own (`Connection.peer`).
 
-What is asked for each datagram stands where it is asked for, written here alone: `Connection.listed` (it is in the
-table), `Peer.connection` (the present connection of its link, a dialled one that is not up yet included) and
-`Connection.carries` (it is that one).
+What is asked for each datagram is read without a call and written here alone: `Connection.listed` (it is in the table),
+`Connection.carries` (it is the present connection of its peer's link), `Table.of_link`.
 """
 
 from __future__ import annotations
@@ -26,10 +25,15 @@ __all__ = ["Table"]
 
 
 class Table:
-    """Iterated in the order of registration. by_cid: where the ids lead, for `find`, people and tests."""
+    """Iterated in the order of registration.
+
+    by_cid: where the ids lead. of_link: the present connection of each peer's link, a dialled one that is not up yet
+    included.
+    """
 
     def __init__(self) -> None:
         self.by_cid: dict[bytes, Connection] = {}
+        self.of_link: dict[Peer, Connection] = {}
         self._connections: dict[Connection, None] = {}  # an ordered set
 
     def __len__(self) -> int:
@@ -80,12 +84,12 @@ class Table:
     def attach(self, connection: Connection, peer: Peer) -> None:
         """Make this the connection of the peer's link."""
         self.detach(peer)
-        connection.peer, peer.connection = peer, connection
-        connection.carries = True
+        connection.peer, connection.carries = peer, True
+        self.of_link[peer] = connection
 
     def detach(self, peer: Peer) -> Connection | None:
         """Leave the peer's link without a connection; return the one that it had."""
-        connection, peer.connection = peer.connection, None
+        connection = self.of_link.pop(peer, None)
         if connection is not None:
             connection.carries = False
         return connection
