@@ -511,7 +511,7 @@ def interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run(seconds: float, *, workers: int, seed: int, say: Callable[[str], None]) -> int:
+def run(seconds: float, *, workers: int, seed: int, keep: bool, say: Callable[[str], None]) -> int:
     directory = Path(tempfile.mkdtemp(prefix="quicoll-chaos-"))
     net = network(workers)
     processes = Processes(directory, net, workers)
@@ -537,7 +537,9 @@ def run(seconds: float, *, workers: int, seed: int, say: Callable[[str], None]) 
         )
         for death in processes.deaths:
             say(death)
-        if not failure:
+        if keep:
+            say(f"what the processes said is in {directory}")
+        elif not failure:
             shutil.rmtree(directory)
     if failure:
         say(f"FAILED: {failure}")
@@ -554,6 +556,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--workers", type=int, default=4, help="3 or more")
     parser.add_argument("--seed", type=int, default=None, help="of the faults; drawn, and printed, if not given")
+    parser.add_argument("--keep", action="store_true", help="keep what the processes said, if all went well too")
     parser.add_argument("--no-namespaces", action="store_true", help="stay on the loopback interface, without cuts")
     options = parser.parse_args(arguments)
     if options.workers < 3:
@@ -570,7 +573,7 @@ def main(arguments: list[str]) -> int:
         say(f"no cuts: no network namespaces here ({why})")
     try:
         with interrupted_by_sigterm():
-            return run(60 * options.minutes, workers=options.workers, seed=seed, say=say)
+            return run(60 * options.minutes, workers=options.workers, seed=seed, keep=options.keep, say=say)
     except KeyboardInterrupt:
         return 130
 
