@@ -100,7 +100,7 @@ def work_in_groups() -> Simulation:
         return await workload.worker(job, lambda: sim.everyone_at(STEPS), groups=groups)
 
     sim = Simulation(
-        worker, settings=Settings(recovery=5.0, limit=60.0), reference=workload.Reference(every=groups.every)
+        worker, settings=Settings(recovery=2.0, limit=60.0), reference=workload.Reference(every=groups.every)
     )
     sim.at(0.1).heal()
     return sim
