@@ -6,12 +6,14 @@
     Corrupted       bytes changed between memory and memory, or two ranks hold different bits; this view is dead
     Partitioned     this rank cannot reach a quorum; it holds, and takes part again once it can
     StepAborted     the step was committed nowhere; inputs and outputs are untouched; begin it again
+    Diverged        the ranks hold different states and nobody knows which is right; the job stops on all ranks
     CheckpointError a checkpoint cannot be written or read; what was there before is still there
     AuditError      an audit cannot be written or read; nothing else is affected
     JournalError    the coordinator's journal cannot be used; what it holds is still there; the coordinator ends
     JobDone         the job is done, there is nothing to take part in; not caught, it ends the program with status 0
 
-After any error but LocalError, CheckpointError and AuditError the next `job.step()` waits for the next view.
+After any error but LocalError, CheckpointError and AuditError the next `job.step()` waits for the next view; after
+Diverged it raises Diverged again.
 
 `Terminated` is no error but the end of the program that was asked for: a SystemExit, so that no `except Exception`
 takes it for a failure.
@@ -23,6 +25,7 @@ __all__ = [
     "AuditError",
     "CheckpointError",
     "Corrupted",
+    "Diverged",
     "JobDone",
     "JournalError",
     "LocalError",
@@ -138,6 +141,23 @@ class JobDone(QuicollError, SystemExit):
         super().__init__(message, step=step)
         self.step: int = step
         self.code = 0
+
+
+class Diverged(QuicollError):
+    """The ranks hold different states of one step, and there is no majority for one of them. Every rank gets this.
+
+    Not to be tried again: no further step is possible in this process. Start all ranks anew from one checkpoint or one
+    seed, and declare what is each rank's own (`Job.register_state`).
+
+    Attributes:
+        nodes: Those that hold different states, by rank.
+        tensor: The path of the first tensor or value that differs.
+    """
+
+    def __init__(self, message: str, *, step: int, view: int, nodes: tuple[str, ...], tensor: str) -> None:
+        super().__init__(message, step=step, view=view)
+        self.nodes = nodes
+        self.tensor = tensor
 
 
 class CheckpointError(QuicollError):

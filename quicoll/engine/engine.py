@@ -28,7 +28,7 @@ from quicoll.engine.early import EarlyAnnouncements
 from quicoll.engine.failures import error_of_end, failed_node, kind_of
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.engine.peer_links import PeerLinks
-from quicoll.errors import LocalError, Partitioned, PeerError, QuicollError
+from quicoll.errors import Corrupted, LocalError, Partitioned, PeerError, QuicollError
 from quicoll.membership.member.actions import (
     Activate,
     AdoptLostAfter,
@@ -359,10 +359,21 @@ class Engine:
             reason: What failed, for the other ranks.
         """
         communicator = self._communicator
-        if communicator is not None and communicator.view.view_id == view_id and communicator.error is None:
-            communicator.fail(
-                PeerError(f"left its step: {reason}", rank=communicator.rank, node=self.config.node, view=view_id)
-            )
+        if communicator is not None and communicator.error is None:
+            error = PeerError(f"left its step: {reason}", rank=communicator.rank, node=self.config.node, view=view_id)
+            await self.break_view(view_id, error)
+
+    async def break_view(self, view_id: int, error: QuicollError) -> None:
+        """Break the view because of what the caller's side found wrong with a peer. Nothing if it is broken already.
+
+        Args:
+            view_id: The view.
+            error: What was found; the rank that it names is the culprit.
+        """
+        communicator = self._communicator
+        if communicator is not None and communicator.view.view_id == view_id:
+            blamed = () if error.rank is None or not isinstance(error, Corrupted) else (error.rank,)
+            communicator.fail(error, blamed)
 
     def state_received(self, rank: int, step: int, index: int) -> None:
         """Take note that this rank was brought to the state after a step.
@@ -374,6 +385,16 @@ class Engine:
         """
         self._member.caught_up(index)
         self.observers.emit("state_received", from_rank=rank, step=step)
+
+    def state_torn(self, step: int, cause: str) -> None:
+        """Take note that this rank's state is half overwritten, and counts as none.
+
+        Args:
+            step: The caller's number of the step that it was the state after.
+            cause: Why.
+        """
+        self._member.state_lost()
+        self.observers.emit("state_torn", step=step, cause=cause)
 
     async def aclose(self, reason: str, *, patience: float = 0.0, finished: int | None = None) -> None:
         """Leave and stop; what the coordinator has to know is delivered if it can be within a second.

@@ -227,6 +227,7 @@ class Fleet:
             join_timeout=settings.join_timeout,
             hold_timeout=settings.hold_timeout,
             chunk_bytes=settings.chunk_bytes,
+            state_check_every=settings.state_check_every,
             handle_sigterm=False,  # the process is the simulator's; its ranks are stopped by events
         )
         engine, runtime = await start_with(
@@ -258,6 +259,7 @@ class Fleet:
             checker=self._checker,
             compute_s=self._compute_s,
         )
+        machine.flip_bit = job.flip_bit
         async with attended(job):
             try:
                 return await self._work(job)

@@ -110,6 +110,7 @@ class Checker:
         self._votes: dict[tuple[int, int], dict[str, None]] = {}
         self._decisions: dict[tuple[int, int], tuple[bool, str]] = {}
         self._states: dict[tuple[int, int], tuple[bytes, str]] = {}  # by decision and step
+        self._spoiled: dict[str, None] = {}  # an ordered set: nodes whose state had a bit flipped, until it is compared
         self._verdicts: dict[int, tuple[str, str, str]] = {}  # by view: the kind of failure, who is blamed, on whom
         self._calls: dict[_Call, dict[str, None]] = {}  # who has called it
         self._counts: dict[tuple[str, int, int], int] = {}  # by node, view and group
@@ -204,7 +205,7 @@ class Checker:
         self.held[node] = decision, step
         if decision and decision not in self.commits:
             self.break_("all-or-none", f"{node} holds the state of step {decision}, which was not committed", node=node)
-        if state is None:
+        if state is None or node in self._spoiled:
             return
         digest = state_digest(state)
         known = self._states.setdefault((decision, step), (digest, node))
@@ -212,6 +213,16 @@ class Checker:
             self.break_("same-bits", f"after step {step} {node} holds other bits than {known[1]}", node=node)
         if self._replay is not None and self._replay(step, state) != digest:
             self.break_("same-bits", f"after step {step} {node} holds other bits than the reference", node=node)
+
+    def spoiled(self, node: str) -> None:
+        """A bit of a rank's state is about to flip: until its state was compared, its bits are not looked at. What it
+        computes meanwhile goes into all ranks' results alike, so there is no reference from here on."""
+        self._spoiled[node] = None
+        self._replay = None
+
+    def compared(self, node: str) -> None:
+        """A rank's state was compared with the others', and is as it should be."""
+        self._spoiled.pop(node, None)
 
     def began(self, node: str, step: int) -> None:
         """A rank begins a step: no living rank may know more than it starts from."""
@@ -251,6 +262,7 @@ class Checker:
 
     def ended(self, node: str) -> None:
         """The process is gone, and its state with it."""
+        self._spoiled.pop(node, None)
         self.held.pop(node, None)
 
 
@@ -302,6 +314,29 @@ class CheckedJob(Job):
             checker=checker,
             compute_s=compute_s,
         )
+        self._checker = checker
+
+    def flip_bit(self, bit: int) -> str:
+        """Flip a bit of the registered state, where its memory is what `save` gives.
+
+        Args:
+            bit: Counted over the bits of all tensors that can be written, round and round.
+        Returns:
+            The path of the tensor; "" where there is none.
+        """
+        flat = self._state.read()
+        tensors = [] if flat is None else [part for part in flat.tensors if _writable(part.value)]
+        bits = 8 * sum(part.value.nbytes for part in tensors)
+        if not bits:
+            return ""
+        self._checker.spoiled(self.node)
+        bit %= bits
+        for part in tensors:
+            if bit < 8 * part.value.nbytes:
+                part.value.reshape(-1).view(np.uint8)[bit // 8] ^= 1 << bit % 8
+                return part.path
+            bit -= 8 * part.value.nbytes
+        raise AssertionError("a bit beyond the last one")
 
     def step(self) -> Step:
         return ComputedStep(self._steps, self._compute_s)
@@ -351,6 +386,7 @@ class CheckedSteps(StepProtocol):
             hold_timeout=config.hold_timeout,
             stop=stop,
             stop_timeout=config.stop_timeout,
+            check_every=config.state_check_every,
         )
         self._config = config
         self._machine = machine
@@ -358,22 +394,26 @@ class CheckedSteps(StepProtocol):
         self._compute_s = compute_s
         self._entered: dict[str, bytes] = {}  # digests of the state's tensors when the step was entered
 
+    def _held(self) -> Any:
+        """What this rank has in common with the others; None where it has registered nothing."""
+        return None if self.state.save is None else _without(self.state.save(), self.state.own)
+
     def _tensors(self) -> dict[str, bytes]:
-        state = self.state.save() if self.state.save is not None else {}
-        return {name: _bits(value) for name, value in state.items()}
+        return {str(name): _bits(value) for name, value in (self._held() or {}).items()}
 
     def _report_state(self) -> None:
         version = self.state.version
-        held = self.state.save() if self.state.save is not None else None
-        self._checker.state(self._config.node, version.decision, version.step, held)
+        self._checker.state(self._config.node, version.decision, version.step, self._held())
 
     async def synchronise(self) -> None:
         await super().synchronise()
+        self._checker.compared(self._config.node)
         self._report_state()
 
     async def enter(self, attempt: StepAttempt) -> None:
-        # Waiting for a view, then three agreements at most to come to one state, each bounded by the job's timeout.
-        limit = self._config.hold_timeout + 4 * self._config.timeout
+        # Waiting for a view, then the agreements by which ranks come to one state, each bounded by the job's timeout:
+        # one row, three to name what differs, size, manifest and the tensors.
+        limit = self._config.hold_timeout + 8 * self._config.timeout
         if self._machine.departs:
             raise Departed
         began = self._machine.loop.time()
@@ -503,9 +543,21 @@ def _look_at_time(
 def state_digest(state: Any) -> bytes:
     """16 bytes over names, types, shapes and bits, by name."""
     found = blake2b(digest_size=16)
-    for name in sorted(state):
+    for name in sorted(state, key=str):
         found.update(_bits((name, state[name])))
     return found.digest()
+
+
+def _without(state: Any, own: tuple[tuple[str, ...], ...], path: tuple[str, ...] = ()) -> Any:
+    """A state without what is each rank's own."""
+    if not isinstance(state, Mapping) or not own:
+        return state
+    below = {key: (*path, str(key)) for key in state}
+    return {key: _without(value, own, below[key]) for key, value in state.items() if below[key] not in own}
+
+
+def _writable(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.flags.writeable and value.flags.c_contiguous
 
 
 def _bits(values: Any) -> bytes:
@@ -518,6 +570,8 @@ def _bits(values: Any) -> bytes:
             pending += [value.values, value.shards.total]
         elif isinstance(value, list | tuple):
             pending += [*reversed(value), len(value)]
+        elif isinstance(value, Mapping):
+            pending += [*(value[key] for key in sorted(value, key=str)), sorted(map(str, value))]
         elif isinstance(value, np.ndarray):
             found.update(f"{value.dtype.str}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
         elif hasattr(value, "detach") and hasattr(value, "numpy"):

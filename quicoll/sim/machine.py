@@ -43,6 +43,7 @@ class Machine:
     process leaves the job where it would enter a step. terminated: it was asked to end, and a process that ends so is
     not done. lies_to: nodes that get other bits from it. alarm_ns: between its alarms; 0: it raises none.
     on_vote: called at each vote of its process, before it is cast. on_sigterm: what its process does at SIGTERM.
+    flip_bit: flips a bit of its registered state (CheckedJob.flip_bit); None where it has not joined.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Machine:
         self.engine: Engine | None = None
         self.endpoint: Endpoint | None = None
         self.faults: Faults | None = None
+        self.flip_bit: Callable[[int], str] | None = None
         self.disk.on_down = self._cut_off
         self.host.on_exit = self._exited
         self._life = life
@@ -153,7 +155,7 @@ class Machine:
         """Abruptly."""
         if self.host.state is HostState.OFF:
             return
-        self._task = self.engine = self.endpoint = self.faults = None
+        self._task = self.engine = self.endpoint = self.faults = self.flip_bit = None
         if power:
             self.host.power_off()
         else:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll import checkpoint
-from quicoll.errors import CheckpointError, LocalError, Mismatch, QuicollError
+from quicoll.errors import CheckpointError, Diverged, LocalError, Mismatch, QuicollError
 from quicoll.sim.invariants import state_digest
 from quicoll.sim.operations import OPERATIONS, CallSite, tree
 from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning, grouping
@@ -166,7 +166,7 @@ class _Held:
         self.rows: Any = beginning() if self._grouped else None
 
     def save(self) -> dict[str, Any]:
-        return _state(self.vector.copy(), self.count, self.views, self.rows)
+        return _state(self.vector, self.count, self.views, self.rows)  # the memory itself, as users' programs give it
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.vector, self.count = state["vector"].copy(), int(state["count"][0])
@@ -205,7 +205,7 @@ async def worker(
         try:
             await _step(job, held, load, divided)
         except QuicollError as error:
-            if isinstance(error, LocalError | Mismatch):
+            if isinstance(error, LocalError | Mismatch | Diverged):
                 raise
             continue
         if disk is not None and held.count % CHECKPOINT_EVERY == 0:

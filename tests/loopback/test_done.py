@@ -50,3 +50,18 @@ def test_a_worker_killed_just_before_the_end_is_done_when_it_comes_back(tmp_path
     assert "job local is done at step 3; nodes that come later are told so" in done.stdout
     told = [json.loads(line) for line in (tmp_path / "events" / "worker-1.jsonl").read_text().splitlines()]
     assert [event["step"] for event in told if event["kind"] == "job_done"] == [3]
+
+
+def test_a_spare_that_was_not_needed_ends_with_the_others(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace('job.node == "worker-1"', "False"))
+    options = ["-n", "1", "--spares", "1", "--nodes", "worker-?", "--lost-after", "1", "--restarts", "0"]
+    done = subprocess.run(
+        [sys.executable, "-m", "quicoll.cli.main", "run", *options, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("caught 3 True") == 1, done.stdout

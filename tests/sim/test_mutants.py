@@ -100,7 +100,7 @@ def corrupted_payloads() -> Simulation:
 
 def work_in_groups() -> Simulation:
     load = workload.Load(groups=Grouping(every=2, keeps=False))
-    return of_load(load, lambda sim: sim.at(0.1).heal() and None, Settings(recovery=5.0, limit=60.0))
+    return of_load(load, lambda sim: sim.at(0.1).heal() and None, Settings(recovery=2.0, limit=60.0))
 
 
 def coordinator_restarts() -> Simulation:

@@ -51,7 +51,7 @@ from quicoll.membership.coordinator.actions import (
 from quicoll.membership.coordinator.active_view import ActiveView
 from quicoll.membership.coordinator.admission import differs, join_refusal, name_list
 from quicoll.membership.coordinator.diagnosis import Diagnosis, ViewFailure
-from quicoll.membership.coordinator.ending import Ending, EndingState, of_last_view
+from quicoll.membership.coordinator.ending import Ending, EndingState, goes_on, of_last_view
 from quicoll.membership.coordinator.evidence import NOBODY, Contradiction, Evidence
 from quicoll.membership.coordinator.formation import Formation
 from quicoll.membership.coordinator.history import (
@@ -498,6 +498,8 @@ class CoordinatorCore:
         """Replace the installed view by the next, at a boundary; end it where too few nodes are left for one."""
         chosen = self._choose(now_ns)
         obstacle = self._formation.shortfall(chosen, self._history)
+        if not obstacle and self._history.ended and not goes_on(self._roster, self._history):
+            obstacle = f"the job is done at step {self._history.final_step}"  # spares do not begin it anew
         if not obstacle and now_ns < self._evidence.may_propose_ns():
             obstacle = self._evidence.why_waits()
         if not obstacle:

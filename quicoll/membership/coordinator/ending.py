@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.history import History
     from quicoll.membership.coordinator.roster import Candidate
 
-__all__ = ["Ending", "EndingState", "Outlook", "of_last_view"]
+__all__ = ["Ending", "EndingState", "Outlook", "goes_on", "of_last_view"]
 
 
 class EndingState(enum.Enum):
@@ -61,6 +61,17 @@ def of_last_view(candidate: Candidate, history: History) -> bool:
     return member is not None and member.incarnation == candidate.incarnation
 
 
+def goes_on(candidates: Iterable[Candidate], history: History) -> bool:
+    """Return whether one of these may want further steps: a process of the last view that holds the last one."""
+    return any(
+        of_last_view(candidate, history)
+        and candidate.committed_step >= history.committed_step
+        and not candidate.leaving
+        and not candidate.told_end
+        for candidate in candidates
+    )
+
+
 class Ending:
     """Remembers since when nobody goes on."""
 
@@ -77,10 +88,7 @@ class Ending:
             now_ns: The time now.
         """
         here = [candidate for candidate in candidates if not candidate.leaving and not candidate.told_end]
-        if not history.ended or any(
-            of_last_view(candidate, history) and candidate.committed_step >= history.committed_step
-            for candidate in here
-        ):
+        if not history.ended or goes_on(here, history):
             self._since_ns = None
             return Outlook(EndingState.GOES_ON)
         if any(candidate.node in history.finished for candidate in here):

@@ -388,6 +388,10 @@ class MemberCore:
         """Take in that the state after `step` is here. Raises LocalError where no member can hold it."""
         self._progress.caught_up(step)
 
+    def state_lost(self) -> None:
+        """Take in that the state that was here is whole no more."""
+        self._progress.state_lost()
+
     def leave(self, reason: str = "", *, finished: int | None = None, now_ns: int) -> None:
         """Leave the job: at once, or after the decision of the step that is open or in doubt.
 

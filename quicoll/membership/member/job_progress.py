@@ -81,3 +81,7 @@ class JobProgress:
         if not self.holds <= step <= self.committed:
             raise LocalError(f"step {step} is not in {self.holds}..{self.committed}", step=step)
         self.holds = step
+
+    def state_lost(self) -> None:
+        """Take in that the state that was here is whole no more: this process counts as one that begins anew."""
+        self.holds = 0

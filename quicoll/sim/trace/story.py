@@ -238,6 +238,14 @@ class _Story:
             case "state_received":
                 giver = entry.field("from_rank")
                 self._together(entry, f"{{who}} got the state after step {step} from rank {giver}", giver, step)
+            case "state_handed" | "state_differs":
+                differing, giver = list_nodes(entry.field("nodes")), entry.field("from_node")
+                text = (
+                    f"{{who}} saw that the state of {differing} after step {step} differs in {entry.field('tensor')!r}"
+                )
+                self._together(entry, f"{text}; {giver} gives its own" if giver else text, differing, step)
+            case "state_torn":
+                self._together(entry, f"{{who}} has half a state: {cause}", cause)
             case "refused":
                 self._together(entry, f"{{who}} was refused: {entry.field('reason')}", entry.field("reason"))
 

@@ -1,6 +1,6 @@
 """The simulated disk: honest about crashes, the same for the same seed, and what the real journal does on it.
 
-The sweeps end a run at each of its disk operations in turn. QUICOLL_TEST_DISK_SEEDS, 5 by default, is how many seeds
+The sweeps end a run at each of its disk operations in turn. QUICOLL_TEST_DISK_SEEDS, 2 by default, is how many seeds
 each takes; 60 of them take five minutes.
 """
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from quicoll.sim.disk.sqlite import SimConnection
 
 pytestmark = pytest.mark.slow  # ends a run at each of its disk operations in turn
-SEEDS = range(int(os.environ.get("QUICOLL_TEST_DISK_SEEDS", "5")))
+SEEDS = range(int(os.environ.get("QUICOLL_TEST_DISK_SEEDS", "2")))
 A, B = Path("/data/a"), Path("/data/b")
 
 

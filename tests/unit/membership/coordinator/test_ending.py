@@ -84,6 +84,15 @@ def test_a_spare_and_a_node_that_was_never_there_hear_it_too() -> None:
     assert bench.told("s", m.JobEnded).step == bench.told("z", m.JobEnded).step == 42
 
 
+def test_a_spare_does_not_take_the_place_of_the_last_one_that_ends() -> None:
+    bench = trained("a", max_world_size=1)
+    bench.join("s")
+    end(bench, "a")
+    assert bench.core.view is None
+    hears_the_end(bench, "s")
+    assert bench.core.state is CoordinatorState.FORMING
+
+
 def test_a_member_that_holds_the_last_step_goes_on() -> None:
     bench = trained("abc")
     end(bench, "a", "b")
