@@ -10,6 +10,7 @@
     CheckpointError a checkpoint cannot be written or read; what was there before is still there
     AuditError      an audit cannot be written or read; nothing else is affected
     JournalError    the coordinator's journal cannot be used; what it holds is still there; the coordinator ends
+    JobDone         the job is done, there is nothing to take part in; not caught, it ends the program with status 0
 
 After any error but LocalError, CheckpointError and AuditError the next `job.step()` waits for the next view; after
 Diverged it raises Diverged again.
@@ -25,6 +26,7 @@ __all__ = [
     "CheckpointError",
     "Corrupted",
     "Diverged",
+    "JobDone",
     "JournalError",
     "LocalError",
     "Mismatch",
@@ -139,6 +141,23 @@ class Diverged(QuicollError):
         super().__init__(message, step=step, view=view)
         self.nodes = nodes
         self.tensor = tensor
+
+
+class JobDone(QuicollError, SystemExit):
+    """The other ranks have ended the job as they should; a rank that comes later has nothing left to do.
+
+    That is a good end, so it is a `SystemExit` too: a program that does not catch it ends with status 0 and without a
+    traceback, and `quicoll run` counts its worker as done. `except quicoll.JobDone` (or QuicollError) catches it, for a
+    program that wants the final state: that is in the last checkpoint, where the job writes some.
+
+    Attributes:
+        step: The step at which the job ended, as the ranks that ended it count.
+    """
+
+    def __init__(self, message: str, *, step: int) -> None:
+        super().__init__(message, step=step)
+        self.step: int = step
+        self.code = 0
 
 
 class CheckpointError(QuicollError):

@@ -23,7 +23,7 @@ from quicoll.errors import LocalError, Terminated
 from quicoll.numerics.seed import Seed
 from quicoll.state.rank_state import RankState
 from quicoll.state.version import StateVersion
-from quicoll.step import Step, StepPhase, StepProtocol
+from quicoll.step import Step, StepPhase, StepProtocol, at_work
 from quicoll.stop import StopRequest, sigterm_asks
 
 if TYPE_CHECKING:
@@ -330,20 +330,24 @@ class Job:
         """
         return nullcontext() if self.config.handle_sigterm is False else sigterm_asks(self._stop, insist=False)
 
-    async def aclose(self, reason: str = "done", *, patience: float | None = None) -> None:
+    async def aclose(self, reason: str = "done", *, patience: float | None = None, finished: bool = True) -> None:
         """Leave the job; the others go on without this rank. The context of `join` calls it. Another call does nothing.
 
         Args:
             reason: Why, for the other ranks' events.
             patience: Seconds in which the others may end the operations that this rank took part in; None takes the
                 job's `timeout`, by which they are over in any case.
+            finished: Whether this rank's work has ended as it should. The job is done when that holds for half of its
+                ranks or more and no other goes on; who comes later gets `JobDone`. A rank that leaves others to go on
+                without it may say False.
         """
         if self._left:
             return
         self._left = True
         patience = self.config.timeout if patience is None else patience
+        step = self.committed_step if finished else None
         try:
-            await self._runtime.call(self._engine.aclose(reason, patience=patience))
+            await self._runtime.call(self._engine.aclose(reason, patience=patience, finished=step))
         finally:
             await self._runtime.aclose()
             self._context.end_audit()
@@ -365,6 +369,7 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
         LocalError: A setting, a certificate or an address cannot work. Nothing was sent.
         PeerError: The coordinator cannot be reached or refuses this rank, or the view is not complete within
             join_timeout.
+        JobDone: The other ranks have ended the job; there is nothing left to do.
         Terminated: SIGTERM came before the first view, with `handle_sigterm`.
     """
     stop = StopRequest()
@@ -379,7 +384,7 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
             raise error.with_traceback(None) from None
         try:
             with stop.interrupting():
-                view = await runtime.call(engine.wait_view(config.join_timeout, joining=True))
+                view = at_work(await runtime.call(engine.wait_view(config.join_timeout, joining=True)))
         except BaseException:
             await _shut(engine, runtime)
             raise
@@ -394,7 +399,8 @@ async def attended(job: Job) -> AsyncIterator[Job]:
         yield job
     except BaseException as error:
         reason = "terminated" if isinstance(error, Terminated) else type(error).__name__
-        await job.aclose(reason, patience=min(job.config.timeout, _PATIENCE_S))
+        patience = min(job.config.timeout, _PATIENCE_S)
+        await job.aclose(reason, patience=patience, finished=False)
         raise
     await job.aclose()
 

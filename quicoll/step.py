@@ -48,6 +48,7 @@ from quicoll.errors import (
     AuditError,
     Corrupted,
     Diverged,
+    JobDone,
     LocalError,
     Mismatch,
     Partitioned,
@@ -55,6 +56,7 @@ from quicoll.errors import (
     QuicollError,
     StepAborted,
 )
+from quicoll.membership.member.actions import JobOver
 from quicoll.state.keeper import StateKeeper
 from quicoll.state.version import StateVersion
 from quicoll.stop import StopRequest
@@ -71,7 +73,7 @@ if TYPE_CHECKING:
     from quicoll.state.rank_state import RankState
     from quicoll.state.synchronisation import StateCheck
 
-__all__ = ["Step", "StepAttempt", "StepPhase", "StepProtocol"]
+__all__ = ["Step", "StepAttempt", "StepPhase", "StepProtocol", "at_work"]
 
 
 class StepPhase(enum.Enum):
@@ -320,7 +322,7 @@ class StepProtocol:
             deadline = clock() + timeout
             await self._settle(self._doubt, timeout)
             timeout = max(deadline - clock(), 0.0)
-        view = await self._runtime.call(self._engine.wait_view(timeout))
+        view = at_work(await self._runtime.call(self._engine.wait_view(timeout)))
         if view.view_id == self._synchronised:
             return
         self._context.enter(view)
@@ -508,6 +510,16 @@ class StepProtocol:
             step=number,
             op=error.op,
         )
+
+
+def at_work(found: View | JobOver) -> View:
+    """Return the view that an engine has found. Raises JobDone where it has found that there will be none."""
+    if isinstance(found, JobOver):
+        raise JobDone(
+            "the job is done: its other ranks have ended; its final state is in its last checkpoint, if it wrote any",
+            step=found.step,
+        )
+    return found
 
 
 def _reason(error: BaseException) -> str:

@@ -32,8 +32,9 @@ class Event:
     step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left); held(cause);
     state_received(from_rank, step); state_handed(step, nodes, tensor, from_node); state_differs(step, nodes,
     tensor, from_node); state_torn(step, cause); own_state_kept(names, own_step, step); fault(what);
-    refused(reason); straggler(rank, peer, op, seconds, view); certificates_rotated(fingerprint);
-    certificate_denied(fingerprint). With `transport_events` also those of quicoll.observability.transport.
+    refused(reason); straggler(rank, peer, op, seconds, view); job_done(step, nodes);
+    certificates_rotated(fingerprint); certificate_denied(fingerprint). With `transport_events` also those of
+    quicoll.observability.transport.
 
     Attributes:
         t_ns: When: the loop's monotonic clock (on Linux the same for all processes of a host), or virtual time.

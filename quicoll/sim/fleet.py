@@ -7,7 +7,7 @@ of pods, is here.
 
 How a process may end, and what follows:
 
-    it returns                                   a worker is done, and is not started again
+    it returns, or ends by JobDone               a worker is done, and is not started again
     one of quicoll's errors that blame the       it is started again after `restart_after` seconds, like a pod: a new
     world around it (`_AGAIN`): lost peers, a    process may well go on. The last error of each node is part of what
     partition, spoilt bytes, a failed disk       is said if the run then never comes to its end
@@ -24,6 +24,7 @@ A process that ended by itself has to leave nothing behind: no task, no timer, n
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -38,12 +39,14 @@ from quicoll.errors import (
     AuditError,
     CheckpointError,
     Corrupted,
+    JobDone,
     JournalError,
     Partitioned,
     PeerError,
     StepAborted,
 )
 from quicoll.job import attended
+from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.journal import Journal
 from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
 from quicoll.observability.events import Event as Observed
@@ -51,6 +54,7 @@ from quicoll.observability.events import Observers
 from quicoll.sim.invariants import CheckedJob, CheckedStore
 from quicoll.sim.machine import Machine
 from quicoll.sim.scenario.events import COORDINATOR_HOST, node_name
+from quicoll.step import at_work
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
@@ -176,6 +180,13 @@ class Fleet:
             store.close()
 
     async def _run_worker(self, machine: Machine) -> Any:
+        try:
+            return await self._take_part(machine)
+        except JobDone as error:  # which ends a program well, as a SystemExit with status 0
+            machine.note("job_done", step=error.step)
+            return None
+
+    async def _take_part(self, machine: Machine) -> Any:
         settings = self._settings
         rank = int(machine.name.removeprefix("worker-"))
         config = Config.resolve(
@@ -208,7 +219,7 @@ class Fleet:
         machine.endpoint = engine.endpoint
         machine.faults = engine.faults
         try:
-            view = await engine.wait_view(config.join_timeout, joining=True)
+            view = at_work(await engine.wait_view(config.join_timeout, joining=True))
         except BaseException:
             await engine.aclose("not joined")
             raise
@@ -218,8 +229,8 @@ class Fleet:
             return await self._work(job)
 
     def _incarnation(self, machine: Machine) -> int:
-        """Above every earlier one of the node, whatever its wall clock does."""
-        return WALL_EPOCH_NS + machine.host.lives
+        """As a real process has it: no clock and no memory of the node's earlier ones, only chance of this host's."""
+        return first(os.urandom(CHANCE_BYTES))
 
     def _observers(self, machine: Machine, loop: asyncio.AbstractEventLoop) -> Observers:
         return Observers(machine.name, lambda: round(loop.time() * 1e9), lambda event: self._observed(machine, event))

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from quicoll import checkpoint
-from quicoll.errors import CheckpointError, LocalError, Partitioned, StepAborted, Terminated
+from quicoll.errors import CheckpointError, JobDone, LocalError, Partitioned, StepAborted, Terminated
 from quicoll.numerics.buffers import argument
 from quicoll.train.packing import packed_state, state_of
 
@@ -239,6 +239,7 @@ async def run(
         Mismatch: The ranks called different things.
         Partitioned: There was no quorum for the job's `hold_timeout`.
         Diverged: The ranks hold different states, and nobody knows which is right.
+        JobDone: The other ranks have ended before this one had the state of the last step; it is in their checkpoint.
         CheckpointError: The last checkpoint could not be written; raised after all steps are committed, or instead of
             Terminated. Failures of earlier ones are logged, and training goes on.
         Terminated: This rank was asked to stop.
@@ -271,6 +272,10 @@ async def run(
                 except _InDoubt as error:
                     _log.warning("whether the step is committed will be known when this rank is heard again: %s", error)
                     continue
+                except JobDone:
+                    if job.committed_step < steps:
+                        raise
+                    break
                 except _Finished:
                     break
                 committed += 1

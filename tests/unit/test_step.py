@@ -20,6 +20,7 @@ from quicoll.errors import (
     CheckpointError,
     Corrupted,
     Diverged,
+    JobDone,
     LocalError,
     Mismatch,
     Partitioned,
@@ -28,6 +29,7 @@ from quicoll.errors import (
     StepAborted,
     Terminated,
 )
+from quicoll.membership.member.actions import JobOver
 from quicoll.membership.view import Member, View
 from quicoll.state.comparison import row
 from quicoll.state.rank_state import RankState
@@ -875,3 +877,18 @@ async def test_a_decision_that_does_not_come_is_not_waited_for_when_the_rank_is_
         await rank.one(rank.stop.ask if asked == "in the body" else lambda: None)
     assert (rank.ran, rank.protocol.in_doubt, rank.protocol.phase) == ([], True, StepPhase.OUTSIDE)
     assert rank.engine.asked("unanswered") == [(1, "CancelledError")]
+
+
+async def test_a_job_that_is_done_is_said_at_the_entry_and_ends_a_program_well() -> None:
+    rank = Rank()
+    rank.engine.answers["wait_view"] = JobOver(7)
+    for enter in (rank.protocol.ready, rank.one):
+        caught = None
+        try:
+            await enter()
+        except JobDone as error:
+            caught = error
+        assert caught is not None
+        assert (caught.step, caught.code, isinstance(caught, SystemExit)) == (7, 0, True)
+        assert "the job is done: its other ranks have ended" in str(caught)
+    assert rank.protocol.phase is StepPhase.OUTSIDE
