@@ -152,10 +152,17 @@ class Job:
 
     stop = _job_method(_asynchronous.Job.stop)
     stop_at_sigterm = _job_method(_asynchronous.Job.stop_at_sigterm)
+
+    @property
+    @documented_as(_asynchronous.Job.state_torn)
+    def state_torn(self) -> bool:
+        return self._inner.state_torn
+
     stragglers = _job_method(_asynchronous.Job.stragglers)
     audit = _job_method(_asynchronous.Job.audit)
     register_state = _job_method(_asynchronous.Job.register_state)
     resume_from = _job_method(_asynchronous.Job.resume_from)
+    check_state = _awaited_job_method(_asynchronous.Job.check_state)
     ready = _awaited_job_method(_asynchronous.Job.ready)
     rotate_certificates = _awaited_job_method(_asynchronous.Job.rotate_certificates)
     deny = _awaited_job_method(_asynchronous.Job.deny)

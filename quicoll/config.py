@@ -51,6 +51,7 @@ class JoinSettings(TypedDict, total=False):
     handle_sigterm: bool | None
     stop_timeout: float | None
     chunk_bytes: int | None
+    state_check_every: int | None
     straggler_after: float | None
     events: str | os.PathLike[str] | None
     transport_events: bool | None
@@ -163,6 +164,7 @@ _FIELDS: dict[str, _Field] = {
     "handle_sigterm": _Field(_switch, None),
     "stop_timeout": _Field(_seconds, 5.0),
     "chunk_bytes": _Field(partial(_integer, least=1, most=1 << 40), 1 << 20),
+    "state_check_every": _Field(partial(_integer, least=0, most=MAX_WHOLE), 100),
     "straggler_after": _Field(_seconds, 0.25),
     "events": _Field(_text, None),
     "transport_events": _Field(_switch, False),
@@ -226,6 +228,9 @@ class Config:
             False: never; None: only within `quicoll.train.run`.
         stop_timeout: How long the open step may go on once this rank is asked to stop, until it is given up.
         chunk_bytes: Size of the messages in which a large tensor travels.
+        state_check_every: Committed steps from one comparison of all ranks' states to the next, beside those when a
+            view begins and after its first step; 0 compares only when it begins. Where ranks set different ones, the
+            lowest rank's holds.
         straggler_after: How much later than most a rank calls a collective to be reported as a straggler.
         events: Directory for one JSON-lines file of events for each node; None writes none.
         transport_events: Whether the transport's own events (connections, suspicion, resends, refusals) are reported
@@ -251,6 +256,7 @@ class Config:
     handle_sigterm: bool | None
     stop_timeout: float
     chunk_bytes: int
+    state_check_every: int
     straggler_after: float
     events: str | None
     transport_events: bool

@@ -6,11 +6,14 @@
     Corrupted       bytes changed between memory and memory, or two ranks hold different bits; this view is dead
     Partitioned     this rank cannot reach a quorum; it holds, and takes part again once it can
     StepAborted     the step was committed nowhere; inputs and outputs are untouched; begin it again
+    Diverged        the ranks hold different states and nobody knows which is right; the job stops on all ranks
     CheckpointError a checkpoint cannot be written or read; what was there before is still there
     AuditError      an audit cannot be written or read; nothing else is affected
     JournalError    the coordinator's journal cannot be used; what it holds is still there; the coordinator ends
+    JobDone         the job is done, there is nothing to take part in; not caught, it ends the program with status 0
 
-After any error but LocalError, CheckpointError and AuditError the next `job.step()` waits for the next view.
+After any error but LocalError, CheckpointError and AuditError the next `job.step()` waits for the next view; after
+Diverged it raises Diverged again.
 
 `Terminated` is no error but the end of the program that was asked for: a SystemExit, so that no `except Exception`
 takes it for a failure.
@@ -22,6 +25,8 @@ __all__ = [
     "AuditError",
     "CheckpointError",
     "Corrupted",
+    "Diverged",
+    "JobDone",
     "JournalError",
     "LocalError",
     "Mismatch",
@@ -119,6 +124,40 @@ class Partitioned(QuicollError):
 
 class StepAborted(QuicollError):
     """The step was committed on no rank. If an error of this rank is the reason, it is the `__cause__`."""
+
+
+class JobDone(QuicollError, SystemExit):
+    """The other ranks have ended the job as they should; a rank that comes later has nothing left to do.
+
+    That is a good end, so it is a `SystemExit` too: a program that does not catch it ends with status 0 and without a
+    traceback, and `quicoll run` counts its worker as done. `except quicoll.JobDone` (or QuicollError) catches it, for a
+    program that wants the final state: that is in the last checkpoint, where the job writes some.
+
+    Attributes:
+        step: The step at which the job ended, as the ranks that ended it count.
+    """
+
+    def __init__(self, message: str, *, step: int) -> None:
+        super().__init__(message, step=step)
+        self.step: int = step
+        self.code = 0
+
+
+class Diverged(QuicollError):
+    """The ranks hold different states of one step, and there is no majority for one of them. Every rank gets this.
+
+    Not to be tried again: no further step is possible in this process. Start all ranks anew from one checkpoint or one
+    seed, and declare what is each rank's own (`Job.register_state`).
+
+    Attributes:
+        nodes: Those that hold different states, by rank.
+        tensor: The path of the first tensor or value that differs.
+    """
+
+    def __init__(self, message: str, *, step: int, view: int, nodes: tuple[str, ...], tensor: str) -> None:
+        super().__init__(message, step=step, view=view)
+        self.nodes = nodes
+        self.tensor = tensor
 
 
 class CheckpointError(QuicollError):

@@ -6,7 +6,7 @@ come to one state: `quicoll.state`; collectives: `quicoll.collectives`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
@@ -23,7 +23,7 @@ from quicoll.errors import LocalError, Terminated
 from quicoll.numerics.seed import Seed
 from quicoll.state.rank_state import RankState
 from quicoll.state.version import StateVersion
-from quicoll.step import Step, StepPhase, StepProtocol
+from quicoll.step import Step, StepPhase, StepProtocol, at_work
 from quicoll.stop import StopRequest, sigterm_asks
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Job:
             state=self._state,
             state_group=Group(self._context, STATE),
             hold_timeout=config.hold_timeout,
+            check_every=config.state_check_every,
             stop=self._stop,
             stop_timeout=config.stop_timeout,
         )
@@ -120,6 +121,14 @@ class Job:
     def committed_step(self) -> int:
         """The number of the last step in the state of this rank; 0 at the start."""
         return self._state.version.step
+
+    @property
+    def state_torn(self) -> bool:
+        """True while this rank's state is half overwritten: it was being handed over, and that did not come to its end.
+
+        It is the state of no step then, and nothing to keep. The next view makes it whole, before any step begins.
+        """
+        return self._state.torn
 
     @property
     def internals(self) -> Internals:
@@ -169,18 +178,44 @@ class Job:
 
     # -- state ---------------------------------------------------------------------------------------------------
 
-    def register_state(self, save: Save, load: Load) -> None:
-        """Say how this rank's state is read and written, so that a rank that is behind can be brought up to date.
+    def register_state(self, save: Save, load: Load, own: Sequence[str] = ()) -> None:
+        """Say how this rank's state is read and written, on every rank, before the first step.
 
-        Both are plain functions and run on the caller's loop.
+        So ranks can be compared, and brought to one state: when a view begins, after its first step, and every
+        `state_check_every` steps. At the start of training the lowest rank's state is given to the others. Later a rank
+        that is behind, or that holds another state than most, is given theirs. What comes is written into the tensors
+        that `save` gives, where they fit, and then handed to `load`; what `save` gives after it has to be what came.
+
+        Both are plain functions and run on the caller's loop. `save` is called here once, to see that it gives a state.
 
         Args:
-            save: Returns the state: names and tensors, equal on all ranks that are at the same step.
-            load: Puts a state in place. Its tensors are of the kinds (numpy, torch) that save returned.
+            save: Returns the state, equal on all ranks that are at the same step: a mapping of str or int to tensors,
+                arrays, numbers, str, bytes, None, and mappings, lists and tuples of these; what `state_dict()` of
+                torch's modules, optimizers and schedulers gives is one.
+            load: Puts a state in place. It has the types that save returned; mappings come as dict.
+            own: What in it is each rank's own: keys such as "sampler", or paths such as "data.sampler". It is not
+                compared and never overwritten: load gets for it what save gave on this rank. Equal on all ranks.
         Raises:
-            LocalError: One of them is no plain function.
+            LocalError: One of them is no plain function, or what save gives is no state; names the key. Or there is
+                nothing in it at a path of `own`.
         """
-        self._state.register(save, load)
+        self._state.register(save, load, own)
+
+    async def check_state(self) -> str:
+        """Compare all ranks' states now. Every rank calls it, between steps.
+
+        Ranks whose state differs from that of most are given it, as when a view begins.
+
+        Returns:
+            A digest of the state that all ranks have, in hexadecimal: the same on all of them. What is each rank's own
+            does not count.
+        Raises:
+            LocalError: No state is registered; else as `ready`.
+            Partitioned: As `ready`.
+            StepAborted: As `ready`.
+            Diverged: As `ready`.
+        """
+        return (await self._steps.check_state()).hex()
 
     def resume_from(self, step: int) -> None:
         """Say that the state of this rank is the one after `step`, for instance because a checkpoint was loaded.
@@ -209,6 +244,7 @@ class Job:
                 cannot take the state.
             Partitioned: There is no such view within timeout.
             StepAborted: A rank was lost meanwhile. Call it again.
+            Diverged: The ranks hold different states, and nobody knows which is right. Every rank gets it.
             Terminated: This rank was asked to stop.
         """
         await self._steps.ready(timeout)
@@ -224,6 +260,7 @@ class Job:
 
         Raises:
             StepAborted: It was committed on no rank. Try it again: the next attempt has the same number.
+            Diverged: As `ready`.
             Mismatch: The ranks called different operations or have different results; committed on no rank.
             Partitioned: This rank is cut off. Where it had voted, the next entry finds out what became of the step and
                 runs its callbacks if it was committed.
@@ -293,20 +330,24 @@ class Job:
         """
         return nullcontext() if self.config.handle_sigterm is False else sigterm_asks(self._stop, insist=False)
 
-    async def aclose(self, reason: str = "done", *, patience: float | None = None) -> None:
+    async def aclose(self, reason: str = "done", *, patience: float | None = None, finished: bool = True) -> None:
         """Leave the job; the others go on without this rank. The context of `join` calls it. Another call does nothing.
 
         Args:
             reason: Why, for the other ranks' events.
             patience: Seconds in which the others may end the operations that this rank took part in; None takes the
                 job's `timeout`, by which they are over in any case.
+            finished: Whether this rank's work has ended as it should. The job is done when that holds for half of its
+                ranks or more and no other goes on; who comes later gets `JobDone`. A rank that leaves others to go on
+                without it may say False.
         """
         if self._left:
             return
         self._left = True
         patience = self.config.timeout if patience is None else patience
+        step = self.committed_step if finished else None
         try:
-            await self._runtime.call(self._engine.aclose(reason, patience=patience))
+            await self._runtime.call(self._engine.aclose(reason, patience=patience, finished=step))
         finally:
             await self._runtime.aclose()
             self._context.end_audit()
@@ -328,6 +369,7 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
         LocalError: A setting, a certificate or an address cannot work. Nothing was sent.
         PeerError: The coordinator cannot be reached or refuses this rank, or the view is not complete within
             join_timeout.
+        JobDone: The other ranks have ended the job; there is nothing left to do.
         Terminated: SIGTERM came before the first view, with `handle_sigterm`.
     """
     stop = StopRequest()
@@ -342,7 +384,7 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
             raise error.with_traceback(None) from None
         try:
             with stop.interrupting():
-                view = await runtime.call(engine.wait_view(config.join_timeout, joining=True))
+                view = at_work(await runtime.call(engine.wait_view(config.join_timeout, joining=True)))
         except BaseException:
             await _shut(engine, runtime)
             raise
@@ -357,7 +399,8 @@ async def attended(job: Job) -> AsyncIterator[Job]:
         yield job
     except BaseException as error:
         reason = "terminated" if isinstance(error, Terminated) else type(error).__name__
-        await job.aclose(reason, patience=min(job.config.timeout, _PATIENCE_S))
+        patience = min(job.config.timeout, _PATIENCE_S)
+        await job.aclose(reason, patience=patience, finished=False)
         raise
     await job.aclose()
 

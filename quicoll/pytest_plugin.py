@@ -3,6 +3,8 @@
     pytest --sim-seed 17        every decorated test with this seed alone; may be given several times
     pytest --sim-seeds 0:5000   with all of these (the second is not included)
 
+While the seeds of a test run, a line now and then says how many are done, and one that takes long says how far it is.
+
 A test for each seed, as users of pytest expect: `-x` stops at the first, `-k`, `--lf` and node ids choose, pytest-xdist
 spreads them. pytest loads this module at its every start, also where no test uses it. So it imports nothing of quicoll,
 which would bring in QUIC and numpy; `quicoll/__init__.py`, which comes before it, imports only the errors.
@@ -10,9 +12,51 @@ which would bring in QUIC and numpy; `quicoll/__init__.py`, which comes before i
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 
-__all__ = ["parse_seeds", "pytest_addoption", "pytest_generate_tests"]
+__all__ = [
+    "parse_seeds",
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_generate_tests",
+    "pytest_runtest_logreport",
+    "show_progress",
+]
+
+_EVERY_S = 10.0  # between two lines of progress
+_PROPERTY = "quicoll.sim"  # of a report: the test and how many seeds it has
+
+
+class _Progress:
+    """How far the tests with seeds are; one for each start of pytest."""
+
+    def __init__(self, write: Callable[[str], None] | None = None) -> None:
+        self.write = write
+        self._last = time.monotonic()
+        self._done: dict[str, tuple[int, int]] = {}  # by test: seeds done, and failed
+
+    def seed_done(self, test: str, total: int, failed: bool) -> None:
+        done, failures = self._done.get(test, (0, 0))
+        self._done[test] = done, failures = done + 1, failures + failed
+        if time.monotonic() - self._last > _EVERY_S and done < total:
+            self.tell(f"{test}: {done} of {total} seeds, {failures or 'none'} failed")
+
+    def tell(self, line: str) -> None:
+        if self.write is not None:
+            self._last = time.monotonic()
+            self.write(line)
+
+
+_progress = _Progress()
+
+
+def show_progress(line: str) -> None:
+    """Show a line on pytest's terminal, where this process has one."""
+    _progress.tell(line)
 
 
 def parse_seeds(text: str) -> range:
@@ -53,3 +97,33 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if trial is not None:
         seeds = _chosen(metafunc.config) or trial.seeds
         metafunc.parametrize("sim_seed", seeds, ids=[f"seed{seed}" for seed in seeds])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+
+    def write(line: str) -> None:
+        terminal.ensure_newline()
+        terminal.write_line(line)
+
+    global _progress  # one for each start of pytest
+    _progress = _Progress(None if terminal is None else write)
+
+
+@pytest.hookimpl(trylast=True)  # after others have taken tests away
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    totals: dict[str, int] = {}
+    chosen = [item for item in items if hasattr(getattr(item, "function", None), "sim_trial")]
+    for item in chosen:
+        test = item.nodeid.partition("[")[0]
+        totals[test] = totals.get(test, 0) + 1
+    for item in chosen:
+        test = item.nodeid.partition("[")[0]
+        item.user_properties.append((_PROPERTY, [test, totals[test]]))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call":
+        for name, value in report.user_properties:
+            if name == _PROPERTY and isinstance(value, list):
+                _progress.seed_done(value[0], value[1], report.failed)

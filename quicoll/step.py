@@ -4,6 +4,10 @@
     body    compute, call collectives; an error here ends the step on all ranks
     leave   vote with the digest of all results; the coordinator decides; committed on all ranks or on none
 
+States are compared when a view begins and, at times, beside a step (quicoll.state.keeper): the digest is made at the
+step's entry, its exchange goes on beside the body, and is looked at when the step is left, before the vote. Where
+states differ, the step is aborted on all ranks, which ends its view, and the next entry heals it.
+
     outcome         the caller gets             its callbacks of on_commit
     committed       a normal exit               have run, in order
     aborted         StepAborted                 never run
@@ -11,6 +15,8 @@
     in doubt        CancelledError, of the      the same
                     wait for the decision
     own error       that error; others abort    never run
+    states differ   StepAborted                 never run
+    and no majority Diverged, from then on      no step begins any more
 
 A rank that was asked to stop (quicoll.stop) enters no step: it gets Terminated, before the entry or out of a wait
 there. A step that is open goes on for `stop_timeout`, and is aborted on all ranks then. So does the wait for a
@@ -41,6 +47,8 @@ from quicoll.checks import done, plain, seconds
 from quicoll.errors import (
     AuditError,
     Corrupted,
+    Diverged,
+    JobDone,
     LocalError,
     Mismatch,
     Partitioned,
@@ -48,7 +56,8 @@ from quicoll.errors import (
     QuicollError,
     StepAborted,
 )
-from quicoll.state.synchronisation import synchronise
+from quicoll.membership.member.actions import JobOver
+from quicoll.state.keeper import StateKeeper
 from quicoll.state.version import StateVersion
 from quicoll.stop import StopRequest
 
@@ -62,8 +71,9 @@ if TYPE_CHECKING:
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.state.rank_state import RankState
+    from quicoll.state.synchronisation import StateCheck
 
-__all__ = ["Step", "StepAttempt", "StepPhase", "StepProtocol"]
+__all__ = ["Step", "StepAttempt", "StepPhase", "StepProtocol", "at_work"]
 
 
 class StepPhase(enum.Enum):
@@ -161,6 +171,7 @@ class StepProtocol:
         state: RankState,
         state_group: Group,
         hold_timeout: float,
+        check_every: int,
         stop: StopRequest | None = None,
         stop_timeout: float = 5.0,
     ) -> None:
@@ -173,6 +184,7 @@ class StepProtocol:
             state: What this rank holds.
             state_group: All ranks of the present view, for what is sent when a view begins.
             hold_timeout: Seconds to wait for a view, and for a decision.
+            check_every: Committed steps from one comparison of states to the next; 0: only when a view begins.
             stop: Asked, no step is entered; None is never asked.
             stop_timeout: Seconds that the open step has then; the wait for its decision has as many.
         """
@@ -180,7 +192,7 @@ class StepProtocol:
         self._context = context
         self._engine = engine
         self._runtime = runtime
-        self._state_group = state_group
+        self._keeper = StateKeeper(engine, runtime, state, state_group, check_every=check_every)
         self._hold_timeout = hold_timeout
         self._stop = stop or StopRequest()
         self._stop_timeout = stop_timeout
@@ -190,6 +202,7 @@ class StepProtocol:
         self._open: StepAttempt | None = None  # in OPEN
         self._doubt: _Doubt | None = None
         self._synchronised = 0  # the view in which our state was compared with the others'
+        self._check: StateCheck | None = None  # under way beside the open step
 
     @property
     def phase(self) -> StepPhase:
@@ -212,10 +225,27 @@ class StepProtocol:
             LocalError: A step is open, another task is in the protocol, or the state cannot be taken here.
             Partitioned: There is no such view, or no decision on a vote in doubt, within timeout.
             StepAborted: A rank was lost meanwhile. Call it again.
+            Diverged: The ranks hold different states, and nobody knows which is right.
             Terminated: This rank was asked to stop.
         """
         with self._alone(StepPhase.ENTRY), self._stop.interrupting():
             await self._ready(timeout)
+
+    async def check_state(self) -> bytes:
+        """Compare all ranks' states now, and heal what differs; return the digest that all have then.
+
+        Raises:
+            LocalError: No state is registered; else as `ready`.
+            Partitioned: As `ready`.
+            StepAborted: As `ready`.
+            Diverged: As `ready`.
+        """
+        with self._alone(StepPhase.ENTRY), self._stop.interrupting():
+            if self.state.save is None:
+                raise LocalError("there is no state to compare: call job.register_state(save, load) first")
+            await self._ready()
+            await self._synchronise()
+            return self._keeper.digest
 
     async def enter(self, attempt: StepAttempt) -> None:
         """Begin a step: `ready`, then tell the engine.
@@ -239,12 +269,13 @@ class StepProtocol:
                     step=attempt.number, view=view.view_id, rank=self._context.rank, world=self._context.world_size
                 )
             try:
+                self._check = self._keeper.begin_check()
                 await self._runtime.call(self._engine.begin(view.view_id, attempt.number))
             except (PeerError, Corrupted, Partitioned) as error:
                 raise self._aborted(error, attempt.number) from error
             except BaseException as error:
                 # Cancelled, perhaps when the step had begun there: nobody would ever vote for it.
-                await self._give_up(view.view_id, self._why_not_entered(error))
+                await self._give_up(view.view_id, self._why_given_up(error))
                 raise
             self._context.open(attempt.number)
             self._open, self._phase = attempt, StepPhase.OPEN
@@ -267,7 +298,14 @@ class StepProtocol:
             if not timers and self._open is attempt:
                 timers.append(loop.call_later(self._stop_timeout, overdue))
 
-        self._unlimit = self._stop.on_ask(loop, asked)
+        forget = self._stop.on_ask(loop, asked)
+
+        def unlimit() -> None:
+            forget()
+            for timer in timers:
+                loop.call_soon_threadsafe(timer.cancel)
+
+        self._unlimit = unlimit
 
     @contextmanager
     def _alone(self, phase: StepPhase) -> Iterator[None]:
@@ -284,37 +322,41 @@ class StepProtocol:
                 self._phase = StepPhase.OUTSIDE
 
     async def _ready(self, timeout: float | None = None) -> None:
+        self._keeper.demand_one_state()
         timeout = self._hold_timeout if timeout is None else seconds(timeout)
         if self._doubt is not None:
             clock = asyncio.get_running_loop().time
             deadline = clock() + timeout
             await self._settle(self._doubt, timeout)
             timeout = max(deadline - clock(), 0.0)
-        view = await self._runtime.call(self._engine.wait_view(timeout))
+        view = at_work(await self._runtime.call(self._engine.wait_view(timeout)))
         if view.view_id == self._synchronised:
             return
         self._context.enter(view)
+        await self._synchronise()
+        self._synchronised = view.view_id
+
+    async def _synchronise(self) -> None:
         try:
             await self.synchronise()
+        except Diverged:
+            # All ranks raise it, each when it has all that it needs. To end the view would keep others from that.
+            raise
         except (PeerError, Corrupted, Partitioned) as error:
+            # What no operation met, a digest that is wrong for instance, nobody else knows of yet.
+            await self._runtime.call(self._engine.break_view(self._context.view.view_id, error))
             raise self._aborted(error, self.state.version.step + 1) from error
         except BaseException as error:
             # Of save() or load(), or a state that cannot be taken here: the others must not wait for their deadline.
-            await self._give_up(view.view_id, self._why_not_entered(error))
+            await self._give_up(self._context.view.view_id, self._why_given_up(error))
             raise
-        self._synchronised = view.view_id
 
-    def _why_not_entered(self, error: BaseException) -> str:
+    def _why_given_up(self, error: BaseException) -> str:
         return "terminated" if self._stop.asked and isinstance(error, asyncio.CancelledError) else _reason(error)
 
     async def synchronise(self) -> None:
-        """Bring every rank of the present view to the newest state that any of them holds."""
-        got = await synchronise(self.state, self._state_group, view_id=self._context.view.view_id)
-        if got is not None:
-            version = got.version
-            self._runtime.loop.call_soon_threadsafe(
-                self._engine.state_received, got.giver, version.step, version.decision
-            )
+        """Bring every rank of the present view to the newest state that any of them holds, and to one state."""
+        await self._keeper.synchronise(self._context.view)
 
     async def _settle(self, doubt: _Doubt, timeout: float) -> None:
         """Wait for the decision on a vote in doubt, for at most `timeout` seconds. Raises Partitioned without one."""
@@ -349,19 +391,42 @@ class StepProtocol:
         unfinished = self._context.settle()
         self._context.close()
         self._open, self._phase = None, StepPhase.OUTSIDE
+        check, self._check = self._check, None
         with self._alone(StepPhase.END), self._stop.interrupting(after=self._stop_timeout):
-            await self._end(attempt, error, unfinished)
+            await self._end(attempt, error, unfinished, check)
 
-    async def _end(self, attempt: StepAttempt, error: BaseException | None, unfinished: int) -> None:
+    async def _end(
+        self, attempt: StepAttempt, error: BaseException | None, unfinished: int, check: StateCheck | None
+    ) -> None:
         view_id = self._context.view.view_id
         if error is None:
             await self._check_audit(view_id)
+            if check is not None:
+                await self._end_check(attempt, view_id, check)
             await self.commit(attempt, view_id, unfinished)
         elif isinstance(error, PeerError | Corrupted | Partitioned):
             # The view is dead, so no vote of ours can come from this step any more: it is committed nowhere.
             raise self._aborted(error, attempt.number) from error
         elif not isinstance(error, Mismatch | StepAborted):  # those two say that all ranks know
             await self._give_up(view_id, _reason(error))
+
+    async def _end_check(self, attempt: StepAttempt, view_id: int, check: StateCheck) -> None:
+        """Look at the comparison that began at the step's entry. Raises StepAborted where states differ."""
+        nodes = self._context.view.nodes
+        try:
+            unequal = await self._keeper.end_check(check, self._context.view, attempt.number)
+        except (PeerError, Corrupted, Partitioned) as error:
+            raise self._aborted(error, attempt.number) from error
+        except BaseException as error:
+            await self._give_up(view_id, self._why_given_up(error))
+            raise
+        if unequal is None:
+            return
+        # Every rank says so, and all in the same words, whichever the coordinator hears first.
+        node = nodes[unequal.ranks[0]] if len(unequal.ranks) == 1 else ""
+        found = Corrupted(unequal.text, rank=unequal.ranks[0] if node else None, node=node, view=view_id)
+        await asyncio.shield(asyncio.ensure_future(self._runtime.call(self._engine.break_view(view_id, found))))
+        raise self._aborted(found, attempt.number) from found
 
     async def _check_audit(self, view_id: int) -> None:
         if self._context.auditor is None:
@@ -452,6 +517,16 @@ class StepProtocol:
             step=number,
             op=error.op,
         )
+
+
+def at_work(found: View | JobOver) -> View:
+    """Return the view that an engine has found. Raises JobDone where it has found that there will be none."""
+    if isinstance(found, JobOver):
+        raise JobDone(
+            "the job is done: its other ranks have ended; its final state is in its last checkpoint, if it wrote any",
+            step=found.step,
+        )
+    return found
 
 
 def _reason(error: BaseException) -> str:

@@ -10,7 +10,7 @@ memory only. Its engines share one thread, the jobs belong to the test's own loo
 from __future__ import annotations
 
 import asyncio
-import time
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -23,10 +23,12 @@ from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.engine.start import start_with
 from quicoll.errors import LocalError
 from quicoll.job import Job
+from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.journal import MemoryJournal
 from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
 from quicoll.membership.view import MAX_INT
 from quicoll.observability.events import Event, Observer, Observers
+from quicoll.step import at_work
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.faults.compose import Cut, Installed, InstalledPayload, PayloadRule, Rule
 from quicoll_transport.net.udp import UdpSocket
@@ -156,7 +158,7 @@ async def cluster(
         n: How many ranks.
         network: "loopback": real sockets on 127.0.0.1.
         incarnation: Of all its processes, positive; it seeds the randomness of `disturb_network` and
-            `corrupt_payloads`. None takes the time.
+            `corrupt_payloads`. None draws one.
         observer: Called with the events of all ranks and the coordinator, on the engines' thread.
         sites: The site of each rank.
         **settings: As for `quicoll.join` (lost_after, timeout, chunk_bytes, ...); the job's seed is 0 unless given.
@@ -170,7 +172,7 @@ async def cluster(
     n = whole(n, "the number of ranks")
     if n < 1:
         raise LocalError(f"a cluster has at least one rank, not {n}")
-    born = time.time_ns() if incarnation is None else whole(incarnation, "incarnation")
+    born = first(os.urandom(CHANCE_BYTES)) if incarnation is None else whole(incarnation, "incarnation")
     if not 1 <= born <= MAX_INT:
         raise LocalError(f"an incarnation is from 1 to {MAX_INT}, not {born}")
     if sites is not None and len(sites) != n:
@@ -206,7 +208,7 @@ async def cluster(
             *(home.runtime.call(engine.wait_view(config.join_timeout, joining=True)) for config, engine in engines)
         )
         lent = _Lent(home.runtime)
-        jobs = [Job(config, engine, lent, view) for (config, engine), view in zip(engines, views, strict=True)]
+        jobs = [Job(config, engine, lent, at_work(view)) for (config, engine), view in zip(engines, views, strict=True)]
         yield Cluster(sorted(jobs, key=lambda job: job.rank), service)
     finally:
         try:

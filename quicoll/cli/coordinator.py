@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quicoll.checks import MAX_WHOLE
+from quicoll.cli.membership_options import (
+    MaxWorldSizeOption,
+    MinWorldSizeOption,
+    NodesOption,
+    VoteTimeoutOption,
+    node_patterns,
+)
 from quicoll.config import check_variables
 from quicoll.errors import LocalError
 from quicoll.observability.events import Event, JsonLines
@@ -46,6 +53,10 @@ def coordinator(
     lost_after: Annotated[
         float, typer.Option(envvar="QUICOLL_LOST_AFTER", help="Seconds of silence until a member is lost.")
     ] = 2.0,
+    nodes: NodesOption = None,
+    min_world_size: MinWorldSizeOption = 1,
+    max_world_size: MaxWorldSizeOption = None,
+    vote_timeout: VoteTimeoutOption = None,
     events: Annotated[
         Path | None, typer.Option(envvar="QUICOLL_EVENTS", help="Directory for coordinator.jsonl, the events file.")
     ] = None,
@@ -78,6 +89,8 @@ def coordinator(
             writer(event)
         if event.kind == "listening":
             typer.echo(f"coordinator of job {job}, seed {event.fields['seed']}, listening on {event.fields['address']}")
+        if event.kind == "job_done":
+            typer.echo(f"job {job} is done at step {event.fields['step']}; nodes that come later are told so")
 
     start = partial(
         serve,
@@ -88,6 +101,10 @@ def coordinator(
         world_size=world_size,
         seed=seed,
         lost_after=lost_after,
+        nodes=node_patterns(nodes),
+        min_world_size=min_world_size,
+        max_world_size=max_world_size,
+        vote_timeout=vote_timeout,
         observer=observe,
         transport_events=transport_events,
         qlog=qlog,

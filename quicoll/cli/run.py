@@ -19,6 +19,13 @@ from typing import Annotated
 import typer
 
 from quicoll.checks import MAX_WHOLE
+from quicoll.cli.membership_options import (
+    MaxWorldSizeOption,
+    MinWorldSizeOption,
+    NodesOption,
+    VoteTimeoutOption,
+    coordinator_options,
+)
 from quicoll.errors import LocalError
 from quicoll.launch.supervisor import Supervisor
 from quicoll_transport.security.authority import job_of
@@ -76,6 +83,13 @@ def run_script(
     ] = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator's address.")] = "127.0.0.1:0",
     lost_after: Annotated[float | None, typer.Option(help="Seconds of silence until a peer is lost.")] = None,
+    spares: Annotated[
+        int, typer.Option(min=0, help="How many more workers stand by, and replace those that are lost.")
+    ] = 0,
+    nodes: NodesOption = None,
+    min_world_size: MinWorldSizeOption = 1,
+    max_world_size: MaxWorldSizeOption = None,
+    vote_timeout: VoteTimeoutOption = None,
 ) -> None:
     """Run a script as several workers: quicoll run -n 4 train.py, or -m package.train, or -- python train.py.
 
@@ -96,7 +110,11 @@ def run_script(
         restart_window=restart_window,
         grace=grace,
         lost_after=lost_after,
-        output=_Painter(supervised=workers),
+        spares=spares,
+        coordinator_options=coordinator_options(
+            nodes, min_world_size, workers if spares and max_world_size is None else max_world_size, vote_timeout
+        ),
+        output=_Painter(supervised=workers + spares),
     )
     outcome = asyncio.run(supervisor.run())
     if outcome.reason:

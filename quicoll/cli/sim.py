@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+TELL_S = 10.0
+"""Seconds between two lines of progress of a sweep, where there is no terminal for a bar."""
 MOST_SHRUNK = 5
 """Failures of a sweep that are shrunk; more are seldom more bugs."""
 
@@ -43,7 +46,7 @@ def sim(
     seeds: Annotated[str | None, typer.Option(help="Range of seeds, A:B; B is not included.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="One seed.")] = None,
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Number of workers.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps that every rank commits.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps that every rank commits.")] = 8,
     faults: Annotated[
         str | None, typer.Option(help="Kinds of fault, separated by commas; -disk means all but disk. Default: all.")
     ] = None,
@@ -160,7 +163,7 @@ def _one(
         console.print(recording.explain(outcome), markup=False)
     command = None
     if outcome.error is not None:
-        console.print(f"FAILED {outcome.error}", markup=False)
+        console.print(f"FAILED as it was asked for: {outcome.error}", markup=False)
         command = _shrunk(console, scenario, outcome.error.kind, shrink_runs)
     write_report(json_file, _described(outcome, command or scenario.command))
     console.print(
@@ -215,14 +218,19 @@ def _sweep(
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("no failure", total=len(seeds))
         done = failures = 0
+        told_at = time.monotonic()
 
         def progress(result: SeedResult) -> None:
-            nonlocal done, failures
+            nonlocal done, failures, told_at
             done += 1
             if not result.ok:
                 failures += 1
                 bar.console.print(f"seed {result.seed} FAILED {result.message}", markup=False)
-            bar.update(task, advance=1, description=f"{failures} failed" if failures else "no failure")
+            so_far = f"{failures} failed" if failures else "no failure"
+            bar.update(task, advance=1, description=so_far)
+            if not console.is_terminal and time.monotonic() - told_at > TELL_S and done < len(seeds):
+                told_at = time.monotonic()
+                console.print(f"{done} of {len(seeds)} seeds, {so_far}", markup=False)
 
         try:
             sweep = run_seeds(seeds, ranks=ranks, steps=steps, kinds=kinds, jobs=jobs, progress=progress)
@@ -262,7 +270,7 @@ def _shrunk(console: Console, scenario: Scenario, kind: str, runs: int) -> str |
         return None
     found = shrink(scenario, kind, verdict, runs=runs)
     console.print(
-        f"seed {scenario.seed}: {kind} with {found.scenario.faults} of {scenario.faults} faults "
+        f"seed {scenario.seed}, made smaller: {kind} with {found.scenario.faults} of {scenario.faults} faults "
         f"after {found.runs} runs{'' if found.whole else ', not finished'}:",
         markup=False,
     )

@@ -27,7 +27,8 @@ what ran there at that moment. Operations that wait for the leaving rank's call 
 who leave do not wait for each other, and not for what begins later.
 
 Invariants: numbers of a group are taken in the order of `open`, without gaps. At most MAX_AHEAD slots are kept for
-peers. The first announcement of a rank for a slot is the one that counts.
+peers, and of each peer MAX_AHEAD_BYTES of what this rank has not called yet. The first announcement of a rank for a
+slot is the one that counts.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quicoll.engine.differences import brief, difference
-from quicoll.engine.messages import Announce, Farewell
+from quicoll.engine.messages import Announce, Farewell, size_in_memory
 from quicoll.errors import Mismatch, PeerError
 from quicoll.plan.cost import NetworkModel, agreed, quantised
 
@@ -48,9 +49,10 @@ if TYPE_CHECKING:
     from quicoll.numerics.reduce import ReduceOp
     from quicoll.plan import Plan
 
-__all__ = ["MAX_AHEAD", "Call", "Calls", "Known", "Slot", "Work", "measurements", "site_numbers"]
+__all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "Call", "Calls", "Known", "Slot", "Work", "measurements", "site_numbers"]
 
 MAX_AHEAD = 65536  # operations that a peer may be ahead of us
+MAX_AHEAD_BYTES = 32 << 20  # of memory, that one peer's announcements of these take
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ class Calls:
         self._over = False
         self._next: dict[int, int] = {}  # by group, the number of the next call
         self._slots: dict[tuple[int, int], Slot] = {}
+        self._ahead: dict[int, int] = {}  # by rank, bytes of what it announced and this rank has not called
         self._networks: dict[int, NetworkModel | None] = {}  # by group; None while it is being agreed on
         # Peers that will leave and are not answered yet, each with the operations that it has to wait for.
         self._parting: dict[int, list[tuple[int, int]]] = {}
@@ -188,7 +191,7 @@ class Calls:
         Returns:
             The slot that has become settled by it, None if none has.
         Raises:
-            PeerError: The operation is over here, or is too far ahead.
+            PeerError: The operation is over here, or it is too far ahead, or too much is.
         """
         key = (announce.group, announce.seq)
         slot = self._slots.get(key)
@@ -197,6 +200,8 @@ class Calls:
             raise PeerError(f"announced operation {announce.seq} twice", rank=rank, view=self._view.view_id)
         if announce.seq > at + MAX_AHEAD or len(self._slots) > MAX_AHEAD:
             raise PeerError(f"is {announce.seq - at} operations ahead", rank=rank, view=self._view.view_id)
+        if self._ahead.get(rank, 0) + size_in_memory(announce) > MAX_AHEAD_BYTES:
+            raise PeerError(f"is {MAX_AHEAD_BYTES} bytes ahead", rank=rank, view=self._view.view_id)
         if slot is None:
             slot = self._slots[key] = Slot(*key)
         return slot if self._put(slot, rank, announce, now_ns) else None
@@ -205,6 +210,12 @@ class Calls:
         if rank not in slot.announced:
             slot.announced[rank] = announce
             slot.arrived_ns[rank] = now_ns
+            if rank == self._rank:  # called now, so nobody is ahead with it any more
+                for other, theirs in slot.announced.items():
+                    if other != rank:
+                        self._ahead[other] -= size_in_memory(theirs)
+            elif self._rank not in slot.announced:
+                self._ahead[rank] = self._ahead.get(rank, 0) + size_in_memory(announce)
         own = slot.announced.get(self._rank)
         if own is None or slot.settled:
             return False

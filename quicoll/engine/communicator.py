@@ -80,8 +80,9 @@ class _Running:
 
     def close(self) -> None:
         """Take its transfers back, before anyone reuses the memory."""
-        if self.execution is not None:
-            self.execution.close()
+        execution, self.execution = self.execution, None  # it knows of us: together we would outlive the operation
+        if execution is not None:
+            execution.close()
 
 
 class _Stopped(Exception):

@@ -92,6 +92,11 @@ class CoordinatorLink:
     def renew(self) -> None:
         """Have nothing to do with the present link any more, and dial another one in a while."""
         self._link = None
+        self._dial_later()
+
+    def _dial_later(self) -> None:
+        if self._redial is not None:
+            self._redial.cancel()
         self._redial = self._loop.call_later(_REDIAL_S, self.dial)
 
     def stop(self) -> None:
@@ -125,7 +130,7 @@ class CoordinatorLink:
             if link.stats.connections:
                 self._heard = self._loop.time() - (link.error.silent_for if link.error is not None else 0.0)
             self._on_down(link)
-            self._redial = self._loop.call_later(_REDIAL_S, self.dial)
+            self._dial_later()
         elif link.stats.connections == 1 and link.state is LinkState.UP and not link.suspect:
             self._on_up()  # the first connection only: one that replaces it carries the same link on
         self._on_change()

@@ -15,6 +15,7 @@ coordinator_link.py and peer_links.py. A link that ends breaks the communicator 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -23,10 +24,11 @@ from quicoll.deadlines import Deadlines
 from quicoll.engine.communicator import Communicator
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.engine.decisions import Decision, StepOutcomes, ViewEnds
+from quicoll.engine.early import EarlyAnnouncements
 from quicoll.engine.failures import error_of_end, failed_node, kind_of
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.engine.peer_links import PeerLinks
-from quicoll.errors import LocalError, Partitioned, PeerError, QuicollError
+from quicoll.errors import Corrupted, LocalError, Partitioned, PeerError, QuicollError
 from quicoll.membership.member.actions import (
     Activate,
     AdoptLostAfter,
@@ -34,9 +36,12 @@ from quicoll.membership.member.actions import (
     Decided,
     FormLinks,
     Held,
+    JobOver,
+    ProbePaths,
     Reconnect,
     Refused,
     Resumed,
+    StartOver,
     TellCoordinator,
 )
 from quicoll.membership.member.core import MemberCore
@@ -70,7 +75,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine"]
 
-_EARLY_ANNOUNCES = 65536  # for views that are not at work here yet
+log = logging.getLogger("quicoll")
+
+_DECISION_MARGIN_S = 30.0
 
 
 class Engine:
@@ -100,7 +107,10 @@ class Engine:
         self._ends = ViewEnds()
         self._lost: dict[str, str] = {}  # nodes of the present view that are lost, and why
         self._forming: asyncio.Task[None] | None = None
-        self._early: list[tuple[str, Announce]] = []
+        self._early = EarlyAnnouncements()
+        self._probing: asyncio.Task[None] | None = None
+        self._warned = False
+        self._over_at: int | None = None  # the step at which the job is done, where the coordinator says so
         self._changed: asyncio.Future[None] = loop.create_future()
         self._held = ""
         self._refused = ""
@@ -134,9 +144,11 @@ class Engine:
             site=config.site,
             lost_after_ns=deadlines.lost_ns,
             adopts=config.sources["lost_after"] == "default",
+            timeout_ns=self._insisted("timeout"),
+            hold_timeout_ns=self._insisted("hold_timeout"),
             form_timeout_ns=deadlines.form_ns,
             answer_timeout_ns=deadlines.answer_ns,
-            decision_timeout_ns=deadlines.decision_ns,
+            decision_margin_ns=round(_DECISION_MARGIN_S * 1e9),
         )
         self._coordinator = CoordinatorLink(
             self.endpoint,
@@ -161,16 +173,21 @@ class Engine:
     def _now_ns(self) -> int:
         return round(self._loop.time() * 1e9)
 
+    def _insisted(self, name: str) -> int | None:
+        """Nanoseconds of a setting that was set; None where it has its default."""
+        return None if self.config.sources[name] == "default" else round(getattr(self.config, name) * 1e9)
+
     # -- what callers ask for ------------------------------------------------------------------------------------
 
-    async def wait_view(self, timeout: float, *, joining: bool = False) -> View:
+    async def wait_view(self, timeout: float, *, joining: bool = False) -> View | JobOver:
         """Wait for a view at work.
 
         Args:
             timeout: Seconds.
             joining: Whether this is the first view of the job, for the error.
         Returns:
-            The view.
+            The view; or that the job is done. That is no error here: `JobDone` is a SystemExit too, which would end the
+            loop that this runs on.
         Raises:
             LocalError: The engine is closed.
             PeerError: The coordinator refuses this rank; or, when joining, no view came in time.
@@ -183,6 +200,8 @@ class Engine:
                         raise _closed()
                     if self._refused:
                         raise PeerError(f"the coordinator refuses this rank: {self._refused}")
+                    if self._over_at is not None:
+                        return JobOver(self._over_at)
                     await asyncio.shield(self._changed)
         except TimeoutError:
             why = self._why_no_view()
@@ -340,10 +359,21 @@ class Engine:
             reason: What failed, for the other ranks.
         """
         communicator = self._communicator
-        if communicator is not None and communicator.view.view_id == view_id and communicator.error is None:
-            communicator.fail(
-                PeerError(f"left its step: {reason}", rank=communicator.rank, node=self.config.node, view=view_id)
-            )
+        if communicator is not None and communicator.error is None:
+            error = PeerError(f"left its step: {reason}", rank=communicator.rank, node=self.config.node, view=view_id)
+            await self.break_view(view_id, error)
+
+    async def break_view(self, view_id: int, error: QuicollError) -> None:
+        """Break the view because of what the caller's side found wrong with a peer. Nothing if it is broken already.
+
+        Args:
+            view_id: The view.
+            error: What was found; the rank that it names is the culprit.
+        """
+        communicator = self._communicator
+        if communicator is not None and communicator.view.view_id == view_id:
+            blamed = () if error.rank is None or not isinstance(error, Corrupted) else (error.rank,)
+            communicator.fail(error, blamed)
 
     def state_received(self, rank: int, step: int, index: int) -> None:
         """Take note that this rank was brought to the state after a step.
@@ -356,13 +386,24 @@ class Engine:
         self._member.caught_up(index)
         self.observers.emit("state_received", from_rank=rank, step=step)
 
-    async def aclose(self, reason: str, *, patience: float = 0.0) -> None:
+    def state_torn(self, step: int, cause: str) -> None:
+        """Take note that this rank's state is half overwritten, and counts as none.
+
+        Args:
+            step: The caller's number of the step that it was the state after.
+            cause: Why.
+        """
+        self._member.state_lost()
+        self.observers.emit("state_torn", step=step, cause=cause)
+
+    async def aclose(self, reason: str, *, patience: float = 0.0, finished: int | None = None) -> None:
         """Leave and stop; what the coordinator has to know is delivered if it can be within a second.
 
         Args:
             reason: Why, for the other ranks.
             patience: Seconds in which the peers may end operations that this rank has been part of
                 (quicoll.engine.calls).
+            finished: The caller's number of the step at which its work ended as it should; None where it did not.
         """
         if self._leaving:
             return
@@ -371,14 +412,14 @@ class Engine:
             if self._communicator is not None and patience > 0 and not self._communicator.running:
                 await self._communicator.part(patience)
         finally:  # cancelled while it waits, it leaves all the same
-            await self._end(reason)
+            await self._end(reason, finished)
 
-    async def _end(self, reason: str) -> None:
+    async def _end(self, reason: str, finished: int | None) -> None:
         if self._communicator is not None:
             self._communicator.end(
                 _closed()
             )  # before the membership says that this node left, as if another rank had failed
-        self._member.leave(clip(reason), now_ns=self._now_ns())
+        self._member.leave(clip(reason), finished=finished, now_ns=self._now_ns())
         self._work()
         self._closing = True
         self._coordinator.stop()
@@ -386,6 +427,7 @@ class Engine:
             self._timer.cancel()
         if self._forming is not None:
             self._forming.cancel()
+        self._stop_probing()
         self._notify()
         await self.endpoint.aclose(reason=f"it {departure(clip(reason))}")
         self.observers.close()
@@ -421,7 +463,11 @@ class Engine:
     def _on_coordinator_down(self, link: Link) -> None:
         if link.stats.connections:
             self._emit_lost(link)
-        self._member.disconnected(clip(self._coordinator.silence(link)), now_ns=self._now_ns())
+        self._stop_probing()
+        if link.outdated_by:
+            self._member.outdated(link.outdated_by, now_ns=self._now_ns())
+        else:
+            self._member.disconnected(clip(self._coordinator.silence(link)), now_ns=self._now_ns())
 
     def _on_coordinator_message(self, message: CoordinatorMessage) -> None:
         self._member.receive(message, now_ns=self._now_ns())
@@ -433,6 +479,7 @@ class Engine:
     def _on_peer_state(self, link: Link) -> None:
         if self._closing or not link.ended:
             return
+        self._early.drop(link.number)
         communicator = self._communicator
         if communicator is None or communicator.view.rank_of(link.node) is None or communicator.end_error is not None:
             return
@@ -465,11 +512,12 @@ class Engine:
         elif isinstance(message, Farewell):
             if not message.done:  # of a view in which nothing runs here
                 link.send_app(encode_message(Farewell(message.view_id, done=True)))
-        elif self._is_to_come(message.view_id) and len(self._early) < _EARLY_ANNOUNCES:
-            self._early.append((link.node, message))
-
-    def _is_to_come(self, view_id: int) -> bool:
-        return self._communicator is None or view_id > self._communicator.view.view_id
+        else:
+            try:
+                self._early.keep(link.number, link.node, message)
+            except PeerError as error:
+                log.error("%s", error)
+                link.close("too many announcements for a view to come")
 
     async def _form_links(self, view: View) -> None:
         """Have a link to every member of a proposed view, then say so; name those that cannot be reached."""
@@ -481,6 +529,18 @@ class Engine:
             self._member.links_ready(view.view_id, now_ns=self._now_ns())
         self._work()
 
+    async def _probe_paths(self, probe: ProbePaths) -> None:
+        """Have a link to each node of a probe, then say so."""
+        await self._peers.reach(probe.members, pace=self.config.lost_after / 2)
+        self._probing = None
+        self._member.reached(probe.number)
+        self._work()
+
+    def _stop_probing(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            self._probing = None
+
     # -- membership ----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
@@ -490,6 +550,8 @@ class Engine:
                 case TellCoordinator():
                     self._coordinator.send(action.message)
                 case FormLinks():
+                    self._early.expect(action.view)
+                    self._stop_probing()
                     if self._forming is not None:
                         self._forming.cancel()
                     self._forming = self._loop.create_task(self._form_links(action.view))
@@ -502,8 +564,22 @@ class Engine:
                     self._notify()
                 case Refused():
                     self._refused = action.reason
+                    self._stop_probing()
+                    self._coordinator.stop()
                     self.observers.emit("refused", reason=action.reason)
                     self._notify()
+                case JobOver():
+                    self._over_at = action.step
+                    self._stop_probing()
+                    self._coordinator.stop()
+                    self.observers.emit("job_done", step=action.step)
+                    self._notify()
+                case ProbePaths():
+                    self._stop_probing()
+                    self._probing = self._loop.create_task(self._probe_paths(action))
+                case StartOver():
+                    self.endpoint.start_over(action.incarnation)
+                    self._renew_links("starts over as a later process")
                 case Held():
                     self._held = action.cause
                     self.observers.emit("held", cause=action.cause)
@@ -526,16 +602,39 @@ class Engine:
         sources = {**self.config.sources, "lost_after": "coordinator"}
         self.config = replace(self.config, lost_after=lost_after_ns / 1e9, sources=sources)
         self.endpoint.set_deadlines(lost_after_ns=at.lost_ns, connect_ns=at.connect_ns)
+        self._renew_links("takes lost_after from the coordinator")
+
+    def _renew_links(self, reason: str) -> None:
+        """End all links, which were made with what has changed, and dial the coordinator again."""
         self._coordinator.renew()  # before its link ends, which is no loss
-        for link in list(self.endpoint.links.values()):  # each was made with the deadline from before
-            link.close("takes lost_after from the coordinator")
+        for link in list(self.endpoint.links.values()):
+            link.close(reason)
 
     def _on_timer(self) -> None:
         self._timer = None
         self._member.handle_timer(now_ns=self._now_ns())
         self._work()
 
+    def _heed_vote_timeout(self) -> None:
+        """A wait for the decision of a step outlasts the coordinator's for its votes, or says why it does not."""
+        hold, votes = self.config.hold_timeout, self._member.vote_timeout_ns / 1e9
+        if hold > votes:
+            return
+        if self.config.sources["hold_timeout"] == "default":
+            sources = {**self.config.sources, "hold_timeout": "coordinator"}
+            self.config = replace(self.config, hold_timeout=votes + _DECISION_MARGIN_S, sources=sources)
+        elif not self._warned:
+            self._warned = True
+            log.warning(
+                "%s: hold_timeout is %g s, and the coordinator waits %g s for votes (--vote-timeout): a step that is "
+                "decided later than hold_timeout is in doubt here until the next one begins",
+                self.config.node,
+                hold,
+                votes,
+            )
+
     def _activate(self, view: View) -> None:
+        self._heed_vote_timeout()
         links = self._peers.of_view(view)
         self._lost.clear()
         self._held = ""
@@ -554,13 +653,8 @@ class Engine:
             rank=communicator.rank,
             nodes=list(view.nodes),
         )
-        early, self._early = self._early, []
-        for node, announce in early:
-            rank = view.rank_of(node)
-            if announce.view_id == view.view_id and rank is not None:
-                communicator.announced(rank, announce)
-            elif announce.view_id > view.view_id:
-                self._early.append((node, announce))
+        for rank, announce in self._early.take(view):
+            communicator.announced(rank, announce)
         for rank in sorted(links):
             if links[rank].ended:
                 self._on_peer_state(links[rank])

@@ -5,15 +5,20 @@ quicoll.engine.calls says what they mean.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
+from quicoll.checks import MAX_MEMBERS
 from quicoll.errors import PeerError
 
-__all__ = ["MAX_NUMBER", "Announce", "Farewell", "PeerMessage", "decode_message", "encode_message"]
+__all__ = ["MAX_NUMBER", "Announce", "Farewell", "PeerMessage", "decode_message", "encode_message", "size_in_memory"]
 
-_MAX_SIGNATURE = 4096
+_Signature = Annotated[str, msgspec.Meta(max_length=4096)]
+_Counts = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+_Measured = Annotated[tuple[int, ...], msgspec.Meta(max_length=2 * MAX_MEMBERS)]
+_COST = 400  # bytes of an Announce with its three numbers, in the list or slot that holds it
+_NUMBER_COST = 40  # bytes of a number in a tuple
 MAX_NUMBER = (1 << 62) - 1  # of what is announced
 
 
@@ -26,9 +31,9 @@ class Announce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     view_id: int
     group: int
     seq: int
-    signature: str
-    counts: tuple[int, ...] = ()
-    measured: tuple[int, ...] = ()
+    signature: _Signature
+    counts: _Counts = ()
+    measured: _Measured = ()
 
 
 class Farewell(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=2):
@@ -50,6 +55,12 @@ def encode_message(message: PeerMessage) -> bytes:
     return _encoder.encode(message)
 
 
+def size_in_memory(announce: Announce) -> int:
+    """Return about how many bytes of memory an announcement takes, at least what it takes."""
+    text = 4 * len(announce.signature)  # of any characters
+    return _COST + text + _NUMBER_COST * (len(announce.counts) + len(announce.measured))
+
+
 def decode_message(data: bytes, *, node: str) -> PeerMessage:
     """Read a peer's message.
 
@@ -66,8 +77,6 @@ def decode_message(data: bytes, *, node: str) -> PeerMessage:
     numbers: tuple[int, ...] = (message.view_id,)
     if isinstance(message, Announce):
         numbers = (message.view_id, message.group, message.seq, *message.counts, *message.measured)
-        if len(message.signature) > _MAX_SIGNATURE:
-            raise PeerError("announcement out of bounds", node=node)
     if min(numbers) < 0 or max(numbers) > MAX_NUMBER:
         raise PeerError("announcement out of bounds", node=node)
     return message

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
 from quicoll.engine.messages import PeerMessage, decode_message
 from quicoll.errors import PeerError
+from quicoll_transport.endpoint import LinkState
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.security.identity import WORKER, Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from quicoll.membership.view import Member, View
     from quicoll_transport.endpoint import Endpoint, Link
@@ -71,13 +74,33 @@ class PeerLinks:
                 unreachable.append(link.node)
         return tuple(unreachable)
 
-    def _to(self, member: Member) -> Link:
+    async def reach(self, members: Sequence[Member], *, pace: float) -> None:
+        """Have a link to each of these nodes, however long it takes: this side dials, and again after `pace` seconds.
+
+        A handshake that lost a datagram on a bad path tries ever more seldom; a new one finds out sooner that the path
+        is good again.
+        """
+        others = [member for member in members if member.node != self._node]
+        while True:
+            links = [self._to(member, probing=True) for member in others]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pace):
+                    ups = await asyncio.gather(*(link.wait_up() for link in links), return_exceptions=True)
+                    if not any(isinstance(up, BaseException) for up in ups):
+                        return
+                    await asyncio.sleep(pace)  # refused at once; what follows is the end of the turn
+            for link in links:
+                if link.state is LinkState.CONNECTING:
+                    link.close("dialled again")
+
+    def _to(self, member: Member, *, probing: bool = False) -> Link:
         identity = Identity(self._job, WORKER, member.node)
         existing = self._endpoint.links.get(identity)
-        if existing is not None and 0 < existing.remote_incarnation < member.incarnation:
+        if existing is not None and existing.remote_incarnation not in (0, member.incarnation):
+            # Which process is the node's is for the coordinator to say: one without its journal may take a lesser one.
             existing.close("the node has started anew")
         # Of two nodes the one with the smaller name dials, so that there is one connection and not two.
-        dial = self._node < member.node
+        dial = probing or self._node < member.node
         addresses = [(host, port) for host, port in member.addresses] if dial else ()
         link = self._endpoint.link(identity, addresses=addresses, dial=dial)
         link.listen(self._app, self._on_state)

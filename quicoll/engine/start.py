@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import os
 import socket
 import sys
-import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from quicoll.engine.engine import Engine
 from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.errors import LocalError
+from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.observability.events import JsonLines, Observer, Observers, make_directory
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.addresses import is_numeric, is_v6, parse_address
@@ -65,7 +66,7 @@ async def start(
         credentials=credentials,
         make_io=lambda loop: UdpSocket(host, port, loop=loop),
         coordinator_address=parse_address(config.coordinator),
-        incarnation=time.time_ns(),
+        incarnation=first(os.urandom(CHANCE_BYTES)),
         observers=(observer, events),
         runtime=runtime,
     )
@@ -89,7 +90,7 @@ async def start_with(
         credentials: The rank's own.
         make_io: Makes the network on the engine's loop.
         coordinator_address: (host, port); a name is looked up whenever the coordinator is dialled, so it may move.
-        incarnation: Positive, above every earlier one of this node; it also seeds the chance of `faults`.
+        incarnation: As `quicoll.membership.incarnation.first` gives it; it also seeds the chance of `faults`.
         observers: Each gets every event, on the engine's loop.
         runtime: Where the engine runs; None makes a thread of its own.
         wall_clock: The date that certificates are checked against, aware; None takes the system's.

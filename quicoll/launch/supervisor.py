@@ -56,6 +56,8 @@ _CERTS_DAYS = 30
 _POLL_S = 0.02
 _START_S = 30.0
 """Seconds that a coordinator may take from its start to its report of the address."""
+_STAND_BY_S = 999_999
+"""Seconds that a spare may wait for its first view: as long as there are settings for."""
 _READ_REST_S = 1.0
 """Seconds to read what a process left in its pipe; more only helps if somebody outside its group holds the pipe."""
 _LINE_MAX = 64 * 1024
@@ -112,6 +114,8 @@ class Supervisor:
         backoff: float = 0.5,
         grace: float = 10.0,
         lost_after: float | None = None,
+        spares: int = 0,
+        coordinator_options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         output: Callable[[str, str], None] | None = None,
         coordinator: Sequence[str] | None = None,
@@ -134,6 +138,8 @@ class Supervisor:
             backoff: Seconds before the first restart, doubled for each further one in the window, up to 10.
             grace: Seconds between the polite signal and SIGKILL.
             lost_after: Seconds of silence after which members take a peer for lost; None leaves the default.
+            spares: How many more workers stand by: the first view has `workers` ranks.
+            coordinator_options: More options of `quicoll coordinator`.
             environment: For the workers, on top of this process's.
             output: Called with (node, line) for every line that a child writes; one that raises ends the run.
             coordinator: Command to run instead of our coordinator.
@@ -142,6 +148,8 @@ class Supervisor:
         """
         if workers < 1:
             raise LocalError(f"a run has 1 worker or more, not {workers}")
+        if spares < 0:
+            raise LocalError(f"spares is 0 or more, not {spares}")
         if max_restarts < 0:
             raise LocalError(f"max_restarts is 0 or more, not {max_restarts}")
         for name, given in (("backoff", backoff), ("grace", grace)):
@@ -174,7 +182,9 @@ class Supervisor:
             return _Child(node, RestartBudget(max_restarts, window=restart_window, backoff=backoff))
 
         self._coordinator = child(COORDINATOR)
-        self._workers = [child(f"worker-{number}") for number in range(workers)]
+        self._workers = [child(f"worker-{number}") for number in range(workers + spares)]
+        self._world_size = workers
+        self._coordinator_options = list(coordinator_options)
         self._address: str | None = None
         self._ended_by: signal.Signals | None = None
         self._outcome: asyncio.Future[str]
@@ -242,7 +252,7 @@ class Supervisor:
         shared = {
             "QUICOLL_JOB": self._job,
             "QUICOLL_CERTS": str(certs),
-            "QUICOLL_WORLD_SIZE": str(len(self._workers)),
+            "QUICOLL_WORLD_SIZE": str(self._world_size),
             "QUICOLL_EVENTS": str(events),
         }
         if self._qlog is not None:
@@ -317,8 +327,9 @@ class Supervisor:
             await self._before_restart(child, status)
 
     async def _keep_worker(self, rank: int, child: _Child, shared: Mapping[str, str]) -> None:
-        world = str(len(self._workers))
+        world = str(self._world_size)
         fixed = {
+            **({} if self._world_size == len(self._workers) else {"QUICOLL_JOIN_TIMEOUT": str(_STAND_BY_S)}),
             **self._environment,
             **shared,
             "QUICOLL_NODE": child.node,
@@ -443,7 +454,7 @@ class Supervisor:
         if self._coordinator_command is not None:
             return [*self._coordinator_command, "--listen", listen]
         argv = [sys.executable, "-m", "quicoll.cli.main", "coordinator", "--listen", listen, "--job", self._job]
-        argv += ["--journal", str(journal), "--world-size", str(len(self._workers))]
+        argv += ["--journal", str(journal), "--world-size", str(self._world_size), *self._coordinator_options]
         return argv if self._lost_after is None else [*argv, "--lost-after", str(self._lost_after)]
 
     def _checked(self, certs: Path) -> Path:

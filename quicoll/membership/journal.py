@@ -45,6 +45,7 @@ from quicoll.membership.coordinator.history import (
     Left,
     Proposed,
     Seeded,
+    WentOn,
 )
 from quicoll.membership.view import View
 
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["Database", "Journal", "MemoryJournal", "RecordStore", "SqlRows", "connect_sqlite"]
 
 _APPLICATION_ID = 0x71434A31  # "qCJ1": tells `file` and us that this is ours
-_SCHEMA = 1
+_SCHEMA = 2
 _PROBE_SECONDS = 0.0  # a lock is never waited for: its owner keeps it
 
 # `facts` holds what is small and is replaced; views and commits grow, and are kept for the audit.
@@ -64,7 +65,7 @@ CREATE TABLE views (view_id INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER
 CREATE TABLE commits (
     step INTEGER PRIMARY KEY, view_id INTEGER NOT NULL, digest BLOB NOT NULL, crc INTEGER NOT NULL
 );
-CREATE TABLE leaves (view_id INTEGER NOT NULL, node TEXT NOT NULL, crc INTEGER NOT NULL, UNIQUE (view_id, node));
+CREATE TABLE leaves (view_id INTEGER NOT NULL, node TEXT NOT NULL, finished INTEGER, crc INTEGER NOT NULL);
 """
 
 
@@ -144,7 +145,7 @@ class Journal:
     ) -> Journal:
         """Open the journal of `job`, or make it where there is none.
 
-        Raises JournalError, naming the path, when it is in use, belongs to another job, was written by a newer version,
+        Raises JournalError, naming the path, when it is in use, belongs to another job, was written by another version,
         is damaged, or cannot be read or written. In none of these cases is the file changed.
         connect: opens the database; whatever disk it is on, all else here is the same.
         """
@@ -248,9 +249,10 @@ class Journal:
             raise JournalError("this is a database, but not a quicoll journal", path=str(self._path))
         if schema < 1:
             raise self._damaged(f"it has no schema {schema}")
-        if schema > _SCHEMA:
+        if schema != _SCHEMA:
+            age = "a newer" if schema > _SCHEMA else "an older"
             raise JournalError(
-                f"written by a newer quicoll (schema {schema}, this one knows {_SCHEMA})", path=str(self._path)
+                f"written by {age} quicoll (schema {schema}, this one knows {_SCHEMA})", path=str(self._path)
             )
 
     @contextlib.contextmanager
@@ -283,7 +285,10 @@ class Journal:
             execute("INSERT INTO commits VALUES (?, ?, ?, ?)", (*row, _crc(*row)))
         elif isinstance(record, Left):
             view_id = self._history.view.view_id if self._history.view is not None else 0
-            execute("INSERT INTO leaves VALUES (?, ?, ?)", (view_id, record.node, _crc(view_id, record.node)))
+            left = (view_id, record.node, record.finished)
+            execute("INSERT INTO leaves VALUES (?, ?, ?, ?)", (*left, _crc(*left)))
+        elif isinstance(record, WentOn):
+            self._put("went_on_view_id", str(record.view_id))
 
     def _put(self, name: str, value: str) -> None:
         self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, value, _crc(name, value)))
@@ -309,8 +314,11 @@ class Journal:
         missing or out of place is found as well.
         """
         leaves: dict[int, list[Left]] = {}
-        for view_id, node in self._rows("SELECT view_id, node, crc FROM leaves ORDER BY rowid"):
-            leaves.setdefault(view_id, []).append(Left(node))
+        for view_id, node, finished in self._rows("SELECT view_id, node, finished, crc FROM leaves ORDER BY rowid"):
+            leaves.setdefault(view_id, []).append(Left(node, finished))
+        went_on_view_id = int(
+            facts.get("went_on_view_id", "0")
+        )  # of the last one: earlier ones change nothing any more
         history = History()
         if "seed" in facts:
             history = history.apply(Seeded(int(facts["seed"])))
@@ -319,6 +327,8 @@ class Journal:
         for view_id, body in self._rows("SELECT view_id, body, crc FROM views ORDER BY view_id"):
             view = msgspec.msgpack.decode(body, type=View)
             history = history.apply(Proposed(view_id)).apply(InstalledView(view))
+            if view_id == went_on_view_id:
+                history = history.apply(WentOn(view_id))
             while commit is not None and commit[1] == view_id:
                 history = history.apply(Committed(*commit))
                 commit = next(commits, None)

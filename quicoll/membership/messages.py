@@ -8,8 +8,8 @@ anywhere below.
 The shells carry every message exactly once and in order per link; after a link is lost the member sends `Join` again
 on the next one, and nothing of the old link is ever delivered after it. The protocol needs no more than that.
 
-    member -> coordinator    Join Confirm Decline Begin Vote Report Leave
-    coordinator -> member    Welcome Refuse Adopt Propose Install Decision Aborted Hold
+    member -> coordinator    Join Confirm Decline Begin Vote Report Reached Leave
+    coordinator -> member    Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Ended
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from quicoll.membership.view import (
     MAX_MEMBERS,
     MAX_NAME,
     Incarnation,
+    Member,
     MemberAddresses,
     NodeName,
     SeedValue,
@@ -47,10 +48,14 @@ __all__ = [
     "Decline",
     "FailureKind",
     "Install",
+    "JobEnded",
     "Join",
     "Leave",
     "MemberMessage",
+    "Outdated",
+    "Probe",
     "Propose",
+    "Reached",
     "RefuseJoin",
     "Report",
     "Vote",
@@ -82,6 +87,7 @@ _Digest = Annotated[bytes, msgspec.Meta(max_length=MAX_DIGEST)]
 _GroupId = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 _Groups = Annotated[tuple[tuple[_GroupId, _Digest], ...], msgspec.Meta(max_length=MAX_GROUPS)]
 _Duration = Annotated[int, msgspec.Meta(ge=1, le=10**15)]  # nanoseconds, up to the million seconds of a setting
+_Number = Annotated[int, msgspec.Meta(ge=1, le=MAX_INT)]
 _RankHint = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 
 
@@ -96,6 +102,8 @@ class Join(_Message, frozen=True, tag="join"):
     doubt: (view_id, step) that I voted for without hearing the decision. lost_after_ns: my setting, which all members
     and the coordinator share; None says nothing of it. adopts: whether I take the coordinator's where it has another.
     seed: the job's, as I ask for it; None takes any.
+    timeout_ns, hold_timeout_ns: my settings of these names, where I insist on them; None takes what the coordinator
+    has.
     """
 
     incarnation: Incarnation
@@ -108,6 +116,8 @@ class Join(_Message, frozen=True, tag="join"):
     lost_after_ns: _Duration | None = None
     adopts: bool = False
     seed: SeedValue | None = None
+    timeout_ns: _Duration | None = None
+    hold_timeout_ns: _Duration | None = None
 
 
 class Confirm(_Message, frozen=True, tag="confirm"):
@@ -160,20 +170,34 @@ class Report(_Message, frozen=True, tag="report"):
     kind: FailureKind = "failed"
 
 
+class Reached(_Message, frozen=True, tag="reached"):
+    """I have a link to each of the nodes that the probe of this number names."""
+
+    number: _Number
+
+
 class Leave(_Message, frozen=True, tag="leave"):
-    """I leave of my own will: at once, or after the decision of the step that I am inside."""
+    """I leave of my own will: at once, or after the decision of the step that I am inside.
+
+    finished: the step at which my work ended as it should, as its user counts; None where it did not. committed_step:
+    the last step whose result I hold, as the coordinator counts.
+    """
 
     reason: _Text = ""
+    finished: StepNumber | None = None
+    committed_step: StepNumber = 0
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
     """Answer to Join. doubt_committed: whether the step in doubt was committed, final; None when none was asked.
 
-    waiting_for: why there is no view for the new candidate yet, "" when one follows at once.
+    waiting_for: why there is no view for the new candidate yet, "" when one follows at once. vote_timeout_ns: how long
+    I wait for the last vote of a step.
     """
 
     seed: SeedValue
     committed_step: StepNumber
+    vote_timeout_ns: _Duration = 300 * 10**9
     doubt_committed: bool | None = None
     waiting_for: _Text = ""
 
@@ -188,6 +212,12 @@ class Adopt(_Message, frozen=True, tag="adopt"):
     """Answer to a Join that adopts: take this setting, and join again over a link that was made with it."""
 
     lost_after_ns: _Duration
+
+
+class Outdated(_Message, frozen=True, tag="outdated"):
+    """Answer to Join: this incarnation is not above all that I know of your node; the highest of them is `latest`."""
+
+    latest: Incarnation
 
 
 class Propose(_Message, frozen=True, tag="propose"):
@@ -234,8 +264,26 @@ class Withhold(_Message, frozen=True, tag="hold"):
     cause: _Text
 
 
-MemberMessage: TypeAlias = Join | Confirm | Decline | BeginStep | Vote | Report | Leave
-CoordinatorMessage: TypeAlias = Welcome | RefuseJoin | Adopt | Propose | Install | Decide | Aborted | Withhold
+class Probe(_Message, frozen=True, tag="probe"):
+    """You are left out of views: try to have a link to each of these, and say so when you have (Reached).
+
+    number: of this probe; a later one takes its place.
+    """
+
+    number: _Number
+    members: Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+class JobEnded(_Message, frozen=True, tag="ended"):
+    """The job is done: its ranks have ended at `step`, as their users count, and there is nothing to take part in."""
+
+    step: StepNumber
+
+
+MemberMessage: TypeAlias = Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Leave
+CoordinatorMessage: TypeAlias = (
+    Welcome | RefuseJoin | Adopt | Outdated | Propose | Install | Decide | Aborted | Withhold | Probe | JobEnded
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _from_member: msgspec.msgpack.Decoder[MemberMessage] = msgspec.msgpack.Decoder(MemberMessage)

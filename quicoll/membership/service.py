@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -19,11 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quicoll.checks import seconds, whole
+from quicoll.checks import MAX_MEMBERS, MAX_WHOLE, seconds, whole
 from quicoll.deadlines import Deadlines
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.coordinator.actions import (
     DropLink,
+    JobFinished,
     MembershipEvent,
     NodeJoined,
     NodeLost,
@@ -40,7 +40,7 @@ from quicoll.membership.coordinator.actions import (
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.journal import Journal
-from quicoll.membership.messages import decode, encode
+from quicoll.membership.messages import Join, decode, encode
 from quicoll.observability.events import Observer, Observers, make_directory
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
@@ -93,7 +93,8 @@ class CoordinatorService:
             config: The core's settings.
             transport: The endpoint's settings.
             loop: The running loop.
-            incarnation: Positive, above every earlier one of this coordinator; it also seeds the chance of `faults`.
+            incarnation: Positive, another one than any earlier process of this coordinator had: members dial it, and
+                one that does not know their link ends it, so there is no order. It also seeds the chance of `faults`.
             observers: Get every event.
             wall_clock: The date that certificates are checked against, aware; None takes the system's.
             denied: Fingerprints of certificates that may not come in.
@@ -108,6 +109,8 @@ class CoordinatorService:
         self._read_access = read_access
         self._timer: asyncio.TimerHandle | None = None
         self._links: dict[str, Link] = {}
+        self._joined: dict[str, int] = {}  # by node, the number of the link on which it joined
+        self._drops: dict[Link, asyncio.TimerHandle] = {}  # links that are closed in a moment, and not listened to
         self._failed: asyncio.Future[None] = loop.create_future()
         self._closing = False
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
@@ -171,6 +174,8 @@ class CoordinatorService:
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
+        for drop in self._drops.values():
+            drop.cancel()
         await self.endpoint.aclose(reason=reason)
         self._failed.cancel()
         self._observers.close()
@@ -180,18 +185,29 @@ class CoordinatorService:
         link.listen(self._on_app, self._on_state)
 
     def _on_app(self, link: Link, data: bytes) -> None:
+        if link in self._drops:
+            return
         try:
             message = decode(data, sender="member", node=link.node)
         except PeerError as error:
             log.warning("%s", error)
             link.close("malformed message")
             return
+        if isinstance(message, Join):
+            if self._joined.get(link.node) == link.number:
+                log.warning("%s joined twice over one link", link.node)
+                link.close("joined twice")
+                return
+            self._joined[link.node] = link.number
         self.core.receive(link.node, message, now_ns=self._now_ns(), incarnation=link.remote_incarnation)
         self._work()
 
     def _on_state(self, link: Link) -> None:
+        if link.ended and (drop := self._drops.pop(link, None)) is not None:
+            drop.cancel()
         if link.ended and self._links.get(link.node) is link and not self._closing:
             del self._links[link.node]
+            self._joined.pop(link.node, None)
             self.core.member_lost(
                 link.node, link.cause, now_ns=self._now_ns(), incarnation=link.remote_incarnation or None
             )
@@ -222,9 +238,10 @@ class CoordinatorService:
                             link.send_app(encode(action.message))
                 case DropLink():
                     link = self._links.get(action.node)
-                    if link is not None and action.incarnation in (0, link.remote_incarnation):
+                    meant = link is not None and action.incarnation in (0, link.remote_incarnation)
+                    if link is not None and meant and link not in self._drops:
                         # What it was told before has to arrive first, or it would only come back and ask again.
-                        self._loop.call_later(_DROP_AFTER_S, link.close, action.reason)
+                        self._drops[link] = self._loop.call_later(_DROP_AFTER_S, link.close, action.reason)
                 case Note():
                     self._note(action.event)
         at = self.core.next_timer()
@@ -256,6 +273,8 @@ class CoordinatorService:
                 emit("step_aborted", step=event.step, view=event.view_id, cause=event.cause, lost=list(event.lost))
             case ViewWithheld():
                 emit("held", cause=event.cause)
+            case JobFinished():
+                emit("job_done", step=event.step, nodes=list(event.nodes))
 
 
 async def serve(
@@ -268,6 +287,10 @@ async def serve(
     node: str = NODE,
     seed: int | None = None,
     lost_after: float = 2.0,
+    min_world_size: int = 1,
+    max_world_size: int | None = None,
+    nodes: Sequence[str] = (),
+    vote_timeout: float | None = None,
     observer: Observer | None = None,
     transport_events: bool = False,
     qlog: str | Path | None = None,
@@ -285,6 +308,11 @@ async def serve(
         node: The coordinator's name in its certificate.
         seed: The job's; None takes the journal's or a random one.
         lost_after: Seconds of silence after which a member is lost. Ranks that do not set it take this one.
+        min_world_size: Least ranks of every view.
+        max_world_size: Most ranks of every view; further nodes stand by. None: as many as there may be.
+        nodes: Who may join: names, or patterns with * and ?. Empty lets in every node with a certificate of the job.
+        vote_timeout: Seconds from the first vote for a step to the last. Ranks that set a longer `timeout`, or a
+            `hold_timeout` that is not longer, are refused. None takes 300, and refuses nobody.
         observer: Gets every event, on the running loop.
         transport_events: Whether the transport's own events are told as well.
         qlog: Directory for a qlog trace of each connection.
@@ -295,7 +323,15 @@ async def serve(
         JournalError: The journal cannot be read or written.
     """
     seed = None if seed is None else whole(seed, "seed")
-    config = coordinator_config(whole(world_size, "world_size"), seconds(lost_after, "lost_after"), seed)
+    config = coordinator_config(
+        whole(world_size, "world_size"),
+        seconds(lost_after, "lost_after"),
+        seed,
+        min_world_size=whole(min_world_size, "min_world_size"),
+        max_world_size=None if max_world_size is None else whole(max_world_size, "max_world_size"),
+        nodes=nodes,
+        vote_timeout=None if vote_timeout is None else seconds(vote_timeout, "vote_timeout"),
+    )
     if qlog is not None:
         make_directory(qlog, "qlog")
     loop = asyncio.get_running_loop()
@@ -324,7 +360,7 @@ async def serve(
             config=config,
             transport=EndpointConfig(lost_after_ns=Deadlines.of(lost_after).lost_ns, qlog_directory=qlog),
             loop=loop,
-            incarnation=time.time_ns(),
+            incarnation=1 + (int.from_bytes(os.urandom(8), "big") >> 1) % MAX_WHOLE,
             observers=observers,
             denied=access.denied,
             read_access=read_access,
@@ -347,21 +383,41 @@ async def serve(
         store.close()
 
 
-def coordinator_config(world_size: int, lost_after: float, seed: int | None) -> CoordinatorConfig:
+def coordinator_config(
+    world_size: int,
+    lost_after: float,
+    seed: int | None,
+    *,
+    min_world_size: int = 1,
+    max_world_size: int | None = None,
+    nodes: Sequence[str] = (),
+    vote_timeout: float | None = None,
+) -> CoordinatorConfig:
     """Return the core's settings with the deadlines that follow from `lost_after`.
 
     Args:
         world_size: Ranks that the first view waits for.
         lost_after: Seconds of silence after which a member is lost.
         seed: The job's; None takes the journal's.
+        min_world_size: As in `serve`.
+        max_world_size: As in `serve`.
+        nodes: As in `serve`.
+        vote_timeout: As in `serve`.
+    Raises:
+        LocalError: They contradict each other.
     """
     at = Deadlines.of(lost_after)
     return CoordinatorConfig(
         world_size=world_size,
+        min_world_size=min_world_size,
+        max_world_size=MAX_MEMBERS if max_world_size is None else max_world_size,
+        nodes=tuple(nodes),
         seed=seed,
         lost_after_ns=at.lost_ns,
         propose_timeout_ns=at.propose_ns,
         gather_ns=at.gather_ns,
         settle_ns=at.settle_ns,
-        vote_timeout_ns=at.vote_ns,
+        vote_timeout_ns=at.vote_ns if vote_timeout is None else round(vote_timeout * 1e9),
+        insists_on_vote_timeout=vote_timeout is not None,
+        retry_min_ns=at.retry_ns,
     )

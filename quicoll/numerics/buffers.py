@@ -40,6 +40,7 @@ __all__ = [
     "Source",
     "allocate",
     "argument",
+    "begun_digest",
     "destination",
     "detached",
     "empty",
@@ -327,9 +328,14 @@ def tensor_digest(value: Source | Any) -> bytes:
         LocalError: As `source`.
     """
     read = value if isinstance(value, Source) else source(value)
-    state = xxhash.xxh3_128(f"{read.dtype}{list(read.shape)}".encode())
+    state = begun_digest(read.dtype, read.shape)
     state.update(memory(read.flat))
     return state.digest()
+
+
+def begun_digest(dtype: DType, shape: tuple[int, ...]) -> xxhash.xxh3_128:
+    """Return the state of `tensor_digest` before the elements, for a tensor that is read in pieces."""
+    return xxhash.xxh3_128(f"{dtype}{list(shape)}".encode())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -18,16 +18,18 @@ KeyboardInterrupt belongs to the person at the keyboard, and ends everything.
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
+from time import perf_counter as _real_time  # by name, since a world replaces the module's
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
 from quicoll.sim.disk.files import DiskFailure
 from quicoll.sim.errors import InvariantBroken, RunFailed
 from quicoll.sim.fleet import Fleet, node_names
-from quicoll.sim.invariants import Checker, ReferenceDigest
+from quicoll.sim.invariants import Checker, ReferenceDigest, ReplayedDigest
+from quicoll.sim.misconduct import raise_alarm
 from quicoll.sim.outcome import Outcome, Settings
 from quicoll.sim.scenario import events as scenario
 from quicoll_transport.faults.compose import PayloadCorrupt
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from quicoll.job import Job
     from quicoll.sim.disk.disk import SimDisk
     from quicoll.sim.machine import Machine
-    from quicoll.sim.scenario.events import Fault, FaultSchedule, ScenarioEvent
+    from quicoll.sim.scenario.events import Fault, FaultSchedule, NodeRef, ScenarioEvent
     from quicoll_transport.sim import Recorder
 
 __all__ = ["Simulation", "Worker"]
@@ -45,6 +47,7 @@ __all__ = ["Simulation", "Worker"]
 Worker = Callable[..., Awaitable[Any]]
 
 _LOOK_NS = 500_000_000  # between looks at the memory of all endpoints
+_TELL_S = 5.0  # of real time, between two lines of progress
 _CLOSE_NS = 60_000_000_000  # for the end of the coordinator
 
 
@@ -59,7 +62,11 @@ class Simulation:
         settings: Of the cluster; None for the defaults.
         events: Scheduled faults, in addition to those written with `at` and `every`.
         reference: Digest of the registered state after a step, where it is known beforehand.
+        replay: The same where it depends on more than the step, and the state tells on what: a function of both.
+        compute: Simulated seconds from the entry of each step to its body, for what the body computes: that takes no
+            time of its own here. With 0 a loop that never sleeps does thousands of steps between two faults.
         recorder: Gets every event (quicoll.sim.trace.recording has one).
+        progress: Called now and then while a run takes long in real time, with a line for people.
     """
 
     def __init__(
@@ -70,15 +77,24 @@ class Simulation:
         settings: Settings | None = None,
         events: tuple[ScenarioEvent, ...] = (),
         reference: ReferenceDigest | None = None,
+        replay: ReplayedDigest | None = None,
+        compute: float = 0.0,
         recorder: Recorder | None = None,
+        progress: Callable[[str], None] | None = None,
     ) -> None:
+        if not 0 <= compute < 3600:
+            raise LocalError(f"a step computes for less than an hour and not for {compute!r} s")
         self.seed = seed
         self.settings = settings or Settings()
         self.events: list[ScenarioEvent] = list(events)
         self._worker = worker
         self._takes_simulation = _positional(worker) > 1
+        self.compute = compute
         self._recorder = recorder
-        self._reference = reference
+        self._progress = progress
+        self._told_at = 0.0
+        self._replay = replay if reference is None else lambda step, _: reference(step)
+        self._armed: dict[int, tuple[ScenarioEvent, bool]] = {}  # that wait for a vote, or were set off by one
         self._injected: dict[str, int] = {}
         self._events_left = 0
         self._failure: RunFailed | None = None
@@ -105,6 +121,17 @@ class Simulation:
             until: They end before this time.
         """
         return scenario.every(seconds, start=start, until=until, add=self.events.append)
+
+    def at_vote(self, node: NodeRef, *, start: float = 0.0, after: float = 0.0) -> FaultSchedule:
+        """Schedule a fault for a vote: `sim.at_vote(2, start=1.0, after=0.001).crash("coordinator")`.
+
+        Args:
+            node: Whose vote. A healing that comes before it takes the fault back.
+            start: Its first vote from this time on counts.
+            after: Seconds from the vote to the fault. With 0 a path breaks before the vote leaves, and a process just
+                after that; a decision takes two ways through the network.
+        """
+        return scenario.at_vote(node, start=start, after=after, add=self.events.append)
 
     # -- what a worker may ask -----------------------------------------------------------------------------------
 
@@ -135,40 +162,51 @@ class Simulation:
 
     def run(self) -> Outcome:
         """Run to the end. What the simulated code raises, SystemExit too, is in `Outcome.error`."""
-        started = time.perf_counter()
+        started = self._told_at = _real_time()
         settings = self.settings
         self._check_nodes()
         with World(self.seed) as world:
             self._world = world
-            self.checker = Checker(
-                lambda: self.now, seed=self.seed, world_size=settings.ranks, reference=self._reference
-            )
+            self.checker = Checker(lambda: self.now, seed=self.seed, world_size=settings.ranks, replay=self._replay)
             world.recorder = self._recorder
             world.network.set_conditions(settings.conditions)
             self._fleet = Fleet(
-                world, settings, seed=self.seed, checker=self.checker, work=self._work, failed=self._fail
+                world,
+                settings,
+                seed=self.seed,
+                newcomers=scenario.newcomers(self.events),
+                compute_s=self.compute,
+                checker=self.checker,
+                work=self._work,
+                failed=self._fail,
             )
+            for machine in self._fleet.machines.values():
+                machine.on_vote = partial(self._voted, machine.name)
             self._fleet.start()
             self._events_left = len(self.events)
             for event in sorted(self.events, key=lambda each: each.at_ns):  # stable: equal times in order of writing
-                world.at(world.now_ns + event.at_ns, self._apply, event)
+                world.at(world.now_ns + event.at_ns, self._due, event)
             world.after(_LOOK_NS, self._look)
             try:
                 world.run(self._is_over, limit_ns=round(settings.limit * 1e9))
-                if self._verdict() is None:
+                if self._verdict() is None and self._fleet.coordinator.runs:
                     self._fleet.close_coordinator()
                     world.run(lambda: self._fleet.closed or self._verdict() is not None, limit_ns=_CLOSE_NS)
             except SimulationError as error:
                 self._fail(type(error).__name__, f"{error}{self._fleet.troubles()}")
             outcome = self._outcome(world)
-        wall = time.perf_counter() - started
+        wall = _real_time() - started
         return _with_wall(outcome, wall)
 
     def _check_nodes(self) -> None:
-        known = node_names(self.settings.ranks)
+        here = node_names(self.settings.ranks)
+        known = [*here, *scenario.newcomers(self.events)]
         for event in self.events:
             fault = event.fault
-            named = [getattr(fault, "node", None), *getattr(fault, "one", ()), *getattr(fault, "other", ())]
+            if isinstance(fault, scenario.JoinAnew) and fault.node in here:
+                raise LocalError(f"{event}: {fault.node} is there from the beginning")
+            named = [getattr(fault, "node", None), getattr(fault, "to", None), event.voter or None]
+            named += [*getattr(fault, "one", ()), *getattr(fault, "other", ())]
             for name in named:
                 if name is not None and name not in known:
                     raise LocalError(f"{event}: there is no node {name!r} among {', '.join(known)}")
@@ -178,13 +216,38 @@ class Simulation:
 
     # -- faults --------------------------------------------------------------------------------------------------
 
-    def _apply(self, event: ScenarioEvent) -> None:
+    def _due(self, event: ScenarioEvent) -> None:
         self._events_left -= 1
+        if event.voter:
+            self._armed[id(event)] = event, False
+            self._world.note("armed", "sim", str(event), detail=event)
+        else:
+            self._apply(event)
+
+    def _voted(self, node: str) -> None:
+        """A node is about to cast its vote. A path breaks before it leaves; what befalls a process comes after this
+        turn of its loop, or later."""
+        for key, (event, set_off) in list(self._armed.items()):
+            if event.voter == node and not set_off:
+                self._armed[key] = event, True
+                if event.after_ns or not isinstance(event.fault, scenario.PartitionPath | scenario.HoldPath):
+                    self._world.after(event.after_ns, self._strike, key)
+                else:
+                    self._strike(key)
+
+    def _strike(self, key: int) -> None:
+        """Not where a healing has come between the vote and the fault."""
+        event, _ = self._armed.pop(key, (None, False))
+        if event is not None:
+            self._apply(event)
+
+    def _apply(self, event: ScenarioEvent) -> None:
         fault = event.fault
         self._world.note("fault", "sim", fault.source(), detail=fault)
         usual = self.settings.conditions
         if self._carry_out(fault):
-            for kind in () if scenario.is_end(fault, usual) else scenario.kinds_of(fault, usual):
+            kinds = () if scenario.is_end(fault, usual) else scenario.kinds_of(fault, usual)
+            for kind in (*kinds, *(("vote",) if event.voter else ())):
                 self._injected[kind] = self._injected.get(kind, 0) + 1
         else:
             self._world.note("fault_void", "sim", fault.source(), detail=fault)
@@ -218,9 +281,26 @@ class Simulation:
                 machine.stays_down = True
                 self.checker.ended(machine.name)
             case scenario.Restart():
-                if machine.done or machine.runs:
+                if machine.done or (machine.runs and not machine.terminated):
                     return False
+                machine.start()  # one that is still at its end is started again after it
+            case scenario.JoinAnew():
+                if not machine.awaited:
+                    return False
+                machine.awaited = False
                 machine.start()
+            case scenario.LeaveJob():
+                if machine.done or machine.departs or not self._others(machine):
+                    return False
+                machine.departs = True
+            case scenario.Terminate():
+                if machine.done or not machine.runs or machine.terminated:
+                    return False
+                machine.terminate()
+            case scenario.LieTo():
+                machine.lies_to[fault.to] = None
+            case scenario.Alarm():
+                self._set_alarm(machine, fault.ns)
             case scenario.Pause():
                 if host.state is not host.state.RUNNING:
                     return False
@@ -258,8 +338,26 @@ class Simulation:
         host.resume()
         return True
 
+    def _others(self, machine: Machine) -> bool:
+        """Return whether anybody is left when this one leaves."""
+        return any(not (each.done or each.departs) for each in self._fleet.workers if each is not machine)
+
+    def _set_alarm(self, machine: Machine, ns: int) -> None:
+        ringing, machine.alarm_ns = machine.alarm_ns > 0, ns
+        if ns and not ringing:
+            self._world.after(ns, self._ring, machine)
+
+    def _ring(self, machine: Machine) -> None:
+        if not machine.alarm_ns:
+            return
+        engine, view = machine.engine, self.checker.installed
+        if engine is not None and view is not None and machine.runs:
+            raise_alarm(engine, view.view_id, machine.loop)
+        self._world.after(machine.alarm_ns, self._ring, machine)
+
     def _heal(self) -> None:
         world = self._world
+        self._armed.clear()
         world.network.repair()
         world.network.set_conditions(self.settings.conditions)
         for machine in self._fleet.machines.values():
@@ -267,6 +365,8 @@ class Simulation:
             machine.host.slow_ns = 0
             machine.host.set_drift(0)
             machine.disturbances += 1
+            machine.lies_to.clear()
+            machine.alarm_ns = 0
             machine.mend_disk()
             machine.start()
             machine.commits_at_heal = machine.commits
@@ -275,7 +375,11 @@ class Simulation:
     # -- what is looked at ---------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """At what the endpoints hold, now and then."""
+        """At what the endpoints hold, now and then; and at the real clock, for who waits."""
+        if self._progress is not None and _real_time() - self._told_at > _TELL_S:
+            self._told_at = _real_time()
+            steps, views = len(self.checker.commits), len(self.checker.views)
+            self._progress(f"seed {self.seed}: {self.now:.1f} s simulated, {steps} steps committed, {views} views")
         for name, machine in self._fleet.machines.items():
             endpoint = machine.endpoint
             if endpoint is None:

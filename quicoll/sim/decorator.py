@@ -11,8 +11,9 @@ are fixtures (or parametrized) as usual.
 
 The first generated scenario that fails a test is made small, as `quicoll.sim.scenario.shrink` does; what fails is run
 once more, recorded. The error then carries, as a note, the faults, the story and the command that runs this seed again.
-Should the second run go otherwise than the first, the test depends on something beyond its seed (the real clock, a
-module's state, the order of a set), and the note says so.
+The note says which of the two runs it tells of, and what the loop may be doing wrong (quicoll.sim.hints). Should the
+second run go otherwise than the first, the test depends on something beyond its seed (the real clock, a module's state,
+the order of a set), and the note says so.
 
 What the function says to pytest by `pytest.skip`, `pytest.xfail`, `pytest.fail` or `pytest.exit`, or to unittest by
 SkipTest, reaches it as what it is, by whichever rank it is said first; that rank's node, the seed and the time are a
@@ -34,10 +35,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quicoll.errors import LocalError
 from quicoll.sim.cluster import Simulation
+from quicoll.sim.hints import BEYOND_THE_SEED
 from quicoll.sim.outcome import Outcome, Settings
 from quicoll.sim.scenario.shrink import shrink
 from quicoll.sim.scenario.swarm import FAULT_KINDS, generate, parse_kinds
 from quicoll.sim.trace.recording import Recording
+from quicoll.sim.workload import COMPUTE_S
 
 if TYPE_CHECKING:
     from quicoll.sim.cluster import Worker
@@ -63,6 +66,7 @@ class Trial:
     faults: tuple[str, ...]
     script: Callable[[Simulation], object] | None
     reference: ReferenceDigest | None
+    compute: float | None
     shrink_runs: int
 
     def drawn(self, seed: int) -> Scenario | None:
@@ -77,8 +81,12 @@ class Trial:
         """Return the run of this seed. drawn: a smaller scenario in place of its own; None for its own."""
         if self.script is not None:
             given = replace(self.settings or Settings(), ranks=self.ranks)
-            sim = Simulation(worker, seed=seed, settings=given, reference=self.reference, recorder=recorder)
+            sim = Simulation(
+                worker, seed=seed, settings=given, reference=self.reference, recorder=recorder, progress=_tell
+            )
             self._write(sim)
+            last_s = max((event.at_ns for event in sim.events), default=0) / 1e9
+            sim.compute = (last_s / self.steps or COMPUTE_S) if self.compute is None else self.compute
             return sim
         scenario = drawn or self.drawn(seed)
         if scenario is None:
@@ -89,7 +97,9 @@ class Trial:
             settings=scenario.settings,
             events=scenario.events,
             reference=self.reference,
+            compute=scenario.compute_s if self.compute is None else self.compute,
             recorder=recorder,
+            progress=_tell,
         )
 
     def _write(self, sim: Simulation) -> None:
@@ -124,6 +134,7 @@ def scenario(
     script: Callable[[Simulation], object] | None = None,
     settings: Settings | None = None,
     reference: ReferenceDigest | None = None,
+    compute: float | None = None,
     shrink_runs: int = 30,
 ) -> Callable[[Worker], SimulatedTest]:
     """Run the decorated `async def test(job)` or `async def test(job, sim)` on a simulated cluster, once for each seed.
@@ -139,6 +150,9 @@ def scenario(
             Randomness (of losses, of delays) still depends on the seed.
         settings: Of the cluster; None to generate them with the scenario.
         reference: Digest of the registered state after a step, if it is known.
+        compute: Simulated seconds between the entry of a step and its body, for what the loop computes: a loop that
+            never sleeps would otherwise do thousands of steps while the faults last. None for so many that about
+            `steps` of them are done until the last fault; 0 for none, where the loop sleeps itself.
         shrink_runs: Runs that may be spent on finding fewer faults that fail alike, for the first seed of the test that
             fails; 0 for none.
     Returns:
@@ -162,6 +176,9 @@ def scenario(
         _check_script(script)
     if reference is not None and not callable(reference):
         raise LocalError(f"a reference is a function of a step, not {reference!r}")
+    pause: object = compute
+    if pause is not None and not (isinstance(pause, int | float) and 0 <= pause < 3600):
+        raise LocalError(f"compute: seconds, not below 0 and less than an hour, not {compute!r}")
     found = Trial(
         seeds=_seeds(seeds),
         ranks=base.ranks if ranks is None else replace(base, ranks=_whole("ranks", ranks)).ranks,
@@ -170,6 +187,7 @@ def scenario(
         faults=FAULT_KINDS if faults is None else _kinds(faults),
         script=script,
         reference=reference,
+        compute=compute,
         shrink_runs=shrink_runs,
     )
 
@@ -301,23 +319,28 @@ def _explained(worker: Worker, found: Trial, outcome: Outcome, shrink_runs: int)
     recording = Recording()
     sim = found.simulation(worker, outcome.seed, recorder=recording.record)
     told = sim.run()
-    parts = [""]
-    heading = "Its faults:"
+    parts, which = [""], ""
+    hints = sim.checker.habits.hints()
     if told.digest != outcome.digest:
-        parts.append(
-            "This story is of a second run with the same seed, and it went otherwise than the first: the test depends "
-            "on something beyond its seed (the real clock, state that is kept between runs, the order of a set, an "
-            "address in an error's text).\n"
-        )
+        parts.append(f"{BEYOND_THE_SEED}\n")
     else:
         small = _shrunk(worker, found, outcome, shrink_runs)
         if small is not None:
+            whole = len(sim.events)
             recording = Recording()
             sim = found.simulation(worker, outcome.seed, drawn=small, recorder=recording.record)
             told = sim.run()
-            heading = f"The smallest scenario found that fails alike, told above, with {small.ranks} ranks:"
-    parts.append(recording.explain(told))
+            which = f"made smaller ({small.ranks} of {found.ranks} ranks, {len(sim.events)} of {whole} events)"
+            parts.append(
+                "The error above is of the run as it was drawn. The story and the faults below are of the smallest "
+                "scenario found that fails alike.\n"
+            )
+        else:
+            parts.append("The error above and the story below are of one run, as it was drawn or written.\n")
+    parts += hints
+    parts.append(recording.explain(told, of=which))
     if sim.events:
+        heading = "The faults of the smaller scenario:" if which else "Its faults:"
         parts.append(f"{heading}\n" + "".join(f"  {event}\n" for event in sorted(sim.events, key=_when)))
     # pytest says where we are; the seed is part of the name, and has to be among those that are run.
     node = os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (call)")
@@ -343,6 +366,13 @@ def _shrunk(worker: Worker, found: Trial, outcome: Outcome, runs: int) -> Scenar
 def _way(failure: RunFailed) -> str:
     """Return the kind of a failure. Two different errors of the user's code are two kinds."""
     return f"{failure.kind} {type(failure.__cause__).__name__}"
+
+
+def _tell(line: str) -> None:
+    """To the terminal of pytest, where there is one; from a run that takes long."""
+    plugin = sys.modules.get("quicoll.pytest_plugin")
+    if plugin is not None:
+        plugin.show_progress(line)
 
 
 def _when(event: ScenarioEvent) -> int:

@@ -7,7 +7,7 @@ of pods, is here.
 
 How a process may end, and what follows:
 
-    it returns                                   a worker is done, and is not started again
+    it returns, or ends by JobDone               a worker is done, and is not started again
     one of quicoll's errors that blame the       it is started again after `restart_after` seconds, like a pod: a new
     world around it (`_AGAIN`): lost peers, a    process may well go on. The last error of each node is part of what
     partition, spoilt bytes, a failed disk       is said if the run then never comes to its end
@@ -16,7 +16,8 @@ How a process may end, and what follows:
     the same again; the user's own; Forbidden
     SystemExit in any task or callback, and      the run has failed as well: they pass by whatever waits for a process
     CancelledError, for nobody cancels it        that works, and so would look like none of these
-    a fault                                      a crash stays down until `restart` or `heal`
+    a fault                                      a crash stays down until `restart` or `heal`; so does a process that
+    was asked to end (SIGTERM), while one that was made to leave is done
 
 A process that ended by itself has to leave nothing behind: no task, no timer, no socket.
 """
@@ -24,6 +25,7 @@ A process that ended by itself has to leave nothing behind: no task, no timer, n
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -38,19 +40,25 @@ from quicoll.errors import (
     AuditError,
     CheckpointError,
     Corrupted,
+    JobDone,
     JournalError,
     Partitioned,
     PeerError,
     StepAborted,
+    Terminated,
 )
 from quicoll.job import attended
+from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.journal import Journal
 from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
 from quicoll.observability.events import Event as Observed
 from quicoll.observability.events import Observers
 from quicoll.sim.invariants import CheckedJob, CheckedStore
-from quicoll.sim.machine import Machine
+from quicoll.sim.machine import Departed, Machine
+from quicoll.sim.misconduct import Lies
 from quicoll.sim.scenario.events import COORDINATOR_HOST, node_name
+from quicoll.step import at_work
+from quicoll.stop import StopRequest
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
@@ -79,16 +87,17 @@ class Failed(Protocol):
     def __call__(self, kind: str, message: str, *, node: str, cause: BaseException) -> None: ...
 
 
-def node_names(ranks: int) -> list[str]:
-    """Of all machines of a cluster: the coordinator's, then the workers' by rank."""
-    return [COORDINATOR_HOST, *(node_name(rank) for rank in range(ranks))]
+def node_names(ranks: int, newcomers: tuple[str, ...] = ()) -> list[str]:
+    """Of all machines of a cluster: the coordinator's, then the workers' by rank, then those that come later."""
+    return [COORDINATOR_HOST, *(node_name(rank) for rank in range(ranks)), *newcomers]
 
 
 class Fleet:
     """machines: by name, the coordinator's first. aborted: steps, by what the coordinator tells its observers.
 
-    seed: of the run, and of the job. work(job): the user's code, on every rank that has joined. checker: hears of ends,
-    and watches what each process does. failed: is told of an end that is the fault of the code, or of its test.
+    seed: of the run, and of the job. newcomers: nodes that come later. compute_s: of each step. work(job): the user's
+    code, on every rank that has joined. checker: hears of ends, and watches what each process does. failed: is told
+    of an end that is the fault of the code, or of its test.
     """
 
     def __init__(
@@ -97,6 +106,8 @@ class Fleet:
         settings: Settings,
         *,
         seed: int,
+        newcomers: tuple[str, ...],
+        compute_s: float,
         checker: Checker,
         work: Callable[[Job], Awaitable[Any]],
         failed: Failed,
@@ -106,13 +117,21 @@ class Fleet:
         self._world = world
         self._settings = settings
         self._seed = seed
+        self._compute_s = compute_s
         self._checker = checker
         self._work = work
         self._failed = failed
         self._closing: asyncio.Future[None] | None = None  # of the coordinator's process
-        for name in node_names(settings.ranks):
-            life = self._run_coordinator if name == COORDINATOR_HOST else self._run_worker
-            self.machines[name] = Machine(world.host(name), life, ended=self._process_ended, was_cut_off=self._cut_off)
+        names = node_names(settings.ranks, newcomers)
+        self._credentials = _credentials(tuple(names[1:]))
+        for name in names:
+            self.machines[name] = Machine(
+                world.host(name),
+                self._run_coordinator if name == COORDINATOR_HOST else self._run_worker,
+                ended=self._process_ended,
+                was_cut_off=self._cut_off,
+                awaited=name in newcomers,
+            )
 
     @property
     def coordinator(self) -> Machine:
@@ -120,8 +139,10 @@ class Fleet:
 
     @property
     def workers(self) -> list[Machine]:
-        """By rank."""
-        return [machine for machine in self.machines.values() if machine is not self.coordinator]
+        """Those that have come, by rank."""
+        return [
+            machine for machine in self.machines.values() if machine is not self.coordinator and not machine.awaited
+        ]
 
     def start(self) -> None:
         for machine in self.machines.values():
@@ -152,7 +173,7 @@ class Fleet:
         loop = asyncio.get_running_loop()
         store = CheckedStore(Journal.open(_JOURNAL, job=_JOB, connect=machine.disk.connect), self._checker)
         service = CoordinatorService(
-            credentials=_credentials(settings.ranks)[Identity(_JOB, COORDINATOR, NODE)],
+            credentials=self._credentials[Identity(_JOB, COORDINATOR, NODE)],
             io=SimulatedSocket(machine.loop, _PORT),
             journal=store,
             config=coordinator_config(settings.ranks, settings.lost_after, self._seed),
@@ -163,6 +184,7 @@ class Fleet:
             wall_clock=_wall_clock,
         )
         machine.endpoint = service.endpoint
+        machine.on_sigterm = self._close
         machine.faults = service.faults
         self._closing = loop.create_future()
         failed = loop.create_task(service.wait_failed())
@@ -176,8 +198,21 @@ class Fleet:
             store.close()
 
     async def _run_worker(self, machine: Machine) -> Any:
+        try:
+            return await self._take_part(machine)
+        except JobDone as error:  # which ends a program well, as a SystemExit with status 0
+            machine.note("job_done", step=error.step)
+            return None
+        except Terminated:
+            if not machine.terminated:  # the user's own doing, with the status of a process that was ended
+                raise
+            return None
+
+    async def _take_part(self, machine: Machine) -> Any:
         settings = self._settings
-        rank = int(machine.name.removeprefix("worker-"))
+        stop = StopRequest()
+        machine.on_sigterm = stop.ask
+        rank = list(self.machines).index(machine.name) - 1
         config = Config.resolve(
             environ={},
             coordinator=f"{self.coordinator.host.ip}:{_PORT}",
@@ -186,17 +221,18 @@ class Fleet:
             world_size=settings.ranks,
             rank_hint=rank,
             listen=f"{machine.host.ip}:0",
-            site=settings.sites[rank] if settings.sites else None,
+            site=settings.sites[rank % settings.ranks] if settings.sites else None,
             lost_after=settings.lost_after,
             timeout=settings.timeout,
             join_timeout=settings.join_timeout,
             hold_timeout=settings.hold_timeout,
             chunk_bytes=settings.chunk_bytes,
+            state_check_every=settings.state_check_every,
             handle_sigterm=False,  # the process is the simulator's; its ranks are stopped by events
         )
         engine, runtime = await start_with(
             config,
-            credentials=_credentials(settings.ranks)[Identity(_JOB, WORKER, machine.name)],
+            credentials=self._credentials[Identity(_JOB, WORKER, machine.name)],
             make_io=lambda _: SimulatedSocket(machine.loop),
             coordinator_address=(self.coordinator.host.ip, _PORT),
             incarnation=self._incarnation(machine),
@@ -204,20 +240,35 @@ class Fleet:
             runtime=InlineRuntime(),
             wall_clock=_wall_clock,
         )
-        machine.endpoint = engine.endpoint
+        machine.engine, machine.endpoint = engine, engine.endpoint
+        Lies(engine.endpoint, machine.lies_to)
         machine.faults = engine.faults
         try:
-            view = await engine.wait_view(config.join_timeout, joining=True)
+            with stop.interrupting():
+                view = at_work(await engine.wait_view(config.join_timeout, joining=True))
         except BaseException:
             await engine.aclose("not joined")
             raise
-        job = CheckedJob(config, engine, runtime, view, machine=machine, checker=self._checker)
+        job = CheckedJob(
+            config,
+            engine,
+            runtime,
+            view,
+            stop=stop,
+            machine=machine,
+            checker=self._checker,
+            compute_s=self._compute_s,
+        )
+        machine.flip_bit = job.flip_bit
         async with attended(job):
-            return await self._work(job)
+            try:
+                return await self._work(job)
+            except Departed:
+                return None
 
     def _incarnation(self, machine: Machine) -> int:
-        """Above every earlier one of the node, whatever its wall clock does."""
-        return WALL_EPOCH_NS + machine.host.lives
+        """As a real process has it: no clock and no memory of the node's earlier ones, only chance of this host's."""
+        return first(os.urandom(CHANCE_BYTES))
 
     def _observers(self, machine: Machine, loop: asyncio.AbstractEventLoop) -> Observers:
         return Observers(machine.name, lambda: round(loop.time() * 1e9), lambda event: self._observed(machine, event))
@@ -248,7 +299,7 @@ class Fleet:
             self._checker.break_("no-leftover", f"{node} left {', '.join(leftovers)}", node=node)
         machine.end()
         self._checker.ended(node)
-        if error is not None:
+        if (error is not None or machine.terminated) and not machine.stays_down:
             self._world.after(round(self._settings.restart_after * 1e9), self._start_again, machine)
 
     def _cut_off(self, machine: Machine) -> None:
@@ -276,9 +327,9 @@ def _wall_clock() -> datetime:
     return datetime.fromtimestamp(time.time(), UTC)
 
 
-@lru_cache(maxsize=16)
-def _credentials(ranks: int) -> dict[Identity, Credentials]:
+@lru_cache(maxsize=32)
+def _credentials(workers: tuple[str, ...]) -> dict[Identity, Credentials]:
     """Of every node; the same in every world, so that they are made once in a process."""
     now = datetime.fromtimestamp(WALL_EPOCH_NS / 1e9, UTC) - timedelta(days=1)
-    nodes = [(COORDINATOR, NODE), *((WORKER, node_name(rank)) for rank in range(ranks))]
+    nodes = [(COORDINATOR, NODE), *((WORKER, name) for name in workers)]
     return ephemeral(_JOB, nodes, days=3650, now=now, entropy=random.Random("quicoll.sim/credentials").randbytes)  # noqa: S311

@@ -13,6 +13,7 @@
                     own time beyond them (not looked at where the host was paused, slow or leapt meanwhile)
     one-verdict     of a view that ended, operations that blame a node all blame one, on every rank, and for one kind of
                     failure (but for who has run out of time; and of two calls that differ each may be the wrong one)
+    together        a collective that went well on a rank was called by all ranks of its group before it ended there
     untouched       inputs of a collective are the same after it, and `out` as well where it failed
     memory          what a link holds beyond posted buffers is within its credit; there are no links to strangers
     no-leftover     a process that ended by itself has no task, timer or socket left
@@ -28,10 +29,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -42,7 +43,9 @@ from quicoll.errors import Corrupted, Mismatch, PeerError, QuicollError
 from quicoll.job import Job
 from quicoll.membership.coordinator.history import Committed, InstalledView, Left
 from quicoll.sim.errors import InvariantBroken
-from quicoll.step import StepProtocol
+from quicoll.sim.hints import Habits
+from quicoll.sim.machine import Departed
+from quicoll.step import Step, StepProtocol
 
 if TYPE_CHECKING:
     from quicoll.collectives.context import CallContext
@@ -57,10 +60,12 @@ if TYPE_CHECKING:
     from quicoll.sim.machine import Machine
     from quicoll.state.rank_state import RankState
     from quicoll.step import StepAttempt
+    from quicoll.stop import StopRequest
     from quicoll_transport.sim import HostLoop
 
 __all__ = ["GRACE_S", "INVARIANTS", "CheckedGroup", "CheckedJob", "CheckedSteps", "CheckedStore", "Checker"]
 
+_OF_PAIRS = ("send", "recv")  # which two ranks call and the others do not
 GRACE_S = 1.0  # of the host's own clock: a deadline's own work, and the answer's way back
 
 INVARIANTS = (
@@ -71,6 +76,7 @@ INVARIANTS = (
     "quorum",
     "deadline",
     "one-verdict",
+    "together",
     "untouched",
     "memory",
     "no-leftover",
@@ -78,19 +84,24 @@ INVARIANTS = (
     "no-surprise",
 )
 
+_Call = tuple[int, int, int]  # view, group, number
+
 ReferenceDigest = Callable[[int], bytes]
+ReplayedDigest = Callable[[int, Mapping[str, Any]], bytes]
+"""Digest of the state after a step, of the step and of the state, which may tell how it came to be."""
 
 
 class Checker:
-    """Follows one run. `broken`: the first invariant that was broken. reference: digest of the state after a step."""
+    """Follows one run. `broken`: the first invariant that was broken. replay: digest of the state after a step."""
 
     def __init__(
-        self, now_s: Callable[[], float], *, seed: int, world_size: int, reference: ReferenceDigest | None = None
+        self, now_s: Callable[[], float], *, seed: int, world_size: int, replay: ReplayedDigest | None = None
     ) -> None:
         self._now_s = now_s
         self._seed = seed
         self._world_size = world_size
-        self._reference = reference
+        self._replay = replay
+        self.habits = Habits()
         self.broken: InvariantBroken | None = None
         self.commits: dict[int, tuple[int, bytes]] = {}  # what the journal took: by number, the view and the digest
         self.views: dict[int, View] = {}
@@ -99,7 +110,10 @@ class Checker:
         self._votes: dict[tuple[int, int], dict[str, None]] = {}
         self._decisions: dict[tuple[int, int], tuple[bool, str]] = {}
         self._states: dict[tuple[int, int], tuple[bytes, str]] = {}  # by decision and step
+        self._spoiled: dict[str, None] = {}  # an ordered set: nodes whose state had a bit flipped, until it is compared
         self._verdicts: dict[int, tuple[str, str, str]] = {}  # by view: the kind of failure, who is blamed, on whom
+        self._calls: dict[_Call, dict[str, None]] = {}  # who has called it
+        self._counts: dict[tuple[str, int, int], int] = {}  # by node, view and group
         self.held: dict[str, tuple[int, int]] = {}  # by node: decision and step of the state of its living process
 
     def break_(self, kind: str, message: str, *, node: str = "") -> None:
@@ -183,7 +197,7 @@ class Checker:
                 "one-decision", f"{node} heard of a commit of {index} that the journal does not hold", node=node
             )
 
-    def state(self, node: str, decision: int, step: int, digest: bytes | None) -> None:
+    def state(self, node: str, decision: int, step: int, state: Mapping[str, Any] | None) -> None:
         """A rank holds the state after `step`, of the coordinator's decision `decision` (0: none yet)."""
         before = self.held.get(node)
         if before is not None and (decision, step) < before:
@@ -191,13 +205,24 @@ class Checker:
         self.held[node] = decision, step
         if decision and decision not in self.commits:
             self.break_("all-or-none", f"{node} holds the state of step {decision}, which was not committed", node=node)
-        if digest is None:
+        if state is None or node in self._spoiled:
             return
+        digest = state_digest(state)
         known = self._states.setdefault((decision, step), (digest, node))
         if known[0] != digest:
             self.break_("same-bits", f"after step {step} {node} holds other bits than {known[1]}", node=node)
-        if self._reference is not None and self._reference(step) != digest:
+        if self._replay is not None and self._replay(step, state) != digest:
             self.break_("same-bits", f"after step {step} {node} holds other bits than the reference", node=node)
+
+    def spoiled(self, node: str) -> None:
+        """A bit of a rank's state is about to flip: until its state was compared, its bits are not looked at. What it
+        computes meanwhile goes into all ranks' results alike, so there is no reference from here on."""
+        self._spoiled[node] = None
+        self._replay = None
+
+    def compared(self, node: str) -> None:
+        """A rank's state was compared with the others', and is as it should be."""
+        self._spoiled.pop(node, None)
 
     def began(self, node: str, step: int) -> None:
         """A rank begins a step: no living rank may know more than it starts from."""
@@ -219,8 +244,25 @@ class Checker:
                 node=node,
             )
 
+    def called(self, node: str, view_id: int, group_id: int) -> _Call:
+        """A rank calls a collective of a group: which one it is, by its place among those of the group."""
+        at = node, view_id, group_id
+        number = self._counts.get(at, 0)
+        self._counts[at] = number + 1
+        call = view_id, group_id, number
+        self._calls.setdefault(call, {})[node] = None
+        return call
+
+    def returned(self, node: str, call: _Call, name: str, members: list[str]) -> None:
+        """It went well on this rank."""
+        absent = [member for member in members if member not in self._calls[call]]
+        if absent:
+            which = f"{name} (call {call[2]} of its group in view {call[0]})"
+            self.break_("together", f"{which} ended on {node} before {', '.join(absent)} called it", node=node)
+
     def ended(self, node: str) -> None:
         """The process is gone, and its state with it."""
+        self._spoiled.pop(node, None)
         self.held.pop(node, None)
 
 
@@ -247,13 +289,76 @@ class CheckedJob(Job):
     """A job whose every step and collective is looked at."""
 
     def __init__(
-        self, config: Config, engine: Engine, runtime: Runtime, view: View, *, machine: Machine, checker: Checker
+        self,
+        config: Config,
+        engine: Engine,
+        runtime: Runtime,
+        view: View,
+        *,
+        stop: StopRequest,
+        machine: Machine,
+        checker: Checker,
+        compute_s: float,
     ) -> None:
-        super().__init__(config, engine, runtime, view)
+        super().__init__(config, engine, runtime, view, stop)
+        self._compute_s = compute_s
         self.group = CheckedGroup(self._context, machine=machine, checker=checker)
         self._steps = CheckedSteps(
-            self._context, engine, runtime, state=self._state, config=config, machine=machine, checker=checker
+            self._context,
+            engine,
+            runtime,
+            state=self._state,
+            config=config,
+            stop=stop,
+            machine=machine,
+            checker=checker,
+            compute_s=compute_s,
         )
+        self._checker = checker
+
+    def flip_bit(self, bit: int) -> str:
+        """Flip a bit of the registered state, where its memory is what `save` gives.
+
+        Args:
+            bit: Counted over the bits of all tensors that can be written, round and round.
+        Returns:
+            The path of the tensor; "" where there is none.
+        """
+        flat = self._state.read()
+        tensors = [] if flat is None else [part for part in flat.tensors if _writable(part.value)]
+        bits = 8 * sum(part.value.nbytes for part in tensors)
+        if not bits:
+            return ""
+        self._checker.spoiled(self.node)
+        bit %= bits
+        for part in tensors:
+            if bit < 8 * part.value.nbytes:
+                part.value.reshape(-1).view(np.uint8)[bit // 8] ^= 1 << bit % 8
+                return part.path
+            bit -= 8 * part.value.nbytes
+        raise AssertionError("a bit beyond the last one")
+
+    def step(self) -> Step:
+        return ComputedStep(self._steps, self._compute_s)
+
+
+class ComputedStep(Step):
+    """A step whose body begins `compute_s` seconds after its entry: what the user's code computes takes no time of its
+    own here, and a loop that never sleeps would do thousands of steps between two faults."""
+
+    def __init__(self, protocol: StepProtocol, compute_s: float) -> None:
+        super().__init__(protocol)
+        self._compute_s = compute_s
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        if self._compute_s:
+            try:
+                await asyncio.sleep(self._compute_s)
+            except BaseException as error:  # cancelled: who fails to enter is not asked to leave
+                await self.__aexit__(type(error), error, error.__traceback__)
+                raise
+        return self
 
 
 class CheckedSteps(StepProtocol):
@@ -267,8 +372,10 @@ class CheckedSteps(StepProtocol):
         *,
         state: RankState,
         config: Config,
+        stop: StopRequest,
         machine: Machine,
         checker: Checker,
+        compute_s: float,
     ) -> None:
         super().__init__(
             context,
@@ -277,32 +384,58 @@ class CheckedSteps(StepProtocol):
             state=state,
             state_group=Group(context, STATE),
             hold_timeout=config.hold_timeout,
+            stop=stop,
+            stop_timeout=config.stop_timeout,
+            check_every=config.state_check_every,
         )
         self._config = config
         self._machine = machine
         self._checker = checker
+        self._compute_s = compute_s
+        self._entered: dict[str, bytes] = {}  # digests of the state's tensors when the step was entered
+
+    def _held(self) -> Any:
+        """What this rank has in common with the others; None where it has registered nothing."""
+        return None if self.state.save is None else _without(self.state.save(), self.state.own)
+
+    def _tensors(self) -> dict[str, bytes]:
+        return {str(name): _bits(value) for name, value in (self._held() or {}).items()}
 
     def _report_state(self) -> None:
-        digest = state_digest(self.state.save()) if self.state.save is not None else None
         version = self.state.version
-        self._checker.state(self._config.node, version.decision, version.step, digest)
+        self._checker.state(self._config.node, version.decision, version.step, self._held())
 
     async def synchronise(self) -> None:
         await super().synchronise()
+        self._checker.compared(self._config.node)
         self._report_state()
 
     async def enter(self, attempt: StepAttempt) -> None:
-        # Waiting for a view, then three agreements at most to come to one state, each bounded by the job's timeout.
-        limit = self._config.hold_timeout + 4 * self._config.timeout
-        with within(limit, "the entry of a step", machine=self._machine, checker=self._checker):
-            await super().enter(attempt)
+        # Waiting for a view, then the agreements by which ranks come to one state, each bounded by the job's timeout:
+        # one row, three to name what differs, size, manifest and the tensors.
+        limit = self._config.hold_timeout + 8 * self._config.timeout
+        if self._machine.departs:
+            raise Departed
+        began = self._machine.loop.time()
+        try:
+            with within(limit, "the entry of a step", machine=self._machine, checker=self._checker):
+                await super().enter(attempt)
+        except QuicollError:
+            # Whoever tries again at once would otherwise do so for ever at one moment.
+            if self._machine.loop.time() == began:
+                await asyncio.sleep(self._compute_s)
+            raise
         self._checker.began(self._config.node, attempt.number)
         self._machine.note("step_began", step=attempt.number, view=self._context.view.view_id)
+        self._entered = self._tensors()
 
     async def commit(self, attempt: StepAttempt, view_id: int, unfinished: int) -> None:
         opened = self._engine.steps.open
         if opened is not None:
             self._checker.voted(self._config.node, view_id, opened[0])
+            changed = {name: bits for name, bits in self._tensors().items() if self._entered.get(name) != bits}
+            self._checker.habits.changed(self._config.node, view_id, opened[0], attempt.number, changed)
+            self._machine.on_vote()
         with within(self._config.hold_timeout, "a vote", machine=self._machine, checker=self._checker):
             await super().commit(attempt, view_id, unfinished)
 
@@ -341,6 +474,11 @@ def _checked(name: str) -> Callable[..., Handle[Any]]:
         inputs, target = _bits(given), _bits((out,))
         handle = inner(self, *args, **settings)
         machine.note("collective_began", op=name)
+        call = None
+        if name not in _OF_PAIRS:
+            view = self._context.view
+            members = [view.members[rank].node for rank in self.ranks]
+            call = checker.called(node, view.view_id, self._scope.group_id)
         loop, start, disturbed = machine.loop, machine.loop.time(), machine.disturbances
 
         def ended(future: asyncio.Future[int]) -> None:
@@ -350,6 +488,8 @@ def _checked(name: str) -> Callable[..., Handle[Any]]:
             if error is not None:
                 machine.troubled(error)
             machine.note("collective_ended", op=name, fine=fine)
+            if fine and call is not None:
+                checker.returned(node, call, name, members)
             took = loop.time() - start
             _look_at_time(took, limit, name, disturbed, loop, machine, checker)
             if isinstance(error, QuicollError) and took < limit and machine.disturbances == disturbed:
@@ -403,9 +543,21 @@ def _look_at_time(
 def state_digest(state: Any) -> bytes:
     """16 bytes over names, types, shapes and bits, by name."""
     found = blake2b(digest_size=16)
-    for name in sorted(state):
+    for name in sorted(state, key=str):
         found.update(_bits((name, state[name])))
     return found.digest()
+
+
+def _without(state: Any, own: tuple[tuple[str, ...], ...], path: tuple[str, ...] = ()) -> Any:
+    """A state without what is each rank's own."""
+    if not isinstance(state, Mapping) or not own:
+        return state
+    below = {key: (*path, str(key)) for key in state}
+    return {key: _without(value, own, below[key]) for key, value in state.items() if below[key] not in own}
+
+
+def _writable(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.flags.writeable and value.flags.c_contiguous
 
 
 def _bits(values: Any) -> bytes:
@@ -418,6 +570,8 @@ def _bits(values: Any) -> bytes:
             pending += [value.values, value.shards.total]
         elif isinstance(value, list | tuple):
             pending += [*reversed(value), len(value)]
+        elif isinstance(value, Mapping):
+            pending += [*(value[key] for key in sorted(value, key=str)), sorted(map(str, value))]
         elif isinstance(value, np.ndarray):
             found.update(f"{value.dtype.str}{value.shape}".encode() + np.ascontiguousarray(value).tobytes())
         elif hasattr(value, "detach") and hasattr(value, "numpy"):

@@ -11,11 +11,12 @@ from quicoll.sim.disk.files import DiskFailure
 from quicoll_transport.sim import HostState
 
 if TYPE_CHECKING:
+    from quicoll.engine.engine import Engine
     from quicoll_transport.endpoint import Endpoint
     from quicoll_transport.faults.compose import Faults
     from quicoll_transport.sim import Host, HostLoop
 
-__all__ = ["Machine"]
+__all__ = ["Departed", "Machine"]
 
 
 _DISK_FAULTS = {
@@ -26,6 +27,10 @@ _DISK_FAULTS = {
 }
 
 
+class Departed(BaseException):
+    """The worker leaves its job, in order. No `except Exception` of the code that it leaves holds it."""
+
+
 class Machine:
     """life(machine): the process, a coroutine made anew for every start. ended: it has ended by itself.
     was_cut_off: the disk has ended it.
@@ -33,7 +38,12 @@ class Machine:
     done: the process ended by itself and well; it is not started again. error: by which the last one ended, None if
     well; failures: how many ended by one. trouble: the last error of a collective or a process here, and its true time.
     commits: steps that its processes applied.
-    disturbances: how often its time was interfered with; disturbed: it is so now. endpoint, faults: of the process.
+    disturbances: how often its time was interfered with; disturbed: it is so now. engine, endpoint, faults: of the
+    process; the first only of a worker's. awaited: it comes later, by a fault, and nothing else starts it. departs: its
+    process leaves the job where it would enter a step. terminated: it was asked to end, and a process that ends so is
+    not done. lies_to: nodes that get other bits from it. alarm_ns: between its alarms; 0: it raises none.
+    on_vote: called at each vote of its process, before it is cast. on_sigterm: what its process does at SIGTERM.
+    flip_bit: flips a bit of its registered state (CheckedJob.flip_bit); None where it has not joined.
     """
 
     def __init__(
@@ -43,6 +53,7 @@ class Machine:
         *,
         ended: Callable[[Machine], None],
         was_cut_off: Callable[[Machine], None],
+        awaited: bool = False,
     ) -> None:
         self.host = host
         self.disk = SimDisk(host.timeline.rng(f"disk/{host.name}"), now_ns=lambda: host.timeline.now_ns)
@@ -55,8 +66,17 @@ class Machine:
         self.commits_at_heal = 0
         self.disturbances = 0
         self.stays_down = False  # it was crashed by a fault, and waits for a restart
+        self.awaited = awaited
+        self.departs = False
+        self.terminated = False
+        self.lies_to: dict[str, None] = {}
+        self.alarm_ns = 0
+        self.on_vote: Callable[[], None] = lambda: None
+        self.on_sigterm: Callable[[], None] = lambda: None
+        self.engine: Engine | None = None
         self.endpoint: Endpoint | None = None
         self.faults: Faults | None = None
+        self.flip_bit: Callable[[int], str] | None = None
         self.disk.on_down = self._cut_off
         self.host.on_exit = self._exited
         self._life = life
@@ -85,11 +105,12 @@ class Machine:
         return self.host.state is HostState.PAUSED or self.host.slow_ns > 0
 
     def start(self) -> None:
-        """Start the process, the machine too if it is off; nothing if it runs or is done."""
+        """Start the process, the machine too if it is off; nothing if it runs, is done, or is still to come."""
         self.stays_down = False
-        if self.done or self.runs:
+        if self.done or self.runs or self.awaited:
             return
-        self._exiting = False
+        self._exiting = self.terminated = False
+        self.on_sigterm = lambda: None
         if self.host.state is HostState.OFF:
             self.host.power_on()
         self.disk.restart()
@@ -111,7 +132,7 @@ class Machine:
             self.error = error
         if self.error is None:
             self.result = task.result()
-            self.done = True
+            self.done = not self.terminated
         # Not from within the callback: what the process still does in this turn of its loop belongs to it.
         self.host.timeline.after(0, self._reap, task)
 
@@ -125,11 +146,16 @@ class Machine:
         if task is self._task and self.runs:
             self._ended(self)
 
+    def terminate(self) -> None:
+        """Ask the process to end, as by SIGTERM: by what it made for that when it started."""
+        self.terminated = self.stays_down = True
+        self.loop.call_soon(self.on_sigterm)
+
     def end(self, *, power: bool = False) -> None:
         """Abruptly."""
         if self.host.state is HostState.OFF:
             return
-        self._task = self.endpoint = self.faults = None
+        self._task = self.engine = self.endpoint = self.faults = self.flip_bit = None
         if power:
             self.host.power_off()
         else:

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quicoll.sim.operations import tree
+
 if TYPE_CHECKING:
     from quicoll.collectives.group import Group
     from quicoll.job import Job
@@ -64,7 +66,7 @@ def beginning() -> Any:
 def after(rows: Any, step: int) -> Any:
     """The same after a step that worked in groups, by the definition of the canonical order and nothing else."""
     kinds = enumerate(GROUPINGS.values())
-    means = [_tree([_leaf(rows, kind, step, shard) for shard in range(n)]) / np.float32(n) for kind, n in kinds]
+    means = [tree([_leaf(rows, kind, step, shard) for shard in range(n)]) / np.float32(n) for kind, n in kinds]
     return (rows + np.stack(means)).astype(np.float32)
 
 
@@ -130,11 +132,3 @@ def _leaf(rows: Any, kind: int, step: int, shard: int) -> Any:
     number = np.uint64(step * 97 + shard * 11 + kind * 1009)
     bits = (np.arange(GROUP_ELEMENTS, dtype=np.uint64) * np.uint64(2654435761) + number) % np.uint64(100003)
     return (bits.astype(np.float32) / np.float32(317.0) - rows[kind] * np.float32(0.125)).astype(np.float32)
-
-
-def _tree(leaves: list[Any]) -> Any:
-    """The left child has the largest power of two of leaves that is below their number."""
-    if len(leaves) == 1:
-        return leaves[0]
-    left = 1 << ((len(leaves) - 1).bit_length() - 1)
-    return _tree(leaves[:left]) + _tree(leaves[left:])

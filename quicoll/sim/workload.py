@@ -1,151 +1,230 @@
-"""The step function that the simulator runs where the user gives none: small tensors, and a result known beforehand.
+"""The step function that the simulator runs where the user gives none, with a result known beforehand.
 
-The state is a vector of float32 and a count. A step computes one contribution for each of `WORKLOAD_SHARDS` logical
-shards, a function of the state, the step and the shard; reduces them to their mean in canonical order; gathers a
-witness from every rank; and on commit adds the mean to the vector. So the state after step s is a function of s alone,
-whatever the number of ranks and however often a step was tried: `Reference` computes it without a network, by sums in
-plain numpy.
+The state is a vector of float32, a count, and the history: for every step the view in which it was committed, by id and
+number of ranks. A step computes one contribution for each of `WORKLOAD_SHARDS` logical shards, a function of the state,
+the step, the view and the shard; reduces them to their mean in canonical order; and on commit adds the mean to the
+vector. So the state after a step is a function of the history, however often each step was tried: `Reference` computes
+it from there without a network, by sums in plain numpy. A step that is applied as it was in another view than that
+in which it was committed is another state.
 
-Where a `Grouping` is given, some steps work in sub-groups meanwhile (quicoll.sim.subgroups), whose results are part of
-the state too.
+Beside the reduction each step calls one operation (quicoll.sim.operations), which checks its result itself. Where a
+`Grouping` is given, some steps work in sub-groups meanwhile (quicoll.sim.subgroups), whose results are part of the
+state too.
+
+Every seed has a load of its own (`Load.of`): an algorithm, a few of the operations, and how often the whole vector is
+reduced. The whole is above the size at which a reduction is divided between two owners, or three; the other steps
+reduce the first `PART` elements, since what a run costs is mostly its datagrams.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quicoll import checkpoint
-from quicoll.errors import CheckpointError, LocalError, Mismatch, QuicollError
+from quicoll.errors import CheckpointError, Diverged, LocalError, Mismatch, QuicollError
 from quicoll.sim.invariants import state_digest
-from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning
+from quicoll.sim.operations import OPERATIONS, CallSite, tree
+from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning, grouping
 
 if TYPE_CHECKING:
     from quicoll.checkpoint.disk import Disk
     from quicoll.job import Job
     from quicoll.plan.schedule import AlgorithmName
 
-__all__ = ["COMPUTE_S", "ELEMENTS", "WORKLOAD_SHARDS", "Reference", "worker"]
+__all__ = ["COMPUTE_S", "WORKLOAD_SHARDS", "Load", "Reference", "worker"]
 
 WORKLOAD_SHARDS = 8
-ELEMENTS = 777  # odd, so that shares and chunks are uneven
+PART = 777  # odd, so that shares and chunks are uneven
+SIZES = (4_159, 8_255)  # just above 16 and 32 KiB: two owners, three
 CHECKPOINTS = "/data/checkpoints"
 CHECKPOINT_EVERY = 3
-COMPUTE_S = 0.05  # of simulated time in each step, so that faults fall between and into collectives
+COMPUTE_S = 0.05  # of simulated time in each step by default, so that faults fall between and into collectives
+
+_ALGORITHMS: tuple[AlgorithmName, ...] = ("auto", "direct", "tree", "exchange", "hierarchical")
+_EACH = 3  # operations of one seed
 
 
-def contribution(vector: Any, step: int, shard: int) -> Any:
-    """float32 values whose sum depends on the order of adding."""
-    bits = (np.arange(ELEMENTS, dtype=np.uint64) * np.uint64(2654435761) + np.uint64(step * 97 + shard)) % np.uint64(
-        100003
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the steps of one run do.
+
+    algorithm: of the reductions. elements: of the vector. whole_every: steps whose numbers are multiples of it reduce
+    all of it. operations: called in turn, by name. at_once: while the reduction is in flight. groups: which steps
+    work in sub-groups; None: none does.
+    """
+
+    algorithm: AlgorithmName = "auto"
+    elements: int = SIZES[0]
+    whole_every: int = 3
+    operations: tuple[str, ...] = ("all_gather",)
+    at_once: bool = False
+    groups: Grouping | None = None
+
+    @staticmethod
+    def of(seed: int) -> Load:
+        """Return the load of a seed. Drawn apart from all else that the seed decides."""
+        draw = random.Random(f"quicoll.sim/load/{seed}").random  # noqa: S311 - a simulation has no secrets
+        left = list(OPERATIONS)
+        chosen = tuple(left.pop(int(draw() * len(left))) for _ in range(_EACH))
+        return Load(
+            algorithm=_ALGORITHMS[seed % len(_ALGORITHMS)],
+            elements=SIZES[draw() < 0.3],
+            whole_every=2 + int(3 * draw()),
+            operations=chosen,
+            at_once=draw() < 0.5,
+            groups=grouping(seed),
+        )
+
+    def reduced(self, step: int) -> int:
+        """Return how many elements a step reduces."""
+        return self.elements if step % self.whole_every == 0 else min(PART, self.elements)
+
+    def in_groups(self, step: int) -> bool:
+        """Return whether a step works in sub-groups."""
+        return self.groups is not None and step % self.groups.every == 0
+
+    def operation(self, step: int) -> str:
+        """Return the operation of a step."""
+        return self.operations[step % len(self.operations)]
+
+
+def mark(step: int, view_id: int, world: int) -> int:
+    """One number for a step in a view."""
+    return step * 10_007 + view_id * 101 + world
+
+
+def contribution(vector: Any, number: int, shard: int) -> Any:
+    """float32 values whose sum depends on the order of adding. number: the mark of the step."""
+    index = np.arange(len(vector), dtype=np.uint64) * np.uint64(2654435761)
+    bits = (index + np.uint64(number * 97 + shard)) % np.uint64(100003)
     return (bits.astype(np.float32) / np.float32(317.0) - vector * np.float32(0.125)).astype(np.float32)
 
 
 def applied(vector: Any, mean: Any) -> Any:
-    return (vector + mean).astype(np.float32)
+    """The vector after a step: its first elements have changed."""
+    found = vector.copy()
+    found[: len(mean)] += mean
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _After:
+    """The state after some steps: what a history comes to."""
+
+    vector: Any
+    rows: Any
 
 
 class Reference:
-    """Digest of the state after each step, by the definition of the canonical order and nothing else.
+    """Digest of the state after each step, by the definition of the canonical order and nothing else."""
 
-    every: steps whose numbers are multiples of it work in sub-groups; 0: none does.
-    """
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._after = lru_cache(maxsize=256)(self._replay)
 
-    def __init__(self, every: int = 0) -> None:
-        self._every = every
-        self._vectors = [np.zeros(ELEMENTS, np.float32)]
-        self._rows = [beginning() if every else None]
-        self._digests: list[bytes] = []
+    def __call__(self, step: int, state: Mapping[str, Any]) -> bytes:
+        """Return the digest of the state that the history in `state` comes to."""
+        history = np.asarray(state["history"], np.int64).reshape(-1, 2)
+        views = tuple((int(view_id), int(world)) for view_id, world in history[:step])
+        found = self._after(views)
+        return state_digest(_state(found.vector, step, views, found.rows))
 
-    def __call__(self, step: int) -> bytes:
-        while len(self._vectors) <= step:
-            before, number = self._vectors[-1], len(self._vectors)
-            leaves = [contribution(before, number, shard) for shard in range(WORKLOAD_SHARDS)]
-            while len(leaves) > 1:  # a balanced tree over a power of two: neighbours, level by level
-                leaves = [leaves[i] + leaves[i + 1] for i in range(0, len(leaves), 2)]
-            self._vectors.append(applied(before, leaves[0] / np.float32(WORKLOAD_SHARDS)))
-            rows = self._rows[-1]
-            self._rows.append(after(rows, number) if _in_groups(self._every, number) else rows)
-        while len(self._digests) <= step:
-            number = len(self._digests)
-            self._digests.append(state_digest(_state(self._vectors[number], number, self._rows[number])))
-        return self._digests[step]
-
-
-def _in_groups(every: int, step: int) -> bool:
-    return every > 0 and step % every == 0
+    def _replay(self, views: tuple[tuple[int, int], ...]) -> _After:
+        load = self._load
+        if not views:
+            return _After(np.zeros(load.elements, np.float32), beginning() if load.groups is not None else None)
+        before, step = self._after(views[:-1]), len(views)
+        part = before.vector[: load.reduced(step)]
+        number = mark(step, *views[-1])
+        total = tree([contribution(part, number, shard) for shard in range(WORKLOAD_SHARDS)])
+        rows = after(before.rows, step) if load.in_groups(step) else before.rows
+        return _After(applied(before.vector, total / np.float32(WORKLOAD_SHARDS)), rows)
 
 
-def _state(vector: Any, count: int, rows: Any) -> dict[str, Any]:
+def _state(vector: Any, count: int, views: tuple[tuple[int, int], ...], rows: Any) -> dict[str, Any]:
     """rows: what sub-groups have made, where there are any."""
-    return {"vector": vector, "count": np.array([count], np.int64), **({} if rows is None else {"rows": rows})}
+    history = np.array(views, np.int64).reshape(-1, 2)
+    found = {"vector": vector, "count": np.array([count], np.int64), "history": history}
+    return {**found, **({} if rows is None else {"rows": rows})}
+
+
+class _Held:
+    """What one process holds of the state."""
+
+    def __init__(self, load: Load) -> None:
+        self._grouped = load.groups is not None
+        self.vector: Any = np.zeros(load.elements, np.float32)
+        self.count = 0
+        self.views: tuple[tuple[int, int], ...] = ()
+        self.rows: Any = beginning() if self._grouped else None
+
+    def save(self) -> dict[str, Any]:
+        return _state(self.vector, self.count, self.views, self.rows)  # the memory itself, as users' programs give it
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.vector, self.count = state["vector"].copy(), int(state["count"][0])
+        self.views = tuple((int(view_id), int(world)) for view_id, world in state["history"])
+        self.rows = state["rows"].copy() if self._grouped else None
+
+    def apply(self, mean: Any, rows: Any, number: int, view: tuple[int, int]) -> None:
+        self.vector, self.count, self.rows = applied(self.vector, mean), number, rows
+        self.views = (*self.views, view)
 
 
 async def worker(
     job: Job,
     done: Callable[[], bool],
     *,
-    compute_s: float = COMPUTE_S,
+    load: Load | None = None,
     disk: Disk | None = None,
-    algorithm: AlgorithmName = "auto",
-    groups: Grouping | None = None,
 ) -> int:
     """Do steps until `done()`; the number of the last one. An aborted step is tried again.
 
-    compute_s: simulated seconds that each step computes before its collectives. disk: where a checkpoint is kept of
-    every CHECKPOINT_EVERY-th step, and found again by the next process; None keeps none. A disk that fails costs the
-    checkpoint, not the step. algorithm: of the reductions. groups: which steps work in sub-groups; None: none does.
+    load: what they do; None: the default of everything. disk: where a checkpoint is kept of every CHECKPOINT_EVERY-th
+    step, and found again by the next process; None keeps none. A disk that fails costs the checkpoint, not the step.
     """
-    every = 0 if groups is None else groups.every
-    divided = Subgroups(job, groups is not None and groups.keeps, algorithm)
-    vector: Any = np.zeros(ELEMENTS, np.float32)
-    rows: Any = beginning() if every else None
-    count = 0
+    load = load or Load()
+    divided = Subgroups(job, load.groups is not None and load.groups.keeps, load.algorithm)
+    held = _Held(load)
     found = None
     if disk is not None:
         with contextlib.suppress(CheckpointError):
             found = checkpoint.latest(CHECKPOINTS, disk=disk)
     if found is not None:
-        vector, count, rows = found.tensors["vector"], found.step, found.tensors.get("rows")
+        held.load(found.tensors)
         job.resume_from(found.step)
-
-    def save() -> dict[str, Any]:
-        return _state(vector.copy(), count, rows)
-
-    def load(state: Any) -> None:
-        nonlocal vector, count, rows
-        vector, count = state["vector"].copy(), int(state["count"][0])
-        rows = state["rows"].copy() if every else None
-
-    job.register_state(save, load)
+    job.register_state(held.save, held.load)
     while not done():
         try:
-            async with job.step() as step:
-                shards = job.group.shards(WORKLOAD_SHARDS)
-                await asyncio.sleep(compute_s)
-                leaves = [contribution(vector, step.number, shard) for shard in shards]
-                reduced = job.group.all_reduce(shards.leaves(leaves, like=vector), op="avg", algorithm=algorithm)
-                new_rows = await divided.work(rows, step.number) if _in_groups(every, step.number) else rows
-                mean = await reduced
-                witness = await job.group.all_gather(np.array([step.number, count], np.int64))
-                if not np.all(witness.reshape(-1, 2) == (step.number, count)):
-                    raise AssertionError(f"ranks differ in what they do: {witness.tolist()}")
-
-                def apply(mean: Any = mean, new_rows: Any = new_rows, number: int = step.number) -> None:
-                    nonlocal vector, count, rows
-                    vector, count, rows = applied(vector, mean), number, new_rows
-
-                step.on_commit(apply)
+            await _step(job, held, load, divided)
         except QuicollError as error:
-            if isinstance(error, LocalError | Mismatch):
+            if isinstance(error, LocalError | Mismatch | Diverged):
                 raise
             continue
-        if disk is not None and count % CHECKPOINT_EVERY == 0:
+        if disk is not None and held.count % CHECKPOINT_EVERY == 0:
             with contextlib.suppress(CheckpointError):
-                checkpoint.save(CHECKPOINTS, step=count, tensors=save(), disk=disk)
+                checkpoint.save(CHECKPOINTS, step=held.count, tensors=held.save(), disk=disk)
     return job.committed_step
+
+
+async def _step(job: Job, held: _Held, load: Load, divided: Subgroups) -> None:
+    async with job.step() as step:
+        number = step.number
+        shards = job.group.shards(WORKLOAD_SHARDS)
+        view = job.view.view_id, job.world_size
+        here = CallSite(job.rank, job.world_size, mark(number, *view))
+        part = held.vector[: load.reduced(number)]
+        leaves = [contribution(part, here.mark, shard) for shard in shards]
+        reduced = job.group.all_reduce(shards.leaves(leaves, like=part), op="avg", algorithm=load.algorithm)
+        rows = await divided.work(held.rows, number) if load.in_groups(number) else held.rows
+        mean = None if load.at_once else await reduced
+        await OPERATIONS[load.operation(number)](job.group, here)
+        mean = await reduced if mean is None else mean
+        step.on_commit(lambda: held.apply(mean, rows, number, view))

@@ -1,77 +1,75 @@
-"""The manifest of a state: name, type, shape and digest of each tensor, sorted by name."""
+"""The manifest of a state: its skeleton, and a record of each tensor. It goes from the giver to those who receive."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
 from quicoll.errors import LocalError, PeerError
-from quicoll.numerics.buffers import source, tensor_digest
 from quicoll.numerics.dtypes import DType
+from quicoll.state.tree import MAX_NODES, MAX_SKELETON
 
-__all__ = ["MAX_MANIFEST", "TensorRecord", "checked", "decode_manifest", "encode_manifest"]
+if TYPE_CHECKING:
+    from quicoll.state.tree import FlatState
 
-_MAX_TENSORS = 1 << 20
+__all__ = ["MAX_MANIFEST", "Manifest", "TensorRecord", "decode_manifest", "encode_manifest"]
+
 MAX_MANIFEST = 1 << 30
 """Bytes that a manifest has at most."""
+_DIGEST = 16
 
 
 class TensorRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One tensor in the manifest of a state. digest: 16 bytes over type, shape and elements."""
 
-    name: str
+    path: str
     dtype: str
     shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
-    torch: bool
-    digest: bytes
+    kind: Literal["numpy", "torch"]
+    digest: Annotated[bytes, msgspec.Meta(min_length=_DIGEST, max_length=_DIGEST)]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A state without its tensors' elements. See quicoll.state.tree."""
+
+    skeleton: bytes
+    records: tuple[TensorRecord, ...]
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[TensorRecord, ...])
+_decoder = msgspec.msgpack.Decoder(Manifest)
 
 
-def encode_manifest(state: Mapping[str, Any]) -> bytes:
-    """Describe each tensor of a state, sorted by name.
+def encode_manifest(state: FlatState) -> bytes:
+    """Describe a state.
 
     Raises:
-        LocalError: A value is neither an array nor a tensor.
+        LocalError: The description is longer than MAX_MANIFEST.
     """
-    return _encoder.encode(tuple(_describe(name, state[name]) for name in sorted(state)))
+    records = tuple(TensorRecord(part.path, part.dtype, part.shape, part.kind, part.digest) for part in state.tensors)
+    packed = _encoder.encode(Manifest(state.skeleton, records))
+    if len(packed) > MAX_MANIFEST:
+        raise LocalError(f"the state's manifest has {len(packed)} bytes; at most {MAX_MANIFEST} are sent")
+    return packed
 
 
-def decode_manifest(data: bytes | memoryview, *, giver: int, view_id: int) -> tuple[TensorRecord, ...]:
+def decode_manifest(data: bytes | memoryview, *, giver: int, view_id: int) -> Manifest:
     """Read a manifest that rank `giver` sent.
 
     Raises:
-        PeerError: It is malformed, or names more tensors than a state may have.
+        PeerError: It is malformed, or names more than a state may have.
     """
     try:
-        tensors = _decoder.decode(data)
-        for tensor in tensors:
-            DType.parse(tensor.dtype)
+        manifest = _decoder.decode(data)
+        for record in manifest.records:
+            DType.parse(record.dtype)
     except (msgspec.MsgspecError, LocalError) as error:
         raise PeerError(f"malformed state manifest: {error}", rank=giver, view=view_id) from error
-    if len(tensors) > _MAX_TENSORS:
-        raise PeerError(f"a state of {len(tensors)} tensors", rank=giver, view=view_id)
-    return tensors
-
-
-def checked(state: object) -> dict[str, Any]:
-    """Return what save() returned, if it is a state."""
-    if not isinstance(state, Mapping):
-        raise LocalError(f"save() gives a mapping of names to tensors, not {type(state).__name__}")
-    if len(state) > _MAX_TENSORS:
-        raise LocalError(f"a state has at most {_MAX_TENSORS} tensors, not {len(state)}")
-    for name in state:
-        try:
-            name.encode()
-        except (AttributeError, UnicodeEncodeError):
-            raise LocalError(f"a name in the state that save() gave is no text: {name!r}") from None
-    return dict(state)
-
-
-def _describe(name: str, value: Any) -> TensorRecord:
-    read = source(value)
-    return TensorRecord(name, read.dtype.name, read.shape, read.kind == "torch", tensor_digest(read))
+    if len(manifest.records) > MAX_NODES or len(manifest.skeleton) > MAX_SKELETON:
+        raise PeerError(
+            f"a state of {len(manifest.records)} tensors and a skeleton of {len(manifest.skeleton)} bytes",
+            rank=giver,
+            view=view_id,
+        )
+    return manifest

@@ -1,82 +1,279 @@
-"""Bring all ranks of a view to one state, before any step begins in it.
+"""Bring all ranks of a view to one state, before any step begins in it; compare their states later.
 
 A rank's state has a version: the coordinator's number of the latest decision that it includes, and the number of the
 last step. The step's number counts what the state has been through. It travels with the state (a checkpoint, or a
 member's memory), while the coordinator numbers its decisions by itself; so a job that starts again from a checkpoint
 goes on from the checkpoint's number.
 
-When a view begins, the ranks compare their versions. The newest is that of the latest decision, then of the highest
-step. The lowest rank that holds it and has registered `save` gives it to all that are behind:
+Equal versions do not make equal states: seeds that were forgotten, two checkpoints of one step, a bit that flipped, a
+buffer that a forward pass changed on one rank. So versions and digests of what save() gives are compared
 
-    all_gather   version of each rank, and whether it has registered save and load
-    broadcast    size of the manifest, then the manifest: name, type, shape and digest of each tensor, sorted by name
-    broadcast    each tensor, in the manifest's order; each receiver checks its digest
+    when a view begins          `synchronise`, before its first step
+    beside a step               `StateCheck`, of the view's second step and every so many after it: told at a step's
+                                entry, while no code of the user runs, looked at when the step is left, before the
+                                vote; so the exchange takes no time of the step
+    on demand                   `synchronise` again
 
-Invariants: every rank computes the giver from the same numbers, so no rank waits for one that does not take part; a
-state whose digest differs is never loaded; `load` is called once, with the whole state.
+and `quicoll.state.version.compare` says who gives to whom, or that nobody knows which state is right (Diverged).
+
+    tell            each rank's version and digests                                     all ranks
+    difference      the first line in which they differ, only where they do             all ranks
+    manifest        from the giver: size, then skeleton and records                     to each receiver
+    transfer        the tensors, into the memory in which they end                      to the receivers
+    together        nobody goes on before the tensors are there                         all ranks
+    load            once, with the whole state; then save() has to give the giver's digest
+
+Invariants: every rank computes the same from the same numbers, so no
+rank waits for one that does not take part; a state with another digest than the giver's never counts as whole (a load
+that forgets something would differ again at the next comparison, and be handed over again, for ever).
+
+Failures. A rank lost on the way: PeerError, and the next view begins at the top. A transfer that broke leaves its
+receiver torn (rank_state.py). Diverged: all ranks have what they need to raise it when the last row of
+`first_difference` is there; none ends the view for it, so that every rank gets it, and leaves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quicoll.checks import done
-from quicoll.errors import LocalError
-from quicoll.state.transfer import transfer
+from quicoll.errors import Diverged, LocalError, PeerError
+from quicoll.numerics.buffers import detached, memory
+from quicoll.state.comparison import first_difference, read, row, tell_all
+from quicoll.state.manifest import MAX_MANIFEST, decode_manifest, encode_manifest
+from quicoll.state.transfer import together, transfer
+from quicoll.state.tree import rebuild
 from quicoll.state.version import StateVersion, compare
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import Group
+    from quicoll.state.comparison import FirstDifference
+    from quicoll.state.manifest import Manifest
     from quicoll.state.rank_state import RankState
+    from quicoll.state.tree import FlatState, Line
+    from quicoll.state.version import HeldState, StateComparison
 
-__all__ = ["Handover", "synchronise"]
+__all__ = ["StateCheck", "Unequal", "ViewState", "synchronise"]
 
 
 @dataclass(frozen=True, slots=True)
-class Handover:
-    """This rank received a state of `version` from rank `giver`."""
+class Unequal:
+    """States that differ at one version.
 
-    giver: int
+    ranks: whose are not the right one; all, where nobody knows which is. tensor: the path of the first line that
+    differs. giver: who gives the right one to `ranks`; None where nobody knows it. text: all of it in words.
+    """
+
+    ranks: tuple[int, ...]
+    tensor: str
+    giver: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ViewState:
+    """What a comparison of all ranks' states has come to.
+
+    digest: of the state that all ranks have now; b"" where this one registered none. check_every: committed steps from
+    one comparison to the next, as all ranks have it. giver: the rank that gave this one its state, with `version`; None
+    if it kept its own. before: the version that this rank had. unequal: None where all holders of the newest version
+    held the same.
+    """
+
+    digest: bytes
     version: StateVersion
+    before: StateVersion
+    check_every: int
+    giver: int | None = None
+    unequal: Unequal | None = None
 
 
-async def synchronise(state: RankState, group: Group, *, view_id: int) -> Handover | None:
-    """Bring every rank of a view to the newest state that any of them holds.
+async def synchronise(
+    state: RankState, group: Group, *, nodes: Sequence[str], view_id: int, check_every: int
+) -> ViewState:
+    """Bring every rank of a view to the newest state that any of them holds, and to one state where these differ.
 
     Args:
         state: What this rank holds. Its version is brought up to date.
         group: All ranks of the view, with operations numbered apart from the user's.
+        nodes: Their names, by rank, for errors.
         view_id: The view's number, for errors.
+        check_every: This rank's setting.
     Returns:
-        From whom this rank received a state, or None if it kept its own.
+        What was found and done.
     Raises:
-        LocalError: This rank is behind and nothing can be handed to it, or what `save` returned is no state.
+        Diverged: The ranks hold different states, and nobody knows which is right. Every rank raises it.
+        LocalError: This rank is behind and nothing can be handed to it, or what `save` returned is no state, or `load`
+            does not do what it has to.
         PeerError: A rank was lost, or the giver sent a malformed manifest.
         Corrupted: A tensor arrived with other bits than the giver announced.
     """
-    version = state.version
-    mine = np.array([version.decision, version.step, state.save is not None], np.int64)
-    rows = (await group.all_gather(mine)).reshape(-1, 3)
-    found = compare([(StateVersion(int(decision), int(step)), bool(able)) for decision, step, able in rows])
-    if not found.behind:
+    mine = state.read()
+    before = state.version
+    told = read(await tell_all(group, row(state, mine, check_every=check_every)))
+    found = compare(told.held)
+    unequal = await _unequal(group, () if mine is None else mine.lines, told.held, found, nodes)
+    if unequal is not None and not found.agreed:
+        sides = tuple(nodes[rank] for rank in unequal.ranks)
+        raise Diverged(unequal.text, step=found.newest.step, view=view_id, nodes=sides, tensor=unequal.tensor)
+    digest = b"" if mine is None else mine.digest
+    giver = None
+    if found.receivers and found.giver is None:
+        _not_given(state, found, group.rank)
+    elif group.rank in found.receivers and mine is not None and found.giver is not None:
+        giver, digest = found.giver, told.held[found.giver].digest
+        await _receive(state, mine, group, found, digest, view_id)
+    elif found.receivers:
+        if group.rank == found.giver and mine is not None:
+            await _give(mine, group, found, view_id)
+        await together(group)
+    version = state.version if giver is None else found.newest
+    return ViewState(digest, version, before, told.check_every, giver, unequal)
+
+
+class StateCheck:
+    """A comparison of all ranks' states while a step is open. All ranks begin one at the same step's entry.
+
+    Abandoned, it does no harm: nobody waits for it, and what it sent belongs to its view.
+    """
+
+    def __init__(self, state: RankState, group: Group) -> None:
+        """Read this rank's state, and begin to tell its digest.
+
+        Raises:
+            LocalError: What `save` returned is no state.
+        """
+        self._group = group
+        mine = state.read()
+        self._lines = () if mine is None else mine.lines  # without the tensors: they may be copies
+        self._told = tell_all(group, row(state, mine, check_every=0))
+
+    async def result(self, nodes: Sequence[str]) -> Unequal | None:
+        """Wait for what all ranks have told.
+
+        Args:
+            nodes: Their names, by rank.
+        Returns:
+            In what they differ, and who from whom; None where all hold the same.
+        Raises:
+            PeerError: A rank was lost.
+        """
+        held = read(await self._told).held
+        return await _unequal(self._group, self._lines, held, compare(held), nodes)
+
+
+async def _unequal(
+    group: Group,
+    lines: Sequence[Line],
+    held: Sequence[HeldState],
+    found: StateComparison,
+    nodes: Sequence[str],
+) -> Unequal | None:
+    if len(found.sides) <= 1:
         return None
-    if found.giver is None:
-        if found.newest.step and group.rank in found.behind:
-            raise LocalError(
-                f"this rank's state is after step {version.step}, the job's after step {found.newest.step}: "
-                "call job.register_state(save, load) so that it can be handed over"
-            )
-        # Nothing was ever trained, or this rank is current: the decisions before this one concern no state of its own.
-        state.version = StateVersion(found.newest.decision, version.step)
-        return None
-    received = await transfer(state, group, found.giver, view_id)
-    if group.rank not in found.behind:
-        return None
-    if state.load is None:
-        raise LocalError("no state registered")
-    done(state.load(received), "load")
-    state.version = found.newest
-    return Handover(found.giver, found.newest)
+    first = await first_difference(group, lines, held, found.sides, alike=found.alike)
+    ranks = found.differing if found.agreed else tuple(sorted(rank for side in found.sides for rank in side))
+    return Unequal(ranks, first.path, found.sides[0][0] if found.agreed else None, _text(found, first, nodes))
+
+
+def _text(found: StateComparison, first: FirstDifference, nodes: Sequence[str]) -> str:
+    sides = " | ".join(", ".join(nodes[rank] for rank in side) for side in found.sides)
+    where = f"after step {found.newest.step}" if found.newest.step else "at the start"
+    if found.agreed:
+        wrong = ", ".join(nodes[rank] for rank in found.differing)
+        right = f"that of {nodes[found.sides[0][0]]}" if not found.newest.step else "what most ranks hold"
+        return f"the state of {wrong} {where} is not {right}; {first.describe(nodes)}"
+    what = f"the ranks hold {len(found.sides)} different states {where} ({sides}): {first.describe(nodes)}"
+    if not found.alike:
+        return (
+            f"{what}. A state of other names, types or shapes is not handed over: give all ranks the same model, and "
+            "declare what is each rank's own by register_state(own=...)"
+        )
+    return (
+        f"{what}. No more than half agree, so nobody knows which is right: start all ranks anew from one checkpoint "
+        "or seed. What each rank changes by itself (BatchNorm's buffers, a sampler) is averaged in the step, or "
+        "declared by register_state(own=...)"
+    )
+
+
+def _not_given(state: RankState, found: StateComparison, rank: int) -> None:
+    """Nobody can give, or not all of those that are behind can take."""
+    if rank not in found.behind:
+        return
+    if state.torn:
+        raise LocalError(
+            "the state of this rank is half overwritten by one that did not come to its end, and nobody can give a "
+            "whole one: start this process anew from a checkpoint"
+        )
+    if found.newest.step:
+        raise LocalError(
+            f"this rank's state is after step {state.version.step}, the job's after step {found.newest.step}: "
+            "call job.register_state(save, load) so that it can be handed over"
+        )
+    # Nothing was ever trained: the decisions before this one concern no state of its own.
+    state.version = StateVersion(found.newest.decision, state.version.step)
+
+
+async def _give(mine: FlatState, group: Group, found: StateComparison, view_id: int) -> None:
+    packed = encode_manifest(mine)
+    for receiver in found.receivers:
+        await group.send(np.array([len(packed)], np.int64), to=receiver)
+        await group.send(np.frombuffer(packed, np.uint8), to=receiver)
+    await transfer(
+        group,
+        giver=group.rank,
+        receivers=found.receivers,
+        records=decode_manifest(packed, giver=group.rank, view_id=view_id).records,
+        # A state is what its tensors hold; it may be given as parameters that require grad.
+        tensors=[detached(part.value) for part in mine.tensors],
+        view_id=view_id,
+    )
+
+
+async def _receive(
+    state: RankState, mine: FlatState, group: Group, found: StateComparison, digest: bytes, view_id: int
+) -> None:
+    giver = found.giver
+    if giver is None or state.load is None:
+        raise AssertionError("nobody gives, or this rank cannot take it")
+    size = int((await group.recv(np.empty(1, np.int64), source=giver))[0])
+    if not 0 <= size <= MAX_MANIFEST:
+        raise PeerError(f"a state manifest of {size} bytes", rank=giver, view=view_id)
+    packed = await group.recv(np.empty(size, np.uint8), source=giver)
+    manifest = decode_manifest(memory(packed), giver=giver, view_id=view_id)
+    places = state.places(manifest.records, mine)
+    await transfer(
+        group,
+        giver=giver,
+        receivers=found.receivers,
+        records=manifest.records,
+        tensors=places,
+        view_id=view_id,
+    )
+    await together(group)
+    try:
+        whole = rebuild(manifest.skeleton, places, mine.own)
+    except LocalError as error:
+        raise PeerError(f"the state that came cannot be put together: {error}", rank=giver, view=view_id) from error
+    done(state.load(whole), "load")
+    after = state.read()
+    if after is None or after.digest != digest:
+        raise LocalError(f"load() did not put the state in place that was handed over: {_other(after, manifest)}")
+    state.whole(found.newest)
+
+
+def _other(after: FlatState | None, manifest: Manifest) -> str:
+    """In words, the first thing that save() gives otherwise than it came."""
+    given = {} if after is None else {part.path: part for part in after.tensors}
+    for record in manifest.records:
+        part = given.get(record.path)
+        if part is None:
+            return f"save() gives no tensor {record.path!r} after it"
+        if part.digest != record.digest:
+            came, there = f"{record.dtype} {record.shape}", f"{part.dtype} {part.shape}"
+            return f"{record.path!r} has other bits after it" + ("" if came == there else f": {there}, not {came}")
+    return "a value that is no tensor, or a name, is another one after it"

@@ -1,11 +1,21 @@
-"""How new a state is, and who hands the newest one to whom. Every rank computes the same from the same numbers."""
+"""How new a state is, whose states differ, and who gives to whom. Every rank computes the same from the same numbers.
+
+    holders     the ranks with the newest version whose state is whole. Among those that have registered one:
+    kinds       names, types and shapes have to be equal. Where they are not, no rank may be given another's state: it
+                may be a part that each rank has of its own (undeclared), and would be lost
+    start       step 0, nothing was trained: the lowest rank gives to all that differ from it, as DDP does
+    later       what more than half of them hold is right; the lowest rank of these gives to all that differ
+    neither     nobody knows which state is right: the job stops
+
+A torn state, half overwritten by a transfer that broke, is behind every version and is never given.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["StateComparison", "StateVersion", "compare"]
+__all__ = ["HeldState", "StateComparison", "StateVersion", "compare"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -21,24 +31,72 @@ class StateVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldState:
+    """What one rank says of its state.
+
+    able: it has registered `save` and `load`. torn: it is half overwritten. kind: digest of names, types and shapes.
+    digest: of all of it. lines: how many lines it has (quicoll.state.tree).
+    """
+
+    version: StateVersion
+    able: bool = True
+    torn: bool = False
+    kind: bytes = b""
+    digest: bytes = b""
+    lines: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StateComparison:
-    """Who has the newest state. giver: the rank that hands it to `behind`; None where it cannot be handed over."""
+    """What follows for all ranks.
+
+    Attributes:
+        newest: The newest version that a rank holds whole.
+        behind: Ranks that do not hold it.
+        sides: The holders that registered a state, by what they hold: the right ones first, else by their lowest rank.
+        giver: The rank that gives its state to `receivers`; None where nothing can be given.
+        alike: Whether the holders' names, types and shapes are equal.
+        agreed: Whether it is known which side is right.
+    """
 
     newest: StateVersion
-    current: tuple[int, ...]
     behind: tuple[int, ...]
+    sides: tuple[tuple[int, ...], ...]
     giver: int | None
+    alike: bool = True
+    agreed: bool = True
+
+    @property
+    def differing(self) -> tuple[int, ...]:
+        """Holders whose state is not the one that is right."""
+        return tuple(sorted(rank for side in self.sides[1:] for rank in side))
+
+    @property
+    def receivers(self) -> tuple[int, ...]:
+        """Ranks that are to be given the right state."""
+        return tuple(sorted((*self.behind, *self.differing)))
 
 
-def compare(held: Sequence[tuple[StateVersion, bool]]) -> StateComparison:
+def compare(held: Sequence[HeldState]) -> StateComparison:
     """Find who gives the newest state to whom. Every rank calls this with the same values.
 
     Args:
-        held: By rank: the version of its state, and whether it has registered `save` and `load`.
+        held: By rank.
     """
-    newest = max(version for version, _ in held)
-    current = tuple(rank for rank, (version, _) in enumerate(held) if version == newest)
-    behind = tuple(rank for rank, (version, _) in enumerate(held) if version != newest)
-    givers = [rank for rank in current if held[rank][1]]
-    able = bool(givers) and all(held[rank][1] for rank in behind)
-    return StateComparison(newest, current, behind, givers[0] if able else None)
+    newest = max((rank.version for rank in held if not rank.torn), default=StateVersion())
+    current = [number for number, rank in enumerate(held) if rank.version == newest and not rank.torn]
+    behind = tuple(number for number in range(len(held)) if number not in current)
+    by_state: dict[tuple[bytes, bytes], list[int]] = {}
+    for number in current:
+        if held[number].able:
+            by_state.setdefault((held[number].kind, held[number].digest), []).append(number)
+    sides = [tuple(side) for side in by_state.values()]
+    alike = len({kind for kind, _ in by_state}) <= 1
+    agreed = alike
+    if len(sides) > 1 and alike and newest.step:
+        most = max(sides, key=len)
+        agreed = 2 * len(most) > sum(map(len, sides))
+        if agreed:
+            sides = [most, *(side for side in sides if side is not most)]
+    able = bool(sides) and agreed and all(held[number].able for number in behind)
+    return StateComparison(newest, behind, tuple(sides), sides[0][0] if able else None, alike, agreed)

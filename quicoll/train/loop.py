@@ -34,8 +34,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from quicoll import checkpoint
-from quicoll.errors import CheckpointError, LocalError, Partitioned, StepAborted, Terminated
+from quicoll.errors import CheckpointError, JobDone, LocalError, Partitioned, StepAborted, Terminated
 from quicoll.numerics.buffers import argument
+from quicoll.train.packing import packed_state, state_of
 
 if TYPE_CHECKING:
     import os
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from quicoll.checkpoint.store import Array
     from quicoll.job import Job
     from quicoll.plan.schedule import AlgorithmName
+    from quicoll.train.packing import Packed
 
 __all__ = ["Bucket", "Task", "TrainingResult", "run"]
 
@@ -78,11 +80,14 @@ class Task(Protocol):
         """
         ...
 
-    def state(self) -> Mapping[str, Array]:
-        """Return parameters and optimizer state by name: all that the methods depend on. May alias live memory."""
+    def state(self) -> Mapping[Any, Any]:
+        """Return parameters and optimizer state by name: all that the methods depend on. May alias live memory.
+
+        As for `Job.register_state`: tensors, and mappings, lists and values among them, as `state_dict()` gives.
+        """
         ...
 
-    def load_state(self, state: Mapping[str, Array]) -> None:
+    def load_state(self, state: Mapping[Any, Any]) -> None:
         """Take over a state.
 
         Args:
@@ -97,7 +102,8 @@ class TrainingResult:
 
     Attributes:
         steps: The job's committed steps.
-        digest: Of the task's state after them (`quicoll.checkpoint.digest`); the same on every rank.
+        digest: Of the task's state after them; the same on every rank. Of names and tensors alone it is
+            `quicoll.checkpoint.digest`.
         committed: Steps that this process took part in and that were committed.
         aborted: Steps that this process took part in and that were aborted.
         resumed_from: Step of the checkpoint that it began with; None: it began without one.
@@ -232,6 +238,8 @@ async def run(
         LocalError: An argument is invalid.
         Mismatch: The ranks called different things.
         Partitioned: There was no quorum for the job's `hold_timeout`.
+        Diverged: The ranks hold different states, and nobody knows which is right.
+        JobDone: The other ranks have ended before this one had the state of the last step; it is in their checkpoint.
         CheckpointError: The last checkpoint could not be written; raised after all steps are committed, or instead of
             Terminated. Failures of earlier ones are logged, and training goes on.
         Terminated: This rank was asked to stop.
@@ -264,18 +272,22 @@ async def run(
                 except _InDoubt as error:
                     _log.warning("whether the step is committed will be known when this rank is heard again: %s", error)
                     continue
+                except JobDone:
+                    if job.committed_step < steps:
+                        raise
+                    break
                 except _Finished:
                     break
                 committed += 1
                 if saver and job.rank == 0 and (number % checkpoint_every == 0 or number == steps):
-                    await saver.save(number, task.state())
+                    await saver.save(number, packed_state(task.state()))
                 if on_step is not None:
                     waiting = on_step(number)
                     if inspect.isawaitable(waiting):
                         await waiting
     except Terminated:
-        if saver and job.rank == 0:
-            await saver.save(job.committed_step, task.state())
+        if saver and job.rank == 0 and not job.state_torn:
+            await saver.save(job.committed_step, packed_state(task.state()))
             await saver.finish()
             saver.raise_last()
         raise
@@ -286,7 +298,7 @@ async def run(
         saver.raise_last()
     return TrainingResult(
         steps=job.committed_step,
-        digest=checkpoint.digest(task.state()),
+        digest=packed_state(task.state()).digest,
         committed=committed,
         aborted=aborted,
         resumed_from=resumed_from,
@@ -298,7 +310,7 @@ async def _resume(job: Job, task: Task, directory: str | os.PathLike[str] | None
     found = await asyncio.to_thread(checkpoint.latest, directory) if directory is not None else None
     if found is None:
         return None
-    task.load_state(found.tensors)
+    task.load_state(state_of(found))
     job.resume_from(found.step)
     _log.info("resumed from %s", found.path)
     return found.step
@@ -353,12 +365,12 @@ class _Saver:
         self._pending: asyncio.Task[None] | None = None
         self._error: CheckpointError | None = None
 
-    async def save(self, step: int, tensors: Mapping[str, Array]) -> None:
+    async def save(self, step: int, state: Packed) -> None:
         await self.finish()
         if step <= self._newest:
             return
         self._newest = step
-        self._pending = asyncio.create_task(self._write(step, checkpoint.snapshot(tensors)))
+        self._pending = asyncio.create_task(self._write(step, state.snapshot()))
 
     async def finish(self) -> None:
         if self._pending is not None:
@@ -369,10 +381,17 @@ class _Saver:
         if self._error is not None:
             raise self._error
 
-    async def _write(self, step: int, tensors: Mapping[str, Array]) -> None:
+    async def _write(self, step: int, state: Packed) -> None:
         self._error = None
         try:
-            await asyncio.to_thread(checkpoint.save, self._directory, step=step, tensors=tensors, keep=self._keep)
+            await asyncio.to_thread(
+                checkpoint.save,
+                self._directory,
+                step=step,
+                tensors=state.tensors,
+                metadata=state.metadata,
+                keep=self._keep,
+            )
         except CheckpointError as error:
             self._error, self._newest = error, -1
             _log.error("training goes on without this checkpoint: %s", error)

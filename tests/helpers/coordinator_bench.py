@@ -117,6 +117,12 @@ class Bench:
         self.begin(*nodes)
         self.vote(*nodes)
 
+    def differ(self) -> None:
+        """All members have different digests, so that the view ends, and nobody is more to blame than the others."""
+        assert self.core.view is not None
+        for node in self.core.view.nodes:
+            self.vote(node, digest=node.encode())
+
 
 def letters(count: int) -> list[str]:
     return [chr(ord("a") + index) for index in range(count)]

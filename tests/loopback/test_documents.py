@@ -201,6 +201,20 @@ async def bad_memory(block: str, directory: Path) -> None:
         await piece(block.replace("    ...\n", "    await work(jobs)\n"), **names)
 
 
+async def states(block: str, directory: Path) -> None:
+    """Two ranks that forgot their seed."""
+    import torch
+
+    async def rank(job: quicoll.Job) -> str:
+        model = torch.nn.Linear(3, 2)
+        names = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "sampler": object()}
+        await piece(block, job=job, **names)
+        return await job.check_state()
+
+    async with cluster(2) as jobs:
+        assert len(set(await asyncio.gather(*map(rank, jobs)))) == 1
+
+
 async def own_rule(block: str, directory: Path) -> None:
     made = await piece(block)
     async with cluster(2) as jobs, quicoll.testing.disturb_network(jobs[0], made["DropLarge"]()) as installed:
@@ -231,6 +245,7 @@ RUNS: dict[str, Run] = {
     "docs/faults.md: async with corrupt_payloads(jobs[1], PayloadCorrupt(min_byte": bad_memory,
     "docs/faults.md: class DropLarge:": own_rule,
     "docs/internals/simulation.md: disk = SimDisk(random.Random(7), now_ns=lambda: 0)  # has th": alone,
+    "docs/membership.md: def save():": states,
     "docs/messages.md: async def main():": alone,
     "docs/simulation.md: def split(sim):": scenarios("import my_package\n"),
 }

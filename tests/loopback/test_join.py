@@ -9,18 +9,21 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import quicoll
-from quicoll import Event, LocalError, PeerError
+from quicoll import Event, LocalError, PeerError, StepAborted
 from quicoll.errors import JournalError
 from quicoll.membership.service import serve
 from quicoll_transport.security.authority import create_authority, issue
+
+if TYPE_CHECKING:
+    from quicoll.config import JoinSettings
 
 
 @pytest.fixture(scope="module")
@@ -183,14 +186,37 @@ async def test_an_unreachable_coordinator_is_a_clear_error_at_the_deadline(certs
         await joined(f"127.0.0.1:{port}", certs, join_timeout=0.5)
 
 
-async def test_of_two_processes_under_one_name_the_earlier_one_is_told_so(certs: Path, tmp_path: Path) -> None:
+async def steps_without_end(job: quicoll.Job) -> None:
+    while True:
+        with suppress(StepAborted):
+            async with job.step():
+                await job.group.barrier()
+
+
+async def test_of_two_processes_under_one_name_that_start_together_one_stays_and_the_other_hears_why(
+    certs: Path, tmp_path: Path
+) -> None:
     async with coordinator(certs, tmp_path, world_size=2) as address:
-        settings = {"coordinator": address, "certs": str(certs), "node": "a", "job": "alpha", "listen": "127.0.0.1:0"}
         said = await asyncio.gather(
-            *(quicoll.join(join_timeout=limit, **settings).__aenter__() for limit in (3.0, 3.0)), return_exceptions=True
+            *(joined(address, certs, join_timeout=3.0) for _ in range(2)), return_exceptions=True
         )
     assert all(isinstance(each, PeerError) for each in said)
-    assert sum("a later process of this node is here" in str(each) for each in said) == 1, said
+    assert sorted(str(each).partition(": ")[2] for each in said) == [
+        "1 of 2 nodes are here: a",
+        "another process of a has joined after this one",
+    ]
+
+
+async def test_a_process_at_work_ends_when_another_one_of_its_name_joins(certs: Path, tmp_path: Path) -> None:
+    settings: JoinSettings = {"certs": str(certs), "node": "a", "job": "alpha", "listen": "127.0.0.1:0"}
+    async with (
+        coordinator(certs, tmp_path) as address,
+        quicoll.join(coordinator=address, **settings) as earlier,
+        quicoll.join(coordinator=address, **settings) as later,
+    ):
+        with pytest.raises(PeerError, match="another process of a has joined after this one"):
+            await steps_without_end(earlier)
+        assert (await later.group.all_reduce(np.ones(1)))[0] == 1
 
 
 @pytest.mark.parametrize("listen", [None, "127.0.0.1:0"])

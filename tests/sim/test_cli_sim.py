@@ -112,7 +112,7 @@ def test_a_broken_promise_in_a_sweep_is_exit_status_one_and_made_small(
     assert left < before
     out = capsys.readouterr().out
     assert "FAILED seed 2: durable" in out
-    assert f"seed 2: durable with {left} of {before} faults after " in out
+    assert f"seed 2, made smaller: durable with {left} of {before} faults after " in out
     assert run(*words[2:], "--shrink-runs", "0") == 1
 
 

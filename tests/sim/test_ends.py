@@ -72,14 +72,14 @@ def test_ranks_that_call_different_things_fail_the_run_at_once(in_a_step: bool) 
 
     error = failed_at_once(worker)
     assert isinstance(error.__cause__, Mismatch)
-    assert "shape=(3)" in str(error)
-    assert "shape=(4)" in str(error)
+    assert "shape (3,)" in str(error)
+    assert "(4,)" in str(error)
 
 
 def test_the_built_in_workload_passes_over_no_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ranks call the same things; one that is told otherwise, though the next try is well, has found a bug."""
     told: list[str] = []
-    honest: Any = CheckedGroup.all_gather
+    honest: Any = CheckedGroup.all_reduce
 
     def once(self: CheckedGroup, *args: Any, **settings: Any) -> Any:
         if not told:
@@ -87,7 +87,7 @@ def test_the_built_in_workload_passes_over_no_mismatch(monkeypatch: pytest.Monke
             raise Mismatch("made up")
         return honest(self, *args, **settings)
 
-    monkeypatch.setattr(CheckedGroup, "all_gather", once)
+    monkeypatch.setattr(CheckedGroup, "all_reduce", once)
     error = run_scenario(Scenario(seed=SEED, steps=2, settings=Settings(ranks=2))).error
     assert error is not None
     assert "worker: Mismatch: made up" in str(error)

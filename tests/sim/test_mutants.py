@@ -53,10 +53,15 @@ STEPS = 6
 
 
 def built_in(script: Callable[[Simulation], None], *, settings: Settings | None = None) -> Simulation:
-    async def worker(job: Job, sim: Simulation) -> int:
-        return await workload.worker(job, lambda: sim.everyone_at(STEPS))
+    return of_load(workload.Load(), script, settings or Settings(recovery=20.0, limit=60.0))
 
-    sim = Simulation(worker, settings=settings or Settings(recovery=20.0, limit=60.0), reference=workload.Reference())
+
+def of_load(load: workload.Load, script: Callable[[Simulation], None], settings: Settings) -> Simulation:
+    async def worker(job: Job, sim: Simulation) -> int:
+        return await workload.worker(job, lambda: sim.everyone_at(STEPS), load=load)
+
+    replay = workload.Reference(load)
+    sim = Simulation(worker, settings=settings, replay=replay, compute=workload.COMPUTE_S)
     script(sim)
     return sim
 
@@ -94,16 +99,8 @@ def corrupted_payloads() -> Simulation:
 
 
 def work_in_groups() -> Simulation:
-    groups = Grouping(every=2, keeps=False)
-
-    async def worker(job: Job, sim: Simulation) -> int:
-        return await workload.worker(job, lambda: sim.everyone_at(STEPS), groups=groups)
-
-    sim = Simulation(
-        worker, settings=Settings(recovery=2.0, limit=60.0), reference=workload.Reference(every=groups.every)
-    )
-    sim.at(0.1).heal()
-    return sim
+    load = workload.Load(groups=Grouping(every=2, keeps=False))
+    return of_load(load, lambda sim: sim.at(0.1).heal() and None, Settings(recovery=2.0, limit=60.0))
 
 
 def coordinator_restarts() -> Simulation:
@@ -203,6 +200,16 @@ def one_rank_comes_late() -> Simulation:
             await asyncio.gather(*(job.group.broadcast(np.ones(3000, np.float32), root=0) for _ in range(8)))
 
     return Simulation(worker, settings=Settings(ranks=3))
+
+
+def a_late_rank_and_a_barrier() -> Simulation:
+    async def worker(job: Job) -> None:
+        with contextlib.suppress(QuicollError):
+            async with job.step():
+                await asyncio.sleep(0.1 * job.rank)
+                await job.group.barrier()
+
+    return Simulation(worker, settings=Settings(ranks=3, limit=20.0))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -379,6 +386,16 @@ def a_callback_raises(patch: Patch) -> None:
     patch.setattr(Communicator, "announced", clumsy)
 
 
+def a_barrier_is_early_on_one_rank(patch: Patch) -> None:
+    operate = Communicator._operate
+
+    async def hasty(self: Communicator, call: Any, announce: Any, running: Any) -> None:
+        if call.name != "barrier" or self.rank != 1:
+            await operate(self, call, announce, running)
+
+    patch.setattr(Communicator, "_operate", hasty)
+
+
 @dataclass(frozen=True)
 class Mutant:
     change: Callable[[Patch], None]
@@ -407,6 +424,7 @@ MUTANTS = (
     Mutant(the_coordinator_is_dialled_once, coordinator_restarts, "progress"),
     Mutant(a_collective_has_no_deadline, one_rank_never_calls, "deadline"),
     Mutant(callers_are_told_what_their_own_end_saw, two_ranks_lose_each_other, "one-verdict"),
+    Mutant(a_barrier_is_early_on_one_rank, a_late_rank_and_a_barrier, "together"),
     Mutant(results_are_written_as_they_arrive, out_and_a_power_failure, "untouched"),
     Mutant(the_credit_is_not_kept, one_rank_comes_late, "memory", small_credit),
     Mutant(closing_leaves_a_timer, calm, "no-leftover"),

@@ -16,6 +16,7 @@ import pytest
 
 import quicoll
 import quicoll_transport
+from quicoll import pytest_plugin
 from quicoll.errors import LocalError, StepAborted
 from quicoll.pytest_plugin import parse_seeds
 from quicoll.sim import RunFailed, Settings, Simulation, scenario
@@ -122,6 +123,7 @@ async def test_wrong(job, sim):
     assert "1 failed" in text
     assert re.search(r"^> +assert total\[0\] == 4 or sim.seed != 1$", text, re.MULTILINE)
     assert "Seed 1: what happened, in seconds of simulated time." in text
+    assert "The error above and the story below are of one run, as it was drawn or written." in text
     assert "VERDICT  FAILED  worker: AssertionError" in text
     assert "sim.at(0.1).partition({0}, {1, 2})" in text
     command = "Run it again:  pytest 'test_it.py::test_wrong[seed1]' --sim-seed 1"
@@ -180,6 +182,33 @@ async def test_fails(job):
     assert "Run it again:  pytest 'test_it.py::test_fails[seed3]' --sim-seed 3" in text
 
 
+def test_a_state_that_is_changed_before_its_commit_is_a_hint_of_the_report() -> None:
+    async def hasty(job: Job, sim: Simulation) -> None:
+        total = np.zeros(3, np.float32)
+        job.register_state(lambda: {"total": total}, lambda state: np.copyto(total, state["total"]))
+        for _ in range(3):
+            async with job.step():
+                total += await job.group.all_reduce(np.ones(3, np.float32), op="avg")
+        assert not total.any()
+
+    with pytest.raises(RunFailed) as caught:
+        scenario(seeds=1, ranks=2, script=lambda sim: None)(hasty)(sim_seed=0)
+    (note,) = caught.value.__notes__
+    assert "Hint: 'total' of the registered state was changed inside step 1 on worker-" in note
+    assert note.index("Hint: ") < note.index("Seed 0: what happened")
+
+
+def test_progress_is_told_now_and_then_while_seeds_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    progress = pytest_plugin._Progress(told.append)
+    progress.seed_done("test_it.py::test_loop", 3, failed=False)
+    assert told == [], "not at once"
+    monkeypatch.setattr(pytest_plugin, "_EVERY_S", 0.0)
+    progress.seed_done("test_it.py::test_loop", 3, failed=True)
+    progress.seed_done("test_it.py::test_loop", 3, failed=False)
+    assert told == ["test_it.py::test_loop: 2 of 3 seeds, 1 failed"], "and not at the end, which pytest tells"
+
+
 def test_pytest_exit_in_a_rank_stops_pytest(run_pytest: Pytest) -> None:
     source = """
 import pytest
@@ -213,7 +242,9 @@ def test_a_generated_scenario_that_fails_is_made_small_once() -> None:
         with pytest.raises(RunFailed, match="a second view was not thought of") as caught:
             decorated(sim_seed=seed)
         notes += caught.value.__notes__
-    assert "The smallest scenario found that fails alike, told above, with" in notes[0]
+    assert "The error above is of the run as it was drawn. The story and the faults below are of the smal" in notes[0]
+    assert re.search(r"Seed \d+, made smaller \(\d of 3 ranks, \d of \d+ events\): what happened", notes[0])
+    assert "The faults of the smaller scenario:" in notes[0]
     assert notes[0].count("  sim.at(") <= notes[1].count("  sim.at(")
     assert "VERDICT  FAILED  worker: ValueError" in notes[0]
     assert "Its faults:" in notes[1]
@@ -320,6 +351,8 @@ class AsynchronousObject:
         ({"settings": {"ranks": 3}}, "settings are a quicoll.sim.Settings"),
         ({"settings": Settings}, "settings are a quicoll.sim.Settings"),
         ({"reference": b"digest"}, "a reference is a function of a step"),
+        ({"compute": -1.0}, "compute: seconds, not below 0"),
+        ({"compute": "0.1"}, "compute: seconds, not below 0 and less than an hour, not '0.1'"),
         ({"script": 3}, "a script is a function of the simulation, not 3"),
         ({"script": asynchronous}, "the script asynchronous is async or a generator"),
         ({"script": partial(asynchronous)}, "is async or a generator"),

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 
 def run(script: str, *, ranks: int, steps: int, disk: bool) -> tuple[Outcome, Recording]:
+    load = workload.Load(algorithm="direct")
+
     async def life(job: Job, sim: Simulation) -> int:
         return await workload.worker(
-            job, lambda: sim.everyone_at(steps), disk=sim.disk(job) if disk else None, algorithm="direct"
+            job, lambda: sim.everyone_at(steps), load=load, disk=sim.disk(job) if disk else None
         )
 
     recording = Recording()
@@ -23,7 +25,8 @@ def run(script: str, *, ranks: int, steps: int, disk: bool) -> tuple[Outcome, Re
         life,
         settings=Settings(ranks=ranks, recovery=20.0, limit=120.0),
         events=parse_events(script),
-        reference=workload.Reference(),
+        replay=workload.Reference(load),
+        compute=workload.COMPUTE_S,
         recorder=recording.record,
     ).run()
     return outcome, recording

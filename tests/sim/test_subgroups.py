@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,15 +19,18 @@ if TYPE_CHECKING:
 STEPS = 4
 
 
-def run(ranks: int, groups: Grouping, reference: workload.Reference) -> tuple[Outcome, int]:
+def run(ranks: int, groups: Grouping, expected: Grouping | None = None) -> tuple[Outcome, int]:
     """And how many times a rank called split."""
 
+    load = workload.Load(groups=groups, algorithm="tree", elements=131, operations=("barrier",))
+    replay = workload.Reference(replace(load, groups=expected or groups))
+
     async def life(job: Job, sim: Simulation) -> int:
-        return await workload.worker(job, lambda: sim.everyone_at(STEPS), groups=groups, algorithm="tree")
+        return await workload.worker(job, lambda: sim.everyone_at(STEPS), load=load)
 
     recording = Recording()
     settings = Settings(ranks=ranks, chunk_bytes=100)
-    outcome = Simulation(life, settings=settings, reference=reference, recorder=recording.record).run()
+    outcome = Simulation(life, settings=settings, replay=replay, recorder=recording.record).run()
     began = [entry for entry in recording.entries if entry.kind == "collective_began"]
     return outcome, sum(entry.what["op"] == "split" for entry in began)
 
@@ -43,7 +47,7 @@ def test_a_third_of_the_seeds_work_in_groups_each_in_its_own_way() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_groups_of_any_size_give_the_bits_of_plain_numpy(ranks: int, keeps: bool) -> None:
-    outcome, splits = run(ranks, Grouping(every=2, keeps=keeps), workload.Reference(every=2))
+    outcome, splits = run(ranks, Grouping(every=2, keeps=keeps))
     assert outcome.error is None, outcome.error
     attempts = (outcome.committed + outcome.aborted) // 2
     assert splits >= 4 * ranks * (1 if keeps else 2)
@@ -51,7 +55,7 @@ def test_groups_of_any_size_give_the_bits_of_plain_numpy(ranks: int, keeps: bool
 
 
 def test_steps_that_should_work_in_groups_and_do_not_are_found_out() -> None:
-    outcome, _ = run(3, Grouping(every=3, keeps=True), workload.Reference(every=2))
+    outcome, _ = run(3, Grouping(every=3, keeps=True), Grouping(every=2, keeps=True))
     assert outcome.error is not None
     assert outcome.error.kind == "same-bits"
     assert "reference" in str(outcome.error)

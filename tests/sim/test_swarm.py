@@ -13,7 +13,17 @@ import pytest
 from quicoll.errors import LocalError
 from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario import swarm
-from quicoll.sim.scenario.events import Fault, FaultSchedule, Heal, ScenarioEvent, SetConditions, kinds_of
+from quicoll.sim.scenario.events import (
+    Crash,
+    Fault,
+    FaultSchedule,
+    Heal,
+    ScenarioEvent,
+    SetConditions,
+    StepWall,
+    kinds_of,
+    newcomers,
+)
 from quicoll.sim.scenario.language import events_source, parse_events, parse_settings, settings_source
 from quicoll.sim.scenario.swarm import FAULT_KINDS, Scenario, generate, parse_kinds
 from quicoll_transport.sim import Conditions
@@ -43,6 +53,13 @@ sim.at(1.3).corrupt(0)
 sim.at(1.3).corrupt(0, times=3)
 sim.at(1.4).disk("coordinator", "fsync")
 sim.at(1.4).disk(1, "power")
+sim.at(1.5).join(4)
+sim.at(1.5).leave(1)
+sim.at(1.6).terminate("coordinator")
+sim.at(1.6).lie(1, 2)
+sim.at(1.7).alarm(1, 0.25)
+sim.at_vote(2, start=1.8).crash("coordinator")
+sim.at_vote(2, start=0.0, after=0.0005).partition({2}, {"coordinator"}, one_way=True)
 sim.at(0.123456789).heal()
 """
 
@@ -106,6 +123,10 @@ def test_statements_are_chained_repeated_and_parted_by_lines_or_semicolons() -> 
         "sim.at(1.0).conditions(Settings())",
         "sim.every(0.001, start=0, until=1000000).heal()",
         "sim.at(1.0).crash(1",
+        "sim.at_vote('coordinator').crash(1)",
+        "sim.at(1.0).leave('coordinator')",
+        "sim.at(1.0).lie(1, 1)",
+        "sim.at(1.0).alarm(1, 1e-6)",
         "(" * 5000,
         "import os",
     ],
@@ -135,15 +156,28 @@ def test_scenarios_are_in_order_end_with_a_healing_and_keep_to_their_nodes() -> 
             assert isinstance(made.events[-1].fault, Heal)
             assert list(made.events) == sorted(made.events, key=lambda event: event.at_ns)
             assert made.events[-1].at_ns < 20_000_000_000
-            known = ["coordinator", *(f"worker-{rank}" for rank in range(ranks))]
+            known = ["coordinator", *(f"worker-{rank}" for rank in range(ranks)), *newcomers(made.events)]
             for event in made.events:
                 fault = event.fault
                 named = [
                     getattr(fault, "node", "coordinator"),
+                    getattr(fault, "to", "coordinator"),
+                    event.voter or "coordinator",
                     *getattr(fault, "one", ()),
                     *getattr(fault, "other", ()),
                 ]
                 assert all(name in known for name in named)
+
+
+def found_in(made: Scenario) -> set[str]:
+    """The kinds of fault by which these events were drawn, as far as they show it."""
+    found: set[str] = set()
+    for event in made.events:
+        found |= {"vote"} if event.voter else set(kinds_of(event.fault, made.settings.conditions))
+    set_back = [event.fault.node for event in made.events if isinstance(event.fault, StepWall) and event.fault.ns < 0]
+    if any(isinstance(event.fault, Crash) and event.fault.node in set_back for event in made.events):
+        found.add("clock_back")
+    return found
 
 
 def test_each_seed_enables_about_half_of_the_kinds_and_all_kinds_appear() -> None:
@@ -151,8 +185,7 @@ def test_each_seed_enables_about_half_of_the_kinds_and_all_kinds_appear() -> Non
     calm = 0
     for seed in SEEDS:
         made = generate(seed)
-        kinds = {kind for event in made.events for kind in kinds_of(event.fault, made.settings.conditions)}
-        for kind in kinds:
+        for kind in found_in(made):
             seen[kind] = seen.get(kind, 0) + 1
         calm += made.faults == 0
     assert set(FAULT_KINDS) <= set(seen)
@@ -162,11 +195,15 @@ def test_each_seed_enables_about_half_of_the_kinds_and_all_kinds_appear() -> Non
 
 def test_only_the_kinds_asked_for_are_injected() -> None:
     for kind in FAULT_KINDS:
-        ends = {"heal", "repair", "resume", "calm", "restart", "slow", "drift"}
+        ends = {"heal", "repair", "resume", "calm", "restart", "slow", "drift", "alarm"}
         for seed in range(20):
             made = generate(seed, kinds=[kind])
-            found = {each for event in made.events for each in kinds_of(event.fault, made.settings.conditions)}
-            begins = {"restart": {"crash"}, "power": {"coordinator_crash"}}.get(kind, set())
+            found = found_in(made)
+            begins = {
+                "restart": {"crash"},
+                "power": {"coordinator_crash"},
+                "clock_back": {"crash", "coordinator_crash", "wall"},
+            }.get(kind, set())
             assert found <= ends | {kind} | begins
             assert found & {kind} or made.faults == 0 or kind == "power"
 
@@ -246,5 +283,5 @@ def test_a_scenario_that_makes_no_sense_is_refused() -> None:
         Scenario(seed=0, steps=0)
     with pytest.raises(LocalError):
         Scenario(seed=0, compute_s=-1.0)
-    assert Scenario(seed=0).command == "quicoll sim --seed 0 --ranks 4 --steps 10 --events ''"
+    assert Scenario(seed=0).command == "quicoll sim --seed 0 --ranks 4 --steps 8 --events ''"
     assert SetConditions(Conditions()).source() == "conditions(Conditions())"

@@ -14,7 +14,7 @@ from quicoll.sim import Conditions, Outcome, Recording, Simulation
 from quicoll.sim.scenario import events as faults
 from quicoll.sim.trace.spans import Entry, TraceSpan, fault_spans, node_spans
 from quicoll.sim.trace.story import list_nodes, tell
-from quicoll.sim.workload import worker
+from quicoll.sim.workload import COMPUTE_S, worker
 
 if TYPE_CHECKING:
     from quicoll.job import Job
@@ -36,7 +36,7 @@ def disturb(sim: Simulation) -> None:
 @pytest.fixture(scope="module")
 def run() -> tuple[Recording, Outcome]:
     recording = Recording(datagrams=50)
-    sim = Simulation(work, seed=1, recorder=recording.record)
+    sim = Simulation(work, seed=1, compute=COMPUTE_S, recorder=recording.record)
     disturb(sim)
     outcome = sim.run()
     assert outcome.ok, outcome.error
@@ -44,7 +44,7 @@ def run() -> tuple[Recording, Outcome]:
 
 
 def test_recording_changes_nothing(run: tuple[Recording, Outcome]) -> None:
-    sim = Simulation(work, seed=1)
+    sim = Simulation(work, seed=1, compute=COMPUTE_S)
     disturb(sim)
     assert sim.run().digest == run[1].digest
 
@@ -57,7 +57,7 @@ def test_the_story_says_what_happened_until_when_and_why(run: tuple[Recording, O
         "0.200 s  FAULT  partition({0, 1}, {2, 3}); until 2.000 s (heal())",
         "0.500 s  FAULT  crash(3); down until 2.000 s",
         "the coordinator lost worker 3: worker-3 was lost: nothing listens at its address any more",
-        "aborted because worker-3 was lost",
+        "was not committed: worker-3 was lost",
         '0.800 s  FAULT  crash("coordinator"); down until 2.000 s',
         "0.900 s  FAULT  resume(0): nothing is done",
         "workers 0-2 lost the coordinator",

@@ -35,6 +35,7 @@ def test_the_times_of_the_default() -> None:
         "answer_ns": 34.0,
         "gather_ns": 0.1,
         "settle_ns": 2.0,
+        "retry_ns": 1.0,
         "vote_ns": 300.0,
         "decision_ns": 330.0,
     }

@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import quicoll.state.keeper
 from quicoll.engine.decisions import Decision
 from quicoll.errors import (
     AuditError,
     CheckpointError,
     Corrupted,
+    Diverged,
+    JobDone,
     LocalError,
     Mismatch,
     Partitioned,
@@ -26,8 +29,12 @@ from quicoll.errors import (
     StepAborted,
     Terminated,
 )
+from quicoll.membership.member.actions import JobOver
 from quicoll.membership.view import Member, View
+from quicoll.state.comparison import row
 from quicoll.state.rank_state import RankState
+from quicoll.state.synchronisation import Unequal, ViewState
+from quicoll.state.tree import flatten
 from quicoll.state.version import StateVersion
 from quicoll.step import Step, StepPhase, StepProtocol
 from quicoll.stop import StopRequest
@@ -70,6 +77,7 @@ class FakeEngine:
             "unanswered": None,
             "decision": committed(),
             "give_up": None,
+            "break_view": None,
         }
 
     async def _answer(self, method: str, *arguments: Any) -> Any:
@@ -99,8 +107,21 @@ class FakeEngine:
     async def give_up(self, view_id: int, reason: str) -> None:
         await self._answer("give_up", view_id, reason)
 
+    async def break_view(self, view_id: int, error: QuicollError) -> None:
+        await self._answer("break_view", view_id, error)
+
     def state_received(self, rank: int, step: int, index: int) -> None:
         self.calls.append(("state_received", rank, step, index))
+
+    def state_torn(self, step: int, cause: str) -> None:
+        self.calls.append(("state_torn", step, cause))
+
+    @property
+    def observers(self) -> FakeEngine:
+        return self
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        self.calls.append((kind, fields))
 
     def asked(self, method: str) -> list[tuple[Any, ...]]:
         return [call[1:] for call in self.calls if call[0] == method]
@@ -147,23 +168,55 @@ class FakeContext:
 
 
 class FakeGroup:
-    """Of this rank, and of others that hold `others`: rows of decision, step and whether they can hand it over."""
+    """Of this rank, and of others that hold `others`, and tell it as rows."""
 
     def __init__(self) -> None:
         self.rank = 0
         self.compared = 0
-        self.others: list[list[int]] = []
+        self.others: list[Any] = []
         self.error: BaseException | None = None
 
     async def all_gather(self, mine: Any) -> Any:
         self.compared += 1
         if self.error is not None:
             raise self.error
-        return np.concatenate([mine, *(np.array(row, np.int64) for row in self.others)])
+        return np.concatenate([mine, *self.others])
+
+
+def told(version: StateVersion, held: Any) -> Any:
+    """The row of a rank that holds this."""
+    state = RankState()
+    state.version = version
+    return row(state, flatten(held), check_every=0)
+
+
+class FakeCheck:
+    """In the place of StateCheck: `found` is what it comes to."""
+
+    begun = 0
+    found: Any = None
+
+    def __init__(self, state: RankState, group: Any) -> None:
+        type(self).begun += 1
+
+    async def result(self, nodes: Any) -> Any:
+        if isinstance(self.found, BaseException):
+            raise self.found
+        if isinstance(self.found, asyncio.Event):
+            await self.found.wait()
+        return self.found
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> type[FakeCheck]:
+    class Checks(FakeCheck): ...
+
+    monkeypatch.setattr(quicoll.state.keeper, "StateCheck", Checks)
+    return Checks
 
 
 class Rank:
-    def __init__(self) -> None:
+    def __init__(self, check_every: int = 0) -> None:
         self.engine = FakeEngine()
         self.context = FakeContext()
         self.group = FakeGroup()
@@ -176,6 +229,7 @@ class Rank:
             state=self.state,
             state_group=self.group,  # type: ignore[arg-type]
             hold_timeout=HOLD,
+            check_every=check_every,
             stop=self.stop,
             stop_timeout=0.001,
         )
@@ -429,6 +483,8 @@ async def test_a_view_that_breaks_while_states_are_compared_aborts_the_step_that
     with pytest.raises(StepAborted, match="step 42 was not committed"):
         await rank.one()
     assert (rank.protocol.phase, rank.engine.asked("give_up")) == (StepPhase.OUTSIDE, [])
+    # The engine knows already what an operation met, and nothing of a digest that was found to be wrong.
+    assert rank.engine.asked("break_view") == [(1, rank.group.error)]
     rank.group.error = None
     assert await rank.one() == 42
     assert rank.group.compared == 2
@@ -436,7 +492,7 @@ async def test_a_view_that_breaks_while_states_are_compared_aborts_the_step_that
 
 async def test_a_rank_that_cannot_take_the_state_ends_the_view_for_the_others() -> None:
     rank = Rank()
-    rank.group.others = [[9, 9, 1]]
+    rank.group.others = [told(StateVersion(9, 9), {})]
     with pytest.raises(LocalError, match="register_state"):
         await rank.one()
     ((view_id, reason),) = rank.engine.asked("give_up")
@@ -531,6 +587,197 @@ async def test_only_plain_functions_run_at_a_commit() -> None:
     with pytest.raises(LocalError, match="its work is not done"):
         async with rank.step() as step:
             step.on_commit(lambda: later())  # type: ignore[arg-type]
+
+
+# -- comparing states ------------------------------------------------------------------------------------------------
+
+
+async def test_states_are_compared_after_so_many_committed_steps_since_the_last_time(checks: type[FakeCheck]) -> None:
+    rank = Rank(check_every=3)
+    begun = []
+    for _ in range(8):
+        await rank.one()
+        begun.append(checks.begun)
+    assert begun == [0, 1, 1, 1, 2, 2, 2, 3]  # after the view's first step, then after 4 and 7
+    rank.engine.answers["wait_view"] = view(2)
+    for _ in range(4):
+        await rank.one()
+        begun.append(checks.begun)
+    assert begun[8:] == [3, 4, 4, 4]
+
+
+async def test_states_are_not_compared_between_views_where_the_setting_is_zero(checks: type[FakeCheck]) -> None:
+    rank = Rank(check_every=0)
+    for _ in range(5):
+        await rank.one()
+    assert checks.begun == 0
+
+
+async def test_the_lowest_ranks_setting_holds(checks: type[FakeCheck]) -> None:
+    rank, lowest = Rank(check_every=1), RankState()
+    rank.group.rank = 1
+    rank.group.others = [row(lowest, None, check_every=0)]
+
+    async def lowest_first(mine: Any) -> Any:
+        return np.concatenate([*rank.group.others, mine])
+
+    rank.group.all_gather = lowest_first  # type: ignore[method-assign]
+    for _ in range(3):
+        await rank.one()
+    assert checks.begun == 0
+
+
+async def test_states_that_differ_abort_the_step_before_its_vote_and_name_who_and_what(
+    checks: type[FakeCheck],
+) -> None:
+    rank = Rank(check_every=1)
+    rank.engine.answers["wait_view"] = view(1, world=3)
+    await rank.one()
+    checks.found = Unequal((2,), "net.w", 0, "the state of worker-2 is not what most ranks hold")
+    with pytest.raises(StepAborted, match="step 2 was not committed: the state of worker-2 is not") as caught:
+        await rank.one()
+    assert (caught.value.rank, caught.value.node, rank.ran) == (2, "worker-2", [1])
+    ((view_id, error),) = rank.engine.asked("break_view")
+    assert (view_id, type(error), error.node) == (1, Corrupted, "worker-2")
+    assert len(rank.engine.asked("vote")) == 1
+    assert (rank.protocol.phase, rank.protocol.in_doubt) == (StepPhase.OUTSIDE, False)
+    # The next view begins with a comparison, and the step keeps its number.
+    rank.engine.answers["wait_view"] = view(2, world=3)
+    checks.found = None
+    assert await rank.one() == 2
+    assert rank.group.compared == 2
+
+
+async def test_states_of_which_nobody_knows_the_right_one_blame_nobody(checks: type[FakeCheck]) -> None:
+    rank = Rank(check_every=1)
+    await rank.one()
+    checks.found = Unequal((0, 1), "w", None, "the ranks hold different states")
+    with pytest.raises(StepAborted) as caught:
+        await rank.one()
+    assert (caught.value.rank, caught.value.node) == (None, "")
+
+
+@pytest.mark.parametrize("kind", [PeerError, Corrupted, Partitioned])
+async def test_a_comparison_that_a_lost_rank_ends_aborts_the_step(
+    checks: type[FakeCheck], kind: type[QuicollError]
+) -> None:
+    rank = Rank(check_every=1)
+    await rank.one()
+    checks.found = kind("worker-1 was lost")
+    with pytest.raises(StepAborted, match="worker-1 was lost"):
+        await rank.one()
+    assert (rank.engine.asked("give_up"), len(rank.engine.asked("vote"))) == ([], 1)
+
+
+async def test_a_step_that_is_cancelled_while_states_are_compared_ends_on_the_others_too(
+    checks: type[FakeCheck],
+) -> None:
+    rank = Rank(check_every=1)
+    await rank.one()
+    checks.found = asyncio.Event()
+    task = asyncio.ensure_future(rank.one())
+    while rank.protocol.phase is not StepPhase.END:  # noqa: ASYNC110 - one turn of the loop after the other
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rank.engine.asked("give_up") == [(1, "CancelledError")]
+    assert (rank.protocol.phase, len(rank.engine.asked("vote"))) == (StepPhase.OUTSIDE, 1)
+
+
+async def test_a_step_that_fails_by_itself_leaves_its_comparison_alone(checks: type[FakeCheck]) -> None:
+    rank = Rank(check_every=1)
+    await rank.one()
+    checks.found = AssertionError("nobody looks at it")
+    with pytest.raises(ZeroDivisionError):
+        await rank.one(raising(ZeroDivisionError()))
+    assert checks.begun == 1
+
+
+async def test_what_save_raises_when_states_are_compared_ends_the_view() -> None:
+    rank = Rank(check_every=1)
+    rank.state.register(lambda: {"w": np.ones(2)}, lambda new: None)
+    await rank.one()
+
+    def save() -> Any:
+        raise ValueError("no memory, say")
+
+    rank.state.save = save
+    with pytest.raises(ValueError, match="no memory"):
+        await rank.one()
+    assert rank.engine.asked("give_up") == [(1, "ValueError: no memory, say")]
+    assert (rank.protocol.phase, len(rank.engine.asked("begin"))) == (StepPhase.OUTSIDE, 1)
+
+
+async def test_ranks_that_have_diverged_begin_no_step_any_more_and_leave_the_view_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def diverged(*arguments: Any, **settings: Any) -> Any:
+        raise Diverged("the ranks hold different states", step=40, view=1, nodes=("worker-0", "worker-1"), tensor="w")
+
+    rank = Rank()
+    with monkeypatch.context() as patched:
+        patched.setattr(quicoll.state.keeper, "synchronise", diverged)
+        with pytest.raises(Diverged, match="different states"):
+            await rank.one()
+    with pytest.raises(Diverged, match="different states"):
+        await rank.protocol.ready()
+    await asyncio.sleep(0)
+    assert rank.engine.asked("give_up") == []
+    ((fields,),) = rank.engine.asked("state_differs")
+    assert fields == {"step": 40, "nodes": ["worker-0", "worker-1"], "tensor": "w", "from_node": ""}
+
+
+async def test_on_demand_states_are_compared_whatever_was_before() -> None:
+    rank = Rank()
+    with pytest.raises(LocalError, match=r"call job\.register_state"):
+        await rank.protocol.check_state()
+    held = {"w": np.ones(2)}
+    rank.state.register(lambda: held, lambda new: None)
+    assert await rank.protocol.check_state() == flatten(held).digest
+    before = rank.group.compared
+    held["w"][0] = 3.0
+    assert await rank.protocol.check_state() == flatten(held).digest
+    assert rank.group.compared == before + 1
+    async with rank.step():
+        with pytest.raises(LocalError, match="already open"):
+            await rank.protocol.check_state()
+
+
+async def test_what_became_of_states_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ViewState(
+        b"", StateVersion(3, 8), StateVersion(0, 5), 0, 0, Unequal((0, 1), "w", 2, "the state of worker-0 is not")
+    )
+
+    async def synchronised(*arguments: Any, **settings: Any) -> ViewState:
+        return found
+
+    rank = Rank()
+    rank.engine.answers["wait_view"] = view(1, world=3)
+    rank.state.register(lambda: {"sampler": 3}, lambda new: None, ("sampler",))
+    monkeypatch.setattr(quicoll.state.keeper, "synchronise", synchronised)
+    await rank.protocol.ready()
+    await asyncio.sleep(0)
+    assert rank.engine.calls[1:] == [
+        ("state_differs", {"step": 8, "nodes": ["worker-0", "worker-1"], "tensor": "w", "from_node": "worker-2"}),
+        ("state_received", 0, 8, 3),
+        ("own_state_kept", {"names": ["sampler"], "own_step": 5, "step": 8}),
+    ]
+
+
+async def test_a_state_that_is_torn_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank()
+
+    async def tear(*arguments: Any, **settings: Any) -> ViewState:
+        rank.state.torn = True
+        raise PeerError("worker-1 was lost")
+
+    monkeypatch.setattr(quicoll.state.keeper, "synchronise", tear)
+    for _ in range(2):
+        with pytest.raises(StepAborted):
+            await rank.protocol.ready()
+    await asyncio.sleep(0)
+    assert rank.engine.asked("state_torn") == [(0, "PeerError: worker-1 was lost")]
 
 
 # -- the audit -------------------------------------------------------------------------------------------------------
@@ -630,3 +877,18 @@ async def test_a_decision_that_does_not_come_is_not_waited_for_when_the_rank_is_
         await rank.one(rank.stop.ask if asked == "in the body" else lambda: None)
     assert (rank.ran, rank.protocol.in_doubt, rank.protocol.phase) == ([], True, StepPhase.OUTSIDE)
     assert rank.engine.asked("unanswered") == [(1, "CancelledError")]
+
+
+async def test_a_job_that_is_done_is_said_at_the_entry_and_ends_a_program_well() -> None:
+    rank = Rank()
+    rank.engine.answers["wait_view"] = JobOver(7)
+    for enter in (rank.protocol.ready, rank.one):
+        caught = None
+        try:
+            await enter()
+        except JobDone as error:
+            caught = error
+        assert caught is not None
+        assert (caught.step, caught.code, isinstance(caught, SystemExit)) == (7, 0, True)
+        assert "the job is done: its other ranks have ended" in str(caught)
+    assert rank.protocol.phase is StepPhase.OUTSIDE

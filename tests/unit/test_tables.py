@@ -10,8 +10,15 @@ import pytest
 
 import quicoll
 from quicoll import Config, errors
+from quicoll.checks import MAX_MEMBERS
+from quicoll.engine.calls import MAX_AHEAD, MAX_AHEAD_BYTES
+from quicoll.engine.early import MAX_EARLY_BYTES
+from quicoll.membership.coordinator.evidence import MAX_VIEWS, VIEW_INTERVAL_NS
+from quicoll.membership.messages import MAX_DIGEST, MAX_GROUPS, MAX_MESSAGE, MAX_TEXT
+from quicoll.membership.view import MAX_ADDRESSES
 from quicoll_transport import errors as transport_errors
 from quicoll_transport.endpoint import EndpointConfig
+from quicoll_transport.net.resolver import MOST
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,3 +128,30 @@ def test_the_tables_of_errors_name_errors_that_are_there_and_say_right_what_goes
     for name, link in told.items():
         if link in ("goes on", "over"):
             assert getattr(transport_errors, name).usable is (link == "goes on"), name
+
+
+def test_every_bound_on_members_has_a_test_that_is_there() -> None:
+    tests = "\n".join(path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py")))
+    rows = table("docs/security.md", "Bounds")
+    assert len(rows) > 20
+    for what, bound, where, named in rows:
+        assert bound, what
+        assert where in ("coordinator", "ranks", "both", "coordinator, ranks"), what
+        assert quoted(named), what
+        assert [name for name in quoted(named) if f"def {name}(" not in tests] == [], what
+
+
+def test_the_bounds_on_members_are_those_of_the_code() -> None:
+    """Figures that stand in the code under a name."""
+    bounds = {what: bound for what, bound, _, _ in table("docs/security.md", "Bounds")}
+    views = f"{MAX_VIEWS} at once, {60 * 10**9 // VIEW_INTERVAL_NS} a minute"
+    assert bounds["views proposed, by whatever it does"] == views
+    assert bounds["nodes connected"] == str(MAX_MEMBERS)
+    assert bounds["announcements for a view to come"].startswith(f"{MAX_EARLY_BYTES >> 20} MiB for each link")
+    ahead = f"{MAX_AHEAD_BYTES >> 20} MiB and {MAX_AHEAD} operations"
+    assert bounds["announcements of the present view"].startswith(ahead)
+    assert bounds["an announcement"] == f"4096 characters, {MAX_MEMBERS} counts, {2 * MAX_MEMBERS} measurements"
+    texts = f"{MAX_MESSAGE >> 20} MiB; texts {MAX_TEXT} characters, digests {MAX_DIGEST} bytes, {MAX_GROUPS} sub-groups"
+    assert bounds["a membership message"] == texts
+    assert bounds["addresses of a member"].startswith(f"{MAX_ADDRESSES}, ")
+    assert bounds["names looked up for its addresses"].startswith(f"{MOST} at a time")

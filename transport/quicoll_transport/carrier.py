@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CLOSE_GONE",
     "CLOSE_NORMAL",
+    "CLOSE_OUTDATED",
     "CLOSE_PROTOCOL",
     "CLOSE_REFUSED",
     "CLOSE_REPLACED",
@@ -54,6 +55,7 @@ CLOSE_REFUSED = 0x7101
 CLOSE_PROTOCOL = 0x7102
 CLOSE_GONE = 0x7103  # the link that this connection belongs to has ended, or was never known here
 CLOSE_REPLACED = 0x7104  # the link goes on over another connection
+CLOSE_OUTDATED = 0x7105  # a later process of this node has a link here; the reason is its incarnation, in digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,8 @@ from quicoll.membership.messages import (
     CoordinatorMessage,
     Decide,
     Install,
+    JobEnded,
+    Outdated,
     Propose,
     RefuseJoin,
     Withhold,
@@ -85,6 +87,16 @@ class ActionQueue:
     def have_adopt(self, node: str, incarnation: int, lost_after_ns: int) -> None:
         """Tell a process that is on no list which setting it has to join with."""
         self._actions.append(TellMember(node, incarnation, Adopt(lost_after_ns=lost_after_ns)))
+
+    def outdate(self, node: str, incarnation: int, latest: int) -> None:
+        """Tell a process that is on no list which incarnation of its node is the latest."""
+        self._actions.append(TellMember(node, incarnation, Outdated(latest=latest)))
+
+    def end(self, candidate: Candidate, step: int) -> None:
+        """Tell a node that the job is done, and close its link when it has had time to say that it has heard."""
+        candidate.told_end = True
+        self.tell(candidate, JobEnded(step=step))
+        self.drop(candidate.node, candidate.incarnation, "the job is done")
 
     def withhold(self, cause: str, *, now_ns: int) -> None:
         """Tell every node that waits why there is no view; each gets each reason once."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CoordinatorAction",
     "DropLink",
+    "JobFinished",
     "MembershipEvent",
     "NodeJoined",
     "NodeLost",
@@ -102,8 +103,25 @@ class ViewWithheld:
     cause: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFinished:
+    """The job is done: these nodes have ended at `step`, as their users count, and nobody of the last view goes on."""
+
+    now_ns: int
+    step: int
+    nodes: tuple[str, ...]
+
+
 MembershipEvent: TypeAlias = (
-    NodeJoined | NodeLost | ViewProposed | ViewInstalled | ViewAborted | StepCommitted | StepRejected | ViewWithheld
+    NodeJoined
+    | NodeLost
+    | ViewProposed
+    | ViewInstalled
+    | ViewAborted
+    | StepCommitted
+    | StepRejected
+    | ViewWithheld
+    | JobFinished
 )
 
 

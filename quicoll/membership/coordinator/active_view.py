@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quicoll.membership.coordinator.ballot import Ballot, BallotResult
+from quicoll.membership.coordinator.evidence import Contradiction
 from quicoll.membership.messages import BeginStep, Vote
 
 if TYPE_CHECKING:
@@ -67,14 +68,15 @@ class ActiveView:
         if message.step != expected:
             word = "voted on" if isinstance(message, Vote) else "began"
             cause = f"{node} {word} step {message.step}, but the next one is {expected}"
-            return BallotResult(commit=False, cause=cause, culprit=node)
+            return BallotResult(commit=False, cause=cause, culprit=node, contradiction=Contradiction((node,)))
         if self.ballot is None:
             self.ballot = Ballot(self.view, step=expected)
         if isinstance(message, BeginStep):
             self.ballot.begin(node)
             return None
         if self.ballot.voted(node):
-            return BallotResult(commit=False, cause=f"{node} voted twice on step {message.step}", culprit=node)
+            cause = f"{node} voted twice on step {message.step}"
+            return BallotResult(commit=False, cause=cause, culprit=node, contradiction=Contradiction((node,)))
         outcome = self.ballot.vote(node, message)
         if outcome is None:
             self.late_ns = self.late_ns or now_ns + self._config.vote_timeout_ns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from quicoll.membership.view import has_quorum
@@ -34,12 +35,14 @@ def shortfall(nodes: Sequence[str], *, history: History, config: CoordinatorConf
     return ""
 
 
-def join_refusal(join: Join, *, history: History, config: CoordinatorConfig) -> str:
+def join_refusal(node: str, join: Join, *, history: History, config: CoordinatorConfig) -> str:
     """Return why a node cannot take part, whatever comes later; "" if it can.
 
     A journal that knows less than a member was lost, restored from a copy, or is another job's. To go on with it would
     commit steps a second time. Only a new journal takes a member's step, as the checkpoint to go on from.
     """
+    if config.nodes and not any(fnmatchcase(node, pattern) for pattern in config.nodes):
+        return f"{node} is none of the nodes that may join: {name_list(config.nodes)}"
     if join.world_size is not None and join.world_size != config.world_size:
         return f"the coordinator was started for world size {config.world_size}, not {join.world_size}"
     if not join.adopts and differs(join, config=config):
@@ -49,6 +52,8 @@ def join_refusal(join: Join, *, history: History, config: CoordinatorConfig) -> 
         )
     if join.seed is not None and join.seed != history.seed:
         return f"the job's seed is {history.seed}, this node's {join.seed}; set both alike, or leave the node's out"
+    if config.insists_on_vote_timeout and (contradiction := _vote_contradiction(join, config=config)):
+        return contradiction
     if history.view is not None and join.committed_step > history.committed_step:
         return f"the node holds step {join.committed_step}, the journal ends at {history.committed_step}"
     if join.doubt is not None and join.doubt[0] > history.last_view_id:
@@ -60,6 +65,21 @@ def join_refusal(join: Join, *, history: History, config: CoordinatorConfig) -> 
 def differs(join: Join, *, config: CoordinatorConfig) -> bool:
     """Whether node and coordinator have different values of a setting that they have to share."""
     return None is not join.lost_after_ns != config.lost_after_ns is not None
+
+
+def _vote_contradiction(join: Join, *, config: CoordinatorConfig) -> str:
+    """Return which settings of a node contradict the deadline for votes, "" if none does.
+
+    Votes are waited for from the first one on. Where a collective may take longer, the wait ends for the vote of a rank
+    that is still inside of it, and blames that rank; where a rank waits less long for the decision, it takes itself for
+    cut off while the others still vote.
+    """
+    votes = f"the coordinator waits {_seconds(config.vote_timeout_ns)} for votes (--vote-timeout)"
+    if join.timeout_ns is not None and join.timeout_ns > config.vote_timeout_ns:
+        return f"{votes}, this node's timeout is {_seconds(join.timeout_ns)}: it has to be no longer"
+    if join.hold_timeout_ns is not None and join.hold_timeout_ns <= config.vote_timeout_ns:
+        return f"{votes}, this node's hold_timeout is {_seconds(join.hold_timeout_ns)}: it has to be longer"
+    return ""
 
 
 def _seconds(duration_ns: int | None) -> str:

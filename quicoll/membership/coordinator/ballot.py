@@ -2,7 +2,8 @@
 
     every member votes ok, all digests equal     commit
     a member votes no                            abort at once: one "no" decides, and the others need not finish
-    every member votes ok, digests differ        abort; name the minority, or both sides of a tie
+    every member votes ok, digests differ        abort; name the minority, which computed wrongly or was sent something
+                                                 else than the others, or both sides of a tie
     the same, but the digests of a sub-group     abort likewise; the digests of one id are compared with each other
 
 Digests are compared only when all are there: with the votes of a part, a minority could look like a majority, and the
@@ -14,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quicoll.membership.coordinator.evidence import NOBODY, Contradiction
 from quicoll.membership.messages import FailureKind, Vote, clip
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class BallotResult:
         cause: Of an abort, for people.
         culprit: The node that caused the abort; "" where no single one did.
         kind: Kind of failure.
+        contradiction: Who can have caused it.
     """
 
     commit: bool
@@ -39,6 +42,7 @@ class BallotResult:
     cause: str = ""
     culprit: str = ""
     kind: FailureKind = "failed"
+    contradiction: Contradiction = NOBODY
 
 
 class Ballot:
@@ -75,8 +79,13 @@ class Ballot:
         self._inside[node] = None
         self._votes[node] = vote
         if not vote.ok:
-            reason = vote.reason or "no reason given"
-            return BallotResult(commit=False, cause=clip(f"{node} voted no: {reason}"), culprit=vote.culprit or node)
+            cause = clip(f"{node} voted no: {vote.reason or 'no reason given'}")
+            parts = (
+                (node,) if vote.culprit in ("", node) or vote.culprit not in self.view.nodes else (node, vote.culprit)
+            )
+            return BallotResult(
+                commit=False, cause=cause, culprit=vote.culprit or node, contradiction=Contradiction(parts)
+            )
         if len(self._votes) < self.view.world_size:
             return None
         sides: dict[bytes, list[str]] = {}
@@ -100,8 +109,10 @@ def _mismatch(what: str, sides: dict[bytes, list[str]]) -> BallotResult:
     described = [f"{', '.join(nodes)} have {digest[:8].hex() or 'none'}" for digest, nodes in sides.items()]
     if len(largest) > 1:
         cause = f"{what} differ and no side is larger: {'; '.join(described)}"
-        return BallotResult(commit=False, cause=clip(cause), kind="corrupted")
-    minority = [node for digest, nodes in sides.items() if digest != largest[0] for node in nodes]
-    cause = f"{what} differ; in the minority: {', '.join(minority)} ({'; '.join(described)})"
+        everyone = Contradiction(tuple(node for nodes in sides.values() for node in nodes), sent=True)
+        return BallotResult(commit=False, cause=clip(cause), kind="corrupted", contradiction=everyone)
+    minority = tuple(node for digest, nodes in sides.items() if digest != largest[0] for node in nodes)
+    cause = f"{what} differ; wrong: {', '.join(minority)}, or who sends to it ({'; '.join(described)})"
     culprit = minority[0] if len(minority) == 1 else ""
-    return BallotResult(commit=False, cause=clip(cause), culprit=culprit, kind="corrupted")
+    contradiction = Contradiction(minority, tuple(sides[largest[0]]), sent=True)
+    return BallotResult(commit=False, cause=clip(cause), culprit=culprit, kind="corrupted", contradiction=contradiction)

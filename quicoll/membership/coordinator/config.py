@@ -24,6 +24,7 @@ class CoordinatorConfig:
         world_size: Nodes of the first view.
         min_world_size: Least nodes of every view.
         max_world_size: Most nodes of every view; those beyond stand by and take the places of those that go.
+        nodes: Who may join: names, or patterns with * and ?; empty lets in every node with a certificate of the job.
         seed: The job's; None takes the journal's.
         tiers: Tier metadata for every view.
         lost_after_ns: Silence after which a member is lost. A node that insists on another one is refused; None lets
@@ -36,13 +37,17 @@ class CoordinatorConfig:
         quiet_ns: Without an open step for so long, the boundary is taken to be one on every member; about a round trip.
         vote_timeout_ns: From the first vote of a step to the last; the members that are late are left out. Has to be
             longer than ranks may differ in the work of a step.
+        insists_on_vote_timeout: Whether a node is refused that insists on settings which contradict it: a collective
+            that may take longer, or a wait for the decision that ends sooner.
         retry_min_ns: Least back-off of a node that was left out.
-        retry_max_ns: Most back-off of a node that was left out.
+        retry_max_ns: Most back-off of a node that was left out; one that cannot show that it reaches the others is
+            tried after so long.
     """
 
     world_size: int
     min_world_size: int = 1
     max_world_size: int = MAX_MEMBERS
+    nodes: tuple[str, ...] = ()
     seed: int | None = None
     tiers: Mapping[str, str] = field(default_factory=dict)
     lost_after_ns: int | None = None
@@ -51,6 +56,7 @@ class CoordinatorConfig:
     settle_ns: int = 5 * _SECOND
     quiet_ns: int = _SECOND // 4
     vote_timeout_ns: int = 300 * _SECOND
+    insists_on_vote_timeout: bool = False
     retry_min_ns: int = _SECOND
     retry_max_ns: int = 30 * _SECOND
 

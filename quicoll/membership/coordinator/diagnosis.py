@@ -7,10 +7,12 @@
 A report comes from one end of a pair. Its other end reports the first, and a third member would get whichever came
 sooner. So the announcement waits for the others, for `gather_ns` from the first report against a pair or until all have
 reported; the next view waits as long in any case. Where no report is about a pair (an exception in a step, a deadline),
-or a node is known to be gone, nothing is waited for.
+or a node is known to be gone, nothing is waited for; unless the view before this one failed too (`patient`), for who is
+in every failure is better known from all reports than from the fastest.
 
     failure      pairs in the reports                  culprit
     failed       who lost whom                         the first of those left out (suspicions.py)
+                 who names whom                        who is in most pairs, or whom the first names
     corrupted    who got corrupt bits from whom        who is in most pairs, or the source of the first
     mismatch     who called something else than whom   who is in most pairs, if in more than half as many as there are
                                                        nodes in any; otherwise nobody
@@ -18,14 +20,17 @@ or a node is known to be gone, nothing is waited for.
 A node with damaged memory corrupts what it gets from everybody, or what everybody gets from it; both show as many pairs
 that share one node. A single pair does not tell which end it was, or whether it was the path; the source is named,
 since its checksum is what the bits do not fit, and the cause names both.
+
+Of each member one reason is kept, and at most one pair with each other member, however often it reports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from quicoll.membership.coordinator.evidence import NOBODY, Contradiction, contradiction_of
 from quicoll.membership.coordinator.suspicions import Suspicions
 from quicoll.membership.messages import Decline, FailureKind, Report, clip
 
@@ -45,12 +50,14 @@ class ViewFailure:
         kind: Kind of failure; decides which error callers get.
         culprit: The node that caused it, "" where no single one did.
         lost: Nodes that are gone, or left out of the next view.
+        contradiction: Who can have caused it, of those that may be in the next view; nobody where nothing failed.
     """
 
     cause: str
     kind: FailureKind = "failed"
     culprit: str = ""
     lost: tuple[str, ...] = ()
+    contradiction: Contradiction = NOBODY
 
 
 def most_suspected(pairs: Iterable[tuple[str, str]]) -> tuple[str, int, int]:
@@ -71,6 +78,13 @@ def most_suspected(pairs: Iterable[tuple[str, str]]) -> tuple[str, int, int]:
 class Diagnosis:
     """Reports on the end of `view`, from its end to the next proposal.
 
+    Args:
+        view: The view.
+        ballot: Of the step that is open.
+        gather_ns: How long other reports are waited for.
+        weights: How much is held against nodes from before, for `vertex_cover`.
+        patient: Whether they are waited for in any case.
+
     Attributes:
         view: The view that ended.
         ballot: Of the step that was open; None if none was.
@@ -78,17 +92,27 @@ class Diagnosis:
         deadline_ns: When further reports are waited for no more; None while none is about a pair.
     """
 
-    def __init__(self, view: View, ballot: Ballot | None, *, gather_ns: int) -> None:
+    def __init__(
+        self,
+        view: View,
+        ballot: Ballot | None,
+        *,
+        gather_ns: int,
+        weights: Mapping[str, int] | None = None,
+        patient: bool = False,
+    ) -> None:
         self.view = view
         self.ballot = ballot
         self.announced = False
         self.deadline_ns: int | None = None
         self._gather_ns = gather_ns
         self._kind: FailureKind = "failed"
-        self._causes: dict[str, dict[str, None]] = {}  # reasons, and the nodes that give them
+        self._patient = patient
+        self._causes: dict[str, str] = {}  # by member that reports, its first reason
         self._reported_culprit = ""  # as the first report has it
         self._lost: dict[str, str] = {}
-        self._suspicions = Suspicions()
+        self._suspicions = Suspicions(weights or {})
+        self._accused: dict[tuple[str, str], None] = {}  # who named whom, in whatever way; an ordered set
         self._blamed: dict[tuple[str, str], None] = {}  # an ordered set
         self._reporters: dict[str, None] = {}  # an ordered set
 
@@ -106,7 +130,8 @@ class Diagnosis:
             unreachable = tuple((other, report.reason) for other in report.unreachable)
             reason = "" if unreachable else report.reason
             report = Report(view_id=report.view_id, lost=unreachable, reason=reason)
-        others = [other for other in self.view.nodes if other != node and other in connected]
+        others = dict.fromkeys(connected)  # looked up for each name in a report, of which there may be a thousand
+        others.pop(node, None)
         lost = [(other, cause) for other, cause in report.lost if other in others]
         blamed = [other for other in report.blamed if other in others]
         if not self._reporters:
@@ -118,8 +143,12 @@ class Diagnosis:
         if report.kind == self._kind:
             self._blamed |= {(node, other): None for other in blamed}
             if report.reason or not lost:
-                self._causes.setdefault(report.reason or "the view cannot go on", {})[node] = None
-        if (lost or blamed) and self.deadline_ns is None:
+                self._causes.setdefault(node, report.reason or "the view cannot go on")
+        unreached = [other for other, _ in lost]
+        culprit = (report.culprit,) if report.culprit in others and report.culprit not in unreached else ()
+        named = [*blamed, *culprit]
+        self._accused |= {(node, other): None for other in named}
+        if (lost or blamed or self._patient) and self.deadline_ns is None:
             self.deadline_ns = now_ns + self._gather_ns
 
     def node_lost(self, node: str, cause: str) -> None:
@@ -130,7 +159,7 @@ class Diagnosis:
 
     def complete(self, present: Sequence[str], *, now_ns: int) -> bool:
         """Return whether no further report is waited for. present: nodes of the view that are still connected."""
-        suspected = self._suspicions or (self._blamed and not self.announced)
+        suspected = self._suspicions or ((self._blamed or self._patient) and not self.announced)
         all_reported = all(node in self._reporters for node in present)
         return self.deadline_ns is None or not suspected or all_reported or now_ns >= self.deadline_ns
 
@@ -138,15 +167,33 @@ class Diagnosis:
         """Return the failure by the reports so far. present: as in `complete`."""
         if self._kind == "failed":
             lost = tuple(node for node in self.view.nodes if node in self._lost or node in self.excluded(present))
-            order = (*self._lost, *self.excluded(present), self._reported_culprit)
+            common = self._contradiction().strong if self._accused else ()
+            order = (*self._lost, *self.excluded(present), *(common if len(common) == 1 else (self._reported_culprit,)))
             causes = [*self._lost.values(), self._suspicions.describe(), *self._reasons()]
-            return ViewFailure(clip("; ".join(filter(None, causes))), culprit=order[0], lost=lost)
+            cause = clip("; ".join(filter(None, causes)))
+            return ViewFailure(cause, culprit=order[0], lost=lost, contradiction=self._contradiction())
         # Those of a mismatch name the ranks that differ, alike at all ends.
-        reasons = self._causes if self._kind == "mismatch" else self._reasons()
-        return ViewFailure(clip("; ".join(reasons)), self._kind, self._cause_node())
+        reasons = dict.fromkeys(self._causes.values()) if self._kind == "mismatch" else self._reasons()
+        cause = clip("; ".join(reasons))
+        return ViewFailure(cause, self._kind, self._cause_node(), contradiction=self._contradiction())
+
+    def _contradiction(self) -> Contradiction:
+        if self._lost:
+            return Contradiction(tuple(self._lost), paths=True)
+        pairs = [*self._accused, *self._suspicions.pairs]
+        if not pairs:
+            return Contradiction(tuple(self._reporters))
+        # Who names nobody, while others do, most likely saw what followed from it.
+        named = contradiction_of(pairs, paths=not self._accused)
+        rest = tuple(node for node in self._reporters if node not in named)
+        return replace(named, weak=(*named.weak, *rest))
 
     def _reasons(self) -> list[str]:
-        return [f"{', '.join(nodes)}: {reason}" for reason, nodes in self._causes.items()]
+        """Return the reasons that were given, each once, with the nodes that gave it."""
+        nodes: dict[str, list[str]] = {}
+        for node, reason in self._causes.items():
+            nodes.setdefault(reason, []).append(node)
+        return [f"{', '.join(given)}: {reason}" for reason, given in nodes.items()]
 
     def excluded(self, present: Sequence[str]) -> dict[str, str]:
         """Return connected nodes that the next view is formed without, each with the reason, in order of decision."""

@@ -1,8 +1,10 @@
 """Whether there can be a view now, of which nodes, and how long missing ones are waited for.
 
-It looks at the connected nodes (roster.py) and at what is durable (history.py), and changes neither. It finds one of
+It looks at the connected nodes (roster.py), at what failed views say of them (evidence.py), and at what is durable
+(history.py), and changes none. It finds one of
 
     obstacle    no view can be made of these; look again when a node that was left out may be tried anew
+    waiting     a view can be made, but views have failed again and again; the next one waits (evidence.py)
     settling    a view can be made, but nodes of the last one are missing; the rest wait for them, once, for a while
     ready       a view can be made, and is to be proposed
 
@@ -30,6 +32,7 @@ from quicoll.membership.view import View
 
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.config import CoordinatorConfig
+    from quicoll.membership.coordinator.evidence import Evidence
     from quicoll.membership.coordinator.history import History
     from quicoll.membership.coordinator.roster import Candidate, Roster
 
@@ -57,8 +60,9 @@ class Formation:
     The history is an argument everywhere, since it is replaced with every record: one owner, and no second copy.
     """
 
-    def __init__(self, roster: Roster, config: CoordinatorConfig, *, history: History) -> None:
+    def __init__(self, roster: Roster, evidence: Evidence, config: CoordinatorConfig, *, history: History) -> None:
         self._roster = roster
+        self._evidence = evidence
         self._config = config
         self._waits_for_absent = history.view is not None
         self._settle_ns: int | None = None  # the end of the grace period, once it has begun
@@ -67,7 +71,18 @@ class Formation:
         """Return who would be in a view proposed now, by rank."""
         last = history.view
         preferred = last.nodes if last is not None else ()
-        return self._roster.choose(now_ns=now_ns, limit=self._config.max_world_size, preferred=preferred)
+        return self._roster.choose(
+            now_ns=now_ns,
+            limit=self._config.max_world_size,
+            preferred=preferred,
+            without=self._evidence.left_out(now_ns=now_ns),
+        )
+
+    def next_return(self, *, now_ns: int) -> int | None:
+        """Return when the next connected node that is left out may be tried again; None if none is."""
+        nodes = [candidate.node for candidate in self._roster]
+        times = (self._roster.next_retry(now_ns=now_ns), self._evidence.next_return(nodes, now_ns=now_ns))
+        return min((at for at in times if at is not None), default=None)
 
     def shortfall(self, chosen: list[Candidate], history: History) -> str:
         """Return why these are too few for a view, "" if they are not."""
@@ -84,13 +99,15 @@ class Formation:
         if obstacle:
             self._waits_for_absent = history.view is not None
             self._settle_ns = None
-            return Readiness(chosen, obstacle, self._roster.next_retry(now_ns=now_ns))
+            return Readiness(chosen, obstacle, self.next_return(now_ns=now_ns))
         absent = [node for node in history.base if node not in self._roster]
         if absent and self._waits_for_absent:
             self._settle_ns = now_ns + self._config.settle_ns if self._settle_ns is None else self._settle_ns
             if now_ns < self._settle_ns:
                 waiting = f"there is a quorum; {name_list(absent)} of the last view may still come"
                 return Readiness(chosen, waiting, self._settle_ns)
+        if now_ns < self._evidence.may_propose_ns():
+            return Readiness(chosen, self._evidence.why_waits(), self._evidence.may_propose_ns())
         return Readiness(chosen)
 
     def next_view(self, chosen: list[Candidate], history: History) -> View:

@@ -24,7 +24,17 @@ from quicoll.errors import LocalError
 if TYPE_CHECKING:
     from quicoll.membership.view import View
 
-__all__ = ["CommitRange", "Committed", "History", "InstalledView", "JournalRecord", "Left", "Proposed", "Seeded"]
+__all__ = [
+    "CommitRange",
+    "Committed",
+    "History",
+    "InstalledView",
+    "JournalRecord",
+    "Left",
+    "Proposed",
+    "Seeded",
+    "WentOn",
+]
 
 CommitRange: TypeAlias = tuple[int, int, int]
 """(view_id, first_step, last_step): the steps which a view committed are consecutive."""
@@ -62,12 +72,24 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A node of the last installed view went of its own will, and no longer counts in the base of quorums."""
+    """A node of the last installed view went of its own will, and no longer counts in the base of quorums.
+
+    finished: the step at which its work ended as it should, as its user counts; None where it did not. A node outside
+    of the view that was told the end of the job has finished too.
+    """
 
     node: str
+    finished: int | None = None
 
 
-JournalRecord: TypeAlias = Seeded | Proposed | InstalledView | Committed | Left
+@dataclass(frozen=True, slots=True)
+class WentOn:
+    """A step was begun in the installed view after some had finished: the job goes on without them."""
+
+    view_id: int
+
+
+JournalRecord: TypeAlias = Seeded | Proposed | InstalledView | Committed | Left | WentOn
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +99,9 @@ class History:
     seed: None before the first start. last_view_id: the largest id ever proposed. view: the last installed one. left:
     its nodes that left. commits: by view, ascending; small, as one entry stands for all steps of a view.
     committed_step, committed_view: of the last commit; before any, the step from which the first view went on, and 0.
-    committed_digest: of the last commit.
+    committed_digest: of the last commit. finished: nodes whose work ended as it should at `committed_step`, with
+    nothing begun after it; final_step: that step, as their users count; crowd: how many nodes were left of the view
+    when the first of them ended.
     """
 
     seed: int | None = None
@@ -88,6 +112,9 @@ class History:
     committed_step: int = 0
     committed_view: int = 0
     committed_digest: bytes = b""
+    finished: tuple[str, ...] = ()
+    final_step: int = 0
+    crowd: int = 0
 
     def apply(self, record: JournalRecord) -> History:
         """Return the history after `record`. Raises LocalError when the record contradicts what is there."""
@@ -103,9 +130,9 @@ class History:
             return self._install(record.view)
         if isinstance(record, Committed):
             return self._commit(record)
-        if record.node not in self.base:
-            raise LocalError(f"{record.node} leaves, but the last view has no such node")
-        return replace(self, left=(*self.left, record.node))
+        if isinstance(record, WentOn):
+            return self._go_on(record)
+        return self._leave(record)
 
     @property
     def base(self) -> tuple[str, ...]:
@@ -113,6 +140,11 @@ class History:
         if self.view is None:
             return ()
         return tuple(node for node in self.view.nodes if node not in self.left)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is done, unless a member of the last view goes on: at least half of it has finished."""
+        return bool(self.finished) and 2 * len(self.finished) >= self.crowd
 
     def committed(self, view_id: int, step: int) -> bool:
         """Return whether `view_id` committed `step`; final for every view but the one installed now."""
@@ -134,7 +166,40 @@ class History:
         # The first view of a new journal may go on from a checkpoint; every later one from the last commit.
         if self.view is not None and view.committed_step != self.committed_step:
             raise LocalError(f"view {view.view_id} goes on from step {view.committed_step}, not {self.committed_step}")
-        return replace(self, view=view, left=(), committed_step=view.committed_step)
+        # Where nobody of the last view is left the job begins anew; else a node that is back has not finished.
+        finished = tuple(node for node in self.finished if node not in view.nodes) if self.base else ()
+        final_step, crowd = (self.final_step, self.crowd) if finished else (0, 0)
+        return replace(
+            self,
+            view=view,
+            left=(),
+            committed_step=view.committed_step,
+            finished=finished,
+            final_step=final_step,
+            crowd=crowd,
+        )
+
+    def _leave(self, record: Left) -> History:
+        base, finishes = self.base, record.finished is not None
+        if record.node not in base and not (finishes and self.view is not None):
+            raise LocalError(f"{record.node} leaves, but the last view has no such node")
+        if finishes and record.node in self.finished:
+            raise LocalError(f"{record.node} has finished already")
+        left = (*self.left, record.node) if record.node in base else self.left
+        if record.finished is None:
+            return replace(self, left=left)
+        return replace(
+            self,
+            left=left,
+            finished=(*self.finished, record.node),
+            final_step=max(record.finished, self.final_step),
+            crowd=self.crowd or len(base),
+        )
+
+    def _go_on(self, record: WentOn) -> History:
+        if self.view is None or record.view_id != self.view.view_id:
+            raise LocalError(f"a step is begun in view {record.view_id}, which is not installed")
+        return replace(self, finished=(), final_step=0, crowd=0)
 
     def _commit(self, record: Committed) -> History:
         if self.view is None or record.view_id != self.view.view_id:
@@ -152,4 +217,7 @@ class History:
             committed_step=record.step,
             committed_view=record.view_id,
             committed_digest=record.digest,
+            finished=(),
+            final_step=0,
+            crowd=0,
         )

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quicoll.membership.coordinator.evidence import Contradiction, contradiction_of
 from quicoll.membership.coordinator.suspicions import Suspicions
 from quicoll.membership.messages import Confirm, Decline, Report
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from quicoll.membership.messages import BeginStep, Vote
     from quicoll.membership.view import View
 
@@ -30,7 +33,9 @@ class Proposal:
         decide_ns: When missing answers are awaited no more.
     """
 
-    def __init__(self, view: View, *, now_ns: int, timeout_ns: int, gather_ns: int) -> None:
+    def __init__(
+        self, view: View, *, now_ns: int, timeout_ns: int, gather_ns: int, weights: Mapping[str, int] | None = None
+    ) -> None:
         self.view = view
         self._timeout_ns = timeout_ns
         self._gather_ns = gather_ns
@@ -38,7 +43,7 @@ class Proposal:
         self.decide_ns = self._deadline_ns
         self._confirmed: dict[str, None] = {}  # an ordered set
         self._declined: dict[str, str] = {}
-        self._suspicions = Suspicions()
+        self._suspicions = Suspicions(weights or {})
 
     @property
     def confirmed(self) -> bool:
@@ -79,6 +84,15 @@ class Proposal:
             seconds = self._timeout_ns / 1e9
             out |= {node: f"{node} did not answer within {seconds:g} s" for node in self._silent}
         return out | self._suspicions.excluded([node for node in self.view.nodes if node not in out])
+
+    def contradiction(self, *, now_ns: int) -> Contradiction:
+        """Return who can have caused it that this proposal fails."""
+        alone = [node for node, why in self._declined.items() if why]
+        if now_ns >= self._deadline_ns:
+            alone += self._silent
+        if alone:
+            return Contradiction(tuple(alone))
+        return contradiction_of(self._suspicions.pairs, paths=True)
 
     @property
     def _silent(self) -> list[str]:

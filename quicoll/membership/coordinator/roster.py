@@ -1,7 +1,10 @@
 """The nodes that are connected to the coordinator, and which of them may be in the next view.
 
-A node that was left out of a view is tried again after a back-off that doubles, so that a pair which stays broken costs
-a bounded share of the time, and one that is repaired comes back by itself.
+A node that was left out of a view is tried again when it has shown that it reaches the others (probes.py), after a
+back-off that doubles with every trial that then failed all the same: a pair that answers and fails in use costs a
+bounded share of the time. A node that cannot show it is tried once in the longest back-off; that says nothing new
+about the pair, and does not make the next wait longer. So a node whose path was broken for long comes back as soon as
+it is good again.
 """
 
 from __future__ import annotations
@@ -27,14 +30,20 @@ class Candidate:
         node: Its name.
         join: Its Join.
         committed_step: The last step whose result it holds.
+        joined_ns: When it joined.
         leaving: Whether it goes at the next boundary.
+        finished: The step at which its work ended as it should, as it says when it leaves; None where it did not.
+        told_end: Whether it was told that the job is done.
         wait_reason: Why it waits, as last sent to it, so that it gets each reason once.
     """
 
     node: str
     join: Join
     committed_step: int
+    joined_ns: int = 0
     leaving: bool = False
+    finished: int | None = None
+    told_end: bool = False
     wait_reason: str = ""
     rank_key: tuple[object, ...] = field(init=False)
 
@@ -58,24 +67,40 @@ class Candidate:
 
 @dataclass(slots=True)
 class Backoff:
-    """Time from which a node that was left out may be tried again, on the coordinator's clock."""
+    """When a node that was left out may be tried again, on the coordinator's clock.
+
+    Attributes:
+        count: How often it was left out although it reached the others.
+        ready_ns: From when, if it reaches them.
+        blind_ns: From when, whether or not it does.
+        reached: Whether it has said that it does, since it was left out last.
+    """
 
     count: int = 0
-    retry_ns: int = 0
+    ready_ns: int = 0
+    blind_ns: int = 0
+    reached: bool = False
+
+    @property
+    def retry_ns(self) -> int:
+        """From when the node may be tried, as things are."""
+        return self.ready_ns if self.reached else self.blind_ns
 
     def exclude(self, now_ns: int, *, shortest_ns: int, longest_ns: int) -> int:
-        """Count one more exclusion; return the time from which the node may be tried again.
+        """Leave the node out once more; return the time from which it may be tried if it reaches the others.
 
         The wait doubles from `shortest_ns` to `longest_ns`. A node that was in for longer than the longest wait starts
         anew: what broke then has little to do with what breaks now.
         """
-        if self.count and now_ns - self.retry_ns > 2 * longest_ns:
+        if self.count and now_ns - self.blind_ns > longest_ns:
             self.count = 0
+        if not self.count or self.reached:
+            self.count += 1
         # the exponent is bounded before it is used: a count of years must not make an integer of megabytes
-        wait_ns = min(longest_ns, shortest_ns << min(self.count, 30))
-        self.count += 1
-        self.retry_ns = now_ns + wait_ns
-        return self.retry_ns
+        self.ready_ns = now_ns + min(longest_ns, shortest_ns << min(self.count - 1, 30))
+        self.blind_ns = now_ns + longest_ns
+        self.reached = False
+        return self.ready_ns
 
 
 class Roster:
@@ -118,13 +143,28 @@ class Roster:
         return self._candidates.pop(node, None)
 
     def exclude(self, node: str, *, now_ns: int) -> int:
-        """Leave the node out for a while; return the nanoseconds until it may be tried again."""
+        """Leave the node out for a while; return the nanoseconds until it may be tried if it reaches the others."""
         backoff = self._backoffs.setdefault(node, Backoff())
         return backoff.exclude(now_ns, shortest_ns=self._retry_min_ns, longest_ns=self._retry_max_ns) - now_ns
 
-    def choose(self, *, now_ns: int, limit: int, preferred: Collection[str]) -> list[Candidate]:
-        """Return who would be in a view proposed now, by rank: at most `limit`, `preferred` nodes first."""
+    def reached(self, node: str) -> None:
+        """Take in that a node that is left out reaches the others again."""
+        if node in self._backoffs:
+            self._backoffs[node].reached = True
+
+    def left_out(self, *, now_ns: int) -> list[Candidate]:
+        """Return the connected nodes that are left out at present, by rank."""
+        out = [self._candidates[node] for node in self._backoffs if node in self._candidates]
+        out = [candidate for candidate in out if self._retry_ns(candidate.node) > now_ns and not candidate.leaving]
+        return sorted(out, key=lambda candidate: candidate.rank_key)
+
+    def choose(
+        self, *, now_ns: int, limit: int, preferred: Collection[str], without: Collection[str] = ()
+    ) -> list[Candidate]:
+        """Return who would be in a view proposed now, by rank: at most `limit`, `preferred` nodes first, none of
+        `without`."""
         fit = [candidate for candidate in self if not candidate.leaving and self._retry_ns(candidate.node) <= now_ns]
+        fit = [candidate for candidate in fit if candidate.node not in without]
         if len(fit) > limit:
             fit.sort(key=lambda candidate: candidate.node not in preferred)  # stable: by rank within each part
             fit = sorted(fit[:limit], key=lambda candidate: candidate.rank_key)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from quicoll.membership.messages import FailureKind, MemberMessage
-    from quicoll.membership.view import View
+    from quicoll.membership.view import Member, View
 
 __all__ = [
     "Activate",
@@ -20,10 +20,13 @@ __all__ = [
     "Decided",
     "FormLinks",
     "Held",
+    "JobOver",
     "MemberAction",
+    "ProbePaths",
     "Reconnect",
     "Refused",
     "Resumed",
+    "StartOver",
     "TellCoordinator",
 ]
 
@@ -117,6 +120,34 @@ class AdoptLostAfter:
     lost_after_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class StartOver:
+    """A later process of this node is known, or was, and this one was never admitted: go on as this incarnation.
+
+    Close all links, which were made as the one before, and dial the coordinator again.
+    """
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePaths:
+    """This node is left out of views: have a link to each of these, however long it takes, then call `reached`.
+
+    Takes the place of any probe before; ends with the next `FormLinks`, and with the link to the coordinator.
+    """
+
+    number: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """The job is done: the others have ended at `step`, as they count. Nothing follows."""
+
+    step: int
+
+
 MemberAction: TypeAlias = (
     TellCoordinator
     | FormLinks
@@ -128,4 +159,7 @@ MemberAction: TypeAlias = (
     | Resumed
     | Reconnect
     | AdoptLostAfter
+    | StartOver
+    | ProbePaths
+    | JobOver
 )

@@ -4,7 +4,7 @@
     JOINING    connected; there is no view for this node yet
     FORMING    a view was proposed; links to its members are being formed
     ACTIVE     the view is installed; steps are taken in it
-    LEFT       the end: left of its own will, or refused
+    LEFT       the end: left of its own will, or refused, or the job is done
 
 `MEMBER_TRANSITIONS` is the whole of what can happen. Each `FormLinks(v)` is followed by exactly one `Deactivate(v)`,
 with `Activate(v)` between them if the view was installed, and before any other `FormLinks`. So the shell has at most
@@ -19,6 +19,10 @@ decision the step is in doubt: when the link is lost the view is deactivated, bu
 the answer to the next Join, from the journal, settles it. This is the blocking of two-phase commit (Bernstein,
 Hadzilacos and Goodman 1987, "Concurrency Control and Recovery in Database Systems", section 7.4); it cannot be avoided
 with a single decider, and costs time only, never state.
+
+Incarnations order the processes of a node (membership/incarnation.py). Where the coordinator knows a later one, this
+process starts over above it if it was never admitted (`StartOver`), and stops with `Refused` if it was: then another
+process of its name has joined after it.
 
 The coordinator is trusted to decide, not to be free of faults: a message that its rules exclude (a view id that goes
 back, a decision on a step that was not voted) means that it runs on another journal (job_progress.py). The member then
@@ -35,16 +39,20 @@ import msgspec
 
 from quicoll.deadlines import Deadlines
 from quicoll.errors import LocalError
+from quicoll.membership.incarnation import MOST_STARTS, above
 from quicoll.membership.member.actions import (
     Activate,
     AdoptLostAfter,
     Decided,
     FormLinks,
     Held,
+    JobOver,
     MemberAction,
+    ProbePaths,
     Reconnect,
     Refused,
     Resumed,
+    StartOver,
     TellCoordinator,
 )
 from quicoll.membership.member.job_progress import JobProgress
@@ -56,10 +64,14 @@ from quicoll.membership.messages import (
     Decide,
     FailureKind,
     Install,
+    JobEnded,
     Join,
     Leave,
     MemberMessage,
+    Outdated,
+    Probe,
     Propose,
+    Reached,
     RefuseJoin,
     Welcome,
     Withhold,
@@ -89,7 +101,7 @@ class MemberCause(enum.Enum):
     PROPOSED = "a view is proposed"
     INSTALLED = "the view is installed"
     ENDED = "the view is over"
-    DONE = "left or refused"
+    DONE = "left or refused, or the job is done"
 
 
 MEMBER_TRANSITIONS: dict[MemberState, dict[MemberCause, MemberState]] = {
@@ -133,12 +145,12 @@ class MemberCore:
 
     Args:
         node: The name in this node's certificate.
-        incarnation: Larger at every start of the process.
-        addresses: For `Join`, as world_size, rank_hint, seed, site, lost_after_ns and adopts are.
+        incarnation: Of the process, as `quicoll.membership.incarnation.first` gives it; grows where it starts over.
+        addresses: For `Join`, as world_size, rank_hint, seed, site, lost_after_ns, adopts and the timeouts are.
         committed_step: The last step whose result this process holds (of a loaded checkpoint).
         form_timeout_ns: For `links_ready` or `links_failed`, after which the view is declined.
         answer_timeout_ns: For the coordinator's answer to a Join and to a Confirm.
-        decision_timeout_ns: From an ok vote to the decision; longer than the coordinator's `vote_timeout_ns`.
+        decision_margin_ns: From an ok vote to the decision, beyond the coordinator's `vote_timeout_ns`.
     Raises:
         LocalError: A timeout is not above 0.
     """
@@ -156,12 +168,14 @@ class MemberCore:
         committed_step: int = 0,
         lost_after_ns: int | None = None,
         adopts: bool = False,
+        timeout_ns: int | None = None,
+        hold_timeout_ns: int | None = None,
         form_timeout_ns: int = 15 * _SECOND,
         answer_timeout_ns: int = 30 * _SECOND,
-        decision_timeout_ns: int = 330 * _SECOND,
+        decision_margin_ns: int = 30 * _SECOND,
     ) -> None:
-        if min(form_timeout_ns, answer_timeout_ns, decision_timeout_ns) <= 0:
-            raise LocalError("form_timeout_ns, answer_timeout_ns and decision_timeout_ns have to be above 0")
+        if min(form_timeout_ns, answer_timeout_ns, decision_margin_ns) <= 0:
+            raise LocalError("form_timeout_ns, answer_timeout_ns and decision_margin_ns have to be above 0")
         self.node = node
         self.incarnation = incarnation
         self._join = Join(
@@ -173,16 +187,21 @@ class MemberCore:
             site=site,
             lost_after_ns=lost_after_ns,
             adopts=adopts,
+            timeout_ns=timeout_ns,
+            hold_timeout_ns=hold_timeout_ns,
         )
         self._form_timeout_ns = form_timeout_ns
         self._answer_timeout_ns = answer_timeout_ns
-        self._decision_timeout_ns = decision_timeout_ns
+        self._decision_margin_ns = decision_margin_ns
+        self._vote_timeout_ns = 0  # the coordinator's, from Welcome on
         self._state = MemberState.DETACHED
         self._out: deque[MemberAction] = deque()
         self._progress = JobProgress(committed_step, seed=seed)
         self._welcomed = False
         self._local: LocalView | None = None  # of the proposed or installed view
         self._leaving = False
+        self._finished: int | None = None  # with _leaving: the step at which the work here ended as it should
+        self._starts = 0  # how often it has started over
         self._held = ""
         self._deadline_ns: int | None = None
 
@@ -216,6 +235,11 @@ class MemberCore:
         return self._local.step if self._local is not None else None
 
     @property
+    def vote_timeout_ns(self) -> int:
+        """How long the coordinator waits for the last vote of a step; 0 before it was heard."""
+        return self._vote_timeout_ns
+
+    @property
     def doubt(self) -> tuple[int, int] | None:
         """(view_id, step) of a vote whose decision is not known because the link was lost."""
         return self._progress.doubt
@@ -246,6 +270,12 @@ class MemberCore:
         self._move(MemberCause.DISCONNECTED)
         self._hold(cause)
 
+    def outdated(self, latest: int, *, now_ns: int) -> None:
+        """Take in that the coordinator has a link to a later process of this node, which ended ours. latest: it."""
+        self.disconnected("a later process of this node is there", now_ns=now_ns)
+        if self._state is not MemberState.LEFT:
+            self._outdated(latest)
+
     def receive(self, message: CoordinatorMessage, *, now_ns: int) -> None:
         """Take in a message of the coordinator."""
         view_id = self._local.view.view_id if self._local is not None else None
@@ -255,6 +285,8 @@ class MemberCore:
             self._refused(message.reason)
         elif isinstance(message, Adopt) and self._state is MemberState.JOINING and not self._welcomed:
             self._adopt(message.lost_after_ns)
+        elif isinstance(message, Outdated) and self._state is MemberState.JOINING and not self._welcomed:
+            self._outdated(message.latest)
         elif isinstance(message, Welcome) and self._state is MemberState.JOINING and not self._welcomed:
             self._welcome(message)
         elif not self._welcomed:
@@ -264,6 +296,10 @@ class MemberCore:
             self._propose(message.view, now_ns)
         elif isinstance(message, Withhold) and self._state is MemberState.JOINING:
             self._hold(message.cause)
+        elif isinstance(message, Probe) and self._state is MemberState.JOINING:
+            self._out.append(ProbePaths(message.number, message.members))
+        elif isinstance(message, JobEnded) and self._state is MemberState.JOINING:
+            self._job_ended(message.step)
         elif isinstance(message, Install) and message.view_id == view_id and self._state is MemberState.FORMING:
             self._install()
         elif isinstance(message, Decide) and message.view_id == view_id and self._state is MemberState.ACTIVE:
@@ -274,6 +310,11 @@ class MemberCore:
             self._protocol_broken(f"{type(message).__name__} while {self._state.name}")
 
     # Inputs: the links to other members
+
+    def reached(self, number: int) -> None:
+        """Take in that there is a link to each member of the probe of this number."""
+        if self._state is MemberState.JOINING and self._welcomed and not self._leaving:
+            self._tell(Reached(number=number))
 
     def links_ready(self, view_id: int, *, now_ns: int) -> None:
         """Take in that there is a link to every other member of the proposed view."""
@@ -319,7 +360,7 @@ class MemberCore:
         """Vote for the open step; with ok, it can be committed from now on. Raises LocalError when it is not open."""
         if self._local is None or step != self._local.step or self._local.vote is not None:
             raise LocalError(f"there is nothing to vote on step {step}; open is {self.open_step}", step=step)
-        self._deadline_ns = now_ns + self._decision_timeout_ns
+        self._deadline_ns = now_ns + self._vote_timeout_ns + self._decision_margin_ns
         self._tell(self._local.cast_vote(step, ok=ok, digest=digest, reason=reason, culprit=culprit, groups=groups))
 
     def failed(
@@ -347,13 +388,23 @@ class MemberCore:
         """Take in that the state after `step` is here. Raises LocalError where no member can hold it."""
         self._progress.caught_up(step)
 
-    def leave(self, reason: str = "", *, now_ns: int) -> None:
-        """Leave the job: at once, or after the decision of the step that is open or in doubt."""
+    def state_lost(self) -> None:
+        """Take in that the state that was here is whole no more."""
+        self._progress.state_lost()
+
+    def leave(self, reason: str = "", *, finished: int | None = None, now_ns: int) -> None:
+        """Leave the job: at once, or after the decision of the step that is open or in doubt.
+
+        Args:
+            reason: For the other members.
+            finished: The step at which the work here ended as it should, as its user counts; None where it did not.
+            now_ns: The time now.
+        """
         if self._leaving or self._state is MemberState.LEFT:
             return
-        self._leaving = True
+        self._leaving, self._finished = True, finished
         if self._welcomed and self._state is not MemberState.DETACHED:
-            self._tell(Leave(reason=clip(reason)))
+            self._tell_leave(reason)
         unanswered = self._state is MemberState.JOINING and not self._welcomed
         if self.open_step is None and self._progress.doubt is None and not unanswered:
             self._end_view("this node left")
@@ -392,6 +443,7 @@ class MemberCore:
             return
         self._welcomed = True
         self._deadline_ns = None
+        self._vote_timeout_ns = message.vote_timeout_ns
         doubt = self._progress.welcome(message)
         cause = "settled after the coordinator was lost"
         if doubt is not None and message.doubt_committed:
@@ -399,7 +451,7 @@ class MemberCore:
         elif doubt is not None:
             self._out.append(Decided(*doubt, False, cause))
         if self._leaving:
-            self._tell(Leave())
+            self._tell_leave()
             self._done()
         elif message.waiting_for:
             self._hold(message.waiting_for)
@@ -414,6 +466,36 @@ class MemberCore:
         self._deadline_ns = None
         self._out.append(AdoptLostAfter(lost_after_ns))
         self._move(MemberCause.DONE if self._leaving and self._progress.doubt is None else MemberCause.DISCONNECTED)
+
+    def _outdated(self, latest: int) -> None:
+        """Start over above the latest process of this node, or end where this one was admitted before it."""
+        if self._progress.admitted:
+            self._refused(f"another process of {self.node} has joined after this one")
+            return
+        if latest < self.incarnation:
+            self._protocol_broken(f"incarnation {latest} is said to be later than {self.incarnation}")
+            return
+        if self._starts >= MOST_STARTS:
+            self._refused(f"{self._starts} other processes of {self.node} came before this one was admitted")
+            return
+        try:
+            incarnation = above(latest, self.incarnation)
+        except LocalError as error:
+            self._refused(error.message)
+            return
+        self._starts += 1
+        self.incarnation = incarnation
+        self._join = msgspec.structs.replace(self._join, incarnation=incarnation)
+        self._deadline_ns = None
+        if self._state is not MemberState.DETACHED:
+            self._move(MemberCause.DONE if self._leaving else MemberCause.DISCONNECTED)
+        self._out.append(StartOver(incarnation))
+
+    def _job_ended(self, step: int) -> None:
+        self._finished = step
+        self._tell_leave("the job is done")
+        self._done()
+        self._out.append(JobOver(step))
 
     def _propose(self, view: View, now_ns: int) -> None:
         if contradiction := self._progress.contradiction_of_view(view, node=self.node, incarnation=self.incarnation):
@@ -528,6 +610,9 @@ class MemberCore:
     def _done(self) -> None:
         self._deadline_ns = None
         self._move(MemberCause.DONE)
+
+    def _tell_leave(self, reason: str = "") -> None:
+        self._tell(Leave(reason=clip(reason), finished=self._finished, committed_step=self._progress.holds))
 
     def _tell(self, message: MemberMessage) -> None:
         self._out.append(TellCoordinator(message))

@@ -29,10 +29,12 @@ class JobProgress:
     """Progress of the job, as known to a process that started with the state after step `holds`.
 
     seed: The job's, or the one that this process asks for as long as it has not heard; None for any.
+    admitted: Whether a coordinator has ever taken this process into its job.
     """
 
     def __init__(self, holds: int, *, seed: int | None = None) -> None:
         self.seed = seed
+        self.admitted = False
         self.last_view_id = 0
         self.committed = 0
         self.holds = holds
@@ -49,6 +51,7 @@ class JobProgress:
     def welcome(self, message: Welcome) -> tuple[int, int] | None:
         """Take in a Welcome that contradicts nothing; return the doubt that it settles, if there was one."""
         self.seed = message.seed
+        self.admitted = True
         doubt, self.doubt = self.doubt, None
         return doubt
 
@@ -78,3 +81,7 @@ class JobProgress:
         if not self.holds <= step <= self.committed:
             raise LocalError(f"step {step} is not in {self.holds}..{self.committed}", step=step)
         self.holds = step
+
+    def state_lost(self) -> None:
+        """Take in that the state that was here is whole no more: this process counts as one that begins anew."""
+        self.holds = 0

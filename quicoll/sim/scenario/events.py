@@ -7,8 +7,15 @@ A scenario is written in plain Python,
     sim.every(0.5, start=3.0, until=5.0).pause(1, 0.2)
     sim.at(6.0).heal()
 
-and each line becomes an `ScenarioEvent`, a frozen value that knows its own source line. A generated scenario is a list
-of the same events; so it can be made smaller, and printed as what a person would have written.
+and each line becomes an `ScenarioEvent`, a frozen value that knows its own source line. The window around a vote is
+short, and no time that is written down meets it. So an event may wait for a vote:
+
+    sim.at_vote(2, start=1.0, after=0.001).crash("coordinator")
+
+strikes a millisecond after the first vote that rank 2 casts from 1.0 s on; a healing that comes first takes it back.
+
+A generated scenario is a list of the same events; so it can be made smaller, and printed as what a person would have
+written.
 
 Nodes are named by rank at the start (0 is the host "worker-0"; it keeps the name whatever rank it gets later) or by the
 host's name; "coordinator" is the coordinator's. Times are seconds of true time since the beginning, as float for people
@@ -19,7 +26,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from quicoll.errors import LocalError
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COORDINATOR_HOST",
     "DISK_FAULTS",
+    "Alarm",
     "CorruptPayloads",
     "Crash",
     "DiskFault",
@@ -39,7 +47,10 @@ __all__ = [
     "FaultSchedule",
     "Heal",
     "HoldPath",
+    "JoinAnew",
     "Leap",
+    "LeaveJob",
+    "LieTo",
     "NodeRef",
     "PartitionPath",
     "Pause",
@@ -50,8 +61,10 @@ __all__ = [
     "SetConditions",
     "Slow",
     "StepWall",
+    "Terminate",
     "is_end",
     "kinds_of",
+    "newcomers",
     "node_name",
 ]
 
@@ -140,6 +153,58 @@ class Restart:
 
     def source(self) -> str:
         return f"restart({_node(self.node)})"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinAnew:
+    """A node that was not there at the start comes, under a name of its own."""
+
+    node: str
+
+    def source(self) -> str:
+        return f"join({_node(self.node)})"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveJob:
+    """The worker leaves for good and of its own will, where it would enter its next step."""
+
+    node: str
+
+    def source(self) -> str:
+        return f"leave({_node(self.node)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """SIGTERM: the process is asked to end, in order; it stays down until it is started again."""
+
+    node: str
+
+    def source(self) -> str:
+        return f"terminate({_node(self.node)})"
+
+
+@dataclass(frozen=True, slots=True)
+class LieTo:
+    """What the worker sends to `to` has other bits than it should, under a checksum that holds; until the healing."""
+
+    node: str
+    to: str
+
+    def source(self) -> str:
+        return f"lie({_node(self.node)}, {_node(self.to)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """The worker reports, every `ns`, that its view cannot go on, though nothing is wrong; 0: no more."""
+
+    node: str
+    ns: int
+
+    def source(self) -> str:
+        return f"alarm({_node(self.node)}, {_seconds(self.ns)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +322,11 @@ Fault: TypeAlias = (
     | Repair
     | Crash
     | Restart
+    | JoinAnew
+    | LeaveJob
+    | Terminate
+    | LieTo
+    | Alarm
     | Pause
     | Resume
     | Slow
@@ -272,13 +342,26 @@ Fault: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class ScenarioEvent:
-    """`fault` at `at_ns` of true time since the beginning."""
+    """`fault` at `at_ns` of true time since the beginning.
+
+    voter: a node; then from `at_ns` on its next vote is waited for, and `fault` comes `after_ns` later. "": no vote.
+    """
 
     at_ns: int
     fault: Fault
+    voter: str = ""
+    after_ns: int = 0
 
     def __str__(self) -> str:
-        return f"sim.at({_seconds(self.at_ns)}).{self.fault.source()}"
+        if not self.voter:
+            return f"sim.at({_seconds(self.at_ns)}).{self.fault.source()}"
+        after = f", after={_seconds(self.after_ns)}" if self.after_ns else ""
+        return f"sim.at_vote({_node(self.voter)}, start={_seconds(self.at_ns)}{after}).{self.fault.source()}"
+
+
+def newcomers(events: Iterable[ScenarioEvent]) -> tuple[str, ...]:
+    """Return the nodes that come later, in the order of their names."""
+    return tuple(sorted({event.fault.node: None for event in events if isinstance(event.fault, JoinAnew)}))
 
 
 def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
@@ -307,6 +390,8 @@ def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
             return ("hold",)
         case DiskFault():
             return ("disk",)
+        case JoinAnew() | LeaveJob() | LieTo():
+            return ({JoinAnew: "join", LeaveJob: "leave", LieTo: "lie"}[type(fault)],)
         case _:
             return (type(fault).__name__.lower(),)
 
@@ -318,7 +403,7 @@ def is_end(fault: Fault, usual: Conditions) -> bool:
             return True
         case SetConditions():
             return kinds_of(fault, usual) == ("calm",)
-        case Slow():
+        case Slow() | Alarm():
             return fault.ns == 0
         case Drift():
             return fault.ppm == 0
@@ -377,6 +462,33 @@ class FaultSchedule:
     def crash(self, node: NodeRef, *, power: bool = False) -> FaultSchedule:
         """Kill the process; with `power` the machine too, whose disk loses what was not synced."""
         return self.fault(Crash(node_name(node), power))
+
+    def join(self, node: NodeRef) -> FaultSchedule:
+        """Start a node that was not there at the start: a rank above those, or a name of its own."""
+        return self.fault(JoinAnew(node_name(node)))
+
+    def leave(self, node: NodeRef) -> FaultSchedule:
+        """Let the worker leave the job for good, in order, instead of entering its next step."""
+        return self.fault(LeaveJob(_worker(node, "leaves")))
+
+    def terminate(self, node: NodeRef) -> FaultSchedule:
+        """Ask the process to end, as by SIGTERM: its task is cancelled, and it leaves the job. It stays down until
+        `restart` or `heal`."""
+        return self.fault(Terminate(node_name(node)))
+
+    def lie(self, node: NodeRef, to: NodeRef) -> FaultSchedule:
+        """Spoil what the worker sends to another one before its checksum is made, until `heal`: a bad memory module."""
+        liar, victim = _worker(node, "lies"), _worker(to, "is lied to")
+        if liar == victim:
+            raise LocalError(f"{liar} sends nothing to itself")
+        return self.fault(LieTo(liar, victim))
+
+    def alarm(self, node: NodeRef, seconds: float) -> FaultSchedule:
+        """Make the worker end its view by a report for nothing, every so many seconds; 0: no more, as from `heal`."""
+        ns = _ns(seconds, "the time between two alarms")
+        if 0 < ns < 1_000_000:
+            raise LocalError(f"alarms are a millisecond apart or more, not {seconds!r} s")
+        return self.fault(Alarm(_worker(node, "alarms"), ns))
 
     def restart(self, node: NodeRef) -> FaultSchedule:
         """Start the process, and its machine, again; nothing where it runs."""
@@ -438,6 +550,13 @@ class FaultSchedule:
         return self.fault(Heal())
 
 
+def _worker(node: NodeRef, what: str) -> str:
+    name = node_name(node)
+    if name == COORDINATOR_HOST:
+        raise LocalError(f"a worker {what}, not the coordinator")
+    return name
+
+
 def _sides(
     one: NodeRef | Iterable[NodeRef], other: NodeRef | Iterable[NodeRef], what: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -460,6 +579,13 @@ def conditions_source(conditions: Conditions) -> str:
 
 def at(seconds: float, add: Callable[[ScenarioEvent], None]) -> FaultSchedule:
     return FaultSchedule((_ns(seconds, "a time"),), add)
+
+
+def at_vote(
+    node: NodeRef, *, start: float = 0.0, after: float = 0.0, add: Callable[[ScenarioEvent], None]
+) -> FaultSchedule:
+    voter, after_ns = _worker(node, "votes"), _ns(after, "the time after a vote")
+    return FaultSchedule((_ns(start, "a start"),), lambda event: add(replace(event, voter=voter, after_ns=after_ns)))
 
 
 def every(seconds: float, *, start: float, until: float, add: Callable[[ScenarioEvent], None]) -> FaultSchedule:

@@ -3,9 +3,9 @@
     sim.at(0.3).partition({0, 1}, {2, 3}); sim.at(1.0).heal()
     Settings(lost_after=0.5, conditions=Conditions(latency_ns=2000000))
 
-Text is never executed. It is parsed by `ast`, and walked: statements are calls of `sim.at` or `sim.every` with methods
-of `FaultSchedule` upon them, arguments are literals or `Conditions(...)` of literals. Anything else raises LocalError
-with its place. The methods check their arguments as they do for a program.
+Text is never executed. It is parsed by `ast`, and walked: statements are calls of `sim.at`, `sim.every` or
+`sim.at_vote` with methods of `FaultSchedule` upon them, arguments are literals or `Conditions(...)` of literals.
+Anything else raises LocalError with its place. The methods check their arguments as they do for a program.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ from quicoll_transport.sim import Conditions
 __all__ = ["events_source", "parse_events", "parse_settings", "settings_source"]
 
 _METHODS = tuple(name for name in vars(FaultSchedule) if not name.startswith("_") and name != "fault")
+_TIMES: dict[str, Callable[..., FaultSchedule]] = {
+    "at": scenario.at,
+    "every": scenario.every,
+    "at_vote": scenario.at_vote,
+}
 _LONGEST = 1 << 20  # characters; a deep nesting could exhaust the parser's stack
 
 
@@ -84,9 +89,9 @@ def _schedule(node: ast.expr, add: Callable[[ScenarioEvent], None]) -> FaultSche
     name, owner = node.func.attr, node.func.value
     positional, named = _arguments(node)
     if isinstance(owner, ast.Name):
-        if owner.id != "sim" or name not in ("at", "every"):
-            raise _unclear(node, "a statement begins with sim.at(...) or sim.every(...)")
-        times: Callable[..., FaultSchedule] = scenario.at if name == "at" else scenario.every
+        if owner.id != "sim" or name not in _TIMES:
+            raise _unclear(node, f"a statement begins with {', '.join(f'sim.{each}(...)' for each in _TIMES)}")
+        times = _TIMES[name]
         begun: FaultSchedule = _made(node, times, *positional, add=add, **named)
         return begun
     schedule = _schedule(owner, add)

@@ -19,7 +19,15 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from quicoll.sim.outcome import Settings
-from quicoll.sim.scenario.events import COORDINATOR_HOST, Fault, Heal, ScenarioEvent, SetConditions, node_name
+from quicoll.sim.scenario.events import (
+    COORDINATOR_HOST,
+    Fault,
+    Heal,
+    ScenarioEvent,
+    SetConditions,
+    newcomers,
+    node_name,
+)
 from quicoll.sim.scenario.swarm import Scenario
 from quicoll.sim.workload import COMPUTE_S
 from quicoll_transport.sim import Conditions
@@ -118,9 +126,9 @@ def _split(scenario: Scenario) -> tuple[tuple[ScenarioEvent, ...], tuple[Scenari
 
 def _fewer_ranks(scenario: Scenario) -> Iterator[Scenario]:
     for ranks in range(1, scenario.ranks):
-        names = [COORDINATOR_HOST, *(node_name(rank) for rank in range(ranks))]
-        events = [(event, _among(event.fault, names)) for event in scenario.events]
-        kept = tuple(ScenarioEvent(event.at_ns, fault) for event, fault in events if fault is not None)
+        names = [COORDINATOR_HOST, *(node_name(rank) for rank in range(ranks)), *newcomers(scenario.events)]
+        events = [(event, _among(event.fault, names)) for event in scenario.events if event.voter in ("", *names)]
+        kept = tuple(replace(event, fault=fault) for event, fault in events if fault is not None)
         fewer = replace(scenario.settings, ranks=ranks, sites=scenario.settings.sites[:ranks])
         yield replace(scenario, settings=fewer, events=kept)
 
@@ -129,7 +137,7 @@ def _among(fault: Fault, names: list[str]) -> Fault | None:
     """The fault where only these nodes are; None if nothing of it is left."""
     node = getattr(fault, "node", None)
     if node is not None:
-        return fault if node in names else None
+        return fault if node in names and getattr(fault, "to", node) in names else None
     one, other = getattr(fault, "one", ()), getattr(fault, "other", ())
     if not one and not other:
         return fault
@@ -169,6 +177,10 @@ def _plainer_conditions(conditions: Conditions, usual: Conditions) -> Iterator[C
 def _plainer_events(scenario: Scenario) -> Iterator[Scenario]:
     for i, event in enumerate(scenario.events):
         fault = event.fault
+        if event.voter:
+            yield _with(scenario, i, replace(event, voter="", after_ns=0))
+        if event.after_ns:
+            yield _with(scenario, i, replace(event, after_ns=0))
         plainer: list[Fault] = []
         if isinstance(fault, SetConditions):
             found = _plainer_conditions(fault.conditions, scenario.settings.conditions)
@@ -179,7 +191,7 @@ def _plainer_events(scenario: Scenario) -> Iterator[Scenario]:
                 without = [names[:j] + names[j + 1 :] for j in range(len(names))]
                 plainer += [_changed(fault, **{side: each}) for each in without]
         for each in plainer:
-            yield _with(scenario, i, ScenarioEvent(event.at_ns, each))
+            yield _with(scenario, i, replace(event, fault=each))
 
 
 def _rounder_times(scenario: Scenario) -> Iterator[Scenario]:
@@ -190,13 +202,13 @@ def _rounder_times(scenario: Scenario) -> Iterator[Scenario]:
             if event.at_ns % unit == 0:
                 break
             for at_ns in dict.fromkeys((event.at_ns // unit * unit, -(-event.at_ns // unit) * unit)):
-                yield _with(scenario, i, ScenarioEvent(at_ns, fault))
+                yield _with(scenario, i, replace(event, at_ns=at_ns))
         ns = getattr(fault, "ns", 0)
         for unit in _ROUND_NS:
             if ns % unit == 0:
                 break
             if (rounded := round(ns / unit) * unit) > 0:
-                yield _with(scenario, i, ScenarioEvent(event.at_ns, _changed(fault, ns=rounded)))
+                yield _with(scenario, i, replace(event, fault=_changed(fault, ns=rounded)))
 
 
 def _changed(fault: Any, **fields: Any) -> Any:

@@ -15,6 +15,11 @@ pace is drawn as well.
     drift, leap, wall                  the monotonic clock runs wrong, leaps forward; the wall clock is set
     payload                            bits flip behind QUIC's own checks
     disk                               a write or an fsync fails, the disk is full, or the power goes in its middle
+    vote                               something breaks in the moments around a vote: the voter, the coordinator, or the
+                                       path between them
+    join, leave, terminate             a node of a new name comes; a worker leaves for good; a process gets SIGTERM
+    clock_back                         the wall clock is set back, and the process is started again
+    lie, alarm                         bad members: other bits for one peer; reports that end views for nothing
 
 Times. Most faults begin within a horizon of 0.2 to 4 s. Steps are computed at a pace that makes the asked number of
 them last about as long as the faults do, so that faults meet steps. Few come before the first view, more soon after it,
@@ -46,6 +51,7 @@ from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario.events import (
     COORDINATOR_HOST,
     DISK_FAULTS,
+    Alarm,
     CorruptPayloads,
     Crash,
     DiskFault,
@@ -53,15 +59,20 @@ from quicoll.sim.scenario.events import (
     Fault,
     Heal,
     HoldPath,
+    JoinAnew,
     Leap,
+    LeaveJob,
+    LieTo,
     PartitionPath,
     Pause,
     Repair,
     Restart,
+    Resume,
     ScenarioEvent,
     SetConditions,
     Slow,
     StepWall,
+    Terminate,
     node_name,
 )
 from quicoll.sim.scenario.language import events_source, settings_source
@@ -90,9 +101,17 @@ FAULT_KINDS: tuple[str, ...] = (
     "wall",
     "payload",
     "disk",
+    "vote",
+    "join",
+    "leave",
+    "terminate",
+    "clock_back",
+    "lie",
+    "alarm",
 )
 """All kinds of fault, in the order in which they are drawn."""
 
+_MOST_NEWCOMERS = 2
 _HORIZONS_MS = (200, 300, 500, 500, 1000, 1000, 2000, 4000)
 _FORMED = 18  # latencies until the first view is at work; it needs all ranks, so an earlier crash leaves no steps
 _MS = 1_000_000
@@ -107,7 +126,7 @@ class Scenario:
     """
 
     seed: int
-    steps: int = 10
+    steps: int = 8
     compute_s: float = COMPUTE_S
     settings: Settings = field(default_factory=Settings)
     events: tuple[ScenarioEvent, ...] = ()
@@ -167,7 +186,7 @@ def generate(
     seed: int,
     *,
     ranks: int = 4,
-    steps: int = 10,
+    steps: int = 8,
     kinds: Iterable[str] = FAULT_KINDS,
     settings: Settings | None = None,
 ) -> Scenario:
@@ -269,6 +288,8 @@ class _Builder:
         self._workers = [node_name(rank) for rank in range(settings.ranks)]
         self._nodes = [COORDINATOR_HOST, *self._workers]
         self._last = 0
+        self._newcomers = 0
+        self._leavers: list[str] = []
         self._makers: dict[str, Callable[[int], None]] = {
             "partition": self._partition,
             "one_way": self._one_way,
@@ -284,6 +305,13 @@ class _Builder:
             "wall": self._wall,
             "payload": self._payload,
             "disk": self._disk,
+            "vote": self._vote,
+            "join": self._join,
+            "leave": self._leave,
+            "terminate": self._terminate,
+            "clock_back": self._clock_back,
+            "lie": self._lie,
+            "alarm": self._alarm,
         }
 
     def add(self, kind: str, enabled: Sequence[str]) -> None:
@@ -302,8 +330,8 @@ class _Builder:
         self._events.append(ScenarioEvent(_round(end + min(self._length(), self._lost * 3 // 2)), Heal()))
         return tuple(sorted(self._events, key=lambda event: event.at_ns))
 
-    def _put(self, at_ns: int, fault: Fault) -> None:
-        self._events.append(ScenarioEvent(_round(at_ns), fault))
+    def _put(self, at_ns: int, fault: Fault, voter: str = "", after_ns: int = 0) -> None:
+        self._events.append(ScenarioEvent(_round(at_ns), fault, voter, after_ns))
 
     def _time(self) -> int:
         """Return when the next fault begins."""
@@ -429,6 +457,57 @@ class _Builder:
     def _disk(self, at_ns: int) -> None:
         node = COORDINATOR_HOST if self._draw.chance(0.6) else self._draw.one_of(self._workers)
         self._put(at_ns, DiskFault(node, self._draw.one_of(DISK_FAULTS)))
+
+    def _vote(self, at_ns: int) -> None:
+        """A vote takes one way through the network to the coordinator, the decision another one back."""
+        draw = self._draw
+        voter = draw.one_of(self._workers)
+        latency = self._settings.conditions.latency_ns
+        after_ns = round(latency * draw.one_of((0.0, 0.0, 0.5, 0.9, 1.1, 1.5, 1.9, 2.1, 3.0)))
+        node = draw.one_of((voter, voter, COORDINATOR_HOST, draw.one_of(self._workers)))
+        one, other = ((voter,), (COORDINATOR_HOST,)) if draw.chance(0.5) else ((COORDINATOR_HOST,), (voter,))
+        kinds: tuple[tuple[Fault, Fault], ...] = (
+            (Crash(node), Restart(node)),
+            (Pause(node), Resume(node)),
+            (PartitionPath(one, other, one_way=draw.chance(0.7)), Repair(one, other)),
+            (HoldPath(one, other), Repair(one, other)),
+        )
+        fault, end = draw.one_of(kinds)
+        self._put(at_ns, fault, voter, after_ns)
+        self._until(at_ns, end)
+
+    def _join(self, at_ns: int) -> None:
+        if self._newcomers < _MOST_NEWCOMERS:
+            self._put(at_ns, JoinAnew(node_name(len(self._workers) + self._newcomers)))
+            self._newcomers += 1
+
+    def _leave(self, at_ns: int) -> None:
+        """As few as leave a quorum even if nobody hears that they left of their own will."""
+        node = self._draw.one_of(self._workers)
+        if node not in self._leavers and 2 * (len(self._leavers) + 1) < len(self._workers):
+            self._put(at_ns, LeaveJob(node))
+            self._leavers.append(node)
+
+    def _terminate(self, at_ns: int) -> None:
+        node = self._draw.one_of(self._nodes)
+        self._put(at_ns, Terminate(node))
+        self._until(at_ns, Restart(node))
+
+    def _clock_back(self, at_ns: int) -> None:
+        node = self._draw.one_of(self._nodes)
+        self._put(at_ns, StepWall(node, -self._draw.one_of((1, 60, 3600)) * _S))
+        self._put(at_ns, Crash(node))
+        self._put(at_ns + self._length(), Restart(node))
+
+    def _lie(self, at_ns: int) -> None:
+        if len(self._workers) > 1:
+            liar, victim = self._draw.sides(self._workers)
+            self._put(at_ns, LieTo(liar[0], victim[0]))
+
+    def _alarm(self, at_ns: int) -> None:
+        node = self._draw.one_of(self._workers)
+        self._put(at_ns, Alarm(node, _round(self._draw.log_between(20 * _MS, self._lost))))
+        self._until(at_ns, Alarm(node, 0), 0.4)
 
 
 def _round(ns: float) -> int:

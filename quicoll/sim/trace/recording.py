@@ -26,7 +26,8 @@ _ROWS = {"process": 1, "down": 1, "paused": 1, "view": 2, "step": 3, "collective
 _ROW_NAMES = {1: "process", 2: "view", 3: "step", 4: "collectives", 5: "events"}
 _EVENTS_ROW = 5
 _FAULTS_PID = 1
-_MOMENTS = ("peer_lost", "held", "state_received", "node_joined", "refused", "process_ended", "view_proposed")
+_STATES = ("state_received", "state_handed", "state_differs", "state_torn")
+_MOMENTS = ("peer_lost", "held", *_STATES, "node_joined", "refused", "process_ended", "view_proposed")
 
 
 class Recording:
@@ -50,9 +51,9 @@ class Recording:
             self._datagrams_left -= 1
         self.entries.append(Entry(t_ns, kind, who, what))
 
-    def explain(self, outcome: Outcome) -> str:
-        """The run as a story for a person: see quicoll.sim.trace.story."""
-        return tell(self.entries, outcome)
+    def explain(self, outcome: Outcome, *, of: str = "") -> str:
+        """The run as a story for a person: see quicoll.sim.trace.story. of: which run, where a seed has several."""
+        return tell(self.entries, outcome, of)
 
     def write_chrome(self, path: str | Path, outcome: Outcome) -> None:
         """Write the timeline. Raises LocalError where the file cannot be written."""

@@ -75,10 +75,11 @@ class _Line:
         return f"{self.t_ns / 1e9:9.3f} s  {self.text.replace('{who}', list_nodes(self.nodes))}"
 
 
-def tell(entries: list[Entry], outcome: Outcome) -> str:
-    """The whole story, with its verdict, as lines of text."""
+def tell(entries: list[Entry], outcome: Outcome, of: str = "") -> str:
+    """The whole story, with its verdict, as lines of text. of: which run this is, where there are several of a seed."""
     told = _Story(entries)
-    lines = [f"Seed {outcome.seed}: what happened, in seconds of simulated time.", ""]
+    which = f"Seed {outcome.seed}, {of}" if of else f"Seed {outcome.seed}"
+    lines = [f"{which}: what happened, in seconds of simulated time.", ""]
     lines += [str(line) for line in sorted(told.lines, key=lambda line: line.t_ns)]
     lines += ["", *_verdict(outcome)]
     if outcome.error is not None:
@@ -237,6 +238,14 @@ class _Story:
             case "state_received":
                 giver = entry.field("from_rank")
                 self._together(entry, f"{{who}} got the state after step {step} from rank {giver}", giver, step)
+            case "state_handed" | "state_differs":
+                differing, giver = list_nodes(entry.field("nodes")), entry.field("from_node")
+                text = (
+                    f"{{who}} saw that the state of {differing} after step {step} differs in {entry.field('tensor')!r}"
+                )
+                self._together(entry, f"{text}; {giver} gives its own" if giver else text, differing, step)
+            case "state_torn":
+                self._together(entry, f"{{who}} has half a state: {cause}", cause)
             case "refused":
                 self._together(entry, f"{{who}} was refused: {entry.field('reason')}", entry.field("reason"))
 

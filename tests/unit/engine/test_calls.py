@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from quicoll.engine.calls import MAX_AHEAD, Call, Calls, Known, Slot, Work, measurements, site_numbers
-from quicoll.engine.messages import Announce, Farewell
+from quicoll.engine.calls import MAX_AHEAD, MAX_AHEAD_BYTES, Call, Calls, Known, Slot, Work, measurements, site_numbers
+from quicoll.engine.messages import Announce, Farewell, size_in_memory
 from quicoll.errors import Mismatch, PeerError
 from quicoll.membership.view import Member, View
 
@@ -146,6 +146,21 @@ def test_an_announcement_for_an_operation_that_is_over_is_an_error() -> None:
     with pytest.raises(PeerError, match="announced operation 0 twice") as e:
         rank.hear(1, 0)
     assert (e.value.rank, e.value.view) == (1, VIEW_ID)
+
+
+def test_what_a_peer_is_ahead_is_bounded_in_bytes_too() -> None:
+    rank = Rank()
+    signature = "s" * 4096
+    said = 0
+    while said * size_in_memory(announce(said, signature)) <= MAX_AHEAD_BYTES - size_in_memory(announce(0, signature)):
+        rank.hear(1, said, signature)
+        said += 1
+    with pytest.raises(PeerError, match=f"is {MAX_AHEAD_BYTES} bytes ahead"):
+        rank.hear(1, said, signature)
+    rank.hear(2, 0)  # each peer has its own
+    for _ in range(said):
+        rank.call(call(signature=signature))  # this rank catches up
+    assert rank.hear(1, said, signature) is None
 
 
 def test_a_peer_may_be_so_far_ahead_and_no_farther() -> None:

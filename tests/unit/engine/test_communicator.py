@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,6 +130,30 @@ def test_an_operation_announces_executes_meanwhile_and_ends_when_all_have_called
     assert task.result() == 0
     assert bench.called == ["barrier#0"]
     assert (bench.communicator.running, bench.communicator.error, bench.failed) == (0, None, [])
+
+
+def test_memory_is_let_go_of_at_the_end_and_not_by_a_later_garbage_collection(bench: Bench) -> None:
+    """Chunks of a few MiB that stay until then make a stream of them take as much memory as all of it."""
+    outputs: list[weakref.ref[Any]] = []
+
+    def make(known: Known) -> Work:
+        work = made(known)
+        outputs.append(weakref.ref(work.output))
+        return work
+
+    gc.disable()
+    try:
+        task = bench.run(Call("barrier", "barrier", make))
+        bench.all_call()
+        bench.of("post").arrive(np.ones(1).tobytes())
+        bench.of("send").go()
+        bench.turn()
+        assert task.result() == 0
+        del task
+        bench.log.clear()
+        assert outputs[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_all_have_called_and_the_data_is_still_on_its_way(bench: Bench) -> None:

@@ -27,12 +27,13 @@ from quicoll.membership.coordinator import actions
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.coordinator.history import Committed, History, InstalledView, JournalRecord, Left, Proposed
+from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.member import actions as member_actions
 from quicoll.membership.member.core import MemberCore, MemberState
 from quicoll.membership.messages import Confirm, decode, encode
 
 if TYPE_CHECKING:
-    from quicoll.membership.view import View
+    from quicoll.membership.view import Member, View
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -77,6 +78,7 @@ class Process:
         self.link: Link | None = None
         self.active: View | None = None
         self.forming: View | None = None
+        self.probe: int | None = None
         self.timer_at: int | None = None
         self.decided: dict[tuple[int, int], bool] = {}
         self.begun: list[tuple[int, int]] = []
@@ -88,7 +90,7 @@ class Process:
             committed_step=len(log),
             form_timeout_ns=3 * SECOND,
             answer_timeout_ns=6 * SECOND,
-            decision_timeout_ns=5 * SECOND,
+            decision_margin_ns=1 * SECOND,
         )
 
     def __repr__(self) -> str:
@@ -155,6 +157,7 @@ class Process:
                 assert self.forming is None, "two views at a time"
                 world.same_view(view)
                 self.forming = view
+                self.probe = None
                 self.later(world.delay(5, 60), lambda: self.form(view, tries=3))
             case member_actions.Activate(view):
                 assert self.forming == view
@@ -175,6 +178,24 @@ class Process:
                     self.disconnected(self.link)
             case member_actions.Refused(reason):
                 raise AssertionError(f"{self.node} was refused: {reason}")
+            case member_actions.StartOver():
+                if self.link is not None:
+                    world.break_link(self.link)
+                    self.link = None
+                self.later(world.delay(10, 300), self.connect)
+            case member_actions.ProbePaths(number, members):
+                self.probe = number
+                self.later(world.delay(5, 60), lambda: self.try_paths(number, members))
+            case member_actions.JobOver():
+                self.leaving = True
+
+    def try_paths(self, number: int, members: tuple[Member, ...]) -> None:
+        if self.probe != number:
+            return
+        if all(self.world.reachable(self.node, member.node, member.incarnation) for member in members):
+            self.core.reached(number)
+        else:
+            self.later(self.world.delay(100, 200), lambda: self.try_paths(number, members))
 
     def form(self, view: View, *, tries: int) -> None:
         if self.forming is not view or self.active is not None:
@@ -281,7 +302,6 @@ class World:
         self.links: dict[str, Link] = {}
         self.crash_after: int | None = None
         self.timer_at: int | None = None
-        self.incarnations = 0
         self.processes: dict[str, Process] = {}
         self.quiet = False  # whether users' steps never fail by themselves
         self.start_coordinator()
@@ -356,8 +376,7 @@ class World:
     # Processes
 
     def start(self, node: str, log: list[tuple[int, int, bytes]] | None = None) -> None:
-        self.incarnations += 1
-        self.processes[node] = process = Process(self, node, self.incarnations, log or [])
+        self.processes[node] = process = Process(self, node, first(self.rng.randbytes(CHANCE_BYTES)), log or [])
         process.later(self.delay(1, 200), process.connect)
 
     def kill(self, node: str) -> None:
@@ -375,9 +394,14 @@ class World:
         self.start(node, old.log[: self.rng.choice((0, len(old.log) // 2, len(old.log)))])
 
     def leave(self, node: str) -> None:
+        """A process goes: half of them say that their work has ended, although the others mostly go on."""
         process = self.processes[node]
         process.leaving = True
-        process.later(0, lambda: process.core.leave("done", now_ns=self.now))
+        ended = self.rng.random() < 0.5
+        process.later(
+            0,
+            lambda: process.core.leave("done", finished=len(process.log) if ended else None, now_ns=self.now),
+        )
 
     def start_coordinator(self) -> None:
         if self.coordinator is None:
@@ -446,7 +470,8 @@ class World:
             self.installed.append(record.view)
             self.base = nodes
         elif isinstance(record, Left):
-            self.base.remove(record.node)
+            if record.node in self.base or record.finished is None:
+                self.base.remove(record.node)
         elif isinstance(record, Committed):
             assert record.step == len(self.commits) + 1, "committed out of order"
             assert record.view_id == self.installed[-1].view_id, "committed by a view that is over"

@@ -35,6 +35,8 @@ FROM_MEMBER: list[m.MemberMessage] = [
         site="fra",
         lost_after_ns=10**15,
         adopts=True,
+        timeout_ns=1,
+        hold_timeout_ns=10**15,
         seed=MAX_INT,
     ),
     m.Confirm(view_id=3),
@@ -45,6 +47,8 @@ FROM_MEMBER: list[m.MemberMessage] = [
     m.Report(view_id=3, lost=(("b", "silence"),), reason="all_reduce#2", culprit="b"),
     m.Report(view_id=3, reason="all_reduce#2", kind="mismatch"),
     m.Leave(reason="done"),
+    m.Leave(reason="done", finished=9, committed_step=8),
+    m.Reached(number=1),
     m.Vote(view_id=3, step=8, ok=True, digest=b"d", groups=((0, b""), (2**63 - 1, bytes(64)))),
     m.Vote(view_id=3, step=8, ok=True, groups=tuple((number, bytes(16)) for number in range(m.MAX_GROUPS))),
 ]
@@ -58,6 +62,9 @@ FROM_COORDINATOR: list[m.CoordinatorMessage] = [
     m.Decide(view_id=3, step=8, commit=False, cause="b was lost", lost=("b",), culprit="b"),
     m.Aborted(view_id=3, cause="b was lost", lost=("b",), culprit="b"),
     m.Withhold(cause="no quorum"),
+    m.Outdated(latest=MAX_INT),
+    m.Probe(number=1, members=view().members),
+    m.JobEnded(step=9),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -51,12 +52,16 @@ class Loop:
         self.now = at
 
 
+NUMBERS = itertools.count(1)
+
+
 class Link:
     """A link to a node as the service sees it."""
 
     def __init__(self, node: str, incarnation: int = 1) -> None:
         self.node = node
         self.remote_incarnation = incarnation
+        self.number = next(NUMBERS)
         self.ended = False
         self.cause = ""
         self.told: list[m.CoordinatorMessage] = []
@@ -175,6 +180,63 @@ async def test_a_node_that_is_refused_hears_why_before_its_link_is_closed() -> N
     assert a.closed == []
     bench.loop.pass_to(bench.loop.now + 1.0)
     assert len(a.closed) == 1
+
+
+async def test_a_join_of_another_process_than_the_links_is_refused_and_leaves_nothing_behind() -> None:
+    """A ghost: whatever it is told goes nowhere, so each view with it would fail at its deadline."""
+    bench = Bench(world_size=1)
+    a = bench.link("a", 5)
+    for incarnation in (4, 6):
+        a = bench.link("a", 5)
+        a.say(m.Join(incarnation=incarnation))
+        assert a.told == [
+            m.RefuseJoin(reason=f"a joins as incarnation {incarnation} over a link of incarnation 5"),
+        ]
+        bench.loop.pass_to(bench.loop.now + 1.0)
+        assert len(a.closed) == 1
+        a.end("closed")
+    assert "view_proposed" not in bench.kinds()
+    assert "node_joined" not in bench.kinds()
+    assert isinstance(bench.joined("a", 5).told[1], m.Propose)  # nothing is remembered of 6
+
+
+async def test_a_ghost_does_not_take_the_place_of_the_living() -> None:
+    bench = Bench(world_size=2)
+    a, b = bench.joined("a"), bench.joined("b")
+    for link in (a, b):
+        link.say(m.Confirm(view_id=1))
+    seen = len(bench.events)
+    b.say(m.Join(incarnation=9))
+    assert b.closed == ["joined twice"]
+    assert bench.events[seen:] == []
+
+
+async def test_a_link_joins_once() -> None:
+    """Each Join ends the view of its node; over one link there would be thousands a second."""
+    bench = Bench(world_size=2)
+    a = bench.joined("a")
+    seen = len(bench.events)
+    a.say(m.Join(incarnation=1))
+    assert a.closed == ["joined twice"]
+    assert bench.events[seen:] == []
+    again = bench.link("a", 1)
+    again.say(m.Join(incarnation=1))
+    assert [type(each) for each in again.told] == [m.Welcome]
+
+
+async def test_a_link_that_is_to_be_closed_is_not_listened_to_any_more() -> None:
+    """What it says meanwhile would be answered each time, and each time a timer would be set."""
+    bench = Bench(world_size=2)
+    a = bench.link("a")
+    for _ in range(1000):
+        a.say(m.BeginStep(view_id=1, step=1))
+    assert len(bench.loop.timers) == 1
+    a.say(m.Join(incarnation=1))
+    assert a.told == []
+    bench.loop.pass_to(bench.loop.now + 1.0)
+    assert a.closed == ["BeginStep before Join"]
+    a.end("closed")
+    assert [type(each) for each in bench.joined("a").told] == [m.Welcome]
 
 
 async def test_what_is_meant_for_an_earlier_process_of_a_node_is_not_sent_to_the_later_one() -> None:

@@ -158,3 +158,57 @@ def test_a_member_takes_no_other_seed_than_the_one_that_it_asked_for() -> None:
     (refused,) = drained(core)
     assert isinstance(refused, a.Refused)
     assert "the seed was 7 and is 8" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("node", "nodes", "may"),
+    [
+        ("gpu-7", (), True),
+        ("gpu-7", ("gpu-*",), True),
+        ("gpu-7", ("cpu-0", "gpu-7"), True),
+        ("gpu-77", ("gpu-?",), False),
+        ("GPU-7", ("gpu-7",), False),
+    ],
+)
+def test_who_may_join_is_a_list_of_names_and_patterns(node: str, nodes: tuple[str, ...], may: bool) -> None:
+    bench = Bench(1, nodes=nodes)
+    bench.join(node)
+    if may:
+        assert bench.all_told(node) == {node: [m.Welcome, m.Propose]}
+    else:
+        reason = f"{node} is none of the nodes that may join: {', '.join(nodes)}"
+        assert bench.told(node, m.RefuseJoin).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (
+            {"timeout_ns": 61 * SECOND},
+            "waits 60 s for votes (--vote-timeout), this node's timeout is 61 s: it has to be no",
+        ),
+        ({"hold_timeout_ns": 60 * SECOND}, "(--vote-timeout), this node's hold_timeout is 60 s: it has to be longer"),
+    ],
+)
+def test_a_deadline_for_votes_and_a_rank_that_contradicts_it_do_not_meet(said: dict[str, int], reason: str) -> None:
+    bench = Bench(1, vote_timeout_ns=60 * SECOND, insists_on_vote_timeout=True)
+    bench.join("a", **said)
+    assert reason in bench.told("a", m.RefuseJoin).reason
+    bench.join("a", timeout_ns=60 * SECOND, hold_timeout_ns=61 * SECOND)
+    assert bench.told("a", m.Propose).view.nodes == ("a",)
+    lenient = Bench(1, vote_timeout_ns=60 * SECOND)
+    lenient.join("a", **said)
+    assert lenient.told("a", m.Propose).view.nodes == ("a",)
+
+
+def test_a_member_waits_longer_for_the_decision_than_the_coordinator_for_votes() -> None:
+    bench = Bench(1, vote_timeout_ns=1000 * SECOND)
+    core = joining(decision_margin_ns=30 * SECOND)
+    bench.join("a")
+    for message in bench.inbox.pop("a"):
+        core.receive(message, now_ns=0)
+    core.links_ready(1, now_ns=0)
+    core.receive(m.Install(view_id=1), now_ns=0)
+    core.begin(1, now_ns=0)
+    core.vote(1, ok=True, now_ns=5 * SECOND)
+    assert core.next_timer() == 1035 * SECOND

@@ -49,6 +49,7 @@ class Job:
         self.rank = rank
         self.world_size = world_size
         self.committed_step = 0
+        self.state_torn = False
         self.group = self
         self.state: tuple[Callable[[], Any], Callable[[Any], None]] | None = None
         self.doubtful: list[Step] = []
@@ -323,6 +324,14 @@ async def test_a_rank_0_that_is_asked_to_stop_saves_its_last_step_once_before_it
         newest = checkpoint.latest(tmp_path / "c")
         assert newest is not None
         assert newest.digest == checkpoint.digest(trained(after).state())
+
+
+async def test_a_state_that_is_half_overwritten_is_not_saved(tmp_path: Path) -> None:
+    job = Stopped(5)
+    job.state_torn = True
+    with pytest.raises(Terminated):
+        await train(job, Counting(), steps=9, checkpoint_dir=tmp_path, checkpoint_every=3)
+    assert names(tmp_path) == ["step-00000003.safetensors"]
 
 
 async def test_another_rank_that_is_asked_to_stop_saves_nothing(tmp_path: Path) -> None:

@@ -164,6 +164,11 @@ class Link:
         """The incarnation of the peer's process; 0 before the link was up."""
         return self._core.remote.incarnation if self._core.remote is not None else 0
 
+    @property
+    def outdated_by(self) -> int:
+        """The incarnation of a later process of this node that the peer has a link to; 0 where it named none."""
+        return self._core.outdated_by
+
     def snapshot(self) -> LinkSnapshot:
         """Return all figures of this moment, in one frozen piece."""
         core, detector = self._core, self._core.detector

@@ -223,6 +223,19 @@ class Endpoint:
         self.config = replace(self.config, lost_after_ns=lost_after_ns, connect_ns=connect_ns)
         self._core.use_settings(self.config)
 
+    def start_over(self, incarnation: int) -> None:
+        """Make links from now on as a later process of this node; those that live keep what they were made with.
+
+        Args:
+            incarnation: Of this process from now on, above the one it had.
+        Raises:
+            ConfigurationError: It is not above.
+        """
+        if incarnation <= self.incarnation:
+            raise ConfigurationError(f"incarnation {incarnation} is not above {self.incarnation}")
+        self.incarnation = incarnation
+        self._core.start_over(incarnation)
+
     async def aclose(self, *, timeout: float = 1.0, reason: str = "endpoint closed") -> None:
         """Close every link. What was given to them is delivered first, if that is quick.
 

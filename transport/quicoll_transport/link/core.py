@@ -177,6 +177,7 @@ class LinkCore:
         self.state = LinkState.CONNECTING
         self.cause = ""
         self.error: LinkLost | None = None
+        self.outdated_by = 0  # the incarnation of a later process of this node that the peer has a link to, as it said
         self.ended = False  # whether the link is over: from the moment that decides it, even while callbacks still run
         self.refusal = ""  # why the last attempt to connect failed, as far as the shell knows
         self.detector = Detector(config.detector, now_ns=now_ns)

@@ -13,7 +13,14 @@ from aioquic.quic import connection as _registers  # noqa: F401 - cubic and reno
 from aioquic.quic.congestion.base import create_congestion_control
 from aioquic.quic.packet import QuicErrorCode
 
-from quicoll_transport.carrier import CLOSE_GONE, CLOSE_NORMAL, CLOSE_PROTOCOL, CLOSE_REFUSED, CLOSE_REPLACED
+from quicoll_transport.carrier import (
+    CLOSE_GONE,
+    CLOSE_NORMAL,
+    CLOSE_OUTDATED,
+    CLOSE_PROTOCOL,
+    CLOSE_REFUSED,
+    CLOSE_REPLACED,
+)
 from quicoll_transport.errors import ConfigurationError
 
 __all__ = [
@@ -114,6 +121,7 @@ def error_name(code: int) -> str:
         CLOSE_PROTOCOL: "protocol error",
         CLOSE_GONE: "link gone",
         CLOSE_REPLACED: "replaced",
+        CLOSE_OUTDATED: "outdated",
     }
     if code in ours:
         return ours[code]

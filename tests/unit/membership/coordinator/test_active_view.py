@@ -63,9 +63,9 @@ def test_one_no_aborts_at_once_and_names_who_said_it() -> None:
 @pytest.mark.parametrize(
     ("votes", "culprit", "words"),
     [
-        ("xxy", "c", "in the minority: c (a, b have 78; c have 79)"),
-        ("yxx", "a", "in the minority: a"),
-        ("xyxzx", "", "in the minority: b, d"),
+        ("xxy", "c", "wrong: c, or who sends to it (a, b have 78; c have 79)"),
+        ("yxx", "a", "wrong: a"),
+        ("xyxzx", "", "wrong: b, d"),
         ("xy", "", "no side is larger: a have 78; b have 79"),
         ("xyz", "", "no side is larger"),
     ],
@@ -87,9 +87,9 @@ def test_differing_digests_abort_and_the_minority_is_named(votes: str, culprit: 
 GROUP_VOTES: list[tuple[list[dict[int, bytes]], str, str]] = [
     ([{5: b"x"}, {5: b"x"}, {9: b"y"}, {}], "commit", ""),
     ([{5: b"x", 9: b"z"}, {5: b"x"}, {9: b"z"}, {}], "commit", ""),
-    ([{5: b"x"}, {5: b"y"}, {5: b"x"}, {}], "b", "in the minority: b (a, c have 78; b have 79)"),
+    ([{5: b"x"}, {5: b"y"}, {5: b"x"}, {}], "b", "wrong: b, or who sends to it (a, c have 78; b have 79)"),
     ([{}, {5: b"x"}, {}, {5: b"y"}], "", "no side is larger: b have 78; d have 79"),
-    ([{5: b"x", 9: b"x"}, {5: b"x", 9: b"y"}, {5: b"x", 9: b"x"}, {5: b"x"}], "b", "in the minority: b"),
+    ([{5: b"x", 9: b"x"}, {5: b"x", 9: b"y"}, {5: b"x", 9: b"x"}, {5: b"x"}], "b", "wrong: b"),
 ]
 
 

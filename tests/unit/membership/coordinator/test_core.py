@@ -14,6 +14,7 @@ from coordinator_bench import MS, SECOND, Bench, declined, told_end
 from quicoll.errors import LocalError
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
+from quicoll.membership.coordinator import core as core_module
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import (
     COORDINATOR_TRANSITIONS,
@@ -70,6 +71,16 @@ def test_a_node_that_expects_another_world_size_is_refused() -> None:
     assert isinstance(bench.carried_out[-1], a.DropLink)
     bench.join("b", "c", "d", world_size=3)
     assert bench.proposed().nodes == ("b", "c", "d")
+
+
+def test_nodes_that_are_connected_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_module, "MAX_MEMBERS", 3)
+    bench = Bench(4)
+    bench.join(*"abcd")
+    assert bench.told("d", m.RefuseJoin).reason == "3 nodes are connected already"
+    bench.lose("a")
+    bench.join("d")
+    assert bench.told("d", m.Welcome).waiting_for
 
 
 # Losses and reports
@@ -327,23 +338,23 @@ def test_a_member_that_lost_its_link_and_joins_again_ends_its_view() -> None:
     assert bench.proposed().view_id == 2
 
 
-def test_an_older_incarnation_is_refused_and_the_newer_one_not_disturbed() -> None:
+def test_an_older_incarnation_hears_of_the_newer_one_which_is_not_disturbed() -> None:
     bench = Bench(2)
     bench.installed(*"ab", incarnation=5)
     bench.core.receive("b", m.Join(incarnation=4), now_ns=0, incarnation=4)
     bench.drain()
-    assert [action for action in bench.carried_out if isinstance(action, a.DropLink)] == [
-        a.DropLink("b", 4, "incarnation 5 of b has replaced 4")
-    ]
+    assert bench.carried_out[-1] == a.TellMember("b", 4, m.Outdated(latest=5))
     assert bench.core.state is CoordinatorState.INSTALLED
 
 
-def test_a_restarted_coordinator_refuses_incarnations_older_than_the_last_view() -> None:
+def test_a_restarted_coordinator_knows_the_incarnations_of_the_last_view() -> None:
     bench = Bench(2)
     bench.installed(*"ab", incarnation=5)
     again = Bench(2, records=bench.records)
     again.join("a", incarnation=4)
-    assert "has replaced 4" in again.told("a", m.RefuseJoin).reason
+    assert again.told("a", m.Outdated).latest == 5
+    again.join("a", incarnation=6)
+    assert again.told("a", m.Welcome).seed == 7
 
 
 def test_what_an_old_link_says_or_how_it_ends_does_not_concern_the_new_one() -> None:

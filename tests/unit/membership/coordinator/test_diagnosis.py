@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator.diagnosis import Diagnosis, ViewFailure, most_suspected
+from quicoll.membership.coordinator.evidence import Contradiction
 from quicoll.membership.view import Member, View
 
 GATHER_NS = 500
@@ -96,7 +97,9 @@ def test_a_node_that_is_gone_explains_what_was_said_of_it() -> None:
     heard.add_report("b", m.Report(view_id=1, lost=(("a", "silence"),)), connected="abc", now_ns=0)
     heard.node_lost("a", "a was lost: silence")
     assert heard.complete("bc", now_ns=0)
-    assert heard.failure("bc") == ViewFailure("a was lost: silence", culprit="a", lost=("a",))
+    assert heard.failure("bc") == ViewFailure(
+        "a was lost: silence", culprit="a", lost=("a",), contradiction=Contradiction(("a",), paths=True)
+    )
     assert heard.excluded("bc") == {}
 
 
@@ -104,7 +107,7 @@ def test_a_node_of_no_part_in_the_view_that_is_gone_explains_nothing() -> None:
     heard = diagnosis("abc")
     heard.add_report("b", m.Report(view_id=1, reason="why"), connected="abc", now_ns=0)
     heard.node_lost("x", "x left")
-    assert heard.failure("abc") == ViewFailure("b: why")
+    assert heard.failure("abc") == ViewFailure("b: why", contradiction=Contradiction(("b",)))
 
 
 def test_an_accusation_waits_for_the_others_and_anything_else_for_nobody() -> None:
@@ -121,12 +124,30 @@ def test_an_accusation_waits_for_the_others_and_anything_else_for_nobody() -> No
 
 def test_the_first_report_says_what_kind_of_failure_it_was_and_others_add_nothing_of_their_own_kind() -> None:
     failure = judged("abc", [("a", spoiled("b")), ("c", {"reason": "left its step", "culprit": "c"})])
-    assert failure == ViewFailure("a: spoiled", "corrupted", "b")
+    assert failure == ViewFailure("a: spoiled", "corrupted", "b", contradiction=Contradiction(("a", "b"), ("c",)))
 
 
 def test_what_names_nobody_of_the_view_accuses_nobody() -> None:
     words = [("a", lost("x")), ("a", lost("a"))]
-    assert judged("abc", words) == ViewFailure("a: the view cannot go on", culprit="x")
+    failure = ViewFailure("a: the view cannot go on", culprit="x", contradiction=Contradiction(("a",)))
+    assert judged("abc", words) == failure
+
+
+def test_of_each_member_one_reason_and_one_pair_with_each_other_is_kept() -> None:
+    """However often it reports: ten thousand times a second is what a link lets through."""
+    heard = diagnosis("abc")
+    for number in range(1000):
+        report = m.Report(
+            view_id=1,
+            blamed=("b", "c", f"y{number}"),
+            reason=f"{number:>500}",
+            lost=(("b", f"{number:>500}"),),
+            culprit=f"x{number}",
+        )
+        heard.add_report("a", report, connected="abc", now_ns=0)
+    sizes = [len(each) for each in vars(heard).values() if isinstance(each, dict)]
+    assert max(sizes) <= 2
+    assert len(vars(heard)["_suspicions"].pairs) == 1
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.sampled_from("abcde")), max_size=12), st.randoms())

@@ -17,6 +17,7 @@ from quicoll.membership.coordinator.history import (
     Left,
     Proposed,
     Seeded,
+    WentOn,
 )
 from quicoll.membership.view import View
 
@@ -29,6 +30,8 @@ from quicoll.membership.view import View
         [Seeded(1), Seeded(1)],
         [Proposed(1), Proposed(1)],
         [Left("a")],
+        [Left("a", 1)],
+        [WentOn(0)],
         [Committed(1, 1, b"")],
     ],
 )

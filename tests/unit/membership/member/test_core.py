@@ -582,6 +582,14 @@ def test_a_view_is_not_installed_unconfirmed_nor_proposed_behind_what_the_node_h
     assert isinstance(bench.hear(message)[-1], a.Refused)
 
 
+def test_an_install_of_another_view_installs_nothing() -> None:
+    bench = Bench()
+    bench.join()
+    bench.hear(m.Propose(view=view(2)))
+    bench.do("links_ready", 2)
+    assert [type(action) for action in bench.hear(m.Install(view_id=1))] == [a.Deactivate, a.Refused]
+
+
 @pytest.mark.parametrize(
     "welcome",
     [m.Welcome(seed=7, committed_step=0), m.Welcome(seed=8, committed_step=0, doubt_committed=False)],
@@ -599,3 +607,45 @@ def test_it_says_where_it_stands() -> None:
     bench = Bench()
     bench.in_step()
     assert repr(bench.core) == "<MemberCore a#1 ACTIVE view=1 step=1>"
+
+
+# Left out, and the end of the job
+
+
+def test_a_member_that_is_left_out_says_when_it_reaches_the_others() -> None:
+    bench = Bench()
+    bench.join()
+    assert bench.hear(m.Probe(number=3, members=view(nodes="bc").members)) == [
+        a.ProbePaths(3, view(nodes="bc").members)
+    ]
+    bench.core.reached(3)
+    assert bench.drain() == [a.TellCoordinator(m.Reached(number=3))]
+    bench.hear(m.Propose(view=view()))
+    bench.core.reached(3)
+    assert bench.drain() == [], "it is in the next view already"
+
+
+def test_a_member_that_hears_of_the_end_says_that_it_has_heard_and_is_done() -> None:
+    bench = Bench()
+    bench.join(committed_step=5)
+    assert bench.hear(m.JobEnded(step=45)) == [
+        a.TellCoordinator(m.Leave(reason="the job is done", finished=45)),
+        a.JobOver(45),
+    ]
+    assert bench.core.state is MemberState.LEFT
+    assert bench.do("leave", "done", finished=45) == []
+
+
+def test_a_member_that_leaves_says_whether_its_work_has_ended_and_what_it_holds() -> None:
+    bench = Bench()
+    bench.active(view(committed=4, by=0, view_id=2))
+    bench.core.caught_up(4)
+    told = bench.do("leave", "done", finished=9)[0]
+    assert told == a.TellCoordinator(m.Leave(reason="done", finished=9, committed_step=4))
+
+
+@pytest.mark.parametrize("message", [m.Probe(number=1, members=()), m.JobEnded(step=1)])
+def test_in_a_view_neither_is_said(message: m.CoordinatorMessage) -> None:
+    bench = Bench()
+    bench.active()
+    assert isinstance(bench.hear(message)[-1], a.Refused)

@@ -59,3 +59,6 @@ def test_the_state_of_another_member_is_of_a_step_that_can_be_committed() -> Non
         with pytest.raises(LocalError, match=f"step {step} is not in 3..4"):
             progress.caught_up(step)
     assert (progress.holds, progress.committed) == (3, 4)
+    progress.state_lost()
+    assert (progress.holds, progress.committed) == (0, 4)
+    progress.caught_up(0)  # of a job that begins anew from a checkpoint

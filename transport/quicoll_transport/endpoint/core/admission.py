@@ -7,8 +7,9 @@ A connection belongs to no link until its peer is authenticated and has said Hel
 "refused". A peer that is refused for its Hello hears why, since only authenticated peers get that far.
 
 Hello matches two sides by (incarnation, link): a later one of the peer ends the link that we still have; an earlier one
-is stale; one that names another link of ours is for a link that has ended. Where both sides dial, both keep the one
-connection that the lesser node dialled.
+is stale; one that names another link of ours is for a link that has ended. A process that is not its node's latest
+hears the latest one's incarnation (CLOSE_OUTDATED), so that it can start over above it, or end, as the layer above
+decides. Where both sides dial, both keep the one connection that the lesser node dialled.
 
 This module has the rules; greeting.py and the core carry them out.
 """
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from quicoll_transport.link.frames import Hello
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["Admission", "check_hello", "keeps_previous", "newer", "unwanted"]
+__all__ = ["Admission", "as_incarnation", "check_hello", "keeps_previous", "newer", "outdated", "unwanted"]
 
 
 class Admission:
@@ -98,11 +99,22 @@ def newer(peer: Peer, hello: Hello) -> str | None:
     return "the peer restarted" if hello.incarnation > remote.incarnation else "the peer gave this link up"
 
 
+def outdated(peer: Peer | None, hello: Hello) -> int:
+    """Return the incarnation of the later process of this node that has a link here; 0: there is none."""
+    remote = None if peer is None else peer.link.remote
+    return remote.incarnation if remote is not None and remote.incarnation > hello.incarnation else 0
+
+
+def as_incarnation(text: str) -> int:
+    """Return the incarnation that a peer closed with (CLOSE_OUTDATED); 0: it is none."""
+    return int(text) if len(text) <= 19 and text.isascii() and text.isdigit() else 0
+
+
 def unwanted(peer: Peer | None, hello: Hello) -> str | None:
     """Return why a Hello is refused, in words for the peer; None: it is not. `peer`: that it would be for."""
     remote = None if peer is None else peer.link.remote
     if remote is not None and LinkId(hello.incarnation, hello.link) < remote:
-        return "a later process of this node is here"
+        return "a later link of this node is here"
     ours = LinkId(hello.peer_incarnation, hello.peer_link)
     if ours != LinkId(0, 0) and (peer is None or ours != peer.link.local):
         return "unknown link"

@@ -28,13 +28,14 @@ from typing import TYPE_CHECKING
 from quicoll_transport.carrier import (
     CLOSE_GONE,
     CLOSE_NORMAL,
+    CLOSE_OUTDATED,
     CLOSE_PROTOCOL,
     CLOSE_REFUSED,
     Authenticated,
     Closed,
     ControlData,
 )
-from quicoll_transport.endpoint.core.admission import Admission
+from quicoll_transport.endpoint.core.admission import Admission, as_incarnation
 from quicoll_transport.endpoint.core.agenda import Agenda
 from quicoll_transport.endpoint.core.connection import Connection
 from quicoll_transport.endpoint.core.dialling import DialAttempt, Dialler, NoAddress
@@ -308,6 +309,10 @@ class EndpointCore:
                 peer.link.unreachable(now_ns)
             self.touch(peer)
 
+    def start_over(self, incarnation: int) -> None:
+        """Make links from now on as this incarnation, above the present one; those that live keep theirs."""
+        self._incarnation = incarnation
+
     def use_settings(self, settings: EndpointSettings) -> None:
         """Make links from now on with these settings; those that live keep theirs."""
         self._settings = settings
@@ -530,6 +535,11 @@ class EndpointCore:
         if peer is None:
             return
         code, reason = end.code, end.reason
+        if code == CLOSE_OUTDATED and connection.identity is not None and (latest := as_incarnation(reason)):
+            peer.link.outdated_by = latest
+            peer.link.lose("a later process of this node is here", now_ns=now_ns)
+            self.touch(peer)
+            return
         # An authenticated peer may say that it does not know the link (any more); only on a connection that was part
         # of the link does an orderly end mean the link.
         if (code == CLOSE_GONE and connection.identity is not None) or (code == CLOSE_NORMAL and connection.greeted):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from quicoll_transport.carrier import CLOSE_GONE, CLOSE_REFUSED, CLOSE_REPLACED
-from quicoll_transport.endpoint.core.admission import check_hello, keeps_previous, newer, unwanted
+from quicoll_transport.carrier import CLOSE_GONE, CLOSE_OUTDATED, CLOSE_REFUSED, CLOSE_REPLACED
+from quicoll_transport.endpoint.core.admission import check_hello, keeps_previous, newer, outdated, unwanted
 from quicoll_transport.endpoint.core.peer import Peer
 from quicoll_transport.errors import AuthenticationError, ProtocolError
 from quicoll_transport.events import ConnectionUp
@@ -121,6 +121,9 @@ class Greeting:
             if not connection.listed:
                 return None
             peer = self._peers.get(identity)
+        if latest := outdated(peer, hello):
+            self._traffic.fail(connection, CLOSE_OUTDATED, str(latest))
+            return None
         if (reason := unwanted(peer, hello)) is not None:
             self._traffic.fail(connection, CLOSE_GONE, reason)
             return None

@@ -1,0 +1,162 @@
+"""One bad member of a whole cluster: the others go on, with the right bits, and hear who it may be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from quicoll.engine.messages import Announce, encode_message
+from quicoll.errors import QuicollError
+from quicoll.membership import messages as m
+from quicoll.membership.service import NODE
+from quicoll.sim import Settings, Simulation
+from quicoll_transport.endpoint import Link
+from quicoll_transport.security.identity import COORDINATOR
+
+if TYPE_CHECKING:
+    from quicoll.engine.engine import Engine
+    from quicoll.job import Job
+    from quicoll_transport.endpoint.transfer import Transfer
+
+SECONDS = 8.0
+COMPUTE = 0.2
+ELEMENTS = 160  # so that the size tells these tensors from whatever else is sent
+
+
+def lie(monkeypatch: pytest.MonkeyPatch, liar: str, victims: tuple[str, ...]) -> None:
+    """Let a host send the tensors that are for some peers with one bit changed, before their checksums are made."""
+    honest = Link.send
+
+    def send(link: Link, tag: bytes, payload: memoryview) -> Transfer:
+        loop: Any = link.loop
+        if loop.host.name == liar and link.node in victims and len(payload) == 4 * ELEMENTS:
+            changed = bytearray(payload)
+            changed[2] ^= 0x10
+            payload = memoryview(changed)
+        return honest(link, tag, payload)
+
+    monkeypatch.setattr(Link, "send", send)
+
+
+class Steps:
+    """A cluster whose ranks reduce for SECONDS, and what they find.
+
+    committed: (time, node, result is right) of each commit. failed: (time, words) of each step that `reporter` tried
+    and that was given up.
+    """
+
+    def __init__(self, ranks: int, *, reporter: str) -> None:
+        self.committed: list[tuple[float, str, bool]] = []
+        self.failed: list[tuple[float, str]] = []
+        self._reporter = reporter
+        settings = Settings(ranks=ranks, hold_timeout=SECONDS, limit=4 * SECONDS, lost_after=2.0)
+        self.sim = Simulation(self.work, seed=3, settings=settings)
+
+    async def work(self, job: Job) -> None:
+        sim = self.sim
+        total = np.zeros(1, np.float32)
+        job.register_state(lambda: {"total": total.copy()}, lambda state: np.copyto(total, state["total"]))
+        while sim.now < SECONDS:
+            try:
+                async with job.step() as step:
+                    await asyncio.sleep(COMPUTE)
+                    part = await job.group.all_reduce(
+                        np.full(ELEMENTS, step.number, np.float32), op="avg", algorithm="exchange"
+                    )
+                    step.on_commit(lambda: total.__iadd__(1.0))
+                self.committed.append((sim.now, job.node, bool(np.all(part == step.number))))
+            except QuicollError as error:
+                if job.node == self._reporter and sim.now < SECONDS:
+                    self.failed.append((sim.now, str(error)))
+
+    def committers(self, since: float) -> set[str]:
+        return {node for at, node, _ in self.committed if at > since}
+
+
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_rank_that_lies_to_one_peer_costs_three_steps_and_the_others_go_on(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who computed wrongly and who sent it cannot be told from digests alone, and no more than that is said."""
+    lie(monkeypatch, "worker-1", ("worker-0",))
+    steps = Steps(ranks, reporter="worker-2")
+    outcome = steps.sim.run()
+    assert outcome.error is None
+    first = min(at for at, _, _ in steps.committed)
+    assert len([at for at, _ in steps.failed if at < first]) == 3
+    assert first < 5 * COMPUTE
+    assert all("worker-0, or who sends to it" in words for _, words in steps.failed)
+    assert "worker-0 is left out for 1 s" in steps.failed[2][1]
+    # It is tried again after 1, 2 and 4 seconds; each costs a step, and the rest of the time belongs to the others.
+    assert len(steps.failed) <= 3 + 3
+    assert outcome.views <= 2 * (3 + 3) + 1
+    assert all(right for _, _, right in steps.committed)
+    assert steps.committers(first) == {f"worker-{rank}" for rank in range(1, ranks)}
+    assert outcome.committed > 0.7 * SECONDS / (COMPUTE + 0.01)
+
+
+@pytest.mark.slow
+def test_a_rank_that_lies_to_several_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    lie(monkeypatch, "worker-1", ("worker-0", "worker-2", "worker-3"))
+    steps = Steps(4, reporter="worker-2")
+    outcome = steps.sim.run()
+    assert outcome.error is None
+    assert steps.committers(0.0) == {"worker-0", "worker-2", "worker-3"}
+    assert all("wrong: worker-1, or who sends to it" in words for _, words in steps.failed)
+    assert all(right for _, _, right in steps.committed)
+
+
+@pytest.mark.slow
+def test_a_rank_that_lies_to_half_of_the_others_does_not_stop_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sides of equal size tell nothing; leaving one out, and then another, does."""
+    lie(monkeypatch, "worker-1", ("worker-0", "worker-2"))
+    steps = Steps(4, reporter="worker-3")
+    outcome = steps.sim.run()
+    assert outcome.error is None
+    first = min(at for at, _, _ in steps.committed)
+    assert len([at for at, _ in steps.failed if at < first]) <= 6
+    assert all(right for _, _, right in steps.committed)
+    assert outcome.committed > 0.6 * SECONDS / (COMPUTE + 0.01)
+
+
+@pytest.mark.slow
+def test_a_member_that_joins_as_another_process_and_announces_what_is_to_come_harms_itself_alone() -> None:
+    """Over real links: a second Join, of a process that is not at its end; then 8 MB for views that nobody proposed."""
+    steps = Steps(3, reporter="worker-0")
+    kept: list[int] = []
+    work = steps.work
+
+    async def mad(job: Job) -> None:
+        if job.node == "worker-2":
+            asyncio.get_running_loop().create_task(go_mad(job))
+        await work(job)
+
+    async def go_mad(job: Job) -> None:
+        engine: Engine = job.internals.engine
+        await asyncio.sleep(2.0)
+        announce = encode_message(Announce(1 << 30, 0, 0, "s" * 4000))
+        for identity, link in list(engine.endpoint.links.items()):
+            if identity.role == COORDINATOR:
+                assert identity.node == NODE
+                link.send_app(m.encode(m.Join(incarnation=link.remote_incarnation + 9)))
+            else:
+                for _ in range(1000):
+                    link.send_app(announce)
+
+    async def watched(job: Job) -> None:
+        task = asyncio.get_running_loop().create_task(mad(job))
+        while not task.done():
+            kept.append(vars(job.internals.engine)["_early"].size)
+            await asyncio.wait({task}, timeout=0.1)
+        await task
+
+    steps.sim = Simulation(watched, seed=3, settings=Settings(ranks=3, hold_timeout=SECONDS, limit=4 * SECONDS))
+    outcome = steps.sim.run()
+    assert outcome.error is None
+    assert max(kept) < 10_000
+    assert outcome.views <= 4
+    assert steps.committers(SECONDS - 2) == {"worker-0", "worker-1", "worker-2"}
+    assert outcome.committed > 0.8 * SECONDS / (COMPUTE + 0.01)
