@@ -38,7 +38,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -366,6 +366,7 @@ class Run:
     commits: Commits
     net: Net
     rng: random.Random
+    interrupted: list[int]
     faults: list[Fault] = field(default_factory=list)
     ending: bool = False
 
@@ -373,6 +374,8 @@ class Run:
         """Keep all going until `ready`, or for so many seconds; whether it was ready."""
         end = time.monotonic() + seconds
         while True:
+            if self.interrupted:
+                raise KeyboardInterrupt
             self.processes.watch(done=self.ending)
             self.commits.read()
             if ready():
@@ -500,23 +503,30 @@ class Run:
 
 
 @contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    def stop(number: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt
+def interrupts() -> Iterator[list[int]]:
+    """Yield a list that SIGINT and SIGTERM are added to, to be looked at where nothing is half done.
 
-    before = signal.signal(signal.SIGTERM, stop)
+    An exception at any place could come between the start of a process and the note of its number.
+    """
+    met: list[int] = []
+    before = {
+        number: signal.signal(number, lambda found, _: met.append(found)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        yield
+        yield met
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def run(seconds: float, *, workers: int, seed: int, keep: bool, say: Callable[[str], None]) -> int:
+def run(
+    seconds: float, *, workers: int, seed: int, keep: bool, say: Callable[[str], None], interrupted: list[int]
+) -> int:
     directory = Path(tempfile.mkdtemp(prefix="quicoll-chaos-"))
     net = network(workers)
     processes = Processes(directory, net, workers)
     commits = Commits(directory, processes.nodes)
-    chaos = Run(processes, commits, net, random.Random(seed))
+    chaos = Run(processes, commits, net, random.Random(seed), interrupted)
     failure = "an error of this program"
     try:
         chaos.go(seconds, say)
@@ -572,8 +582,9 @@ def main(arguments: list[str]) -> int:
     if why:
         say(f"no cuts: no network namespaces here ({why})")
     try:
-        with interrupted_by_sigterm():
-            return run(60 * options.minutes, workers=options.workers, seed=seed, keep=options.keep, say=say)
+        with interrupts() as interrupted:
+            how = {"workers": options.workers, "seed": seed, "keep": options.keep}
+            return run(60 * options.minutes, **how, say=say, interrupted=interrupted)
     except KeyboardInterrupt:
         return 130
 

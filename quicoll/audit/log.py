@@ -201,7 +201,7 @@ def _good_lines(data: bytes) -> Iterator[_Good]:
             return
         try:
             content = _decoder.decode(text)
-        except msgspec.MsgspecError:  # of a later format, say
+        except (msgspec.MsgspecError, UnicodeDecodeError):  # of a later format, say
             return
         chain, start = digits.decode(), stop + 1
         yield _Good(chain, content, start)

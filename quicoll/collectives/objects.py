@@ -112,5 +112,5 @@ def _encoded(value: Any) -> np.ndarray[Any, Any]:
 def _decoded(flat: np.ndarray[Any, Any], rank: int) -> Any:
     try:
         return msgspec.msgpack.decode(memory(flat))
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PeerError(f"sent a malformed object: {error}", rank=rank) from error

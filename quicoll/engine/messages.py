@@ -72,7 +72,7 @@ def decode_message(data: bytes, *, node: str) -> PeerMessage:
     """
     try:
         message = _decoder.decode(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PeerError(f"malformed announcement: {error}", node=node) from error
     numbers: tuple[int, ...] = (message.view_id,)
     if isinstance(message, Announce):

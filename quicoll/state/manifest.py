@@ -64,7 +64,7 @@ def decode_manifest(data: bytes | memoryview, *, giver: int, view_id: int) -> Ma
         manifest = _decoder.decode(data)
         for record in manifest.records:
             DType.parse(record.dtype)
-    except (msgspec.MsgspecError, LocalError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, LocalError) as error:
         raise PeerError(f"malformed state manifest: {error}", rank=giver, view=view_id) from error
     if len(manifest.records) > MAX_NODES or len(manifest.skeleton) > MAX_SKELETON:
         raise PeerError(

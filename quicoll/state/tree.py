@@ -154,7 +154,7 @@ def rebuild(
     """
     try:
         found = _decoder.decode(skeleton)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LocalError(f"malformed skeleton: {error}") from error
     reader = _Reader(tensors)
     state = reader.node(found, 0)

@@ -435,10 +435,11 @@ def test_what_a_rank_must_not_announce_is_its_error_by_its_rank_in_the_view(
     assert raised.value.rank == rank
 
 
-def test_an_object_that_is_none_is_the_error_of_the_rank_that_sent_it() -> None:
+@pytest.mark.parametrize("sent", [b"\xc1", b"\xa1\xff"], ids=["the one byte that msgpack never uses", "no UTF-8"])
+def test_an_object_that_is_none_is_the_error_of_the_rank_that_sent_it(sent: bytes) -> None:
     operation = BroadcastObject(part(1, 4, 2), root=0)
-    work: Work = operation.prepare(Known([(1,), (0,)], None))
-    work.output[:] = 0xC1  # the one byte that msgpack never uses
+    work: Work = operation.prepare(Known([(len(sent),), (0,)], None))
+    work.output[:] = np.frombuffer(sent, np.uint8)
     with pytest.raises(PeerError, match="sent a malformed object") as raised:
         operation.result()
     assert raised.value.rank == 4

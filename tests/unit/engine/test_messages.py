@@ -52,3 +52,8 @@ def test_the_memory_of_an_announcement_is_not_underestimated() -> None:
     text = len(LARGEST.signature) * 4
     numbers = (len(LARGEST.counts) + len(LARGEST.measured)) * (8 + 36)
     assert size_in_memory(LARGEST) >= 0.9 * (text + numbers)
+
+
+def test_text_that_is_not_utf_8_is_malformed() -> None:
+    with pytest.raises(PeerError, match="malformed"):
+        decode_message(encode_message(Announce(1, 0, 0, "s")).replace(b"\xa1s", b"\xa1\xff"), node="a")

@@ -48,6 +48,12 @@ def test_a_record_that_is_none_is_refused(record: dict[str, Any]) -> None:
         decode_manifest(packed, giver=3, view_id=7)
 
 
+def test_text_that_is_not_utf_8_is_malformed() -> None:
+    packed = msgspec.msgpack.encode({"skeleton": b"", "records": [GOOD]}).replace(b"\xa1a", b"\xa1\xff")
+    with pytest.raises(PeerError, match=r"malformed state manifest.*rank=3, view=7"):
+        decode_manifest(packed, giver=3, view_id=7)
+
+
 @pytest.mark.parametrize(("bound", "said"), [("MAX_NODES", "2 tensors"), ("MAX_SKELETON", "a skeleton of")])
 def test_what_a_manifest_names_is_bounded(monkeypatch: pytest.MonkeyPatch, bound: str, said: str) -> None:
     packed = encode_manifest(flatten({"a": np.ones(1), "b": np.ones(1)}))

@@ -264,6 +264,7 @@ def test_depth_and_number_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ["m", []],  # no tensor, and there is one
         ["l", [["#", 0]]],
         "text",
+        b"\xa1\xff",  # text that is not UTF-8
     ],
 )
 def test_a_skeleton_that_is_none_is_refused(skeleton: Any) -> None:
