@@ -146,8 +146,12 @@ def shares_of_three() -> Simulation:
 
 
 def a_liar() -> Simulation:
+    """Who is left out for the contradictions comes back in its time. Steps are long, so that few are done until then."""
     load = workload.Load(algorithm="exchange", whole_every=100, operations=("barrier",))
-    return built_in(lambda sim: sim.at(0.08).lie(0, 1) and sim.at(0.4).heal(), load=load)
+    settings = Settings(ranks=3, lost_after=0.5, recovery=60.0, limit=120.0)
+    sim = built_in(lambda sim: sim.at(0.3).lie(0, 1) and sim.at(2.0).heal(), load=load, settings=settings)
+    sim.compute = 0.4
+    return sim
 
 
 # ---------------------------------------------------------------------------------------------------------------------
