@@ -146,7 +146,7 @@ def shares_of_three() -> Simulation:
 
 
 def a_liar() -> Simulation:
-    """Who is left out for the contradictions comes back in its time. Steps are long, so that few are done until then."""
+    """Who is left out for it comes back in its time. Steps are long, so that few are done until then."""
     load = workload.Load(algorithm="exchange", whole_every=100, operations=("barrier",))
     settings = Settings(ranks=3, lost_after=0.5, recovery=60.0, limit=120.0)
     sim = built_in(lambda sim: sim.at(0.3).lie(0, 1) and sim.at(2.0).heal(), load=load, settings=settings)
