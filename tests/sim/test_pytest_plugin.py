@@ -242,7 +242,7 @@ def test_a_generated_scenario_that_fails_is_made_small_once() -> None:
         with pytest.raises(RunFailed, match="a second view was not thought of") as caught:
             decorated(sim_seed=seed)
         notes += caught.value.__notes__
-    assert "The error above is of the run as it was drawn. The story and the faults below are of the smal" in notes[0]
+    assert "The error above is of the run as it was drawn. The story and the faults below are of the" in notes[0]
     assert re.search(r"Seed \d+, made smaller \(\d of 3 ranks, \d of \d+ events\): what happened", notes[0])
     assert "The faults of the smaller scenario:" in notes[0]
     assert notes[0].count("  sim.at(") <= notes[1].count("  sim.at(")
