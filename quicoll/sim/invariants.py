@@ -4,7 +4,8 @@
                     step; where the workload knows it, that of a computation without any network
     one-decision    a step has one decision: the journal takes each number once, in order, and no rank hears of a vote
                     that another rank heard otherwise, nor of a commit that the journal does not hold
-    all-or-none     a step is committed with the votes of all members of its view, and applied by none without a commit
+    all-or-none     a step is committed with the votes of all members of its view, and applied by none without a commit:
+                    who tries it again has the state from which it tried it before
     durable         a commit that the journal has taken is in it after every restart; a rank's state never goes back
                     while its process lives, and a rank never begins a step from an older state than another living
                     rank holds
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll.sim.machine import Machine
     from quicoll.state.rank_state import RankState
+    from quicoll.state.version import StateVersion
     from quicoll.step import StepAttempt
     from quicoll.stop import StopRequest
     from quicoll_transport.sim import HostLoop
@@ -223,6 +225,13 @@ class Checker:
     def compared(self, node: str) -> None:
         """A rank's state was compared with the others', and is as it should be."""
         self._spoiled.pop(node, None)
+
+    def not_committed(self, node: str, step: int, entered: Mapping[str, bytes], left: Mapping[str, bytes]) -> None:
+        """A rank tries a step another time: from the state from which it tried it before."""
+        changed = sorted(name for name in left if entered.get(name) != left[name])
+        if changed and node not in self._spoiled:
+            what = f"changed {', '.join(map(repr, changed[:4]))}, though step {step} was not committed"
+            self.break_("all-or-none", f"{node} {what}", node=node)
 
     def began(self, node: str, step: int) -> None:
         """A rank begins a step: no living rank may know more than it starts from."""
@@ -393,6 +402,7 @@ class CheckedSteps(StepProtocol):
         self._checker = checker
         self._compute_s = compute_s
         self._entered: dict[str, bytes] = {}  # digests of the state's tensors when the step was entered
+        self._attempted: StateVersion | None = None  # what that state was; None once it was compared or handed over
 
     def _held(self) -> Any:
         """What this rank has in common with the others; None where it has registered nothing."""
@@ -406,6 +416,8 @@ class CheckedSteps(StepProtocol):
         self._checker.state(self._config.node, version.decision, version.step, self._held())
 
     async def synchronise(self) -> None:
+        self._look_at_what_is_left()
+        self._attempted = None
         await super().synchronise()
         self._checker.compared(self._config.node)
         self._report_state()
@@ -416,6 +428,7 @@ class CheckedSteps(StepProtocol):
         limit = self._config.hold_timeout + 8 * self._config.timeout
         if self._machine.departs:
             raise Departed
+        self._look_at_what_is_left()
         began = self._machine.loop.time()
         try:
             with within(limit, "the entry of a step", machine=self._machine, checker=self._checker):
@@ -427,7 +440,15 @@ class CheckedSteps(StepProtocol):
             raise
         self._checker.began(self._config.node, attempt.number)
         self._machine.note("step_began", step=attempt.number, view=self._context.view.view_id)
-        self._entered = self._tensors()
+        self._entered, self._attempted = self._tensors(), self.state.version
+
+    def _look_at_what_is_left(self) -> None:
+        """After a step that was not committed the state is what it was, however the ranks agree on another one later.
+
+        It is looked at when the next one is entered, since a loop may set back by itself what it has changed.
+        """
+        if self._attempted == self.state.version:
+            self._checker.not_committed(self._config.node, self.state.version.step + 1, self._entered, self._tensors())
 
     async def commit(self, attempt: StepAttempt, view_id: int, unfinished: int) -> None:
         opened = self._engine.steps.open

@@ -389,9 +389,9 @@ def a_callback_raises(patch: Patch) -> None:
 def a_barrier_is_early_on_one_rank(patch: Patch) -> None:
     operate = Communicator._operate
 
-    async def hasty(self: Communicator, call: Any, announce: Any, running: Any) -> None:
+    async def hasty(self: Communicator, call: Any, running: Any) -> None:
         if call.name != "barrier" or self.rank != 1:
-            await operate(self, call, announce, running)
+            await operate(self, call, running)
 
     patch.setattr(Communicator, "_operate", hasty)
 
