@@ -17,10 +17,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quicoll.deadlines import Deadlines
+from quicoll.engine.common_settings import DECISION_MARGIN_S, CommonSettings
 from quicoll.engine.communicator import Communicator
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.engine.decisions import Decision, StepOutcomes, ViewEnds
@@ -28,7 +28,8 @@ from quicoll.engine.early import EarlyAnnouncements
 from quicoll.engine.failures import error_of_end, failed_node, kind_of
 from quicoll.engine.messages import Announce, Farewell, encode_message
 from quicoll.engine.peer_links import PeerLinks
-from quicoll.errors import Corrupted, LocalError, Partitioned, PeerError, QuicollError
+from quicoll.engine.waiting import Waiting, job_closed
+from quicoll.errors import Corrupted, LocalError, PeerError, QuicollError
 from quicoll.membership.member.actions import (
     Activate,
     AdoptLostAfter,
@@ -77,8 +78,6 @@ __all__ = ["Engine"]
 
 log = logging.getLogger("quicoll")
 
-_DECISION_MARGIN_S = 30.0
-
 
 class Engine:
     """See the module's head. Every method but `start` runs on the engine's loop."""
@@ -96,7 +95,7 @@ class Engine:
         wall_clock: Callable[[], datetime] | None = None,
         denied: Sequence[str] = (),
     ) -> None:
-        self.config = config
+        self._settings = CommonSettings(config)
         self.observers = observers
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
         self.stragglers = Stragglers(after_ns=round(config.straggler_after * 1e9))
@@ -106,16 +105,8 @@ class Engine:
         self._communicator: Communicator | None = None
         self._ends = ViewEnds()
         self._lost: dict[str, str] = {}  # nodes of the present view that are lost, and why
-        self._forming: asyncio.Task[None] | None = None
         self._early = EarlyAnnouncements()
-        self._probing: asyncio.Task[None] | None = None
-        self._warned = False
-        self._over_at: int | None = None  # the step at which the job is done, where the coordinator says so
-        self._changed: asyncio.Future[None] = loop.create_future()
-        self._held = ""
-        self._refused = ""
         self._leaving = False
-        self._closing = False
         deadlines = Deadlines.of(config.lost_after)
         policy = Policy(roles=(WORKER,), denied=denied)
         self.endpoint = Endpoint(
@@ -144,11 +135,11 @@ class Engine:
             site=config.site,
             lost_after_ns=deadlines.lost_ns,
             adopts=config.sources["lost_after"] == "default",
-            timeout_ns=self._insisted("timeout"),
-            hold_timeout_ns=self._insisted("hold_timeout"),
+            timeout_ns=self._settings.insisted("timeout"),
+            hold_timeout_ns=self._settings.insisted("hold_timeout"),
             form_timeout_ns=deadlines.form_ns,
             answer_timeout_ns=deadlines.answer_ns,
-            decision_margin_ns=round(_DECISION_MARGIN_S * 1e9),
+            decision_margin_ns=round(DECISION_MARGIN_S * 1e9),
         )
         self._coordinator = CoordinatorLink(
             self.endpoint,
@@ -164,8 +155,17 @@ class Engine:
             self.endpoint,
             job=config.job,
             node=config.node,
+            loop=loop,
             on_message=self._on_peer_message,
             on_state=self._on_peer_state,
+            on_formed=self._on_links_formed,
+            on_reached=self._on_paths_reached,
+        )
+        self._waiting = Waiting(
+            loop=loop,
+            node=config.node,
+            default_address=config.sources["coordinator"] == "default",
+            absence=self._coordinator.absence,
         )
         observers.emit("listening", address=format_address(self.endpoint.address))
         self._coordinator.dial()
@@ -173,9 +173,10 @@ class Engine:
     def _now_ns(self) -> int:
         return round(self._loop.time() * 1e9)
 
-    def _insisted(self, name: str) -> int | None:
-        """Nanoseconds of a setting that was set; None where it has its default."""
-        return None if self.config.sources[name] == "default" else round(getattr(self.config, name) * 1e9)
+    @property
+    def config(self) -> Config:
+        """The settings of this rank, with those that it took from the coordinator."""
+        return self._settings.config
 
     # -- what callers ask for ------------------------------------------------------------------------------------
 
@@ -193,28 +194,7 @@ class Engine:
             PeerError: The coordinator refuses this rank; or, when joining, no view came in time.
             Partitioned: No view came in time.
         """
-        try:
-            async with asyncio.timeout(timeout):
-                while self._communicator is None or self._communicator.error is not None:
-                    if self._closing:
-                        raise _closed()
-                    if self._refused:
-                        raise PeerError(f"the coordinator refuses this rank: {self._refused}")
-                    if self._over_at is not None:
-                        return JobOver(self._over_at)
-                    await asyncio.shield(self._changed)
-        except TimeoutError:
-            why = self._why_no_view()
-            if joining:
-                raise PeerError(f"not joined within {timeout:g} s: {why}") from None
-            raise Partitioned(f"no view within {timeout:g} s: {why}", node=self.config.node) from None
-        return self._communicator.view
-
-    def _why_no_view(self) -> str:
-        absence = self._coordinator.absence()
-        if absence and self.config.sources["coordinator"] == "default":
-            absence += "; that is the default address, none was given"
-        return absence or self._held or "the view is not complete"
+        return await self._waiting.view(self._present_view, timeout, joining=joining)
 
     async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
         """Run a collective in view `view_id`.
@@ -231,11 +211,16 @@ class Engine:
             QuicollError: It failed, or the view is over.
         """
         communicator = self._communicator
-        if self._closing:
-            raise _closed()
+        if self._waiting.closed:
+            raise job_closed()
         if communicator is None or communicator.view.view_id != view_id:
             raise self._ends.past(view_id, op=call.name, step=step)
         return await communicator.run(call, group=group, timeout=timeout, step=step)
+
+    def _present_view(self) -> View | None:
+        """The view that is at work."""
+        communicator = self._communicator
+        return None if communicator is None or communicator.error is not None else communicator.view
 
     async def begin(self, view_id: int, number: int) -> None:
         """Begin a step.
@@ -308,26 +293,7 @@ class Engine:
             Partitioned: It is not known in time, or the coordinator refuses this rank.
             LocalError: The engine is closed.
         """
-        try:
-            async with asyncio.timeout(timeout):
-                while (decision := self.steps.decision(view_id, index)) is None:
-                    if self._closing:
-                        raise _closed()
-                    if self._refused:
-                        why = f"the coordinator refuses this rank: {self._refused}"
-                        raise Partitioned(
-                            f"{why}; whether the step is committed is not known", node=self.config.node, view=view_id
-                        )
-                    await asyncio.shield(self._changed)
-        except TimeoutError:
-            absence = self._coordinator.absence()
-            raise Partitioned(
-                f"no decision within {timeout:g} s{f' ({absence})' if absence else ''}; whether the step is committed "
-                "is not known yet",
-                node=self.config.node,
-                view=view_id,
-            ) from None
-        return decision
+        return await self._waiting.decision(lambda: self.steps.decision(view_id, index), timeout, view_id=view_id)
 
     async def unanswered(self, view_id: int, reason: str) -> tuple[int, int] | None:
         """Take note that the caller waits no longer for its step.
@@ -416,19 +382,15 @@ class Engine:
 
     async def _end(self, reason: str, finished: int | None) -> None:
         if self._communicator is not None:
-            self._communicator.end(
-                _closed()
-            )  # before the membership says that this node left, as if another rank had failed
+            # Before the membership says that this node left, as if another rank had failed.
+            self._communicator.end(job_closed())
         self._member.leave(clip(reason), finished=finished, now_ns=self._now_ns())
         self._work()
-        self._closing = True
         self._coordinator.stop()
         if self._timer is not None:
             self._timer.cancel()
-        if self._forming is not None:
-            self._forming.cancel()
-        self._stop_probing()
-        self._notify()
+        self._peers.stop()
+        self._waiting.close()
         await self.endpoint.aclose(reason=f"it {departure(clip(reason))}")
         self.observers.close()
 
@@ -463,7 +425,7 @@ class Engine:
     def _on_coordinator_down(self, link: Link) -> None:
         if link.stats.connections:
             self._emit_lost(link)
-        self._stop_probing()
+        self._peers.stop_probing()
         if link.outdated_by:
             self._member.outdated(link.outdated_by, now_ns=self._now_ns())
         else:
@@ -477,7 +439,7 @@ class Engine:
         self._peers.accept(link)
 
     def _on_peer_state(self, link: Link) -> None:
-        if self._closing or not link.ended:
+        if self._waiting.closed or not link.ended:
             return
         self._early.drop(link.number)
         communicator = self._communicator
@@ -519,27 +481,16 @@ class Engine:
                 log.error("%s", error)
                 link.close("too many announcements for a view to come")
 
-    async def _form_links(self, view: View) -> None:
-        """Have a link to every member of a proposed view, then say so; name those that cannot be reached."""
-        unreachable = await self._peers.form(view)
-        self._forming = None
+    def _on_links_formed(self, view: View, unreachable: tuple[str, ...]) -> None:
         if unreachable:
             self._member.links_failed(view.view_id, unreachable, "no link", now_ns=self._now_ns())
         else:
             self._member.links_ready(view.view_id, now_ns=self._now_ns())
         self._work()
 
-    async def _probe_paths(self, probe: ProbePaths) -> None:
-        """Have a link to each node of a probe, then say so."""
-        await self._peers.reach(probe.members, pace=self.config.lost_after / 2)
-        self._probing = None
-        self._member.reached(probe.number)
+    def _on_paths_reached(self, number: int) -> None:
+        self._member.reached(number)
         self._work()
-
-    def _stop_probing(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()
-            self._probing = None
 
     # -- membership ----------------------------------------------------------------------------------------------
 
@@ -551,40 +502,34 @@ class Engine:
                     self._coordinator.send(action.message)
                 case FormLinks():
                     self._early.expect(action.view)
-                    self._stop_probing()
-                    if self._forming is not None:
-                        self._forming.cancel()
-                    self._forming = self._loop.create_task(self._form_links(action.view))
+                    self._peers.form(action.view)
                 case Activate():
                     self._activate(action.view)
                 case Deactivate():
                     self._deactivate(action)
                 case Decided():
                     self.steps.decided(action)
-                    self._notify()
+                    self._waiting.wake()
                 case Refused():
-                    self._refused = action.reason
-                    self._stop_probing()
+                    self._peers.stop_probing()
                     self._coordinator.stop()
                     self.observers.emit("refused", reason=action.reason)
-                    self._notify()
+                    self._waiting.refuse(action.reason)
                 case JobOver():
-                    self._over_at = action.step
-                    self._stop_probing()
+                    self._peers.stop_probing()
                     self._coordinator.stop()
                     self.observers.emit("job_done", step=action.step)
-                    self._notify()
+                    self._waiting.end(action.step)
                 case ProbePaths():
-                    self._stop_probing()
-                    self._probing = self._loop.create_task(self._probe_paths(action))
+                    self._peers.probe(action, pace=self.config.lost_after / 2)
                 case StartOver():
                     self.endpoint.start_over(action.incarnation)
                     self._renew_links("starts over as a later process")
                 case Held():
-                    self._held = action.cause
+                    self._waiting.held(action.cause)
                     self.observers.emit("held", cause=action.cause)
                 case Resumed():
-                    self._held = ""
+                    self._waiting.held("")
                 case AdoptLostAfter():
                     self._adopt(action.lost_after_ns)
                 case Reconnect():
@@ -593,14 +538,13 @@ class Engine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if at is not None and not self._closing:
+        if at is not None and not self._waiting.closed:
             self._timer = self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
 
     def _adopt(self, lost_after_ns: int) -> None:
         """Go on with the coordinator's setting. There is no view now, so no link but the coordinator's is in use."""
         at = Deadlines.of_ns(lost_after_ns)
-        sources = {**self.config.sources, "lost_after": "coordinator"}
-        self.config = replace(self.config, lost_after=lost_after_ns / 1e9, sources=sources)
+        self._settings.adopt_lost_after(lost_after_ns)
         self.endpoint.set_deadlines(lost_after_ns=at.lost_ns, connect_ns=at.connect_ns)
         self._renew_links("takes lost_after from the coordinator")
 
@@ -615,29 +559,11 @@ class Engine:
         self._member.handle_timer(now_ns=self._now_ns())
         self._work()
 
-    def _heed_vote_timeout(self) -> None:
-        """A wait for the decision of a step outlasts the coordinator's for its votes, or says why it does not."""
-        hold, votes = self.config.hold_timeout, self._member.vote_timeout_ns / 1e9
-        if hold > votes:
-            return
-        if self.config.sources["hold_timeout"] == "default":
-            sources = {**self.config.sources, "hold_timeout": "coordinator"}
-            self.config = replace(self.config, hold_timeout=votes + _DECISION_MARGIN_S, sources=sources)
-        elif not self._warned:
-            self._warned = True
-            log.warning(
-                "%s: hold_timeout is %g s, and the coordinator waits %g s for votes (--vote-timeout): a step that is "
-                "decided later than hold_timeout is in doubt here until the next one begins",
-                self.config.node,
-                hold,
-                votes,
-            )
-
     def _activate(self, view: View) -> None:
-        self._heed_vote_timeout()
+        self._settings.heed_vote_timeout(self._member.vote_timeout_ns)
         links = self._peers.of_view(view)
         self._lost.clear()
-        self._held = ""
+        self._waiting.held("")
         self._communicator = communicator = Communicator(
             view,
             node=self.config.node,
@@ -658,7 +584,7 @@ class Engine:
         for rank in sorted(links):
             if links[rank].ended:
                 self._on_peer_state(links[rank])
-        self._notify()
+        self._waiting.wake()
 
     def _deactivate(self, action: Deactivate) -> None:
         communicator = self._communicator
@@ -670,7 +596,7 @@ class Engine:
         if communicator.end_error is not None:
             self._ends.keep(action.view_id, communicator.end_error)
         self.observers.emit("view_ended", view=action.view_id, cause=action.cause, lost=list(action.lost))
-        self._notify()
+        self._waiting.wake()
 
     def _on_communicator_failure(self, view: View, error: QuicollError, ranks: tuple[int, ...]) -> None:
         """The communicator broke from inside: the coordinator has to end the view for everybody."""
@@ -684,7 +610,7 @@ class Engine:
         view_id = self._communicator.view.view_id if self._communicator is not None else 0
         self.steps.broke(view_id, error.message, tuple(sorted(self._lost)))
         self._work()
-        self._notify()
+        self._waiting.wake()
 
     def _on_called(self, view: View, links: dict[int, Link], op: str, arrived_ns: dict[int, int]) -> None:
         """All ranks of an operation have called it: report the late ones."""
@@ -697,12 +623,3 @@ class Engine:
             self.observers.emit(
                 "straggler", rank=late.rank, peer=nodes[late.rank], op=op, seconds=late.seconds, view=view.view_id
             )
-
-    def _notify(self) -> None:
-        """Wake all calls that wait for something to change."""
-        changed, self._changed = self._changed, self._loop.create_future()
-        changed.set_result(None)
-
-
-def _closed() -> LocalError:
-    return LocalError("the job is closed", usable=False)
