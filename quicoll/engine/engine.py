@@ -8,26 +8,28 @@ installed, ends it when the view is over. Callers ask for a view, a collective, 
     communicator broken       something failed here; the coordinator was told and will end the view
     communicator ended        the coordinator ended the view; the next one follows
 
-What became of steps and views meanwhile, for callers who ask later, is kept in decisions.py. The links are those of
-coordinator_link.py and peer_links.py. A link that ends breaks the communicator if its node is in the view.
+A link that ends breaks the communicator if its node is in the view. The parts that it puts together:
+
+    coordinator_link.py, peer_links.py    the links
+    views.py                              the communicator, what peers say to it, and how earlier views ended
+    decisions.py                          what became of steps, for callers who ask late
+    waiting.py                            how callers wait, and what they are told
+    common_settings.py                    what this rank takes from the coordinator's settings
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from typing import TYPE_CHECKING
 
 from quicoll.deadlines import Deadlines
 from quicoll.engine.common_settings import DECISION_MARGIN_S, CommonSettings
-from quicoll.engine.communicator import Communicator
 from quicoll.engine.coordinator_link import CoordinatorLink
-from quicoll.engine.decisions import Decision, StepOutcomes, ViewEnds
-from quicoll.engine.early import EarlyAnnouncements
-from quicoll.engine.failures import error_of_end, failed_node, kind_of
-from quicoll.engine.messages import Announce, Farewell, encode_message
+from quicoll.engine.decisions import StepOutcomes
+from quicoll.engine.failures import failed_node, kind_of
 from quicoll.engine.peer_links import PeerLinks
+from quicoll.engine.views import Views
 from quicoll.engine.waiting import Waiting, job_closed
 from quicoll.errors import Corrupted, LocalError, PeerError, QuicollError
 from quicoll.membership.member.actions import (
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
 
     from quicoll.config import Config
     from quicoll.engine.calls import Call
-    from quicoll.engine.messages import PeerMessage
+    from quicoll.engine.decisions import Decision
     from quicoll.membership.messages import CoordinatorMessage
     from quicoll.membership.view import View
     from quicoll.observability.events import Observers
@@ -75,8 +77,6 @@ if TYPE_CHECKING:
     from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["Engine"]
-
-log = logging.getLogger("quicoll")
 
 
 class Engine:
@@ -102,10 +102,13 @@ class Engine:
         self.steps = StepOutcomes(observers.emit)
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
-        self._communicator: Communicator | None = None
-        self._ends = ViewEnds()
-        self._lost: dict[str, str] = {}  # nodes of the present view that are lost, and why
-        self._early = EarlyAnnouncements()
+        self._views = Views(
+            loop=loop,
+            node=config.node,
+            stragglers=self.stragglers,
+            emit=observers.emit,
+            on_failure=self._on_view_broken,
+        )
         self._leaving = False
         deadlines = Deadlines.of(config.lost_after)
         policy = Policy(roles=(WORKER,), denied=denied)
@@ -156,7 +159,7 @@ class Engine:
             job=config.job,
             node=config.node,
             loop=loop,
-            on_message=self._on_peer_message,
+            on_message=self._views.receive,
             on_state=self._on_peer_state,
             on_formed=self._on_links_formed,
             on_reached=self._on_paths_reached,
@@ -194,7 +197,7 @@ class Engine:
             PeerError: The coordinator refuses this rank; or, when joining, no view came in time.
             Partitioned: No view came in time.
         """
-        return await self._waiting.view(self._present_view, timeout, joining=joining)
+        return await self._waiting.view(self._views.present, timeout, joining=joining)
 
     async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
         """Run a collective in view `view_id`.
@@ -210,17 +213,12 @@ class Engine:
         Raises:
             QuicollError: It failed, or the view is over.
         """
-        communicator = self._communicator
         if self._waiting.closed:
             raise job_closed()
-        if communicator is None or communicator.view.view_id != view_id:
-            raise self._ends.past(view_id, op=call.name, step=step)
+        communicator = self._views.installed(view_id)
+        if communicator is None:
+            raise self._views.past(view_id, op=call.name, step=step)
         return await communicator.run(call, group=group, timeout=timeout, step=step)
-
-    def _present_view(self) -> View | None:
-        """The view that is at work."""
-        communicator = self._communicator
-        return None if communicator is None or communicator.error is not None else communicator.view
 
     async def begin(self, view_id: int, number: int) -> None:
         """Begin a step.
@@ -231,12 +229,11 @@ class Engine:
         Raises:
             QuicollError: The view is not at work any more.
         """
-        communicator = self._communicator
-        if communicator is None or communicator.view.view_id != view_id or communicator.error is not None:
-            raise await self._over(view_id)
+        if self._views.at_work(view_id) is None:
+            raise await self._views.why_over(view_id)
         index = self._member.next_step
         if index is None:
-            raise self._ends.past(view_id)
+            raise self._views.past(view_id)
         self.steps.begin(index, number)
         self._member.begin(index, now_ns=self._now_ns())
         self._work()
@@ -261,14 +258,9 @@ class Engine:
             Partitioned: The decision is not known in time.
             QuicollError: The view broke before the vote; nothing was voted for.
         """
-        communicator = self._communicator
-        if (
-            self.steps.open is None
-            or communicator is None
-            or communicator.view.view_id != view_id
-            or communicator.error is not None
-        ):
-            raise await self._over(view_id)
+        communicator = self._views.at_work(view_id)
+        if self.steps.open is None or communicator is None:
+            raise await self._views.why_over(view_id)
         if unfinished or communicator.running:
             left = f"the step was left with {max(unfinished, communicator.running)} collectives still running"
             error = PeerError(left, rank=communicator.rank, node=self.config.node, view=view_id)
@@ -310,13 +302,6 @@ class Engine:
         await self.give_up(view_id, reason)
         return None
 
-    async def _over(self, view_id: int) -> QuicollError:
-        """Why the view that a caller speaks of is not at work any more, as all ranks are told."""
-        communicator = self._communicator
-        if communicator is not None and communicator.view.view_id == view_id and communicator.error is not None:
-            return await communicator.end_of_view() or communicator.error
-        return self._ends.past(view_id)
-
     async def give_up(self, view_id: int, reason: str) -> None:
         """Break the view because the caller's own code failed inside a step.
 
@@ -324,8 +309,8 @@ class Engine:
             view_id: The view of the step.
             reason: What failed, for the other ranks.
         """
-        communicator = self._communicator
-        if communicator is not None and communicator.error is None:
+        communicator = self._views.at_work(view_id)
+        if communicator is not None:
             error = PeerError(f"left its step: {reason}", rank=communicator.rank, node=self.config.node, view=view_id)
             await self.break_view(view_id, error)
 
@@ -336,8 +321,8 @@ class Engine:
             view_id: The view.
             error: What was found; the rank that it names is the culprit.
         """
-        communicator = self._communicator
-        if communicator is not None and communicator.view.view_id == view_id:
+        communicator = self._views.installed(view_id)
+        if communicator is not None:
             blamed = () if error.rank is None or not isinstance(error, Corrupted) else (error.rank,)
             communicator.fail(error, blamed)
 
@@ -374,16 +359,17 @@ class Engine:
         if self._leaving:
             return
         self._leaving = True
+        communicator = self._views.communicator
         try:
-            if self._communicator is not None and patience > 0 and not self._communicator.running:
-                await self._communicator.part(patience)
+            if communicator is not None and patience > 0 and not communicator.running:
+                await communicator.part(patience)
         finally:  # cancelled while it waits, it leaves all the same
             await self._end(reason, finished)
 
     async def _end(self, reason: str, finished: int | None) -> None:
-        if self._communicator is not None:
+        if self._views.communicator is not None:
             # Before the membership says that this node left, as if another rank had failed.
-            self._communicator.end(job_closed())
+            self._views.communicator.end(job_closed())
         self._member.leave(clip(reason), finished=finished, now_ns=self._now_ns())
         self._work()
         self._coordinator.stop()
@@ -441,45 +427,23 @@ class Engine:
     def _on_peer_state(self, link: Link) -> None:
         if self._waiting.closed or not link.ended:
             return
-        self._early.drop(link.number)
-        communicator = self._communicator
-        if communicator is None or communicator.view.rank_of(link.node) is None or communicator.end_error is not None:
+        communicator = self._views.link_ended(link)
+        if communicator is None:
             return
-        rank = communicator.view.rank_of(link.node)
-        cause = link.cause
+        view, cause = communicator.view, link.cause
         self._emit_lost(link)
-        self._lost[link.node] = cause
         # Before the communicator breaks, which reports the same in other words; and also where it is broken: which
         # rank failed follows from all the pairs that have lost each other.
         self._member.peer_lost(link.node, clip(cause), now_ns=self._now_ns())
-        communicator.fail(
-            PeerError(f"lost: {cause}", rank=rank, node=link.node, view=communicator.view.view_id, lost=(link.node,))
+        lost = PeerError(
+            f"lost: {cause}", rank=view.rank_of(link.node), node=link.node, view=view.view_id, lost=(link.node,)
         )
+        communicator.fail(lost)
         self._work()
 
     def _emit_lost(self, link: Link) -> None:
         silent = link.error.silent_for if link.error is not None else 0.0
         self.observers.emit("peer_lost", peer=link.node, cause=link.cause, silent_for=round(silent, 3))
-
-    def _on_peer_message(self, link: Link, message: PeerMessage) -> None:
-        communicator = self._communicator
-        if communicator is not None and message.view_id == communicator.view.view_id:
-            rank = communicator.view.rank_of(link.node)
-            if rank is None:
-                return
-            if isinstance(message, Announce):
-                communicator.announced(rank, message)
-            else:
-                communicator.farewell(rank, message)
-        elif isinstance(message, Farewell):
-            if not message.done:  # of a view in which nothing runs here
-                link.send_app(encode_message(Farewell(message.view_id, done=True)))
-        else:
-            try:
-                self._early.keep(link.number, link.node, message)
-            except PeerError as error:
-                log.error("%s", error)
-                link.close("too many announcements for a view to come")
 
     def _on_links_formed(self, view: View, unreachable: tuple[str, ...]) -> None:
         if unreachable:
@@ -501,12 +465,13 @@ class Engine:
                 case TellCoordinator():
                     self._coordinator.send(action.message)
                 case FormLinks():
-                    self._early.expect(action.view)
+                    self._views.expect(action.view)
                     self._peers.form(action.view)
                 case Activate():
                     self._activate(action.view)
                 case Deactivate():
-                    self._deactivate(action)
+                    if self._views.end(action):
+                        self._waiting.wake()
                 case Decided():
                     self.steps.decided(action)
                     self._waiting.wake()
@@ -561,44 +526,15 @@ class Engine:
 
     def _activate(self, view: View) -> None:
         self._settings.heed_vote_timeout(self._member.vote_timeout_ns)
-        links = self._peers.of_view(view)
-        self._lost.clear()
         self._waiting.held("")
-        self._communicator = communicator = Communicator(
-            view,
-            node=self.config.node,
-            loop=self._loop,
-            links=links,
-            on_failure=lambda error, ranks: self._on_communicator_failure(view, error, ranks),
-            on_called=lambda op, arrived_ns: self._on_called(view, links, op, arrived_ns),
-        )
-        self.observers.emit(
-            "view_installed",
-            view=view.view_id,
-            world_size=view.world_size,
-            rank=communicator.rank,
-            nodes=list(view.nodes),
-        )
-        for rank, announce in self._early.take(view):
-            communicator.announced(rank, announce)
+        links = self._peers.of_view(view)
+        self._views.install(view, links)
         for rank in sorted(links):
             if links[rank].ended:
                 self._on_peer_state(links[rank])
         self._waiting.wake()
 
-    def _deactivate(self, action: Deactivate) -> None:
-        communicator = self._communicator
-        if communicator is None or communicator.view.view_id != action.view_id:
-            return
-        for node in action.lost:
-            self._lost.setdefault(node, action.cause)
-        communicator.end(error_of_end(communicator.view, action))
-        if communicator.end_error is not None:
-            self._ends.keep(action.view_id, communicator.end_error)
-        self.observers.emit("view_ended", view=action.view_id, cause=action.cause, lost=list(action.lost))
-        self._waiting.wake()
-
-    def _on_communicator_failure(self, view: View, error: QuicollError, ranks: tuple[int, ...]) -> None:
+    def _on_view_broken(self, view: View, error: QuicollError, ranks: tuple[int, ...]) -> None:
         """The communicator broke from inside: the coordinator has to end the view for everybody."""
         self._member.failed(
             clip(error.message),
@@ -607,19 +543,6 @@ class Engine:
             blamed=[view.members[rank].node for rank in ranks],
             now_ns=self._now_ns(),
         )
-        view_id = self._communicator.view.view_id if self._communicator is not None else 0
-        self.steps.broke(view_id, error.message, tuple(sorted(self._lost)))
+        self.steps.broke(view.view_id, error.message, self._views.lost)
         self._work()
         self._waiting.wake()
-
-    def _on_called(self, view: View, links: dict[int, Link], op: str, arrived_ns: dict[int, int]) -> None:
-        """All ranks of an operation have called it: report the late ones."""
-
-        def rtt_ns(rank: int) -> int:
-            return (links[rank].rtt_ns or 0) if rank in links else 0
-
-        nodes = view.nodes
-        for late in self.stragglers.called(op, arrived_ns, rtt_ns=rtt_ns, node=nodes.__getitem__):
-            self.observers.emit(
-                "straggler", rank=late.rank, peer=nodes[late.rank], op=op, seconds=late.seconds, view=view.view_id
-            )
