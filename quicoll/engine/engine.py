@@ -14,6 +14,7 @@ A link that ends breaks the communicator if its node is in the view. The parts t
     views.py                              the communicator, what peers say to it, and how earlier views ended
     decisions.py                          what became of steps, for callers who ask late
     waiting.py                            how callers wait, and what they are told
+    certificates.py                       what an operator does with certificates
     common_settings.py                    what this rank takes from the coordinator's settings
 """
 
@@ -24,6 +25,7 @@ import random
 from typing import TYPE_CHECKING
 
 from quicoll.deadlines import Deadlines
+from quicoll.engine.certificates import Certificates
 from quicoll.engine.common_settings import DECISION_MARGIN_S, CommonSettings
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.engine.decisions import StepOutcomes
@@ -31,7 +33,7 @@ from quicoll.engine.failures import failed_node, kind_of
 from quicoll.engine.peer_links import PeerLinks
 from quicoll.engine.views import Views
 from quicoll.engine.waiting import Waiting, job_closed
-from quicoll.errors import Corrupted, LocalError, PeerError, QuicollError
+from quicoll.errors import Corrupted, PeerError, QuicollError
 from quicoll.membership.member.actions import (
     Activate,
     AdoptLostAfter,
@@ -53,7 +55,6 @@ from quicoll.membership.service import NODE as COORDINATOR_NODE
 from quicoll.observability.stragglers import Stragglers
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
-from quicoll_transport.errors import TransportError
 from quicoll_transport.faults.compose import Faults
 from quicoll_transport.net.addresses import format_address
 from quicoll_transport.security.access import AccessControl
@@ -73,7 +74,6 @@ if TYPE_CHECKING:
     from quicoll_transport.events import LinkSnapshot
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.udp import DatagramIO
-    from quicoll_transport.security.access import Access
     from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["Engine"]
@@ -121,12 +121,12 @@ class Engine:
             loop=loop,
             incarnation=incarnation,
             authorize=policy,
-            on_link=self._on_link,
+            on_link=lambda link: self._peers.accept(link),
             faults=self.faults,
             observer=forward_to(observers) if config.transport_events else None,
             wall_clock=wall_clock,
         )
-        self._access = AccessControl(self.endpoint, policy, listed=denied)
+        self.certificates = Certificates(AccessControl(self.endpoint, policy, listed=denied), observers.emit)
         host, port = self.endpoint.address[:2]
         self._member = MemberCore(
             config.node,
@@ -347,6 +347,10 @@ class Engine:
         self._member.state_lost()
         self.observers.emit("state_torn", step=step, cause=cause)
 
+    async def links(self) -> tuple[LinkSnapshot, ...]:
+        """The figures of all links, in the order of the peers' names."""
+        return tuple(self.endpoint.links[identity].snapshot() for identity in sorted(self.endpoint.links))
+
     async def aclose(self, reason: str, *, patience: float = 0.0, finished: int | None = None) -> None:
         """Leave and stop; what the coordinator has to know is delivered if it can be within a second.
 
@@ -380,32 +384,6 @@ class Engine:
         await self.endpoint.aclose(reason=f"it {departure(clip(reason))}")
         self.observers.close()
 
-    # -- what operators ask for ----------------------------------------------------------------------------------
-
-    async def rotate(self, access: Access) -> str:
-        """Use what was read from the node's files from now on; the new certificate's fingerprint. Raises LocalError."""
-        try:
-            denied = self._access.renew(access)
-        except TransportError as error:
-            raise LocalError(str(error)) from error
-        fingerprint = access.credentials.fingerprint
-        self.observers.emit("certificates_rotated", fingerprint=fingerprint)
-        for one in denied:
-            self.observers.emit("certificate_denied", fingerprint=one)
-        return fingerprint
-
-    async def deny(self, fingerprint: str) -> None:
-        """Shut a certificate out: its links end at once. Raises LocalError for what is no fingerprint."""
-        try:
-            plain = self._access.deny(fingerprint)
-        except TransportError as error:
-            raise LocalError(str(error)) from error
-        self.observers.emit("certificate_denied", fingerprint=plain)
-
-    async def links(self) -> tuple[LinkSnapshot, ...]:
-        """The figures of all links, in the order of the peers' names."""
-        return tuple(self.endpoint.links[identity].snapshot() for identity in sorted(self.endpoint.links))
-
     # -- links ---------------------------------------------------------------------------------------------------
 
     def _on_coordinator_down(self, link: Link) -> None:
@@ -420,9 +398,6 @@ class Engine:
     def _on_coordinator_message(self, message: CoordinatorMessage) -> None:
         self._member.receive(message, now_ns=self._now_ns())
         self._work()
-
-    def _on_link(self, link: Link) -> None:
-        self._peers.accept(link)
 
     def _on_peer_state(self, link: Link) -> None:
         if self._waiting.closed or not link.ended:
