@@ -282,7 +282,7 @@ class Job:
         Raises:
             LocalError: The files cannot be used, or are another node's or job's. Nothing has changed.
         """
-        return await self._runtime.call(self._engine.rotate(read_access(self.config)))
+        return await self._runtime.call(self._engine.certificates.rotate(read_access(self.config)))
 
     async def deny(self, fingerprint: str) -> None:
         """Shut a certificate out: its links to this rank end at once, and it gets no new one.
@@ -295,7 +295,7 @@ class Job:
         Raises:
             LocalError: It is no fingerprint.
         """
-        await self._runtime.call(self._engine.deny(fingerprint))
+        await self._runtime.call(self._engine.certificates.deny(fingerprint))
 
     async def links(self) -> tuple[LinkSnapshot, ...]:
         """Return the figures of each link of this rank at this moment: round trips, bytes, resends, congestion window.

@@ -8,27 +8,32 @@ installed, ends it when the view is over. Callers ask for a view, a collective, 
     communicator broken       something failed here; the coordinator was told and will end the view
     communicator ended        the coordinator ended the view; the next one follows
 
-What became of steps and views meanwhile, for callers who ask later, is kept in decisions.py. The links are those of
-coordinator_link.py and peer_links.py. A link that ends breaks the communicator if its node is in the view.
+A link that ends breaks the communicator if its node is in the view. The parts that it puts together:
+
+    coordinator_link.py, peer_links.py    the links
+    views.py                              the communicator, what peers say to it, and how earlier views ended
+    decisions.py                          what became of steps, for callers who ask late
+    waiting.py                            how callers wait, and what they are told
+    certificates.py                       what an operator does with certificates
+    common_settings.py                    what this rank takes from the coordinator's settings
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quicoll.deadlines import Deadlines
-from quicoll.engine.communicator import Communicator
+from quicoll.engine.certificates import Certificates
+from quicoll.engine.common_settings import DECISION_MARGIN_S, CommonSettings
 from quicoll.engine.coordinator_link import CoordinatorLink
-from quicoll.engine.decisions import Decision, StepOutcomes, ViewEnds
-from quicoll.engine.early import EarlyAnnouncements
-from quicoll.engine.failures import error_of_end, failed_node, kind_of
-from quicoll.engine.messages import Announce, Farewell, encode_message
+from quicoll.engine.decisions import StepOutcomes
+from quicoll.engine.failures import failed_node, kind_of
 from quicoll.engine.peer_links import PeerLinks
-from quicoll.errors import Corrupted, LocalError, Partitioned, PeerError, QuicollError
+from quicoll.engine.views import Views
+from quicoll.engine.waiting import Waiting, job_closed
+from quicoll.errors import Corrupted, PeerError, QuicollError
 from quicoll.membership.member.actions import (
     Activate,
     AdoptLostAfter,
@@ -50,7 +55,6 @@ from quicoll.membership.service import NODE as COORDINATOR_NODE
 from quicoll.observability.stragglers import Stragglers
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
-from quicoll_transport.errors import TransportError
 from quicoll_transport.faults.compose import Faults
 from quicoll_transport.net.addresses import format_address
 from quicoll_transport.security.access import AccessControl
@@ -63,21 +67,16 @@ if TYPE_CHECKING:
 
     from quicoll.config import Config
     from quicoll.engine.calls import Call
-    from quicoll.engine.messages import PeerMessage
+    from quicoll.engine.decisions import Decision
     from quicoll.membership.messages import CoordinatorMessage
     from quicoll.membership.view import View
     from quicoll.observability.events import Observers
     from quicoll_transport.events import LinkSnapshot
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.udp import DatagramIO
-    from quicoll_transport.security.access import Access
     from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["Engine"]
-
-log = logging.getLogger("quicoll")
-
-_DECISION_MARGIN_S = 30.0
 
 
 class Engine:
@@ -96,26 +95,21 @@ class Engine:
         wall_clock: Callable[[], datetime] | None = None,
         denied: Sequence[str] = (),
     ) -> None:
-        self.config = config
+        self._settings = CommonSettings(config)
         self.observers = observers
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
         self.stragglers = Stragglers(after_ns=round(config.straggler_after * 1e9))
         self.steps = StepOutcomes(observers.emit)
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
-        self._communicator: Communicator | None = None
-        self._ends = ViewEnds()
-        self._lost: dict[str, str] = {}  # nodes of the present view that are lost, and why
-        self._forming: asyncio.Task[None] | None = None
-        self._early = EarlyAnnouncements()
-        self._probing: asyncio.Task[None] | None = None
-        self._warned = False
-        self._over_at: int | None = None  # the step at which the job is done, where the coordinator says so
-        self._changed: asyncio.Future[None] = loop.create_future()
-        self._held = ""
-        self._refused = ""
+        self._views = Views(
+            loop=loop,
+            node=config.node,
+            stragglers=self.stragglers,
+            emit=observers.emit,
+            on_failure=self._on_view_broken,
+        )
         self._leaving = False
-        self._closing = False
         deadlines = Deadlines.of(config.lost_after)
         policy = Policy(roles=(WORKER,), denied=denied)
         self.endpoint = Endpoint(
@@ -127,12 +121,12 @@ class Engine:
             loop=loop,
             incarnation=incarnation,
             authorize=policy,
-            on_link=self._on_link,
+            on_link=lambda link: self._peers.accept(link),
             faults=self.faults,
             observer=forward_to(observers) if config.transport_events else None,
             wall_clock=wall_clock,
         )
-        self._access = AccessControl(self.endpoint, policy, listed=denied)
+        self.certificates = Certificates(AccessControl(self.endpoint, policy, listed=denied), observers.emit)
         host, port = self.endpoint.address[:2]
         self._member = MemberCore(
             config.node,
@@ -144,11 +138,11 @@ class Engine:
             site=config.site,
             lost_after_ns=deadlines.lost_ns,
             adopts=config.sources["lost_after"] == "default",
-            timeout_ns=self._insisted("timeout"),
-            hold_timeout_ns=self._insisted("hold_timeout"),
+            timeout_ns=self._settings.insisted("timeout"),
+            hold_timeout_ns=self._settings.insisted("hold_timeout"),
             form_timeout_ns=deadlines.form_ns,
             answer_timeout_ns=deadlines.answer_ns,
-            decision_margin_ns=round(_DECISION_MARGIN_S * 1e9),
+            decision_margin_ns=round(DECISION_MARGIN_S * 1e9),
         )
         self._coordinator = CoordinatorLink(
             self.endpoint,
@@ -164,8 +158,17 @@ class Engine:
             self.endpoint,
             job=config.job,
             node=config.node,
-            on_message=self._on_peer_message,
+            loop=loop,
+            on_message=self._views.receive,
             on_state=self._on_peer_state,
+            on_formed=self._on_links_formed,
+            on_reached=self._on_paths_reached,
+        )
+        self._waiting = Waiting(
+            loop=loop,
+            node=config.node,
+            default_address=config.sources["coordinator"] == "default",
+            absence=self._coordinator.absence,
         )
         observers.emit("listening", address=format_address(self.endpoint.address))
         self._coordinator.dial()
@@ -173,9 +176,10 @@ class Engine:
     def _now_ns(self) -> int:
         return round(self._loop.time() * 1e9)
 
-    def _insisted(self, name: str) -> int | None:
-        """Nanoseconds of a setting that was set; None where it has its default."""
-        return None if self.config.sources[name] == "default" else round(getattr(self.config, name) * 1e9)
+    @property
+    def config(self) -> Config:
+        """The settings of this rank, with those that it took from the coordinator."""
+        return self._settings.config
 
     # -- what callers ask for ------------------------------------------------------------------------------------
 
@@ -193,28 +197,7 @@ class Engine:
             PeerError: The coordinator refuses this rank; or, when joining, no view came in time.
             Partitioned: No view came in time.
         """
-        try:
-            async with asyncio.timeout(timeout):
-                while self._communicator is None or self._communicator.error is not None:
-                    if self._closing:
-                        raise _closed()
-                    if self._refused:
-                        raise PeerError(f"the coordinator refuses this rank: {self._refused}")
-                    if self._over_at is not None:
-                        return JobOver(self._over_at)
-                    await asyncio.shield(self._changed)
-        except TimeoutError:
-            why = self._why_no_view()
-            if joining:
-                raise PeerError(f"not joined within {timeout:g} s: {why}") from None
-            raise Partitioned(f"no view within {timeout:g} s: {why}", node=self.config.node) from None
-        return self._communicator.view
-
-    def _why_no_view(self) -> str:
-        absence = self._coordinator.absence()
-        if absence and self.config.sources["coordinator"] == "default":
-            absence += "; that is the default address, none was given"
-        return absence or self._held or "the view is not complete"
+        return await self._waiting.view(self._views.present, timeout, joining=joining)
 
     async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
         """Run a collective in view `view_id`.
@@ -230,11 +213,11 @@ class Engine:
         Raises:
             QuicollError: It failed, or the view is over.
         """
-        communicator = self._communicator
-        if self._closing:
-            raise _closed()
-        if communicator is None or communicator.view.view_id != view_id:
-            raise self._ends.past(view_id, op=call.name, step=step)
+        if self._waiting.closed:
+            raise job_closed()
+        communicator = self._views.installed(view_id)
+        if communicator is None:
+            raise self._views.past(view_id, op=call.name, step=step)
         return await communicator.run(call, group=group, timeout=timeout, step=step)
 
     async def begin(self, view_id: int, number: int) -> None:
@@ -246,12 +229,11 @@ class Engine:
         Raises:
             QuicollError: The view is not at work any more.
         """
-        communicator = self._communicator
-        if communicator is None or communicator.view.view_id != view_id or communicator.error is not None:
-            raise await self._over(view_id)
+        if self._views.at_work(view_id) is None:
+            raise await self._views.why_over(view_id)
         index = self._member.next_step
         if index is None:
-            raise self._ends.past(view_id)
+            raise self._views.past(view_id)
         self.steps.begin(index, number)
         self._member.begin(index, now_ns=self._now_ns())
         self._work()
@@ -276,14 +258,9 @@ class Engine:
             Partitioned: The decision is not known in time.
             QuicollError: The view broke before the vote; nothing was voted for.
         """
-        communicator = self._communicator
-        if (
-            self.steps.open is None
-            or communicator is None
-            or communicator.view.view_id != view_id
-            or communicator.error is not None
-        ):
-            raise await self._over(view_id)
+        communicator = self._views.at_work(view_id)
+        if self.steps.open is None or communicator is None:
+            raise await self._views.why_over(view_id)
         if unfinished or communicator.running:
             left = f"the step was left with {max(unfinished, communicator.running)} collectives still running"
             error = PeerError(left, rank=communicator.rank, node=self.config.node, view=view_id)
@@ -308,26 +285,7 @@ class Engine:
             Partitioned: It is not known in time, or the coordinator refuses this rank.
             LocalError: The engine is closed.
         """
-        try:
-            async with asyncio.timeout(timeout):
-                while (decision := self.steps.decision(view_id, index)) is None:
-                    if self._closing:
-                        raise _closed()
-                    if self._refused:
-                        why = f"the coordinator refuses this rank: {self._refused}"
-                        raise Partitioned(
-                            f"{why}; whether the step is committed is not known", node=self.config.node, view=view_id
-                        )
-                    await asyncio.shield(self._changed)
-        except TimeoutError:
-            absence = self._coordinator.absence()
-            raise Partitioned(
-                f"no decision within {timeout:g} s{f' ({absence})' if absence else ''}; whether the step is committed "
-                "is not known yet",
-                node=self.config.node,
-                view=view_id,
-            ) from None
-        return decision
+        return await self._waiting.decision(lambda: self.steps.decision(view_id, index), timeout, view_id=view_id)
 
     async def unanswered(self, view_id: int, reason: str) -> tuple[int, int] | None:
         """Take note that the caller waits no longer for its step.
@@ -344,13 +302,6 @@ class Engine:
         await self.give_up(view_id, reason)
         return None
 
-    async def _over(self, view_id: int) -> QuicollError:
-        """Why the view that a caller speaks of is not at work any more, as all ranks are told."""
-        communicator = self._communicator
-        if communicator is not None and communicator.view.view_id == view_id and communicator.error is not None:
-            return await communicator.end_of_view() or communicator.error
-        return self._ends.past(view_id)
-
     async def give_up(self, view_id: int, reason: str) -> None:
         """Break the view because the caller's own code failed inside a step.
 
@@ -358,8 +309,8 @@ class Engine:
             view_id: The view of the step.
             reason: What failed, for the other ranks.
         """
-        communicator = self._communicator
-        if communicator is not None and communicator.error is None:
+        communicator = self._views.at_work(view_id)
+        if communicator is not None:
             error = PeerError(f"left its step: {reason}", rank=communicator.rank, node=self.config.node, view=view_id)
             await self.break_view(view_id, error)
 
@@ -370,8 +321,8 @@ class Engine:
             view_id: The view.
             error: What was found; the rank that it names is the culprit.
         """
-        communicator = self._communicator
-        if communicator is not None and communicator.view.view_id == view_id:
+        communicator = self._views.installed(view_id)
+        if communicator is not None:
             blamed = () if error.rank is None or not isinstance(error, Corrupted) else (error.rank,)
             communicator.fail(error, blamed)
 
@@ -396,6 +347,10 @@ class Engine:
         self._member.state_lost()
         self.observers.emit("state_torn", step=step, cause=cause)
 
+    async def links(self) -> tuple[LinkSnapshot, ...]:
+        """The figures of all links, in the order of the peers' names."""
+        return tuple(self.endpoint.links[identity].snapshot() for identity in sorted(self.endpoint.links))
+
     async def aclose(self, reason: str, *, patience: float = 0.0, finished: int | None = None) -> None:
         """Leave and stop; what the coordinator has to know is delivered if it can be within a second.
 
@@ -408,62 +363,33 @@ class Engine:
         if self._leaving:
             return
         self._leaving = True
+        communicator = self._views.communicator
         try:
-            if self._communicator is not None and patience > 0 and not self._communicator.running:
-                await self._communicator.part(patience)
+            if communicator is not None and patience > 0 and not communicator.running:
+                await communicator.part(patience)
         finally:  # cancelled while it waits, it leaves all the same
             await self._end(reason, finished)
 
     async def _end(self, reason: str, finished: int | None) -> None:
-        if self._communicator is not None:
-            self._communicator.end(
-                _closed()
-            )  # before the membership says that this node left, as if another rank had failed
+        if self._views.communicator is not None:
+            # Before the membership says that this node left, as if another rank had failed.
+            self._views.communicator.end(job_closed())
         self._member.leave(clip(reason), finished=finished, now_ns=self._now_ns())
         self._work()
-        self._closing = True
         self._coordinator.stop()
         if self._timer is not None:
             self._timer.cancel()
-        if self._forming is not None:
-            self._forming.cancel()
-        self._stop_probing()
-        self._notify()
+        self._peers.stop()
+        self._waiting.close()
         await self.endpoint.aclose(reason=f"it {departure(clip(reason))}")
         self.observers.close()
-
-    # -- what operators ask for ----------------------------------------------------------------------------------
-
-    async def rotate(self, access: Access) -> str:
-        """Use what was read from the node's files from now on; the new certificate's fingerprint. Raises LocalError."""
-        try:
-            denied = self._access.renew(access)
-        except TransportError as error:
-            raise LocalError(str(error)) from error
-        fingerprint = access.credentials.fingerprint
-        self.observers.emit("certificates_rotated", fingerprint=fingerprint)
-        for one in denied:
-            self.observers.emit("certificate_denied", fingerprint=one)
-        return fingerprint
-
-    async def deny(self, fingerprint: str) -> None:
-        """Shut a certificate out: its links end at once. Raises LocalError for what is no fingerprint."""
-        try:
-            plain = self._access.deny(fingerprint)
-        except TransportError as error:
-            raise LocalError(str(error)) from error
-        self.observers.emit("certificate_denied", fingerprint=plain)
-
-    async def links(self) -> tuple[LinkSnapshot, ...]:
-        """The figures of all links, in the order of the peers' names."""
-        return tuple(self.endpoint.links[identity].snapshot() for identity in sorted(self.endpoint.links))
 
     # -- links ---------------------------------------------------------------------------------------------------
 
     def _on_coordinator_down(self, link: Link) -> None:
         if link.stats.connections:
             self._emit_lost(link)
-        self._stop_probing()
+        self._peers.stop_probing()
         if link.outdated_by:
             self._member.outdated(link.outdated_by, now_ns=self._now_ns())
         else:
@@ -473,73 +399,37 @@ class Engine:
         self._member.receive(message, now_ns=self._now_ns())
         self._work()
 
-    def _on_link(self, link: Link) -> None:
-        self._peers.accept(link)
-
     def _on_peer_state(self, link: Link) -> None:
-        if self._closing or not link.ended:
+        if self._waiting.closed or not link.ended:
             return
-        self._early.drop(link.number)
-        communicator = self._communicator
-        if communicator is None or communicator.view.rank_of(link.node) is None or communicator.end_error is not None:
+        communicator = self._views.link_ended(link)
+        if communicator is None:
             return
-        rank = communicator.view.rank_of(link.node)
-        cause = link.cause
+        view, cause = communicator.view, link.cause
         self._emit_lost(link)
-        self._lost[link.node] = cause
         # Before the communicator breaks, which reports the same in other words; and also where it is broken: which
         # rank failed follows from all the pairs that have lost each other.
         self._member.peer_lost(link.node, clip(cause), now_ns=self._now_ns())
-        communicator.fail(
-            PeerError(f"lost: {cause}", rank=rank, node=link.node, view=communicator.view.view_id, lost=(link.node,))
+        lost = PeerError(
+            f"lost: {cause}", rank=view.rank_of(link.node), node=link.node, view=view.view_id, lost=(link.node,)
         )
+        communicator.fail(lost)
         self._work()
 
     def _emit_lost(self, link: Link) -> None:
         silent = link.error.silent_for if link.error is not None else 0.0
         self.observers.emit("peer_lost", peer=link.node, cause=link.cause, silent_for=round(silent, 3))
 
-    def _on_peer_message(self, link: Link, message: PeerMessage) -> None:
-        communicator = self._communicator
-        if communicator is not None and message.view_id == communicator.view.view_id:
-            rank = communicator.view.rank_of(link.node)
-            if rank is None:
-                return
-            if isinstance(message, Announce):
-                communicator.announced(rank, message)
-            else:
-                communicator.farewell(rank, message)
-        elif isinstance(message, Farewell):
-            if not message.done:  # of a view in which nothing runs here
-                link.send_app(encode_message(Farewell(message.view_id, done=True)))
-        else:
-            try:
-                self._early.keep(link.number, link.node, message)
-            except PeerError as error:
-                log.error("%s", error)
-                link.close("too many announcements for a view to come")
-
-    async def _form_links(self, view: View) -> None:
-        """Have a link to every member of a proposed view, then say so; name those that cannot be reached."""
-        unreachable = await self._peers.form(view)
-        self._forming = None
+    def _on_links_formed(self, view: View, unreachable: tuple[str, ...]) -> None:
         if unreachable:
             self._member.links_failed(view.view_id, unreachable, "no link", now_ns=self._now_ns())
         else:
             self._member.links_ready(view.view_id, now_ns=self._now_ns())
         self._work()
 
-    async def _probe_paths(self, probe: ProbePaths) -> None:
-        """Have a link to each node of a probe, then say so."""
-        await self._peers.reach(probe.members, pace=self.config.lost_after / 2)
-        self._probing = None
-        self._member.reached(probe.number)
+    def _on_paths_reached(self, number: int) -> None:
+        self._member.reached(number)
         self._work()
-
-    def _stop_probing(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()
-            self._probing = None
 
     # -- membership ----------------------------------------------------------------------------------------------
 
@@ -550,41 +440,36 @@ class Engine:
                 case TellCoordinator():
                     self._coordinator.send(action.message)
                 case FormLinks():
-                    self._early.expect(action.view)
-                    self._stop_probing()
-                    if self._forming is not None:
-                        self._forming.cancel()
-                    self._forming = self._loop.create_task(self._form_links(action.view))
+                    self._views.expect(action.view)
+                    self._peers.form(action.view)
                 case Activate():
                     self._activate(action.view)
                 case Deactivate():
-                    self._deactivate(action)
+                    if self._views.end(action):
+                        self._waiting.wake()
                 case Decided():
                     self.steps.decided(action)
-                    self._notify()
+                    self._waiting.wake()
                 case Refused():
-                    self._refused = action.reason
-                    self._stop_probing()
+                    self._peers.stop_probing()
                     self._coordinator.stop()
                     self.observers.emit("refused", reason=action.reason)
-                    self._notify()
+                    self._waiting.refuse(action.reason)
                 case JobOver():
-                    self._over_at = action.step
-                    self._stop_probing()
+                    self._peers.stop_probing()
                     self._coordinator.stop()
                     self.observers.emit("job_done", step=action.step)
-                    self._notify()
+                    self._waiting.end(action.step)
                 case ProbePaths():
-                    self._stop_probing()
-                    self._probing = self._loop.create_task(self._probe_paths(action))
+                    self._peers.probe(action, pace=self.config.lost_after / 2)
                 case StartOver():
                     self.endpoint.start_over(action.incarnation)
                     self._renew_links("starts over as a later process")
                 case Held():
-                    self._held = action.cause
+                    self._waiting.held(action.cause)
                     self.observers.emit("held", cause=action.cause)
                 case Resumed():
-                    self._held = ""
+                    self._waiting.held("")
                 case AdoptLostAfter():
                     self._adopt(action.lost_after_ns)
                 case Reconnect():
@@ -593,14 +478,13 @@ class Engine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if at is not None and not self._closing:
+        if at is not None and not self._waiting.closed:
             self._timer = self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
 
     def _adopt(self, lost_after_ns: int) -> None:
         """Go on with the coordinator's setting. There is no view now, so no link but the coordinator's is in use."""
         at = Deadlines.of_ns(lost_after_ns)
-        sources = {**self.config.sources, "lost_after": "coordinator"}
-        self.config = replace(self.config, lost_after=lost_after_ns / 1e9, sources=sources)
+        self._settings.adopt_lost_after(lost_after_ns)
         self.endpoint.set_deadlines(lost_after_ns=at.lost_ns, connect_ns=at.connect_ns)
         self._renew_links("takes lost_after from the coordinator")
 
@@ -615,64 +499,17 @@ class Engine:
         self._member.handle_timer(now_ns=self._now_ns())
         self._work()
 
-    def _heed_vote_timeout(self) -> None:
-        """A wait for the decision of a step outlasts the coordinator's for its votes, or says why it does not."""
-        hold, votes = self.config.hold_timeout, self._member.vote_timeout_ns / 1e9
-        if hold > votes:
-            return
-        if self.config.sources["hold_timeout"] == "default":
-            sources = {**self.config.sources, "hold_timeout": "coordinator"}
-            self.config = replace(self.config, hold_timeout=votes + _DECISION_MARGIN_S, sources=sources)
-        elif not self._warned:
-            self._warned = True
-            log.warning(
-                "%s: hold_timeout is %g s, and the coordinator waits %g s for votes (--vote-timeout): a step that is "
-                "decided later than hold_timeout is in doubt here until the next one begins",
-                self.config.node,
-                hold,
-                votes,
-            )
-
     def _activate(self, view: View) -> None:
-        self._heed_vote_timeout()
+        self._settings.heed_vote_timeout(self._member.vote_timeout_ns)
+        self._waiting.held("")
         links = self._peers.of_view(view)
-        self._lost.clear()
-        self._held = ""
-        self._communicator = communicator = Communicator(
-            view,
-            node=self.config.node,
-            loop=self._loop,
-            links=links,
-            on_failure=lambda error, ranks: self._on_communicator_failure(view, error, ranks),
-            on_called=lambda op, arrived_ns: self._on_called(view, links, op, arrived_ns),
-        )
-        self.observers.emit(
-            "view_installed",
-            view=view.view_id,
-            world_size=view.world_size,
-            rank=communicator.rank,
-            nodes=list(view.nodes),
-        )
-        for rank, announce in self._early.take(view):
-            communicator.announced(rank, announce)
+        self._views.install(view, links)
         for rank in sorted(links):
             if links[rank].ended:
                 self._on_peer_state(links[rank])
-        self._notify()
+        self._waiting.wake()
 
-    def _deactivate(self, action: Deactivate) -> None:
-        communicator = self._communicator
-        if communicator is None or communicator.view.view_id != action.view_id:
-            return
-        for node in action.lost:
-            self._lost.setdefault(node, action.cause)
-        communicator.end(error_of_end(communicator.view, action))
-        if communicator.end_error is not None:
-            self._ends.keep(action.view_id, communicator.end_error)
-        self.observers.emit("view_ended", view=action.view_id, cause=action.cause, lost=list(action.lost))
-        self._notify()
-
-    def _on_communicator_failure(self, view: View, error: QuicollError, ranks: tuple[int, ...]) -> None:
+    def _on_view_broken(self, view: View, error: QuicollError, ranks: tuple[int, ...]) -> None:
         """The communicator broke from inside: the coordinator has to end the view for everybody."""
         self._member.failed(
             clip(error.message),
@@ -681,28 +518,6 @@ class Engine:
             blamed=[view.members[rank].node for rank in ranks],
             now_ns=self._now_ns(),
         )
-        view_id = self._communicator.view.view_id if self._communicator is not None else 0
-        self.steps.broke(view_id, error.message, tuple(sorted(self._lost)))
+        self.steps.broke(view.view_id, error.message, self._views.lost)
         self._work()
-        self._notify()
-
-    def _on_called(self, view: View, links: dict[int, Link], op: str, arrived_ns: dict[int, int]) -> None:
-        """All ranks of an operation have called it: report the late ones."""
-
-        def rtt_ns(rank: int) -> int:
-            return (links[rank].rtt_ns or 0) if rank in links else 0
-
-        nodes = view.nodes
-        for late in self.stragglers.called(op, arrived_ns, rtt_ns=rtt_ns, node=nodes.__getitem__):
-            self.observers.emit(
-                "straggler", rank=late.rank, peer=nodes[late.rank], op=op, seconds=late.seconds, view=view.view_id
-            )
-
-    def _notify(self) -> None:
-        """Wake all calls that wait for something to change."""
-        changed, self._changed = self._changed, self._loop.create_future()
-        changed.set_result(None)
-
-
-def _closed() -> LocalError:
-    return LocalError("the job is closed", usable=False)
+        self._waiting.wake()

@@ -120,7 +120,7 @@ async def test_a_view_that_ends_before_the_vote_leaves_no_doubt_about_the_step()
         applied: list[int] = []
 
         async def cut() -> None:
-            job._engine._communicator.end(Partitioned("cut off"))  # type: ignore[union-attr]
+            job._engine._views.communicator.end(Partitioned("cut off"))  # type: ignore[union-attr]
 
         with pytest.raises(StepAborted, match="cut off"):  # noqa: PT012
             async with job.step() as step:

@@ -29,7 +29,7 @@ import quicoll.plan.reductions
 import quicoll.plan.schedule
 import quicoll.state.transfer
 from quicoll.engine.early import EarlyAnnouncements
-from quicoll.engine.engine import Engine
+from quicoll.engine.views import Views
 from quicoll.errors import QuicollError
 from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.coordinator.history import History
@@ -204,15 +204,15 @@ def every_vote_has_one_digest(patch: Patch) -> None:
 
 
 def words_of_another_view_are_taken(patch: Patch) -> None:
-    on_message = Engine._on_peer_message
+    receive = Views.receive
 
-    def credulous(self: Engine, link: Any, message: Any) -> None:
-        communicator = self._communicator
+    def credulous(self: Views, link: Any, message: Any) -> None:
+        communicator = self.communicator
         if communicator is not None:
             message = msgspec.structs.replace(message, view_id=communicator.view.view_id)
-        on_message(self, link, message)
+        receive(self, link, message)
 
-    patch.setattr(Engine, "_on_peer_message", credulous)
+    patch.setattr(Views, "receive", credulous)
 
 
 def an_install_of_any_view_is_taken(patch: Patch) -> None:

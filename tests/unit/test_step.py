@@ -871,10 +871,16 @@ async def test_a_step_that_ends_in_time_is_committed_and_nothing_is_given_up_lat
 async def test_a_decision_that_does_not_come_is_not_waited_for_when_the_rank_is_asked_to_stop(asked: str) -> None:
     rank = Rank()
     rank.engine.answers |= {"vote": asyncio.Event(), "unanswered": (1, 11)}
-    if asked == "in the wait":
-        asyncio.get_running_loop().call_later(0.002, rank.stop.ask)
+
+    async def ask_in_the_wait() -> None:
+        while not rank.engine.asked("vote"):  # noqa: ASYNC110 - the vote is no event
+            await asyncio.sleep(0)
+        rank.stop.ask()
+
+    asking = asyncio.ensure_future(ask_in_the_wait()) if asked == "in the wait" else None
     with pytest.raises(Terminated):
-        await rank.one(rank.stop.ask if asked == "in the body" else lambda: None)
+        await rank.one(rank.stop.ask if asking is None else lambda: None)
+    assert asking is None or asking.done()
     assert (rank.ran, rank.protocol.in_doubt, rank.protocol.phase) == ([], True, StepPhase.OUTSIDE)
     assert rank.engine.asked("unanswered") == [(1, "CancelledError")]
 

@@ -104,7 +104,8 @@ def _emitted() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in sorted((ROOT / "quicoll").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "emit":
+            called = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+            if isinstance(node, ast.Call) and called in ("emit", "_emit"):
                 kind = node.args[0]
                 if isinstance(kind, ast.Constant):
                     found.setdefault(str(kind.value), set()).update(each.arg or "" for each in node.keywords)

@@ -1,0 +1,154 @@
+"""What callers wait for: a view at work, or the decision of a step. And what they are told where it does not come.
+
+    waiting    it may still come; every change in the engine wakes all who wait, and they look again
+    refused    the coordinator refuses this rank: no view comes any more, and no decision
+    over       the job is done: no view comes any more; a decision still may
+    closed     the engine is closed: nothing comes any more
+
+Invariant: every wait ends, with what it is for or by its own time, and who waits in vain is told what was missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quicoll.errors import LocalError, Partitioned, PeerError
+from quicoll.membership.member.actions import JobOver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quicoll.engine.decisions import Decision
+    from quicoll.membership.view import View
+
+__all__ = ["Waiting", "job_closed"]
+
+
+class Waiting:
+    """See the module's head."""
+
+    def __init__(
+        self, *, loop: asyncio.AbstractEventLoop, node: str, default_address: bool, absence: Callable[[], str]
+    ) -> None:
+        """Begin with nobody who waits.
+
+        Args:
+            loop: The loop on which they wait.
+            node: This rank's node, for errors.
+            default_address: Whether nobody said where the coordinator is, which may be why it is not found.
+            absence: Says that the coordinator is not there, since when and why; "" where it is.
+        """
+        self._loop = loop
+        self._node = node
+        self._default_address = default_address
+        self._absence = absence
+        self._changed: asyncio.Future[None] = loop.create_future()
+        self._held = ""  # why the coordinator cannot form a view
+        self._refused = ""
+        self._over_at: int | None = None  # the step at which the job is done, where the coordinator says so
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine is closed."""
+        return self._closed
+
+    def wake(self) -> None:
+        """Have all who wait look again."""
+        changed, self._changed = self._changed, self._loop.create_future()
+        changed.set_result(None)
+
+    def held(self, cause: str) -> None:
+        """Take note of why no view can be formed now, "" where one can. Nobody is woken by that."""
+        self._held = cause
+
+    def refuse(self, reason: str) -> None:
+        """Tell all who wait that the coordinator refuses this rank."""
+        self._refused = reason
+        self.wake()
+
+    def end(self, step: int) -> None:
+        """Tell all who wait for a view that the job was done at this step."""
+        self._over_at = step
+        self.wake()
+
+    def close(self) -> None:
+        """Tell all who wait, and all who will, that the engine is closed."""
+        self._closed = True
+        self.wake()
+
+    async def view(self, at_work: Callable[[], View | None], timeout: float, *, joining: bool) -> View | JobOver:
+        """Wait for a view.
+
+        Args:
+            at_work: Gives the view that is at work, None while there is none.
+            timeout: Seconds.
+            joining: Whether this is the first view of the job, for the error.
+        Returns:
+            The view; or that the job is done.
+        Raises:
+            LocalError: The engine is closed.
+            PeerError: The coordinator refuses this rank; or, when joining, no view came in time.
+            Partitioned: No view came in time.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while (view := at_work()) is None:
+                    if self._closed:
+                        raise job_closed()
+                    if self._refused:
+                        raise PeerError(self._refusal())
+                    if self._over_at is not None:
+                        return JobOver(self._over_at)
+                    await asyncio.shield(self._changed)
+        except TimeoutError:
+            why = self._why_no_view()
+            if joining:
+                raise PeerError(f"not joined within {timeout:g} s: {why}") from None
+            raise Partitioned(f"no view within {timeout:g} s: {why}", node=self._node) from None
+        return view
+
+    async def decision(self, known: Callable[[], Decision | None], timeout: float, *, view_id: int) -> Decision:
+        """Wait for what became of a vote.
+
+        Args:
+            known: Gives the decision, None until it is known.
+            timeout: Seconds.
+            view_id: The view of the vote, for errors.
+        Raises:
+            Partitioned: It is not known in time, or the coordinator refuses this rank.
+            LocalError: The engine is closed.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while (decision := known()) is None:
+                    if self._closed:
+                        raise job_closed()
+                    if self._refused:
+                        doubt = f"{self._refusal()}; whether the step is committed is not known"
+                        raise Partitioned(doubt, node=self._node, view=view_id)
+                    await asyncio.shield(self._changed)
+        except TimeoutError:
+            absence = self._absence()
+            raise Partitioned(
+                f"no decision within {timeout:g} s{f' ({absence})' if absence else ''}; whether the step is committed "
+                "is not known yet",
+                node=self._node,
+                view=view_id,
+            ) from None
+        return decision
+
+    def _refusal(self) -> str:
+        return f"the coordinator refuses this rank: {self._refused}"
+
+    def _why_no_view(self) -> str:
+        absence = self._absence()
+        if absence and self._default_address:
+            absence += "; that is the default address, none was given"
+        return absence or self._held or "the view is not complete"
+
+
+def job_closed() -> LocalError:
+    """Return the error for a call that comes, or is still under way, when the engine is closed."""
+    return LocalError("the job is closed", usable=False)
