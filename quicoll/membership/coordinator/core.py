@@ -40,7 +40,7 @@ from quicoll.membership.coordinator.ending import Ending, left_record
 from quicoll.membership.coordinator.evidence import NOBODY, Contradiction, Evidence
 from quicoll.membership.coordinator.formation import Formation
 from quicoll.membership.coordinator.history import Committed, History, InstalledView, Proposed, Seeded, WentOn
-from quicoll.membership.coordinator.joins import Admission, Adoption, Refusal, answer_to
+from quicoll.membership.coordinator.joins import Acceptance, Adoption, Refusal, answer_to
 from quicoll.membership.coordinator.probes import Probes
 from quicoll.membership.coordinator.roster import Roster
 from quicoll.membership.coordinator.stage import CoordinatorState, Stage
@@ -233,8 +233,8 @@ class CoordinatorCore:
         else:
             self._admit(answer, now_ns)
 
-    def _admit(self, admission: Admission, now_ns: int) -> None:
-        candidate = admission.candidate
+    def _admit(self, accepted: Acceptance, now_ns: int) -> None:
+        candidate = accepted.candidate
         self._roster.add(candidate)
         self._probes.forget(candidate.node)
         self._out.note(NodeJoined(now_ns=now_ns, node=candidate.node, incarnation=candidate.incarnation))
@@ -243,7 +243,7 @@ class CoordinatorCore:
             seed=self._seed,
             committed_step=self._history.committed_step,
             vote_timeout_ns=self._config.vote_timeout_ns,
-            doubt_committed=admission.doubt_committed,
+            doubt_committed=accepted.doubt_committed,
             waiting_for=candidate.wait_reason,
         )
         self._out.tell(candidate, welcome)

@@ -3,7 +3,7 @@
     Refusal     the node can never take part as it is (admission.py), or there is no room
     Adoption    it has another value of a setting that all have to share, and is ready to take the coordinator's: it
                 joins again with that
-    Admission   it is a candidate from now on; where it is in doubt of a step, it hears what became of it
+    Acceptance  it is a candidate from now on; where it is in doubt of a step, it hears what became of it
 
 A Join of a process that is older than one already seen is answered before all this: `Outdated`, by the core. It says
 nothing about the node, whose later process may be at work; while any other Join ends what the old process was part of,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.history import History
     from quicoll.membership.messages import Join
 
-__all__ = ["Admission", "Adoption", "Refusal", "answer_to"]
+__all__ = ["Acceptance", "Adoption", "Refusal", "answer_to"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Adoption:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Acceptance:
     """The node takes part.
 
     Attributes:
@@ -56,7 +56,7 @@ class Admission:
 
 def answer_to(
     node: str, join: Join, *, connected: int, history: History, config: CoordinatorConfig, now_ns: int
-) -> Refusal | Adoption | Admission:
+) -> Refusal | Adoption | Acceptance:
     """Return the answer to a Join of a process that is no older than any seen.
 
     Args:
@@ -79,4 +79,4 @@ def answer_to(
     if join.doubt is not None:
         committed = history.committed(*join.doubt)
         holds = max(holds, join.doubt[1]) if committed else holds
-    return Admission(Candidate(node, join, holds, joined_ns=now_ns), committed)
+    return Acceptance(Candidate(node, join, holds, joined_ns=now_ns), committed)
