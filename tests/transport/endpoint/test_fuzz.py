@@ -59,6 +59,7 @@ def test_the_oracle_notices_what_is_altered_and_says_how_to_see_it_again(monkeyp
         run_episode(6, 3, 100, Tally())
 
 
+@pytest.mark.slow
 def test_the_oracle_notices_an_exception_of_our_own_on_a_peers_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = ControlReader.feed
 
@@ -84,6 +85,7 @@ def test_the_oracle_notices_a_dialler_that_takes_whoever_answers(monkeypatch: py
         run_until_another_member_answers()
 
 
+@pytest.mark.slow
 def test_the_oracle_notices_an_endpoint_that_turns_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "next_timer", lambda self: 0)
     with pytest.raises(Finding, match="time stands still"):

@@ -182,6 +182,7 @@ def test_checksum_is_the_published_xxh3() -> None:
 # -- control messages ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @fixed
 @given(messages=st.lists(controls, max_size=8), data=st.data())
 def test_control_messages_come_back_however_the_stream_is_cut(messages: list[Control], data: st.DataObject) -> None:

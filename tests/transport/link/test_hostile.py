@@ -120,6 +120,7 @@ def test_messages_that_a_peer_may_not_send() -> None:
         core.message_end(inflow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reason", "credit", "flood"),
     [

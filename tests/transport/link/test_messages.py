@@ -130,6 +130,7 @@ def test_more_offers_than_the_peer_takes_wait_their_turn() -> None:
     assert sent[MAX_OFFERS + 1].state is SendState.OFFERED
 
 
+@pytest.mark.slow
 def test_what_arrived_is_acknowledged_however_many_gaps_are_before_it() -> None:
     pair = Pair(credit=100 * (MESSAGE_COST + 1)).up()
     count = 2 * MAX_RANGES + 100

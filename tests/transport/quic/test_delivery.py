@@ -102,6 +102,7 @@ def test_the_rate_of_a_path_is_found_where_windows_say_more(
     assert path.server.path_stats().delivery_rate is None, "the other direction has sent nothing"
 
 
+@pytest.mark.slow
 def test_losses_do_not_make_it_more_than_the_path_takes(credentials_of: CredentialsOf) -> None:
     path = Path(credentials_of, rate=4_000_000, one_way_ns=5 * MS, loss=0.01)
     path.send(2_000_000, 500_000)

@@ -510,6 +510,7 @@ def test_fed_bytes_have_a_ceiling_however_wide_the_window(duo: Duo, monkeypatch:
     assert 0 < unacknowledged(duo.client) <= (1 << 20) + sessions._FEED_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lossy", [False, True])
 def test_messages_far_larger_than_the_windows_pass_and_the_windows_stay_as_they_are(
     credentials_of: CredentialsOf, lossy: bool

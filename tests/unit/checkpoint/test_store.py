@@ -127,6 +127,7 @@ def test_the_file_is_plain_safetensors(tmp_path: Path) -> None:
     assert sorted(safetensors.numpy.load_file(path)) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, step=120, tensors=SMALL, metadata={"note": "x"})
     good = path.read_bytes()

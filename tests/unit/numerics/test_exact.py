@@ -184,6 +184,7 @@ def test_every_three_of_the_special_values(dtype: DType, op: ReduceOp) -> None:
     assert bits(dtype, reduced(dtype, leaves, op=op)).tolist() == oracle(dtype, op, columns_of(dtype, leaves))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_column_of_any_bits(data: st.DataObject) -> None:

@@ -422,6 +422,7 @@ def test_a_member_that_leaves_and_comes_back_all_the_time_is_held_to_the_allowan
     assert hour.rows() <= 2 * (MAX_VIEWS + HOUR // VIEW_INTERVAL_NS)
 
 
+@pytest.mark.slow
 def test_a_member_that_never_votes_costs_minutes_each_time_and_a_tenth_of_the_day() -> None:
     day = Hour(does_not_vote, hours=24)
     assert day.rows() <= 150
