@@ -176,7 +176,7 @@ def a_lost_member_s_vote_is_not_needed(patch: Patch) -> None:
     lost = CoordinatorCore._node_lost
 
     def generous(self: CoordinatorCore, candidate: Any, cause: str, now_ns: int) -> None:
-        active = self._active
+        active = self._stage.active
         if active is not None and active.ballot is not None and active.ballot.silent == (candidate.node,):
             vote = next(iter(active.ballot._votes.values()))
             self._commit(active, active.ballot.step, vote.digest, now_ns)
@@ -230,7 +230,7 @@ def a_vote_of_an_old_view_counts(patch: Patch) -> None:
     dispatch = CoordinatorCore._dispatch
 
     def generous(self: CoordinatorCore, candidate: Any, message: Any, now_ns: int) -> None:
-        active = self._active
+        active = self._stage.active
         if isinstance(message, Vote | BeginStep) and active is not None and message.view_id < active.view.view_id:
             message = msgspec.structs.replace(message, view_id=active.view.view_id)
         dispatch(self, candidate, message, now_ns)

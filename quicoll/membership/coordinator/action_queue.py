@@ -35,6 +35,8 @@ from quicoll.membership.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from quicoll.membership.coordinator.ballot import Ballot
     from quicoll.membership.coordinator.diagnosis import ViewFailure
     from quicoll.membership.coordinator.history import JournalRecord
@@ -112,6 +114,13 @@ class ActionQueue:
         """Tell one node why it is in no view."""
         candidate.wait_reason = clip(cause)
         self.tell(candidate, Withhold(cause=candidate.wait_reason))
+
+    def withhold_from_all(self, reasons: Mapping[str, str]) -> None:
+        """Tell nodes why they are in no view, each its own reason, those that are there."""
+        for node, why in reasons.items():
+            candidate = self._roster.get(node)
+            if candidate is not None:
+                self.withhold_from(candidate, why)
 
     def announce_proposal(self, view: View, previous: View | None, boundary: Decide | None, *, now_ns: int) -> None:
         """Send a proposal to its members, and the end of the view before it to members it has no more.

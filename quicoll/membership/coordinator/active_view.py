@@ -18,9 +18,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quicoll.membership.coordinator.admission import name_list
 from quicoll.membership.coordinator.ballot import Ballot, BallotResult
+from quicoll.membership.coordinator.diagnosis import ViewFailure
 from quicoll.membership.coordinator.evidence import Contradiction
-from quicoll.membership.messages import BeginStep, Vote
+from quicoll.membership.messages import BeginStep, Vote, clip
 
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.config import CoordinatorConfig
@@ -82,11 +84,14 @@ class ActiveView:
             self.late_ns = self.late_ns or now_ns + self._config.vote_timeout_ns
         return outcome
 
-    def late(self, now_ns: int) -> tuple[str, ...]:
-        """Return members whose votes are late, by rank; none while votes are still awaited."""
-        if self.ballot is None or self.late_ns is None or now_ns < self.late_ns:
-            return ()
-        return self.ballot.silent
+    def late(self, now_ns: int) -> ViewFailure | None:
+        """Return the failure for votes that are late, which names their members; None while they are still awaited."""
+        if self.ballot is None or self.late_ns is None or now_ns < self.late_ns or not self.ballot.silent:
+            return None
+        late, seconds = self.ballot.silent, self._config.vote_timeout_ns / 1e9
+        cause = clip(f"no vote on step {self.ballot.step} within {seconds:g} s from {name_list(late)}")
+        culprit = late[0] if len(late) == 1 else ""
+        return ViewFailure(cause, "failed", culprit, late, Contradiction(late, enough=True))
 
     def step_decided(self, *, now_ns: int) -> None:
         """Close the ballot: the step is decided and the view goes on."""

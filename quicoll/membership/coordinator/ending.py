@@ -26,11 +26,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quicoll.membership.coordinator.actions import JobFinished
+from quicoll.membership.coordinator.history import Left
+
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.history import History
     from quicoll.membership.coordinator.roster import Candidate
 
-__all__ = ["Ending", "EndingState", "Outlook", "goes_on", "of_last_view"]
+__all__ = ["Ending", "EndingState", "Outlook", "goes_on", "left_record"]
 
 
 class EndingState(enum.Enum):
@@ -46,16 +49,22 @@ class Outlook:
 
     Attributes:
         state: See the module's head.
+        records: What is to be recorded before a view is looked for.
+        obstacle: Why there is no view, for those who wait; "" where a view is looked for.
+        event: For observers; once when the job is done.
         told: Nodes that hear now that the job is done.
         wake_ns: When to look again although nothing came in; None where only an input can change it.
     """
 
     state: EndingState
+    records: tuple[Left, ...] = ()
+    obstacle: str = ""
+    event: JobFinished | None = None
     told: tuple[Candidate, ...] = ()
     wake_ns: int | None = None
 
 
-def of_last_view(candidate: Candidate, history: History) -> bool:
+def _of_last_view(candidate: Candidate, history: History) -> bool:
     """Return whether this very process is a member of the last installed view."""
     member = history.view.member(candidate.node) if history.view is not None else None
     return member is not None and member.incarnation == candidate.incarnation
@@ -64,7 +73,7 @@ def of_last_view(candidate: Candidate, history: History) -> bool:
 def goes_on(candidates: Iterable[Candidate], history: History) -> bool:
     """Return whether one of these may want further steps: a process of the last view that holds the last one."""
     return any(
-        of_last_view(candidate, history)
+        _of_last_view(candidate, history)
         and candidate.committed_step >= history.committed_step
         and not candidate.leaving
         and not candidate.told_end
@@ -72,12 +81,26 @@ def goes_on(candidates: Iterable[Candidate], history: History) -> bool:
     )
 
 
+def left_record(candidate: Candidate, history: History) -> Left | None:
+    """Return what is recorded when a node goes of its own will; None where that is known or says nothing new.
+
+    It takes the node out of the base of quorums, or a restarted coordinator would wait for it; and it keeps at which
+    step the node finished, if that was where the job is, or would not know of its end.
+    """
+    at_end = _of_last_view(candidate, history) and candidate.committed_step >= history.committed_step
+    finished = candidate.finished if at_end or candidate.told_end else None
+    if finished is not None and candidate.node not in history.finished:
+        return Left(candidate.node, finished)
+    return Left(candidate.node) if candidate.node in history.base else None
+
+
 class Ending:
-    """Remembers since when nobody goes on."""
+    """Remembers since when nobody goes on, and whether observers know that the job is done."""
 
     def __init__(self, *, settle_ns: int) -> None:
         self._settle_ns = settle_ns
         self._since_ns: int | None = None
+        self._noted = False
 
     def look(self, candidates: Iterable[Candidate], history: History, *, now_ns: int) -> Outlook:
         """Look at the connected nodes while no view is installed or proposed.
@@ -90,13 +113,21 @@ class Ending:
         here = [candidate for candidate in candidates if not candidate.leaving and not candidate.told_end]
         if not history.ended or goes_on(here, history):
             self._since_ns = None
+            self._noted = False
             return Outlook(EndingState.GOES_ON)
         if any(candidate.node in history.finished for candidate in here):
-            return Outlook(EndingState.ANEW)
+            self._noted = False
+            # The rest is waited for no more, in a restarted coordinator either.
+            return Outlook(EndingState.ANEW, tuple(Left(node) for node in history.base))
+        step = history.final_step
+        obstacle = f"the job is done at step {step}, unless nodes that have ended come back for more"
         self._since_ns = now_ns if self._since_ns is None else self._since_ns
         over_ns = self._since_ns + self._settle_ns
         if now_ns < over_ns:
-            return Outlook(EndingState.ENDING, wake_ns=over_ns)
+            return Outlook(EndingState.ENDING, obstacle=obstacle, wake_ns=over_ns)
+        event = None if self._noted else JobFinished(now_ns=now_ns, step=step, nodes=history.finished)
+        self._noted = True
         told = tuple(candidate for candidate in here if candidate.joined_ns + self._settle_ns <= now_ns)
         waits = [candidate.joined_ns + self._settle_ns for candidate in here if candidate not in told]
-        return Outlook(EndingState.DONE, told, min(waits, default=None))
+        wake_ns = min(waits, default=None)
+        return Outlook(EndingState.DONE, obstacle=obstacle, event=event, told=told, wake_ns=wake_ns)

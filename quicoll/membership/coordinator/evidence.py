@@ -287,10 +287,9 @@ class Evidence:
         times = [self._standings[node].until_ns for node in nodes if node in self._standings]
         return min((at for at in times if at > now_ns), default=None)
 
-    def weight(self, node: str) -> int:
-        """Return how much is held against a node, to choose between two that cannot reach each other."""
-        standing = self._standings.get(node)
-        return 0 if standing is None else standing.total.at(self._own_ns)
+    def weights(self, nodes: Iterable[str]) -> dict[str, int]:
+        """Return how much is held against each node, to choose between two that cannot reach each other."""
+        return {node: self._weight(node) for node in nodes}
 
     def may_propose_ns(self) -> int:
         """Return the time from which the next view may be proposed."""
@@ -367,10 +366,14 @@ class Evidence:
         )
         return Verdict(worst, for_ns, self.known(worst), cleared)
 
+    def _weight(self, node: str) -> int:
+        standing = self._standings.get(node)
+        return 0 if standing is None else standing.total.at(self._own_ns)
+
     def _equals(self, node: str, others: Sequence[str]) -> bool:
         """Whether as much is held against one of the others: then it may be the path, and suspicions.py decides."""
-        weight = self.weight(node)
-        return any(self.weight(other) >= weight for other in others if other != node)
+        weight = self._weight(node)
+        return any(self._weight(other) >= weight for other in others if other != node)
 
     def _common(self) -> list[str]:
         """Return the nodes that are part of each failure since the last commit."""

@@ -1,12 +1,15 @@
 """Whether there can be a view now, of which nodes, and how long missing ones are waited for.
 
 It looks at the connected nodes (roster.py), at what failed views say of them (evidence.py), and at what is durable
-(history.py), and changes none. It finds one of
+(history.py), and changes none. While no view is installed (`evaluate`) it finds one of
 
     obstacle    no view can be made of these; look again when a node that was left out may be tried anew
     waiting     a view can be made, but views have failed again and again; the next one waits (evidence.py)
     settling    a view can be made, but nodes of the last one are missing; the rest wait for them, once, for a while
     ready       a view can be made, and is to be proposed
+
+and at a boundary of the installed view (`due_change`, `successor`) whether another one takes its place: where other
+nodes would be chosen, after a while without a step, and as soon as views may follow each other again.
 
 Rules, and why:
 
@@ -28,9 +31,12 @@ from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError
 from quicoll.membership.coordinator.admission import name_list, shortfall
+from quicoll.membership.coordinator.ending import goes_on
 from quicoll.membership.view import View
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from quicoll.membership.coordinator.config import CoordinatorConfig
     from quicoll.membership.coordinator.evidence import Evidence
     from quicoll.membership.coordinator.history import History
@@ -78,6 +84,10 @@ class Formation:
             without=self._evidence.left_out(now_ns=now_ns),
         )
 
+    def unchanged(self, view: View, history: History, *, now_ns: int) -> bool:
+        """Return whether a view proposed now would have the members of `view`."""
+        return tuple(candidate.node for candidate in self.choose(history, now_ns=now_ns)) == view.nodes
+
     def next_return(self, *, now_ns: int) -> int | None:
         """Return when the next connected node that is left out may be tried again; None if none is."""
         nodes = [candidate.node for candidate in self._roster]
@@ -91,6 +101,15 @@ class Formation:
     def obstacle(self, chosen: list[Candidate], history: History) -> str:
         """Return why these cannot be a view while none is installed, "" if they can."""
         return self.shortfall(chosen, history) or self._state_absent(chosen, history)
+
+    def why_none(self, history: History, *, now_ns: int) -> str:
+        """Return why there can be no view now, while none is installed, "" if there can."""
+        return self.obstacle(self.choose(history, now_ns=now_ns), history)
+
+    def can_spare(self, nodes: Collection[str], history: History, *, now_ns: int) -> bool:
+        """Return whether those that are here without `nodes` are enough for a view."""
+        rest = [candidate for candidate in self.choose(history, now_ns=now_ns) if candidate.node not in nodes]
+        return not self.shortfall(rest, history)
 
     def evaluate(self, history: History, *, now_ns: int) -> Readiness:
         """Evaluate the nodes while no view is proposed or installed; repeatable, but for the grace period's start."""
@@ -109,6 +128,35 @@ class Formation:
         if now_ns < self._evidence.may_propose_ns():
             return Readiness(chosen, self._evidence.why_waits(), self._evidence.may_propose_ns())
         return Readiness(chosen)
+
+    def due_change(self, view: View, history: History, *, quiet_ns: int, now_ns: int) -> Readiness:
+        """Return whether the installed view has to be replaced, at a boundary at which no step is open.
+
+        Args:
+            view: The installed view.
+            history: What the journal holds.
+            quiet_ns: When the boundary is one on every member.
+            now_ns: The time now.
+        Returns:
+            An obstacle where it is to stay, for now; none where its time is over.
+        """
+        chosen = self.choose(history, now_ns=now_ns)
+        may_ns = max(quiet_ns, self._evidence.may_propose_ns())
+        if tuple(candidate.node for candidate in chosen) == view.nodes:
+            return Readiness(chosen, "its members are those that are here", self.next_return(now_ns=now_ns))
+        if now_ns < may_ns:
+            return Readiness(chosen, "a step may be about to begin, or the last view was a moment ago", may_ns)
+        return Readiness(chosen)
+
+    def successor(self, history: History, *, now_ns: int) -> Readiness:
+        """Evaluate the nodes for a view that follows the installed one at once; repeatable."""
+        chosen = self.choose(history, now_ns=now_ns)
+        obstacle = self.shortfall(chosen, history)
+        if not obstacle and history.ended and not goes_on(self._roster, history):
+            obstacle = f"the job is done at step {history.final_step}"  # spares do not begin it anew
+        if not obstacle and now_ns < self._evidence.may_propose_ns():
+            obstacle = self._evidence.why_waits()
+        return Readiness(chosen, obstacle)
 
     def next_view(self, chosen: list[Candidate], history: History) -> View:
         """Return the next view, for the caller to record and to propose. Missing nodes are waited for no more.

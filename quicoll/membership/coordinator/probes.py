@@ -12,42 +12,72 @@ from before the node was left out again, proves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from quicoll.membership.messages import Probe
 
 if TYPE_CHECKING:
-    from quicoll.membership.coordinator.roster import Candidate
+    from quicoll.membership.coordinator.roster import Candidate, Roster
+    from quicoll.membership.view import View
 
 __all__ = ["Probes"]
 
 
 class Probes:
-    """The probe that each node was asked for last."""
+    """Who of the roster is left out, for which reason; and the probe that each was asked for last."""
 
-    def __init__(self) -> None:
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
         self._asked: dict[str, tuple[int, tuple[tuple[str, int], ...]]] = {}
         self._last = 0
 
-    def ask(self, candidate: Candidate, others: Sequence[Candidate]) -> Probe | None:
-        """Return the probe that this node has to be asked for; None where it was, or where there is nobody to reach.
+    def leave_out(self, reasons: Mapping[str, str], *, now_ns: int) -> dict[str, str]:
+        """Leave nodes out of the next views, each for a while; return what each that is here is told.
 
         Args:
-            candidate: A node that is left out.
-            others: Those that it would work with.
+            reasons: Why, by node.
+            now_ns: The time now.
         """
+        told = {}
+        for node, why in reasons.items():
+            if node in self._roster:
+                seconds = self._roster.exclude(node, now_ns=now_ns) / 1e9
+                self.forget(node)
+                told[node] = f"left out for {seconds:g} s, and until it reaches the others: {why}"
+        return told
+
+    def due(self, view: View | None, *, now_ns: int) -> list[tuple[Candidate, Probe]]:
+        """Return the probes that nodes have to be asked for now, by rank.
+
+        Args:
+            view: At work, or proposed; None where there is none.
+            now_ns: The time now.
+        """
+        out = self._roster.left_out(now_ns=now_ns)
+        if not out:
+            return []
+        others = [
+            candidate
+            for candidate in self._roster
+            if candidate not in out and (view is None or view.rank_of(candidate.node) is not None)
+        ]
+        return [(candidate, probe) for candidate in out if (probe := self._ask(candidate, others)) is not None]
+
+    def answered(self, node: str, number: int) -> None:
+        """Take in that a node reaches the members of the probe of this number, if it was asked for that one last."""
+        if self._asked.get(node, (0, ()))[0] == number:
+            self._roster.reached(node)
+
+    def forget(self, node: str) -> None:
+        """Forget what the node was asked for: it is left out anew, or its link is another one."""
+        self._asked.pop(node, None)
+
+    def _ask(self, candidate: Candidate, others: Sequence[Candidate]) -> Probe | None:
+        """Return the probe for a node that is left out; None where it was asked for, or has nobody to reach."""
         wanted = tuple((other.node, other.incarnation) for other in others)
         if not wanted or self._asked.get(candidate.node, (0, ()))[1] == wanted:
             return None
         self._last += 1
         self._asked[candidate.node] = (self._last, wanted)
         return Probe(number=self._last, members=tuple(other.member(rank) for rank, other in enumerate(others)))
-
-    def answers(self, node: str, number: int) -> bool:
-        """Return whether this is the number of the probe that the node was asked for last."""
-        return self._asked.get(node, (0, ()))[0] == number
-
-    def forget(self, node: str) -> None:
-        """Forget what the node was asked for: it is left out anew, or its link is another one."""
-        self._asked.pop(node, None)

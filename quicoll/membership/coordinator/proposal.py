@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quicoll.membership.coordinator.diagnosis import ViewFailure
 from quicoll.membership.coordinator.evidence import Contradiction, contradiction_of
 from quicoll.membership.coordinator.suspicions import Suspicions
-from quicoll.membership.messages import Confirm, Decline, Report
+from quicoll.membership.messages import Confirm, Decline, Report, clip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +86,13 @@ class Proposal:
             out |= {node: f"{node} did not answer within {seconds:g} s" for node in self._silent}
         return out | self._suspicions.excluded([node for node in self.view.nodes if node not in out])
 
-    def contradiction(self, *, now_ns: int) -> Contradiction:
+    def failure(self, *, now_ns: int) -> ViewFailure:
+        """Return why it fails and who is left out for that, where it is decidable and not confirmed."""
+        out = self.excluded(now_ns=now_ns)
+        cause = clip("; ".join(out.values()))
+        return ViewFailure(cause, lost=tuple(out), contradiction=self._contradiction(now_ns=now_ns))
+
+    def _contradiction(self, *, now_ns: int) -> Contradiction:
         """Return who can have caused it that this proposal fails."""
         alone = [node for node, why in self._declined.items() if why]
         if now_ns >= self._deadline_ns:

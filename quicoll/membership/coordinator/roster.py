@@ -128,6 +128,17 @@ class Roster:
     def get(self, node: str) -> Candidate | None:
         return self._candidates.get(node)
 
+    @property
+    def leavers(self) -> list[Candidate]:
+        """Those that go at the next boundary, by rank."""
+        return [candidate for candidate in self if candidate.leaving]
+
+    def committed(self, view: View, step: int) -> None:
+        """Take in that the members of a view hold the result of a step."""
+        for candidate in self._candidates.values():
+            if view.rank_of(candidate.node) is not None:
+                candidate.committed_step = step
+
     def newest(self, node: str) -> int:
         """Return the largest incarnation of the node ever seen, -1 if none."""
         return self._newest.get(node, -1)

@@ -1,45 +1,19 @@
 """A member's core: follows the coordinator's decisions, and never acts in two views.
 
-    DETACHED   no link to the coordinator
-    JOINING    connected; there is no view for this node yet
-    FORMING    a view was proposed; links to its members are being formed
-    ACTIVE     the view is installed; steps are taken in it
-    LEFT       the end: left of its own will, or refused, or the job is done
-
-`MEMBER_TRANSITIONS` is the whole of what can happen. Each `FormLinks(v)` is followed by exactly one `Deactivate(v)`,
-with `Activate(v)` between them if the view was installed, and before any other `FormLinks`. So the shell has at most
-one view at a time, and a Confirm, which says "I act in no other view", can only follow the Deactivate of the old one.
-What belongs to that one view (its answer, its step, its reports) is in local_view.py; what is kept from view to view
-(the seed, the steps, the doubt) in job_progress.py. Here are the link to the coordinator, the one deadline, and what
-follows from each message and call.
-
-The vote is the point of no return. Before it, this member alone can make sure that the step is not committed: losing
-the coordinator aborts the step here. After a vote with ok, only the coordinator knows. So from an ok vote to the
-decision the step is in doubt: when the link is lost the view is deactivated, but nothing is said about the step until
-the answer to the next Join, from the journal, settles it. This is the blocking of two-phase commit (Bernstein,
-Hadzilacos and Goodman 1987, "Concurrency Control and Recovery in Database Systems", section 7.4); it cannot be avoided
-with a single decider, and costs time only, never state.
-
-Incarnations order the processes of a node (membership/incarnation.py). Where the coordinator knows a later one, this
-process starts over above it if it was never admitted (`StartOver`), and stops with `Refused` if it was: then another
-process of its name has joined after it.
-
-The coordinator is trusted to decide, not to be free of faults: a message that its rules exclude (a view id that goes
-back, a decision on a step that was not voted) means that it runs on another journal (job_progress.py). The member then
-stops with `Refused` rather than guess.
+`MEMBER_TRANSITIONS` (states.py) is the whole of what can happen. Each `FormLinks(v)` is followed by exactly one
+`Deactivate(v)`, with `Activate(v)` between them if the view was installed, and before any other `FormLinks`. So the
+shell has at most one view at a time, and a Confirm, which says "I act in no other view", can only follow the Deactivate
+of the old one. What belongs to one view (its answer, its step, its reports) is in local_view.py; what is kept from view
+to view (the seed, the steps, the doubt) in job_progress.py; what this process joins with in own_join.py; what it waits
+for in waits.py. Here are the link to the coordinator, and what follows from each message and call.
 """
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from quicoll.deadlines import Deadlines
 from quicoll.errors import LocalError
-from quicoll.membership.incarnation import MOST_STARTS, above
 from quicoll.membership.member.actions import (
     Activate,
     AdoptLostAfter,
@@ -52,22 +26,21 @@ from quicoll.membership.member.actions import (
     Reconnect,
     Refused,
     Resumed,
-    StartOver,
     TellCoordinator,
 )
 from quicoll.membership.member.job_progress import JobProgress
-from quicoll.membership.member.local_view import LocalView
+from quicoll.membership.member.local_view import LocalView, ViewEnd
+from quicoll.membership.member.own_join import OwnJoin, broken_protocol
+from quicoll.membership.member.states import MemberCause, MemberState, member_transition
+from quicoll.membership.member.waits import ANSWER_NS, DECISION_MARGIN_NS, FORM_NS, Awaited, Wait
 from quicoll.membership.messages import (
     Aborted,
     Adopt,
-    CoordinatorMessage,
     Decide,
-    FailureKind,
     Install,
     JobEnded,
     Join,
     Leave,
-    MemberMessage,
     Outdated,
     Probe,
     Propose,
@@ -81,60 +54,10 @@ from quicoll.membership.messages import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quicoll.membership.messages import Confirm, Decline
+    from quicoll.membership.messages import Confirm, CoordinatorMessage, Decline, FailureKind, MemberMessage
     from quicoll.membership.view import View
 
-__all__ = ["MEMBER_TRANSITIONS", "MemberCause", "MemberCore", "MemberState", "member_transition"]
-
-
-class MemberState(enum.Enum):
-    DETACHED = "detached"
-    JOINING = "joining"
-    FORMING = "forming"
-    ACTIVE = "active"
-    LEFT = "left"
-
-
-class MemberCause(enum.Enum):
-    CONNECTED = "the link to the coordinator is up"
-    DISCONNECTED = "the link to the coordinator is lost"
-    PROPOSED = "a view is proposed"
-    INSTALLED = "the view is installed"
-    ENDED = "the view is over"
-    DONE = "left or refused, or the job is done"
-
-
-MEMBER_TRANSITIONS: dict[MemberState, dict[MemberCause, MemberState]] = {
-    MemberState.DETACHED: {MemberCause.CONNECTED: MemberState.JOINING, MemberCause.DONE: MemberState.LEFT},
-    MemberState.JOINING: {
-        MemberCause.PROPOSED: MemberState.FORMING,
-        MemberCause.DISCONNECTED: MemberState.DETACHED,
-        MemberCause.DONE: MemberState.LEFT,
-    },
-    MemberState.FORMING: {
-        MemberCause.INSTALLED: MemberState.ACTIVE,
-        MemberCause.ENDED: MemberState.JOINING,
-        MemberCause.DISCONNECTED: MemberState.DETACHED,
-        MemberCause.DONE: MemberState.LEFT,
-    },
-    MemberState.ACTIVE: {
-        MemberCause.ENDED: MemberState.JOINING,
-        MemberCause.DISCONNECTED: MemberState.DETACHED,
-        MemberCause.DONE: MemberState.LEFT,
-    },
-    MemberState.LEFT: {},
-}
-
-
-def member_transition(state: MemberState, cause: MemberCause) -> MemberState:
-    """The next state. Raises LocalError where `MEMBER_TRANSITIONS` has none."""
-    try:
-        return MEMBER_TRANSITIONS[state][cause]
-    except KeyError:
-        raise LocalError(f"{cause.name} cannot happen to a member that is {state.name}") from None
-
-
-_SECOND = 1_000_000_000
+__all__ = ["MemberCore"]
 
 
 class MemberCore:
@@ -170,15 +93,12 @@ class MemberCore:
         adopts: bool = False,
         timeout_ns: int | None = None,
         hold_timeout_ns: int | None = None,
-        form_timeout_ns: int = 15 * _SECOND,
-        answer_timeout_ns: int = 30 * _SECOND,
-        decision_margin_ns: int = 30 * _SECOND,
+        form_timeout_ns: int = FORM_NS,
+        answer_timeout_ns: int = ANSWER_NS,
+        decision_margin_ns: int = DECISION_MARGIN_NS,
     ) -> None:
-        if min(form_timeout_ns, answer_timeout_ns, decision_margin_ns) <= 0:
-            raise LocalError("form_timeout_ns, answer_timeout_ns and decision_margin_ns have to be above 0")
         self.node = node
-        self.incarnation = incarnation
-        self._join = Join(
+        join = Join(
             incarnation=incarnation,
             addresses=tuple(addresses),
             world_size=world_size,
@@ -190,10 +110,8 @@ class MemberCore:
             timeout_ns=timeout_ns,
             hold_timeout_ns=hold_timeout_ns,
         )
-        self._form_timeout_ns = form_timeout_ns
-        self._answer_timeout_ns = answer_timeout_ns
-        self._decision_margin_ns = decision_margin_ns
-        self._vote_timeout_ns = 0  # the coordinator's, from Welcome on
+        self._own_join = OwnJoin(node, join)
+        self._wait = Wait(form_ns=form_timeout_ns, answer_ns=answer_timeout_ns, margin_ns=decision_margin_ns)
         self._state = MemberState.DETACHED
         self._out: deque[MemberAction] = deque()
         self._progress = JobProgress(committed_step, seed=seed)
@@ -201,13 +119,16 @@ class MemberCore:
         self._local: LocalView | None = None  # of the proposed or installed view
         self._leaving = False
         self._finished: int | None = None  # with _leaving: the step at which the work here ended as it should
-        self._starts = 0  # how often it has started over
         self._held = ""
-        self._deadline_ns: int | None = None
 
     def __repr__(self) -> str:
         view = self._local.view.view_id if self._local is not None else None
         return f"<MemberCore {self.node}#{self.incarnation} {self._state.name} view={view} step={self.open_step}>"
+
+    @property
+    def incarnation(self) -> int:
+        """Of the process, as it joins now."""
+        return self._own_join.incarnation
 
     @property
     def state(self) -> MemberState:
@@ -237,7 +158,7 @@ class MemberCore:
     @property
     def vote_timeout_ns(self) -> int:
         """How long the coordinator waits for the last vote of a step; 0 before it was heard."""
-        return self._vote_timeout_ns
+        return self._wait.vote_timeout_ns
 
     @property
     def doubt(self) -> tuple[int, int] | None:
@@ -252,18 +173,16 @@ class MemberCore:
             return
         self._move(MemberCause.CONNECTED)
         self._welcomed = False
-        self._deadline_ns = now_ns + self._answer_timeout_ns
-        progress = self._progress
-        self._tell(msgspec.structs.replace(self._join, committed_step=progress.holds, doubt=progress.doubt))
+        self._wait.begin(Awaited.ANSWER, now_ns=now_ns)
+        self._tell(self._own_join.message(self._progress))
 
     def disconnected(self, cause: str, *, now_ns: int) -> None:
         """Take in that the link to the coordinator is gone; nothing of it will be delivered any more."""
         if self._state in (MemberState.DETACHED, MemberState.LEFT):
             return
         cause = f"the coordinator was lost: {cause}"
-        self._keep_doubt()
-        self._end_view(cause, partitioned=True)
-        self._deadline_ns = None
+        self._end_view(ViewEnd(cause, partitioned=True), may_be_committed=True)
+        self._wait.end()
         if self._leaving and self._progress.doubt is None:
             self._move(MemberCause.DONE)
             return
@@ -290,8 +209,7 @@ class MemberCore:
         elif isinstance(message, Welcome) and self._state is MemberState.JOINING and not self._welcomed:
             self._welcome(message)
         elif not self._welcomed:
-            # Meant for the link before this one: the coordinator sent it before it read our Join.
-            return
+            pass  # meant for the link before this one: the coordinator sent it before it read our Join
         elif isinstance(message, Propose):
             self._propose(message.view, now_ns)
         elif isinstance(message, Withhold) and self._state is MemberState.JOINING:
@@ -305,7 +223,7 @@ class MemberCore:
         elif isinstance(message, Decide) and message.view_id == view_id and self._state is MemberState.ACTIVE:
             self._decide(message, now_ns)
         elif isinstance(message, Aborted) and message.view_id == view_id:
-            self._view_over(message.cause, message.lost, message.culprit, message.kind)
+            self._view_over(ViewEnd(message.cause, message.lost, message.culprit, message.kind))
         else:
             self._protocol_broken(f"{type(message).__name__} while {self._state.name}")
 
@@ -360,17 +278,11 @@ class MemberCore:
         """Vote for the open step; with ok, it can be committed from now on. Raises LocalError when it is not open."""
         if self._local is None or step != self._local.step or self._local.vote is not None:
             raise LocalError(f"there is nothing to vote on step {step}; open is {self.open_step}", step=step)
-        self._deadline_ns = now_ns + self._vote_timeout_ns + self._decision_margin_ns
+        self._wait.begin(Awaited.DECISION, now_ns=now_ns)
         self._tell(self._local.cast_vote(step, ok=ok, digest=digest, reason=reason, culprit=culprit, groups=groups))
 
     def failed(
-        self,
-        reason: str,
-        *,
-        culprit: str = "",
-        kind: FailureKind = "failed",
-        blamed: Sequence[str] = (),
-        now_ns: int,
+        self, reason: str, *, culprit: str = "", kind: FailureKind = "failed", blamed: Sequence[str] = (), now_ns: int
     ) -> None:
         """Report that a collective of the active view failed or was cancelled, so that the view cannot go on.
 
@@ -407,29 +319,24 @@ class MemberCore:
             self._tell_leave(reason)
         unanswered = self._state is MemberState.JOINING and not self._welcomed
         if self.open_step is None and self._progress.doubt is None and not unanswered:
-            self._end_view("this node left")
+            self._end_view(ViewEnd("this node left"))
             self._done()
 
     # Time and outputs
 
     def handle_timer(self, now_ns: int) -> None:
         """Do what is due at `now_ns`; harmless when nothing is."""
-        if self._deadline_ns is None or now_ns < self._deadline_ns:
-            return
-        self._deadline_ns = None
-        if self._state is MemberState.FORMING and self._local is not None and not self._local.answered:
-            self._answer(self._local.decline((), f"no links within {self._form_timeout_ns / 1e9:g} s"), now_ns)
-            return
-        awaited = "the answer to Join" if self._state is MemberState.JOINING else "the installation of the view"
-        cause = (
-            f"{awaited if self._state is not MemberState.ACTIVE else 'the decision of the step'} did not come in time"
-        )
-        self._out.append(Reconnect(cause))
-        self.disconnected(cause, now_ns=now_ns)
+        awaited = self._wait.overdue(now_ns=now_ns)
+        if awaited is Awaited.LINKS and self._local is not None:
+            self._answer(self._local.decline((), f"no links within {self._wait.form_ns / 1e9:g} s"), now_ns)
+        elif awaited is not None:
+            cause = f"{awaited.value} did not come in time"
+            self._out.append(Reconnect(cause))
+            self.disconnected(cause, now_ns=now_ns)
 
     def next_timer(self) -> int | None:
         """Return when `handle_timer` has to be called at the latest; None when nothing is pending."""
-        return self._deadline_ns
+        return self._wait.deadline_ns
 
     def next_action(self) -> MemberAction | None:
         """Return the next action to carry out; None when there is none."""
@@ -442,8 +349,8 @@ class MemberCore:
             self._protocol_broken(contradiction)
             return
         self._welcomed = True
-        self._deadline_ns = None
-        self._vote_timeout_ns = message.vote_timeout_ns
+        self._wait.end()
+        self._wait.vote_timeout_ns = message.vote_timeout_ns
         doubt = self._progress.welcome(message)
         cause = "settled after the coordinator was lost"
         if doubt is not None and message.doubt_committed:
@@ -457,39 +364,24 @@ class MemberCore:
             self._hold(message.waiting_for)
 
     def _adopt(self, lost_after_ns: int) -> None:
-        if not self._join.adopts or lost_after_ns == self._join.lost_after_ns:
-            self._protocol_broken(f"a setting that was not asked for: lost_after {lost_after_ns / 1e9:.12g} s")
+        if contradiction := self._own_join.adopt(lost_after_ns):
+            self._protocol_broken(contradiction)
             return
-        self._join = msgspec.structs.replace(self._join, lost_after_ns=lost_after_ns)
-        at = Deadlines.of_ns(lost_after_ns)
-        self._form_timeout_ns, self._answer_timeout_ns = at.form_ns, at.answer_ns
-        self._deadline_ns = None
+        self._wait.adopt(lost_after_ns)
+        self._wait.end()
         self._out.append(AdoptLostAfter(lost_after_ns))
         self._move(MemberCause.DONE if self._leaving and self._progress.doubt is None else MemberCause.DISCONNECTED)
 
     def _outdated(self, latest: int) -> None:
         """Start over above the latest process of this node, or end where this one was admitted before it."""
-        if self._progress.admitted:
-            self._refused(f"another process of {self.node} has joined after this one")
+        follows = self._own_join.outdated(latest, admitted=self._progress.admitted)
+        if isinstance(follows, Refused):
+            self._refused(follows.reason)
             return
-        if latest < self.incarnation:
-            self._protocol_broken(f"incarnation {latest} is said to be later than {self.incarnation}")
-            return
-        if self._starts >= MOST_STARTS:
-            self._refused(f"{self._starts} other processes of {self.node} came before this one was admitted")
-            return
-        try:
-            incarnation = above(latest, self.incarnation)
-        except LocalError as error:
-            self._refused(error.message)
-            return
-        self._starts += 1
-        self.incarnation = incarnation
-        self._join = msgspec.structs.replace(self._join, incarnation=incarnation)
-        self._deadline_ns = None
+        self._wait.end()
         if self._state is not MemberState.DETACHED:
             self._move(MemberCause.DONE if self._leaving else MemberCause.DISCONNECTED)
-        self._out.append(StartOver(incarnation))
+        self._out.append(follows)
 
     def _job_ended(self, step: int) -> None:
         self._finished = step
@@ -510,13 +402,13 @@ class MemberCore:
                     self._protocol_broken(f"step {local.step} is committed, and this node was not told by which view")
                     return
                 self._committed(local.view.view_id, local.step)
-            self._view_over(f"view {view.view_id} is proposed", (), "")
+            self._view_over(ViewEnd(f"view {view.view_id} is proposed"))
             if self._leaving:
                 return
         self._move(MemberCause.PROPOSED)
         self._local = LocalView(view, self.node)
         self._progress.proposed(view)
-        self._deadline_ns = now_ns + self._form_timeout_ns
+        self._wait.begin(Awaited.LINKS, now_ns=now_ns)
         self._out.append(FormLinks(view))
 
     def _install(self) -> None:
@@ -524,57 +416,40 @@ class MemberCore:
             self._protocol_broken("Install of a view that was not confirmed")
             return
         self._move(MemberCause.INSTALLED)
-        self._deadline_ns = None
+        self._wait.end()
         if self._held:
             self._held = ""
             self._out.append(Resumed())
         self._out.append(Activate(self._local.view))
 
     def _decide(self, message: Decide, now_ns: int) -> None:
-        if message.commit:
-            step, vote = (self._local.step, self._local.vote) if self._local is not None else (None, None)
-            if message.step != step or not vote:
-                self._protocol_broken(f"step {message.step} is committed, but open here is {step} with vote {vote}")
-                return
-            self._deadline_ns = None
-            self._committed(message.view_id, message.step)
-            if self._leaving:
-                self._view_over("this node left", (), "")
-            elif message.next_view is not None:
-                self._propose(message.next_view, now_ns)
-        else:
-            self._view_over(message.cause, message.lost, message.culprit, message.kind)
-
-    def _view_over(self, cause: str, lost: tuple[str, ...], culprit: str, kind: FailureKind = "failed") -> None:
-        """End the view; the link to the coordinator stays."""
-        self._end_view(cause, lost=lost, culprit=culprit, kind=kind)
-        self._deadline_ns = None
+        local = self._local
+        if local is None or not message.commit:
+            self._view_over(ViewEnd(message.cause, message.lost, message.culprit, message.kind))
+            return
+        if contradiction := local.contradiction(message.step):
+            self._protocol_broken(contradiction)
+            return
+        self._wait.end()
+        self._committed(message.view_id, message.step)
         if self._leaving:
-            self._done()
-        else:
-            self._move(MemberCause.ENDED)
+            self._view_over(ViewEnd("this node left"))
+        elif message.next_view is not None:
+            self._propose(message.next_view, now_ns)
 
-    # Helpers
+    def _view_over(self, end: ViewEnd) -> None:
+        """End the view; the link to the coordinator stays."""
+        self._end_view(end)
+        self._wait.end()
+        self._move(MemberCause.DONE if self._leaving else MemberCause.ENDED)
 
-    def _end_view(
-        self,
-        cause: str,
-        *,
-        lost: tuple[str, ...] = (),
-        culprit: str = "",
-        partitioned: bool = False,
-        kind: FailureKind = "failed",
-    ) -> None:
-        """Drop the view. A step that is still open was committed nowhere."""
+    def _end_view(self, end: ViewEnd, *, may_be_committed: bool = False) -> None:
+        """Drop the view. A step that is still open was committed nowhere; or it is in doubt, if it may have been."""
         local, self._local = self._local, None
         if local is not None:
-            self._out += local.end(cause, lost=lost, culprit=culprit, partitioned=partitioned, kind=kind)
-
-    def _keep_doubt(self) -> None:
-        """Keep a step that was voted on with ok until the journal answers: it may have been committed."""
-        doubt = self._local.step_in_doubt() if self._local is not None else None
-        if doubt is not None:
-            self._progress.doubt = doubt
+            if may_be_committed:
+                self._progress.doubt = local.step_in_doubt() or self._progress.doubt
+            self._out += local.end(end)
 
     def _committed(self, view_id: int, step: int, cause: str = "") -> None:
         """Take in that the step is committed."""
@@ -590,7 +465,7 @@ class MemberCore:
 
     def _answer(self, message: Confirm | Decline, now_ns: int) -> None:
         """Answer the proposal; what follows from it is waited for."""
-        self._deadline_ns = now_ns + self._answer_timeout_ns
+        self._wait.begin(Awaited.INSTALLATION, now_ns=now_ns)
         self._tell(message)
 
     def _hold(self, cause: str) -> None:
@@ -599,16 +474,15 @@ class MemberCore:
             self._out.append(Held(cause))
 
     def _refused(self, reason: str) -> None:
-        self._keep_doubt()
-        self._end_view(f"refused: {reason}")
+        self._end_view(ViewEnd(f"refused: {reason}"), may_be_committed=True)
         self._done()
         self._out.append(Refused(reason))
 
     def _protocol_broken(self, what: str) -> None:
-        self._refused(f"the coordinator broke the protocol: {what}")
+        self._refused(broken_protocol(what))
 
     def _done(self) -> None:
-        self._deadline_ns = None
+        self._wait.end()
         self._move(MemberCause.DONE)
 
     def _tell_leave(self, reason: str = "") -> None:

@@ -6,6 +6,13 @@
     holds           the last step whose result is here; where it is behind `committed`, another member's state is needed
     doubt           the step voted on with ok in a view that is over, until a Welcome says what the journal has of it
 
+The vote is the point of no return. Before it, this member alone can make sure that the step is not committed: losing
+the coordinator aborts the step here. After a vote with ok, only the coordinator knows. So from an ok vote to the
+decision the step is in doubt: when the link is lost the view is deactivated, but nothing is said about the step until
+the answer to the next Join, from the journal, settles it. This is the blocking of two-phase commit (Bernstein,
+Hadzilacos and Goodman 1987, "Concurrency Control and Recovery in Database Systems", section 7.4); it cannot be avoided
+with a single decider, and costs time only, never state.
+
 The coordinator is trusted to decide, not to be free of faults. What its rules exclude (a view id that goes back,
 another seed, a view that begins before what is held here, an answer to no question) means that it has lost its journal
 or has another job's. The member then does not guess: each check says what contradicts, and the core stops with

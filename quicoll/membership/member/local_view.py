@@ -24,6 +24,7 @@ Messages and actions are made here and returned; core.py says when, sends them, 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quicoll.membership.member.actions import Deactivate, Decided
@@ -33,7 +34,26 @@ if TYPE_CHECKING:
     from quicoll.membership.member.actions import MemberAction
     from quicoll.membership.view import View
 
-__all__ = ["LocalView"]
+__all__ = ["LocalView", "ViewEnd"]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewEnd:
+    """Why a view is over here.
+
+    Attributes:
+        cause: For people.
+        lost: Members that are gone, or left out of the next view.
+        culprit: The node that caused it; "" where none is known.
+        kind: Kind of failure.
+        partitioned: Whether it is over because the coordinator was lost.
+    """
+
+    cause: str
+    lost: tuple[str, ...] = ()
+    culprit: str = ""
+    kind: FailureKind = "failed"
+    partitioned: bool = False
 
 
 class LocalView:
@@ -120,6 +140,12 @@ class LocalView:
             groups=groups,
         )
 
+    def contradiction(self, step: int) -> str:
+        """Return why `step` cannot have been committed in this view, "" if it can."""
+        if step == self.step and self.vote:
+            return ""
+        return f"step {step} is committed, but open here is {self.step} with vote {self.vote}"
+
     def decided(self) -> None:
         """Close the step: the coordinator has decided it, and the view goes on."""
         self.step = self.vote = None
@@ -137,12 +163,10 @@ class LocalView:
 
     # The end
 
-    def end(
-        self, cause: str, *, lost: tuple[str, ...], culprit: str, partitioned: bool, kind: FailureKind
-    ) -> tuple[MemberAction, ...]:
+    def end(self, end: ViewEnd) -> tuple[MemberAction, ...]:
         """Return the shell's actions at the end of the view. A step that is still open was committed nowhere."""
-        view_id = self.view.view_id
-        deactivate = Deactivate(view_id, cause, lost, culprit, partitioned, kind)
+        view_id, cause, lost, culprit, kind = self.view.view_id, end.cause, end.lost, end.culprit, end.kind
+        deactivate = Deactivate(view_id, cause, lost, culprit, end.partitioned, kind)
         if self.step is None:
             return (deactivate,)
         return deactivate, Decided(view_id, self.step, False, cause, lost, culprit, kind)

@@ -29,7 +29,8 @@ from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.coordinator.history import Committed, History, InstalledView, JournalRecord, Left, Proposed
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.member import actions as member_actions
-from quicoll.membership.member.core import MemberCore, MemberState
+from quicoll.membership.member.core import MemberCore
+from quicoll.membership.member.states import MemberState
 from quicoll.membership.messages import Confirm, decode, encode
 
 if TYPE_CHECKING:

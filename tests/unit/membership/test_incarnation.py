@@ -9,7 +9,8 @@ from quicoll.errors import LocalError
 from quicoll.membership import messages as m
 from quicoll.membership.incarnation import CHANCE_BYTES, MOST_STARTS, above, first
 from quicoll.membership.member import actions as a
-from quicoll.membership.member.core import MemberCore, MemberState
+from quicoll.membership.member.core import MemberCore
+from quicoll.membership.member.states import MemberState
 from quicoll.membership.view import MAX_INT
 
 LOW, HIGH = first(bytes(CHANCE_BYTES)), first(b"\xff" * CHANCE_BYTES)

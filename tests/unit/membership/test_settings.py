@@ -13,7 +13,8 @@ from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as c
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.member import actions as a
-from quicoll.membership.member.core import MemberCore, MemberState
+from quicoll.membership.member.core import MemberCore
+from quicoll.membership.member.states import MemberState
 
 SECOND = 1_000_000_000
 

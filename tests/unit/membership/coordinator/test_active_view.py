@@ -9,9 +9,9 @@ from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
 from quicoll.membership.coordinator.active_view import ActiveView
 from quicoll.membership.coordinator.config import CoordinatorConfig
-from quicoll.membership.coordinator.core import CoordinatorState
 from quicoll.membership.coordinator.history import Committed
 from quicoll.membership.coordinator.roster import Roster
+from quicoll.membership.coordinator.stage import CoordinatorState
 from quicoll.membership.view import Member, View
 
 
@@ -216,15 +216,17 @@ def test_votes_are_late_only_after_a_first_one_and_until_the_decision() -> None:
     part = work()
     part.receive("a", m.BeginStep(view_id=1, step=5), expected=5, now_ns=1001)
     assert part.late_ns is None
-    assert part.late(10_000) == ()
+    assert part.late(10_000) is None
     for now_ns, node in ((1002, "b"), (1050, "a")):
         assert part.receive(node, m.Vote(view_id=1, step=5, ok=True, digest=b"d"), expected=5, now_ns=now_ns) is None
     assert part.late_ns == 1102  # of the first vote
-    assert part.late(1101) == ()
-    assert part.late(1102) == ("c",)
+    assert part.late(1101) is None
+    late = part.late(1102)
+    assert late is not None
+    assert (late.lost, late.culprit, late.contradiction.enough) == (("c",), "c", True)
     part.step_decided(now_ns=1060)
     assert part.late_ns is None
-    assert part.late(10_000) == ()
+    assert part.late(10_000) is None
 
 
 def test_the_quiet_of_a_boundary_begins_with_the_installation_and_anew_with_each_decision() -> None:

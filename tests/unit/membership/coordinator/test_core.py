@@ -5,7 +5,6 @@ What a part of it decides by itself is tested with that part: test_membership_mu
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -14,33 +13,10 @@ from coordinator_bench import MS, SECOND, Bench, declined, told_end
 from quicoll.errors import LocalError
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
-from quicoll.membership.coordinator import core as core_module
+from quicoll.membership.coordinator import joins
 from quicoll.membership.coordinator.config import CoordinatorConfig
-from quicoll.membership.coordinator.core import (
-    COORDINATOR_TRANSITIONS,
-    CoordinatorCause,
-    CoordinatorState,
-    coordinator_transition,
-)
 from quicoll.membership.coordinator.history import Committed, Left, Proposed
-
-# The table
-
-
-@pytest.mark.parametrize(("state", "cause"), list(itertools.product(CoordinatorState, CoordinatorCause)))
-def test_only_the_table_moves_the_coordinator(state: CoordinatorState, cause: CoordinatorCause) -> None:
-    if cause in COORDINATOR_TRANSITIONS[state]:
-        assert coordinator_transition(state, cause) is COORDINATOR_TRANSITIONS[state][cause]
-    else:
-        with pytest.raises(LocalError, match=f"{cause.name} cannot happen to a coordinator that is {state.name}"):
-            coordinator_transition(state, cause)
-
-
-def test_every_state_can_be_reached_and_left() -> None:
-    assert set(COORDINATOR_TRANSITIONS) == set(CoordinatorState)
-    assert {after for causes in COORDINATOR_TRANSITIONS.values() for after in causes.values()} == set(CoordinatorState)
-    assert all(COORDINATOR_TRANSITIONS.values())
-
+from quicoll.membership.coordinator.stage import CoordinatorState
 
 # Settings
 
@@ -74,7 +50,7 @@ def test_a_node_that_expects_another_world_size_is_refused() -> None:
 
 
 def test_nodes_that_are_connected_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_module, "MAX_MEMBERS", 3)
+    monkeypatch.setattr(joins, "MAX_MEMBERS", 3)
     bench = Bench(4)
     bench.join(*"abcd")
     assert bench.told("d", m.RefuseJoin).reason == "3 nodes are connected already"

@@ -10,7 +10,6 @@ from coordinator_bench import MS, SECOND, Bench
 
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
-from quicoll.membership.coordinator.core import CoordinatorState
 from quicoll.membership.coordinator.evidence import (
     MAX_VIEWS,
     VIEW_INTERVAL_NS,
@@ -20,6 +19,7 @@ from quicoll.membership.coordinator.evidence import (
     contradiction_of,
 )
 from quicoll.membership.coordinator.history import InstalledView, Proposed
+from quicoll.membership.coordinator.stage import CoordinatorState
 
 HOUR = 3600 * SECOND
 SHORTEST, LONGEST = 1 * SECOND, 30 * SECOND

@@ -9,7 +9,7 @@ from coordinator_bench import SECOND, Bench
 
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
-from quicoll.membership.coordinator.core import CoordinatorState
+from quicoll.membership.coordinator.stage import CoordinatorState
 
 # The first view
 

@@ -7,8 +7,8 @@ from coordinator_bench import MS, SECOND, Bench, declined
 
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
-from quicoll.membership.coordinator.core import CoordinatorState
 from quicoll.membership.coordinator.history import InstalledView, Proposed
+from quicoll.membership.coordinator.stage import CoordinatorState
 
 
 def test_a_view_is_installed_when_all_have_confirmed_and_is_written_first() -> None:

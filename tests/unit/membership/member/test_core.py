@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -10,7 +9,8 @@ import pytest
 from quicoll.errors import LocalError
 from quicoll.membership import messages as m
 from quicoll.membership.member import actions as a
-from quicoll.membership.member.core import MEMBER_TRANSITIONS, MemberCause, MemberCore, MemberState, member_transition
+from quicoll.membership.member.core import MemberCore
+from quicoll.membership.member.states import MemberState
 from quicoll.membership.view import Member, View
 
 SECOND = 1_000_000_000
@@ -69,23 +69,6 @@ class Bench:
         self.now += nanoseconds
         self.core.handle_timer(self.now)
         return self.drain()
-
-
-# The table
-
-
-@pytest.mark.parametrize(("state", "cause"), list(itertools.product(MemberState, MemberCause)))
-def test_only_the_table_moves_a_member(state: MemberState, cause: MemberCause) -> None:
-    if cause in MEMBER_TRANSITIONS[state]:
-        assert member_transition(state, cause) is MEMBER_TRANSITIONS[state][cause]
-    else:
-        with pytest.raises(LocalError, match=f"{cause.name} cannot happen to a member that is {state.name}"):
-            member_transition(state, cause)
-
-
-def test_every_state_can_be_reached_and_only_left_is_final() -> None:
-    assert {after for causes in MEMBER_TRANSITIONS.values() for after in causes.values()} == set(MemberState)
-    assert [state for state in MemberState if not MEMBER_TRANSITIONS[state]] == [MemberState.LEFT]
 
 
 # From the first link to the first step

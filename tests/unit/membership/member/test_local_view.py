@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quicoll.membership.member.actions import Deactivate, Decided
-from quicoll.membership.member.local_view import LocalView
+from quicoll.membership.member.local_view import LocalView, ViewEnd
 from quicoll.membership.view import Member, View
 
 
@@ -22,7 +22,7 @@ def voted(ok: bool) -> LocalView:
 
 
 def end(local: LocalView) -> tuple[Any, ...]:
-    return local.end("why", lost=(), culprit="", partitioned=False, kind="failed")
+    return local.end(ViewEnd("why"))
 
 
 def test_each_lost_peer_is_news_once_and_neither_this_node_nor_a_stranger_is() -> None:
