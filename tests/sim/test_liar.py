@@ -149,7 +149,7 @@ def test_a_member_that_joins_as_another_process_and_announces_what_is_to_come_ha
     async def watched(job: Job) -> None:
         task = asyncio.get_running_loop().create_task(mad(job))
         while not task.done():
-            kept.append(vars(job.internals.engine)["_early"].size)
+            kept.append(job.internals.engine._views._early.size)
             await asyncio.wait({task}, timeout=0.1)
         await task
 
