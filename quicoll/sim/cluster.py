@@ -397,6 +397,9 @@ class Simulation:
             return
         for machine in self._fleet.workers:
             if not machine.done and machine.commits == machine.commits_at_heal:
+                if self._others_ended_unheard():
+                    machine.done = True
+                    continue
                 self.checker.break_(
                     "progress",
                     f"{machine.name} has committed nothing within {self.settings.recovery:g} s of the last healing; "
@@ -404,6 +407,18 @@ class Simulation:
                     + self._fleet.troubles(),
                     node=machine.name,
                 )
+
+    def _others_ended_unheard(self) -> bool:
+        """Return whether so many ranks have ended well that no quorum is left, and the coordinator may not know.
+
+        A rank that leaves while the coordinator is down waits a second for it and goes. The coordinator then waits for
+        a node that never comes, and holds whoever is there: safe, and without progress by design.
+        """
+        view = self.checker.installed
+        if view is None or self._fleet.coordinator.host.lives < 2:
+            return False
+        left = [machine.name for machine in self._fleet.workers if not machine.done and machine.name in view.nodes]
+        return 2 * len(left) <= len(view.nodes)
 
     def _fail(self, kind: str, message: str, *, node: str = "", cause: BaseException | None = None) -> None:
         if self._failure is None:

@@ -51,3 +51,19 @@ def test_a_majority_that_has_started_anew_waits_for_the_rank_that_holds_the_stat
     received = [entry for entry in recording.entries if entry.kind == "state_received"]
     assert len(received) == 2
     assert all(entry.what["step"] > 10 for entry in received), "the state of the rank that was cut off"
+
+
+def test_a_rank_that_comes_back_after_the_others_ended_unheard_is_held_and_the_run_ends() -> None:
+    """Seed 408: the last rank left while the coordinator was down. Nothing is wrong, and nothing can go on."""
+    outcome, recording = run(
+        """
+        sim.at(3.0).disk("coordinator", "power")
+        sim.at(4.0).terminate(1)
+        sim.at(4.0).heal()
+        """,
+        ranks=2,
+        steps=1,
+        disk=False,
+    )
+    assert outcome.error is None, outcome.error
+    assert [entry.who for entry in recording.entries if entry.kind == "held"].count("worker-1") > 0
