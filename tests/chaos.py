@@ -42,6 +42,7 @@ from typing import Any
 
 import numpy as np
 
+# A script, and no test that pytest finds the helpers for: the path comes before the imports that need it (E402).
 HELPERS = Path(__file__).parent / "helpers"
 sys.path.insert(0, str(HELPERS))
 

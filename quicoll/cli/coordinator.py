@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quicoll.checks import MAX_WHOLE
 from quicoll.cli.membership_options import (
     MaxWorldSizeOption,
     MinWorldSizeOption,
     NodesOption,
+    SeedOption,
     VoteTimeoutOption,
     node_patterns,
 )
@@ -44,12 +44,7 @@ def coordinator(
     world_size: Annotated[int, typer.Option(min=1, help="Members that the first view waits for.")],
     journal: Annotated[Path, typer.Option(help="File with the decisions; a coordinator that comes back reads it.")],
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address; port 0 picks one.")] = "127.0.0.1:4433",
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=MAX_WHOLE, envvar="QUICOLL_SEED", help="The job's seed; else the journal's, or a drawn one."
-        ),
-    ] = None,
+    seed: SeedOption = None,
     lost_after: Annotated[
         float, typer.Option(envvar="QUICOLL_LOST_AFTER", help="Seconds of silence until a member is lost.")
     ] = 2.0,

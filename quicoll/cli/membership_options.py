@@ -1,4 +1,5 @@
-"""Options of `quicoll coordinator` that `quicoll run` has too: who may take part, how many, and how long votes take."""
+"""Options of `quicoll coordinator` that `quicoll run` has too: who may take part, how many,
+how long votes take, and the job's seed."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from quicoll.checks import MAX_MEMBERS
+from quicoll.checks import MAX_MEMBERS, MAX_WHOLE
 
 __all__ = [
     "MaxWorldSizeOption",
     "MinWorldSizeOption",
     "NodesOption",
+    "SeedOption",
     "VoteTimeoutOption",
     "coordinator_options",
     "node_patterns",
@@ -33,6 +35,12 @@ MaxWorldSizeOption = Annotated[
         max=MAX_MEMBERS,
         help="Most members of every view; further nodes stand by and replace lost ones.",
         show_default="no bound",
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=MAX_WHOLE, envvar="QUICOLL_SEED", help="The job's seed; else the journal's, or a drawn one."
     ),
 ]
 VoteTimeoutOption = Annotated[

@@ -18,11 +18,11 @@ from typing import Annotated
 
 import typer
 
-from quicoll.checks import MAX_WHOLE
 from quicoll.cli.membership_options import (
     MaxWorldSizeOption,
     MinWorldSizeOption,
     NodesOption,
+    SeedOption,
     VoteTimeoutOption,
     coordinator_options,
 )
@@ -53,12 +53,7 @@ def run_script(
     ] = None,
     workers: Annotated[int, typer.Option("-n", "--workers", min=1, help="How many workers.")] = 2,
     module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a Python module, as in python -m.")] = False,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            min=0, max=MAX_WHOLE, envvar="QUICOLL_SEED", help="The job's seed; else the journal's, or a drawn one."
-        ),
-    ] = None,
+    seed: SeedOption = None,
     restarts: Annotated[
         int, typer.Option(min=0, help="How often each worker that dies is started again, within --restart-window.")
     ] = 3,
