@@ -26,6 +26,7 @@ key may bear is an OverflowError, a mistake of ours: `KeyPhases.room` says how m
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from operator import length_hint
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -334,7 +335,10 @@ class OpenedRun(NamedTuple):
     taken: int
     numbers: NDArray[np.int64]
     text: NDArray[np.uint8]
-    forged: list[int]
+    forged: Sequence[int]
+
+
+_NOTHING = OpenedRun(0, np.empty(0, np.int64), np.empty((0, 0), np.uint8), ())
 
 
 def open_run(
@@ -352,27 +356,32 @@ def open_run(
         largest: The largest number that was opened so far, -1: none.
         now_ns: The present time.
     """
-    keys = phases.receive
+    keys, expected = phases.receive, largest + 1
     start = 1 + len(cid)
     sample = start + _SAMPLE_AT
-    none = OpenedRun(0, np.empty(0, np.int64), np.empty((0, 0), np.uint8), [])
-    if size < sample + TAG:
-        return none
+    if size < sample + TAG or expected > _MOST_NUMBER >> 1:
+        return _NOTHING
     rows = np.frombuffer(slab.memory, np.uint8, count * size, at).reshape(count, size)
     mask = np.frombuffer(keys.mask(rows[:, sample : sample + TAG].tobytes()), np.uint8).reshape(count, TAG)
-    length = ((int(rows[0, 0]) ^ int(mask[0, 0])) & 3) + 1  # of the first one's number
+    first = int(rows[0, 0]) ^ int(mask[0, 0]) & 0x1F
+    length = (first & 3) + 1
+    if first & ~_SPIN != _FIXED | keys.phase << 2 | length - 1:
+        return _NOTHING
     head = start + length
     headers = rows[:, :head].copy()
     headers[:, 0] ^= mask[:, 0] & 0x1F
     headers[:, start:] ^= mask[:, 1 : 1 + length]
-    bad = (headers[:, 0] & ~np.uint8(_SPIN)) != (_FIXED | keys.phase << 2 | length - 1)
-    bad |= (headers[:, 1:start] != np.frombuffer(cid, np.uint8)).any(axis=1)
-    numbers = _expand_numbers(headers[:, start:], largest + 1, bad)
-    if bad.any():
-        count = int(bad.argmax())
+    like = (headers[:, :start] == np.frombuffer(bytes((first,)) + cid, np.uint8)).all(axis=1)
+    # The largest number moves on while packets are opened. As long as all are within a quarter of the window around
+    # it, and there are no smaller ones, the nearest to each of them is the same (RFC 9000 appendix A.3).
+    ahead = _numbers_ahead(headers[:, start:], expected)
+    quarter = 1 << 8 * length - 2
+    like &= (ahead < quarter) & (ahead >= -min(expected, quarter - 1))
+    if not like.all():
+        count = int(like.argmin())
         if not count:
-            return none
-        numbers = numbers[:count]
+            return _NOTHING
+    numbers = ahead[:count] + expected
     slots = slab.slots(size, head, at)
     slots.reach(count)
     rows[:count, :head] = headers[:count]
@@ -387,23 +396,16 @@ def open_run(
     return OpenedRun(count, numbers, text, forged)
 
 
-def _expand_numbers(written: NDArray[np.uint8], expected: int, bad: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the packet numbers of rows of their last bytes; marks as bad where it may matter which comes first.
-
-    The largest number moves on while packets are opened. As long as all are within a quarter of the window around it,
-    the nearest to any of them is the same.
-    """
+def _numbers_ahead(written: NDArray[np.uint8], expected: int) -> NDArray[np.int64]:
+    """Return how far from `expected` the nearest number is that ends in each row's bytes."""
     count, length = written.shape
-    wide = np.zeros((count, 8), np.uint8)
-    wide[:, 8 - length :] = written
-    truncated = wide.view(">i8").reshape(count).astype(np.int64)
+    wide = np.zeros((count, 4), np.uint8)
+    wide[:, 4 - length :] = written
+    truncated: NDArray[np.int64] = wide.view(">u4").reshape(count).astype(np.int64)
     window = 1 << 8 * length
-    half, quarter = window // 2, window // 4
-    ahead = ((truncated - (expected & window - 1) + half) & (window - 1)) - half
-    bad |= (ahead >= quarter) | (ahead <= -quarter)
-    numbers: NDArray[np.int64] = ahead + expected
-    bad |= (numbers < 0) | (numbers > _MOST_NUMBER - 2 * window)
-    return numbers
+    half = window >> 1
+    ahead: NDArray[np.int64] = ((truncated + (half - expected % window)) & (window - 1)) - half
+    return ahead
 
 
 def _decrypt(keys: Keys, slots: Slots, count: int) -> list[int]:
