@@ -69,7 +69,9 @@ def reset_datagram(key: bytes, cid: bytes, size: int, draw: Callable[[int], byte
 class OwnIds:
     """Our ids; see the module's head.
 
-    fresh: ids that came into use and `gone`: that went out of it, until whoever looks datagrams up takes them out.
+    fresh: ids that came into use, and `gone`: that went out of it, until whoever looks datagrams up takes them out.
+    news: numbers of which the peer is to be told (`frame`); whoever sends takes them out.
+    size: bytes of each.
     """
 
     def __init__(self, first: bytes, *, limit: int, key: bytes, draw: Callable[[int], bytes]) -> None:
@@ -83,14 +85,14 @@ class OwnIds:
         """
         self._by_number = {0: first}
         self._active = {first: 0}
-        self._size = len(first)
+        self.size = len(first)
         self._key = key
         self._draw = draw
         self._next = 1
-        self._untold: dict[int, None] = {}
+        self.news: list[int] = []
         self.fresh: list[bytes] = []
         self.gone: list[bytes] = []
-        while self._size and len(self._active) < min(limit, _MOST):
+        while self.size and len(self._active) < min(limit, _MOST):
             self._issue()
 
     def __contains__(self, cid: bytes) -> bool:
@@ -100,13 +102,13 @@ class OwnIds:
         return len(self._active)
 
     def _issue(self) -> None:
-        cid = self._draw(self._size)
+        cid = self._draw(self.size)
         while cid in self._active:
-            cid = self._draw(self._size)
+            cid = self._draw(self.size)
         number, self._next = self._next, self._next + 1
         self._by_number[number] = cid
         self._active[cid] = number
-        self._untold[number] = None
+        self.news.append(number)
         self.fresh.append(cid)
 
     def retire(self, number: int, carried_by: bytes) -> None:
@@ -126,29 +128,21 @@ class OwnIds:
         if cid == carried_by:
             raise FrameError(PROTOCOL_VIOLATION, "an id is retired by a packet that is for it")
         del self._by_number[number], self._active[cid]
-        self._untold.pop(number, None)
         self.gone.append(cid)
         self._issue()
 
-    def frame(self) -> tuple[bytes, int] | None:
-        """Return the next NEW_CONNECTION_ID frame to send and the number in it; it counts as sent."""
-        for number in self._untold:
-            del self._untold[number]
-            cid = self._by_number[number]
-            return NewConnectionIdFrame(number, 0, cid, reset_token(self._key, cid)).encode(), number
-        return None
-
-    def has_frame(self) -> bool:
-        return bool(self._untold)
-
-    def on_lost(self, number: int) -> None:
-        """Take note that the frame with this number has to go again."""
-        if number in self._by_number:
-            self._untold[number] = None
+    def frame(self, number: int) -> bytes | None:
+        """Return the NEW_CONNECTION_ID frame that tells of a number; None if the peer has retired it."""
+        cid = self._by_number.get(number)
+        return None if cid is None else NewConnectionIdFrame(number, 0, cid, reset_token(self._key, cid)).encode()
 
 
 class PeerIds:
-    """The peer's ids; see the module's head. current: the one that our packets carry."""
+    """The peer's ids; see the module's head.
+
+    current: the one that our packets carry.
+    news: numbers of those that were retired and of which the peer is to be told (`frame`); whoever sends takes them out.
+    """
 
     def __init__(self, first: bytes, *, limit: int, token: bytes | None = None) -> None:
         """Begin with the id of the handshake.
@@ -163,7 +157,8 @@ class PeerIds:
         self._number = 0  # of the one in use
         self._known: dict[int, tuple[bytes, bytes | None]] = {0: (first, token)}
         self._before = 0
-        self._owed: dict[int, bool] = {}  # retirements that the peer is not known to have: whether one is to be sent
+        self._owed: dict[int, None] = {}  # retirements that the peer is not known to have
+        self.news: list[int] = []
 
     def add(self, frame: NewConnectionIdFrame) -> None:
         """Take a NEW_CONNECTION_ID frame. Raises FrameError; see the module's head."""
@@ -214,21 +209,9 @@ class PeerIds:
             found |= token is not None and hmac.compare_digest(end, token)
         return found
 
-    def frame(self) -> tuple[bytes, int] | None:
-        """Return the next RETIRE_CONNECTION_ID frame to send and the number in it; it counts as sent."""
-        for number, waits in self._owed.items():
-            if waits:
-                self._owed[number] = False
-                return RetireConnectionIdFrame(number).encode(), number
-        return None
-
-    def has_frame(self) -> bool:
-        return any(self._owed.values())
-
-    def on_lost(self, number: int) -> None:
-        """Take note that the frame with this number has to go again."""
-        if number in self._owed:
-            self._owed[number] = True
+    def frame(self, number: int) -> bytes | None:
+        """Return the RETIRE_CONNECTION_ID frame for a number; None if the peer has it."""
+        return RetireConnectionIdFrame(number).encode() if number in self._owed else None
 
     def on_acked(self, number: int) -> None:
         """Take note that the peer has the frame with this number."""
@@ -239,6 +222,8 @@ class PeerIds:
         self.current = self._known[number][0]
 
     def _owe(self, number: int) -> None:
-        self._owed.setdefault(number, True)
+        if number not in self._owed:
+            self._owed[number] = None
+            self.news.append(number)
         if len(self._owed) > _MOST_OWED:
             raise FrameError(CONNECTION_ID_LIMIT_ERROR, "ids come and go faster than we can say so")

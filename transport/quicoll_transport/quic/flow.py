@@ -12,10 +12,30 @@ open.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from quicoll_transport.link.ranges import Ranges
 from quicoll_transport.quic.frames import FLOW_CONTROL_ERROR, STREAM_LIMIT_ERROR, FrameError
 
-__all__ = ["Allowance", "PeerLimit", "StreamAllowance"]
+__all__ = ["Allowance", "PeerLimit", "StreamAllowance", "StreamLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """The limits that a side begins with, as its transport parameters say (RFC 9000 section 18.2).
+
+    data: bytes on all streams together.
+    stream_ours: on a bidirectional stream that this side has opened, stream_theirs: that the other one has.
+    stream_uni: on a unidirectional stream.
+    streams_bidi, streams_uni: how many the other side may open.
+    """
+
+    data: int
+    stream_ours: int
+    stream_theirs: int
+    stream_uni: int
+    streams_bidi: int
+    streams_uni: int
 
 
 class Allowance:

@@ -179,8 +179,8 @@ class ReceiveStream:
     final: its size, once it is known. discarded: whether nobody wants it.
     """
 
-    __slots__ = ("_arrived", "_base", "_held", "_read", "_target", "_zero", "allowance", "discarded", "final", "highest",
-                 "id", "key", "told", "upto")  # fmt: skip
+    __slots__ = ("_arrived", "_base", "_held", "_read", "_target", "_zero", "allowance", "discarded", "final",
+                 "highest", "id", "key", "upto")  # fmt: skip
 
     def __init__(self, stream_id: int, window: int) -> None:
         self.id = stream_id
@@ -210,6 +210,11 @@ class ReceiveStream:
     def is_direct(self) -> bool:
         """Whether bytes need no reader: they go to a target, or nowhere."""
         return self._target is not None or self.discarded
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the target does not want its bytes any more; the reader has to say what is to become of them."""
+        return self._target is not None and not self._target.alive
 
     @property
     def taken(self) -> int:
