@@ -25,9 +25,10 @@ alone, a path that reorders costs a congestion window for each mistake: bursts m
 leave at one instant and any jitter shuffles them. Measured at 5 % loss with 3 ms of jitter on 2 ms of delay: 60 % of
 what was declared lost was not, the window stood at two packets, and with so few of them nearly every real loss waited
 for a probe timeout. So each packet that arrives after it was declared lost shows how far to look: the distance in
-numbers becomes `_reordering`; the excess over a round trip, one round trip at most, becomes `_patience_ns`. Both go
-back after 16 recovery periods with real losses and without a mistake. A recovery period of which every loss was a mistake
-is undone (`Controller.on_spurious`).
+numbers becomes `_reordering`; the excess over a round trip, one round trip at most, becomes `_patience_ns`. Both lose
+a quarter after 16 recovery periods with real losses and without a mistake (all at once, as in RFC 8985, makes the same
+mistakes again on a path that goes on as it was). A recovery period of which every loss was a mistake is undone
+(`Controller.on_spurious`).
 
 Failure cases
     Nothing comes back: a probe timeout (6.2), twice as long each time, until something does.
@@ -55,7 +56,7 @@ Item = TypeVar("Item")
 
 _REORDERING = 3  # kPacketThreshold of RFC 9002 section 6.1.1
 _MOST_REORDERING = 1 << 16
-_REAL = 16  # RFC 8985 section 6.2: so many recoveries without a mistake until the reordering window is small again
+_REAL = 16  # recoveries without a mistake until the reordering window shrinks (RFC 8985 section 6.2)
 _MOST_LATE = 1 << 16  # lost packets that are remembered
 _PERSISTENT = 3  # kPersistentCongestionThreshold of RFC 9002 section 7.6.1
 _PROBES = 2  # packets sent by a probe timeout (section 6.2.4)
@@ -483,7 +484,9 @@ class LossRecovery(Generic[Item]):
                 self._real_period = oldest.period
                 self._real += 1
                 if self._real >= _REAL:
-                    self._reordering, self._patience_ns, self._real = _REORDERING, 0, 0
+                    self._real = 0
+                    self._reordering = max(self._reordering * 3 // 4, _REORDERING)
+                    self._patience_ns = self._patience_ns * 3 // 4
         first = self._runs[0].missing[0][0] if self._runs else self.largest_acked + 1
         self._known.forget(min(first, late[0].start) if late else first)
 
