@@ -114,7 +114,7 @@ class Plane:
         )
         self.paths = Paths(handover.address, is_client=is_client, draw=draw)
         self.ending = Ending(idle_ns=_idle_ns(local, remote), now_ns=now_ns)
-        self._pacer = Pacer()
+        self._pacer = Pacer(mtu.size, now_ns)
         acknowledgements = Acknowledgements(exponent=local.ack_delay_exponent)
         self.sender = Sender(
             keys=self.keys,

@@ -174,7 +174,7 @@ class Sender:
 
     def datagrams(self, now_ns: int) -> list[DatagramRun]:
         """Return what may be sent now, in order; good until the next call."""
-        self._used, self._more_ns = 0, None
+        self._used, self._more_ns, self._pacer.due_ns = 0, None, None
         if not self._ending.is_open:
             return self._last_words(now_ns)
         self._tell_ids()
@@ -232,7 +232,7 @@ class Sender:
         if not self._probes:
             vital = bool(self._control or self._outbound.has_urgent()) and recovery.room >= min(_FLOOR, size)
             if recovery.room >= size + self._reserve and (self._outbound.has_small() or self._has_scraps()):
-                data = self._may_pace(now_ns)
+                data = self._allowance(size, now_ns) >= size
         accompanied = vital or data
         with_ack = acknowledgements.is_due(now_ns, accompanied=accompanied)
         if not (accompanied or with_ack):
@@ -327,9 +327,10 @@ class Sender:
             outbound.sent(stream, start, stop, fin=fin)
         return room
 
-    def _may_pace(self, now_ns: int) -> bool:
+    def _allowance(self, wanted: int, now_ns: int) -> int:
+        """Return how many of the bytes that the window has room for the pacer lets go now."""
         recovery = self.recovery
-        return self._pacer.ready(recovery.controller.rate(recovery.rtt.smoothed_ns), recovery.controller.window, now_ns)
+        return self._pacer.allowance(recovery.controller.rate(recovery.rtt.smoothed_ns), wanted, now_ns)
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -354,13 +355,19 @@ class Sender:
         if count <= 0:
             self._more_ns = now_ns
             return None
-        start, stop = outbound.next_piece(stream, min(count, room) * step)
+        count = min(count, room)
+        start, stop = outbound.next_piece(stream, count * step)
         if stop <= start:
             outbound.look_again(stream)
             return self._burst(now_ns)
         left = -(-(min(stream.length, stream.limit) - start) // step) if not stream.lost else 0
-        if room < min(left, count, recovery.controller.window // 8 // size) or not self._may_pace(now_ns):
+        if room < min(left, slots.count, recovery.controller.window // 8 // size):
             return None
+        wanted = -(-(stop - start) // step)
+        allowed = self._allowance(wanted * size, now_ns) // size
+        if not allowed:
+            return None
+        stop = min(stop, start + allowed * step)
         fin = stream.fin and stop == stream.length
         source = np.frombuffer(stream.read(start, stop), np.uint8)
         first = self.number

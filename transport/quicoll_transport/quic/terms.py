@@ -6,14 +6,12 @@ here too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from aioquic.quic import connection as _registers  # noqa: F401 - cubic and reno
-from aioquic.quic.congestion.base import create_congestion_control
 from aioquic.quic.packet import QuicErrorCode
 
 from quicoll_transport.carrier import (
@@ -25,13 +23,17 @@ from quicoll_transport.carrier import (
     CLOSE_REPLACED,
 )
 from quicoll_transport.errors import ConfigurationError
+from quicoll_transport.quic.cubic import Cubic
+from quicoll_transport.quic.newreno import NewReno
 
 if TYPE_CHECKING:
     from quicoll_transport.net.runs import DatagramRun
+    from quicoll_transport.quic.controller import Controller
 
 __all__ = [
     "ALPN",
     "CID_LENGTH",
+    "CONTROLLERS",
     "DATAGRAM_BYTES",
     "SessionConfig",
     "destination_cid",
@@ -39,6 +41,9 @@ __all__ = [
     "error_name",
     "is_unauthenticated_initial",
 ]
+
+CONTROLLERS: dict[str, Callable[[int], Controller]] = {"cubic": Cubic, "reno": NewReno}
+"""Congestion control by name: each makes a Controller for a path with datagrams of so many bytes."""
 
 ALPN = "quicoll/1"
 CID_LENGTH = 8
@@ -85,23 +90,15 @@ class SessionConfig:
         for name in ("idle_ns", "window_bytes", "initial_rtt_ns"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be positive, is {getattr(self, name)}")
-        _demand_congestion(self.congestion)
+        if self.congestion not in CONTROLLERS:
+            known = ", ".join(sorted(CONTROLLERS))
+            raise ConfigurationError(f"congestion {self.congestion!r} is not known; there are {known}")
         if not 1 <= self.forged_packets <= _MOST_FORGED:
             raise ConfigurationError(f"forged_packets must be 1 to {_MOST_FORGED}, is {self.forged_packets}")
         if self.header_ns <= 0:
             raise ConfigurationError(f"header_ns must be positive, is {self.header_ns}")
         if not 1 <= self.key_packets <= _MOST_KEY_PACKETS:
             raise ConfigurationError(f"key_packets must be 1 to {_MOST_KEY_PACKETS}, is {self.key_packets}")
-
-
-@cache
-def _demand_congestion(name: str) -> None:
-    try:
-        create_congestion_control(name, max_datagram_size=DATAGRAM_BYTES)
-    except Exception as error:  # the library raises nothing narrower, and would at the first connection only
-        raise ConfigurationError(
-            f"congestion {name!r} is not known; take cubic, reno or one that is registered"
-        ) from error
 
 
 def destination_cid(data: bytes | memoryview) -> bytes | None:
