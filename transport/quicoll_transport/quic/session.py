@@ -143,7 +143,7 @@ class Session:
             handover,
             reader=self,
             controller=CONTROLLERS[config.congestion],
-            mtu=PathMtu(config.datagram_bytes or DATAGRAM_BYTES),
+            mtu=lambda: self._begin_search(handover),
             key_packets=config.key_packets,
             forged_packets=config.forged_packets,
             initial_rtt_ns=config.initial_rtt_ns,
@@ -153,7 +153,7 @@ class Session:
         )
         plane.outbound.on_gone = self._stream_gone
         if self._most_datagram is not None:
-            plane.mtu.limit(self._most_datagram)
+            plane.sender.limit_datagrams(self._most_datagram)
         self._events.append(Authenticated(handover.certificate, handover.chain))
         if self.is_client:
             self._begin_control(plane.outbound.open(unidirectional=False, urgent=True))
@@ -162,6 +162,12 @@ class Session:
         self._waiting.clear()
         for packet in handover.early:
             plane.receive_one(packet, handover.address, now_ns)
+
+    def _begin_search(self, handover: Handover) -> PathMtu:
+        """Return where the search for the size of datagrams begins, and how far it goes."""
+        given = self._config.datagram_bytes
+        most = given or (_MOST_LOOPBACK if is_loopback(handover.address) else _MOST_DATAGRAM)
+        return PathMtu(base=given or DATAGRAM_BYTES, most=min(most, handover.remote.max_udp_payload_size))
 
     def _look(self) -> None:
         """See what has become of the connection."""
@@ -283,7 +289,7 @@ class Session:
         """Send datagrams of `most` bytes at most from now on, see Carrier; never below what QUIC needs."""
         self._most_datagram = most
         if self._plane is not None:
-            self._plane.mtu.limit(most)
+            self._plane.sender.limit_datagrams(most)
 
     def attach(self, sink: MessageSink) -> None:
         """From now on messages go to `sink`; those that overtook the Hello first."""
