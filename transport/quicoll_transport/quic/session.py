@@ -49,6 +49,8 @@ __all__ = ["RESET_KEY_BYTES", "Session"]
 
 RESET_KEY_BYTES = 32
 _CONTROL_STREAM = 0
+_MOST_DATAGRAM = 8952  # what a link with jumbo frames of 9000 bytes carries over IPv6,
+_MOST_LOOPBACK = 65000  # and a loopback interface, where IPv4 allows 65507
 _EARLY_BYTES = 4 << 20  # message bytes that may overtake the peer's Hello
 _CONTROL_BYTES = 32 << 20  # control messages that the peer has not acknowledged
 
@@ -166,7 +168,7 @@ class Session:
     def _begin_search(self, handover: Handover) -> PathMtu:
         """Return where the search for the size of datagrams begins, and how far it goes."""
         given = self._config.datagram_bytes
-        most = given or (_MOST_LOOPBACK if is_loopback(handover.address) else _MOST_DATAGRAM)
+        most = given or (_MOST_LOOPBACK if _is_loopback(handover.address) else _MOST_DATAGRAM)
         return PathMtu(base=given or DATAGRAM_BYTES, most=min(most, handover.remote.max_udp_payload_size))
 
     def _look(self) -> None:
@@ -430,3 +432,8 @@ class Session:
             stream.key = inflow
             stream.direct(inflow, HEADER_SIZE)
         return True
+
+
+def _is_loopback(address: Address) -> bool:
+    host = str(address[0])
+    return host == "::1" or host.startswith("127.")
