@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.link.core import LinkConfig
 from quicoll_transport.link.detector import DetectorConfig
 from quicoll_transport.quic import SessionConfig
 from quicoll_transport.security.limits import GuardConfig, PaceConfig
-
-if TYPE_CHECKING:
-    from quicoll_transport.net.addresses import Address
 
 __all__ = ["EndpointConfig"]
 
@@ -27,8 +23,6 @@ _LEAST = {
     "max_links": 1,
     "qlog_files": 1,
 }
-_INTERNET_DATAGRAM = 1452  # a path of 1500 bytes less IPv6 and UDP headers; smaller paths need the setting
-_LOOPBACK_DATAGRAM = 8900  # loopback carries 64 KiB; larger packets cost pure Python less per byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +77,3 @@ class EndpointConfig:
             credit_bytes=self.credit_bytes,
             max_resends=self.max_resends,
         )
-
-    def session_for(self, address: Address) -> SessionConfig:
-        """Return the settings of a session with, or behind, this address."""
-        if self.session.datagram_bytes != 0:
-            return self.session
-        loopback = str(address[0]) == "::1" or str(address[0]).startswith("127.")
-        return replace(self.session, datagram_bytes=_LOOPBACK_DATAGRAM if loopback else _INTERNET_DATAGRAM)

@@ -117,9 +117,7 @@ class Endpoint:
         self._qlog: QlogDirectory | None = None
         if config.qlog_directory is not None:
             self._qlog = QlogDirectory(config.qlog_directory, label=self.identity.node, files=config.qlog_files)
-        self._gate = Gate(
-            credentials=credentials, config=config.session_for(self.address), retry=config.retry, qlog=self._qlog
-        )
+        self._gate = Gate(credentials=credentials, config=config.session, retry=config.retry, qlog=self._qlog)
         self._core = EndpointCore(
             identity=self.identity,
             incarnation=incarnation,
@@ -322,7 +320,7 @@ class Endpoint:
     def _dial(self, address: Address, now_ns: int) -> Carrier:
         return Session.client(
             credentials=self.credentials,
-            config=self.config.session_for(address),
+            config=self.config.session,
             address=address,
             now_ns=now_ns,
             qlog=self._qlog,

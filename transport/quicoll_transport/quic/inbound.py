@@ -101,19 +101,16 @@ class InboundStreams:
         self._settle(stream, before)
 
     def on_rows(self, stream_id: int, offset: int, rows: Rows, *, fin: bool) -> None:
-        """Take a table of bytes, each row behind the one before; row by row until the stream knows where it goes."""
+        """Take a table of bytes, each row behind the one before.
+
+        The first row may hold a header that says where the rest goes, so it is taken by itself where that is not known.
+        """
         stream = self._streams.get(stream_id)
         count, step = rows.shape
-        at = 0
-        while at < count and (stream is None or not stream.is_direct):
-            last = fin and at == count - 1
-            self.on_stream(stream_id, offset + at * step, memoryview(rows[at].tobytes()), step, fin=last)
-            at += 1
-            stream = self._streams.get(stream_id)
-            if stream is None and not last and self._is_over(stream_id):
-                return
-        if at < count:
-            self.on_stream(stream_id, offset + at * step, rows[at:], (count - at) * step, fin=fin)
+        if count > 1 and (stream is None or not stream.is_direct):
+            self.on_stream(stream_id, offset, memoryview(rows[0].tobytes()), step, fin=False)
+            offset, rows, count = offset + step, rows[1:], count - 1
+        self.on_stream(stream_id, offset, rows, count * step, fin=fin)
 
     def on_reset(self, frame: ResetStreamFrame) -> None:
         """Take a RESET_STREAM frame. Raises FrameError."""

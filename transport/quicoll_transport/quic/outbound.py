@@ -103,6 +103,7 @@ class OutboundStreams:
         """Append bytes to a stream; a memoryview is read in place until they are acknowledged."""
         if stream.reset_code is None:
             stream.write(data, fin=fin)
+            self._unready(stream)  # it may be bulk now
             self._ready(stream)
 
     def reset(self, stream: SendStream, code: int) -> None:

@@ -156,9 +156,7 @@ class Receiver:
         if cid not in self._own_ids:
             return 0
         slab, at = self._slabs.find(memory)
-        opened = open_run(
-            self._keys, slab, at, size, count, cid, self._acknowledgements.largest, self._now_ns
-        )
+        opened = open_run(self._keys, slab, at, size, count, cid, self._acknowledgements.largest, self._now_ns)
         for place in opened.forged:
             self._look_for_reset(memory[place * size : (place + 1) * size])
         numbers, text = self._only_new(opened.numbers, opened.text)

@@ -323,9 +323,7 @@ class Sender:
         if everything and stream is not None and room >= _HEADROOM and self._has_scraps():
             self._fill_stream(stream, parts, items, room)
 
-    def _fill_stream(
-        self, stream: SendStream, parts: list[bytes | memoryview], items: list[Carried], room: int
-    ) -> int:
+    def _fill_stream(self, stream: SendStream, parts: list[bytes | memoryview], items: list[Carried], room: int) -> int:
         """Add pieces of one stream while there is room; return what is left of it."""
         outbound = self._outbound
         while room >= _HEADROOM and stream.has_more():
