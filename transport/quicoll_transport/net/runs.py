@@ -5,10 +5,10 @@ one size, to or from one address, travel together, back to back in one piece of 
 That is what Linux takes with UDP_SEGMENT and gives with UDP_GRO (udp(7)), and one datagram is a run of one.
 
 A run is an envelope and nothing else: what is sent, lost, delayed or answered is the datagram. Whoever decides over
-datagrams takes a run apart with `datagrams`, so that no decision depends on how somebody happened to batch them;
-`joined` puts them together again. An empty datagram says nothing and is in no run.
+datagrams takes runs apart (`apart`), so that no decision depends on how somebody happened to batch them; `joined` puts
+them together again. An empty datagram says nothing and is in no run.
 
-Memory. Of a run to send it is good until the carrier's next `datagrams_to_send`; of one that was received, until the
+Memory. Of a run to send it is good until its carrier is asked again or released; of one that was received, until the
 call that brought it returns. Whoever keeps bytes for longer copies them (`kept`). Received memory may be overwritten by
 whom it is given to, so packets are opened in place.
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["DatagramRun", "joined"]
+__all__ = ["DatagramRun", "apart", "joined"]
 
 
 class DatagramRun:
@@ -85,3 +85,10 @@ def joined(datagrams: Iterable[tuple[bytes | memoryview, Address]]) -> list[Data
     if pieces:
         runs.append(DatagramRun(memoryview(bytearray().join(pieces)), size, to))
     return runs
+
+
+def apart(runs: Iterable[DatagramRun]) -> Iterator[tuple[bytes, Address]]:
+    """Iterate over copies of the datagrams of all runs, in order, each with its address; undoes `joined`."""
+    for run in runs:
+        for datagram in run.datagrams():
+            yield bytes(datagram), run.address

@@ -16,12 +16,13 @@ from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
 
 from quicoll_transport.quic.patched import PatchedConnection, configuration
 from quicoll_transport.quic.session import Session
-from quicoll_transport.quic.terms import CID_LENGTH, SessionConfig, destination_cid, is_unauthenticated_initial
+from quicoll_transport.quic.terms import CID_LENGTH, SessionConfig, destinations, is_unauthenticated_initial
 
 if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger
 
     from quicoll_transport.net.addresses import Address
+    from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["Gate"]
@@ -44,11 +45,11 @@ class Gate:
         self.rotate(credentials)
         self._tokens = QuicRetryTokenHandler() if retry else None
 
-    def destination(self, data: bytes) -> bytes | None:
-        """Return the connection id that a datagram is for; see Listener."""
-        return destination_cid(data)
+    def destinations(self, run: DatagramRun) -> list[tuple[bytes | None, DatagramRun]]:
+        """Return a run in parts, each with its connection id; see Listener."""
+        return destinations(run)
 
-    def is_first(self, data: bytes) -> bool:
+    def is_first(self, data: bytes | memoryview) -> bool:
         """Return whether a datagram begins a connection; see Listener."""
         return is_unauthenticated_initial(data)
 

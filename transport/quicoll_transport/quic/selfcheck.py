@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quicoll_transport.carrier import Authenticated
 from quicoll_transport.errors import ConfigurationError
+from quicoll_transport.net.runs import apart, joined
 from quicoll_transport.quic.gate import Gate
 from quicoll_transport.quic.patched import PatchedConnection, ServiceQueue, configuration
 from quicoll_transport.quic.session import Session
@@ -37,24 +38,29 @@ def handshake_in_memory(client: Session, gate: Gate, *, now_ns: int = 10**18) ->
     collected: dict[bool, list[Any]] = {True: [], False: []}
     for _ in range(20):
         now_ns += 1_000_000
-        for data, _address in client.datagrams_to_send(now_ns):
+        for data, _address in apart(client.datagrams_to_send(now_ns)):
             if server is None:
                 admitted = gate.admit(data, addresses[True], now_ns)
                 if isinstance(admitted, bytes):
-                    client.receive([admitted], addresses[False], now_ns)
+                    _hand(client, admitted, addresses[False], now_ns)
                     continue
                 server = admitted
             if server is not None:
-                server.receive([data], addresses[True], now_ns)
+                _hand(server, data, addresses[True], now_ns)
         if server is not None:
-            for data, _address in server.datagrams_to_send(now_ns):
-                client.receive([data], addresses[False], now_ns)
+            for data, _address in apart(server.datagrams_to_send(now_ns)):
+                _hand(client, data, addresses[False], now_ns)
         for session in (client, server):
             while session is not None and (event := session.next_event()) is not None:
                 collected[session.is_client].append(event)
     if server is None:
         raise ConfigurationError("aioquic: a server session could not be made in memory")
     return server, collected[True], collected[False]
+
+
+def _hand(session: Session, data: bytes, address: Address, now_ns: int) -> None:
+    for run in joined([(data, address)]):
+        session.receive(run, now_ns)
 
 
 @functools.cache

@@ -35,6 +35,7 @@ from quicoll_transport.carrier import (
 )
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.link.frames import HEADER_SIZE, Header
+from quicoll_transport.net.runs import joined
 from quicoll_transport.quic.delivery import DeliveryRate
 from quicoll_transport.quic.patched import PatchedConnection, configuration
 from quicoll_transport.quic.terms import SessionConfig, error_name
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from quicoll_transport.link.posted import Inflow
     from quicoll_transport.net.addresses import Address
+    from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["Session"]
@@ -153,11 +155,11 @@ class Session:
 
     # -- datagrams and time --------------------------------------------------------------------------------------
 
-    def receive(self, datagrams: Sequence[bytes], address: Address, now_ns: int) -> None:
-        """Take a run of datagrams from one address; see Carrier."""
+    def receive(self, run: DatagramRun, now_ns: int) -> None:
+        """Take a run of datagrams; see Carrier."""
         self._now_ns = now_ns
-        for data in datagrams:
-            self._receive(data, address, now_ns)
+        for data in run.datagrams():
+            self._receive(bytes(data), run.address, now_ns)
 
     def _receive(self, data: bytes, address: Address, now_ns: int) -> None:
         self._quic.receive_datagram(data, address, now_ns / 1e9)
@@ -194,7 +196,7 @@ class Session:
             due = header if due is None else min(due, header)
         return due
 
-    def datagrams_to_send(self, now_ns: int) -> list[tuple[bytes, Address]]:
+    def datagrams_to_send(self, now_ns: int) -> list[DatagramRun]:
         self._feed()
         self._measure(now_ns)
         closing = self._quic._close_pending
@@ -207,7 +209,7 @@ class Session:
             path = self._quic._network_paths[0]
             if not path.is_validated and path.bytes_sent > 3 * path.bytes_received:
                 return []
-        return out
+        return joined(out)
 
     def path_stats(self) -> PathStats:
         loss = self._quic._loss

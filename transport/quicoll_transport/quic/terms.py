@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
+import numpy as np
 from aioquic.quic import connection as _registers  # noqa: F401 - cubic and reno
 from aioquic.quic.congestion.base import create_congestion_control
 from aioquic.quic.packet import QuicErrorCode
@@ -23,12 +26,16 @@ from quicoll_transport.carrier import (
 )
 from quicoll_transport.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from quicoll_transport.net.runs import DatagramRun
+
 __all__ = [
     "ALPN",
     "CID_LENGTH",
     "DATAGRAM_BYTES",
     "SessionConfig",
     "destination_cid",
+    "destinations",
     "error_name",
     "is_unauthenticated_initial",
 ]
@@ -97,18 +104,42 @@ def _demand_congestion(name: str) -> None:
         ) from error
 
 
-def destination_cid(data: bytes) -> bytes | None:
+def destination_cid(data: bytes | memoryview) -> bytes | None:
     """Return the connection id that a datagram is for, or None when it is no QUIC packet of ours (RFC 8999)."""
     if not data:
         return None
     if data[0] & 0x80:
         if len(data) < 6 or len(data) < 6 + data[5]:
             return None
-        return data[6 : 6 + data[5]]
-    return data[1 : 1 + CID_LENGTH] if len(data) > CID_LENGTH else None
+        return bytes(data[6 : 6 + data[5]])
+    return bytes(data[1 : 1 + CID_LENGTH]) if len(data) > CID_LENGTH else None
 
 
-def is_unauthenticated_initial(data: bytes) -> bool:
+def destinations(run: DatagramRun) -> list[tuple[bytes | None, DatagramRun]]:
+    """Return a run in parts, in order, each of one header form (RFC 8999) and with the connection id that it is for."""
+    memory, size, count = run.memory, run.size, len(run)
+    cid = destination_cid(memory[:size])
+    if count == 1:
+        return [(cid, run)]
+    whole = len(memory) // size
+    if cid is not None and whole > 1:
+        # The usual case, seen at once: all have the first one's head, up to the end of its id.
+        head = 6 + len(cid) if memory[0] & 0x80 else 1 + CID_LENGTH
+        rows = np.frombuffer(memory, np.uint8, whole * size).reshape(whole, size)[:, :head]
+        alike = ((rows[:, 0] ^ rows[0, 0]) < 0x80).all() and (rows[:, 1:] == rows[0, 1:]).all()
+        if alike and (whole == count or _leads(memory[whole * size :]) == _leads(memory[:size])):
+            return [(cid, run)]
+    leads = [_leads(datagram) for datagram in run.datagrams()]
+    starts = [i for i in range(count) if i == 0 or leads[i] != leads[i - 1]]
+    return [(leads[start][1], run.part(start, stop)) for start, stop in pairwise([*starts, count])]
+
+
+def _leads(data: memoryview) -> tuple[int, bytes | None]:
+    """Return the header form of a datagram and where it leads."""
+    return data[0] & 0x80, destination_cid(data)
+
+
+def is_unauthenticated_initial(data: bytes | memoryview) -> bool:
     """Return whether a datagram starts with a QUIC v1 Initial packet: the only kind that may make us keep anything."""
     return len(data) > 4 and data[0] & 0xF0 == 0xC0 and data[1:5] == b"\x00\x00\x00\x01"
 
