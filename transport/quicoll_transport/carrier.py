@@ -158,7 +158,7 @@ class Carrier(Protocol):
     def datagrams_to_send(self, now_ns: int) -> list[DatagramRun]:
         """Return what is to be sent now, in order. Call it after everything that may have given rise to it.
 
-        Memory of the runs is good until the next call.
+        Memory of the runs is good until the next call, or `release`.
         """
         ...
 

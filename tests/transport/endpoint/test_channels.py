@@ -23,6 +23,7 @@ from quicoll_transport.quic import Session
 
 if TYPE_CHECKING:
     from quicoll_transport.endpoint.channel import Channel
+    from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.security.credentials import Credentials
 
 pytestmark = pytest.mark.loopback

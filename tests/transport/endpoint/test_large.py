@@ -31,6 +31,7 @@ from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_me
 from quicoll_transport.quic import session as sessions
 
 if TYPE_CHECKING:
+    from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.security.credentials import Credentials
 
 log = logging.getLogger("quicoll.tests")

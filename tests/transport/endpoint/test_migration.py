@@ -17,13 +17,13 @@ from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually, toda
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, Transfer
 from quicoll_transport.link.frames import TAG_SIZE
-from quicoll_transport.net.runs import DatagramRun
 from quicoll_transport.net.trouble import Trouble
 from quicoll_transport.net.udp import DatagramIO, UdpSocket
 from quicoll_transport.security.credentials import Credentials
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
+    from quicoll_transport.net.runs import DatagramRun
 
 pytestmark = pytest.mark.slow
 MS = 1_000_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from datagrams import one
@@ -327,3 +328,24 @@ def test_an_address_of_no_host_is_unreachable(world: World, nodes: tuple[Node, N
     a.socket.send([one(b"?", ("10.9.9.9", 1))])
     pass_time(world)
     assert [(trouble.refused, "unreachable" in trouble.cause) for _, _, trouble in a.troubles] == [(False, True)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_becomes_of_datagrams_does_not_depend_on_how_they_were_batched(seed: int) -> None:
+    """The trace too is the same: it has datagrams, not runs."""
+    rng = random.Random(seed)
+    payloads = [rng.randbytes(rng.choice([100, 100, 100, 700, 2000])) for _ in range(300)]
+    results: list[Any] = []
+    for most in (1, 7, 300):
+        with World(seed) as world:
+            a, b = Node(world, "a"), Node(world, "b")
+            weather = Conditions(jitter_ns=MS, loss=0.1, burst=3, duplicate=0.1, reorder=0.1, corrupt=0.1)
+            world.network.set_conditions(weather)
+            world.network.add_rule(Drop(0.1), "a", "b")
+            for start in range(0, len(payloads), most):
+                a.send(b, *payloads[start : start + most])
+            pass_time(world)
+            troubles = [(when, trouble) for when, _, trouble in a.troubles]
+            results.append((b.got, troubles, world.network.injected, world.digest))
+    assert results[0][0]
+    assert results[0] == results[1] == results[2]

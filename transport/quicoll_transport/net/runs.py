@@ -8,7 +8,7 @@ A run is an envelope and nothing else: what is sent, lost, delayed or answered i
 datagrams takes runs apart (`apart`), so that no decision depends on how somebody happened to batch them; `joined` puts
 them together again. An empty datagram says nothing and is in no run.
 
-Memory. Of a run to send it is good until the carrier's next `datagrams_to_send`; of one that was received, until the
+Memory. Of a run to send it is good until its carrier is asked again or released; of one that was received, until the
 call that brought it returns. Whoever keeps bytes for longer copies them (`kept`). Received memory may be overwritten by
 whom it is given to, so packets are opened in place.
 """

@@ -5,7 +5,7 @@
     OPEN --stateless reset--> DRAINING (10.3.1)
     OPEN --nothing heard for the idle time--> OVER (10.1)
 
-Invariants: there is one cause, the first; it is told once (`cause`). In CLOSING nothing of the peer is looked at but its
+Invariants: there is one cause, the first (`cause`). In CLOSING nothing of the peer is looked at but its
 CONNECTION_CLOSE. The last words are repeated for the first packet that comes, the second, the fourth and so on, so two
 that close at once do not answer each other for ever.
 
@@ -38,8 +38,8 @@ class Stage(Enum):
 class EndCause(NamedTuple):
     """Why a connection has ended.
 
-    code: of the application, or of QUIC (RFC 9000 section 20). by_peer: the peer has ended it. is_application: whose code
-    it is.
+    code: of the application, or of QUIC (RFC 9000 section 20); `is_application` says whose.
+    by_peer: the peer has ended it.
     """
 
     code: int

@@ -141,7 +141,7 @@ class PeerIds:
     """The peer's ids; see the module's head.
 
     current: the one that our packets carry.
-    news: numbers of those that were retired and of which the peer is to be told (`frame`); whoever sends takes them out.
+    news: numbers of retired ones, of which the peer is to be told (`frame`); whoever sends takes them out.
     """
 
     def __init__(self, first: bytes, *, limit: int, token: bytes | None = None) -> None:

@@ -1,9 +1,9 @@
-"""Frames that are neither ACK nor STREAM and wait to be sent: what each says is asked when it goes, not when it is wanted.
+"""Frames that are neither ACK nor STREAM and wait to be sent. What each says is asked when it goes.
 
-A frame waits as a key: its kind and what it is about. So it is never queued twice, what was raised again in the meantime
-goes out as its latest value, and a frame that was lost waits again under the same key, with what is true then
-(RFC 9000 section 13.3). The number of keys is bounded by what they are about: streams that are open, ids that are active,
-retirements that are owed. A PATH_CHALLENGE or PATH_RESPONSE belongs to its path (see paths) and is not among them.
+A frame waits as a key: its kind and what it is about. So it is never queued twice, what was raised again in the
+meantime goes out as its latest value, and a frame that was lost waits again under the same key, with what is true then
+(RFC 9000 section 13.3). The number of keys is bounded by what they are about: streams that are open, ids that are
+active, retirements that are owed. PATH_CHALLENGE and PATH_RESPONSE belong to their path (see paths).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Order. First what is urgent: the control stream. Then small ones by age, then bulk by age, the oldest first until it is
 through: served in turns, all would end at once and late. Small is what takes less than a run of packets
-(`is_bulk`); ids are given in the order of age, so the id is the age. Whoever sends sees to it that small ones without end
-leave room for bulk.
+(`bulk_bytes`); ids are given in the order of age, so the id is the age. Whoever sends sees to it that small ones
+without end leave room for bulk.
 
 States of a stream, by what is to be done with it:
 
@@ -16,7 +16,8 @@ States of a stream, by what is to be done with it:
 Of the connection's limit a small part is kept for what is urgent, so that bulk which nobody takes does not hold up the
 word that it should be taken.
 
-Failure cases: frames about a stream that we do not send on, or have not opened: STREAM_STATE_ERROR (sections 19.5, 19.10).
+Failure cases: frames about a stream that we do not send on, or have not opened: STREAM_STATE_ERROR (sections 19.5 and
+19.10).
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ Each part has its own module, states and rules; this one makes them, and says in
     paths        where the peer is                       mtu                 how large datagrams may be
     closing      how it ends                             keys, packets       protection
 
-The plane is driven like a carrier: `receive` or `handle_timer`, then `datagrams`, then `next_timer`. Streams are read by
-a StreamReader, in the calls that bring their bytes. What is the peer's fault by the rules of QUIC closes the connection
-with a code of QUIC (`violation`); the last words are among the next datagrams. ProtocolError, from the reader, is passed
-on: it closes with a code of its own.
+The plane is driven like a carrier: `receive` or `handle_timer`, then `datagrams`, then `next_timer`. Streams are read
+by a StreamReader, in the calls that bring their bytes. What is the peer's fault by the rules of QUIC closes the
+connection with a code of QUIC (`violation`); the last words are among the next datagrams. ProtocolError, from the
+reader, is passed on: it closes with a code of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from quicoll_transport.quic.flow import StreamLimits
 from quicoll_transport.quic.frames import FrameError, HandshakeDoneFrame, PingFrame
 from quicoll_transport.quic.inbound import InboundStreams, StreamReader
 from quicoll_transport.quic.keys import KeyPhases, PacketError
-from quicoll_transport.quic.mtu import PathMtu
 from quicoll_transport.quic.outbound import OutboundStreams
 from quicoll_transport.quic.pacer import Pacer
 from quicoll_transport.quic.paths import Paths
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.quic.controller import Controller
     from quicoll_transport.quic.handshake import Handover, TransportParameters
+    from quicoll_transport.quic.mtu import PathMtu
     from quicoll_transport.quic.records import Carried
 
 __all__ = ["Plane"]

@@ -20,6 +20,7 @@ from the reader of a stream, is passed on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -213,7 +214,7 @@ class Receiver:
 
     def _note_numbers(self, numbers: NDArray[np.int64], size: int, *, eliciting: bool) -> None:
         starts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
-        for a, b in zip(starts, starts[1:], strict=False):
+        for a, b in pairwise(starts):
             self._note(int(numbers[a]), int(numbers[b - 1]) + 1, (b - a) * size, eliciting=eliciting)
 
     # -- packets -------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from quicoll_transport.endpoint.core.terms import (
 from quicoll_transport.errors import AuthenticationError, ConfigurationError
 from quicoll_transport.events import ConnectionDown, ConnectionUp, DialStarted, LinkChanged, PeerRefused
 from quicoll_transport.link.core import LinkState
-from quicoll_transport.net.runs import apart
+from quicoll_transport.net.runs import apart, joined
 from quicoll_transport.quic import Gate, Session, SessionConfig
 from quicoll_transport.security.credentials import Credentials
 from quicoll_transport.security.identity import WORKER, Identity
@@ -462,7 +462,7 @@ def test_what_is_no_datagram_of_ours_changes_nothing(pair: Pair) -> None:
     pair.until(lambda: not pair.under_way)
     before = len(pair.b.core.connections)
     for data in (b"", b"x", bytes(1200), bytes([0xC0, 0, 0, 0, 1]) + bytes(1195)):
-        pair.b.core.receive([one(data, ("192.0.2.66", 6))], pair.now)
+        pair.b.core.receive(joined([(data, ("192.0.2.66", 6))]), pair.now)
         pair.b.act()
     assert len(pair.b.core.connections) == before
     assert pair.b.log == []

@@ -80,15 +80,18 @@ class Traffic:
         self.schedule(connection)
 
     def _collect(self, connection: Connection) -> None:
-        """Queue what a carrier has to send.
+        """Queue what a carrier has to send."""
+        self._keep(connection)
+        connection.sending = self._actions.send(connection.carrier.datagrams_to_send(self._actions.now_ns))
 
-        It may use the memory of what it gave before again, so what of that waits to be sent is copied first. Mostly
-        nothing does: the shell sends after each call of the core.
+    def _keep(self, connection: Connection) -> None:
+        """Copy what a carrier gave before and still waits to be sent: its memory is about to be the carrier's again.
+
+        Mostly nothing waits: the shell sends after each call of the core.
         """
         before = connection.sending
         if before is not None and any(action is before for action in self._actions.queue):
             before.runs = [run.kept() for run in before.runs]
-        connection.sending = self._actions.send(connection.carrier.datagrams_to_send(self._actions.now_ns))
 
     def guard(self, connection: Connection, work: Callable[..., object], *arguments: object) -> bool:
         """Run what hostile bytes can upset; whatever goes wrong ends this connection only."""
@@ -163,6 +166,7 @@ class Traffic:
     def _forget(self, connection: Connection) -> None:
         if connection.listed:
             self._table.remove(connection)
+            self._keep(connection)
             connection.carrier.release()
             self._door.closed(connection)
             self._agenda.pop(connection, None)
