@@ -80,14 +80,14 @@ def measure() -> dict[str, float]:
                 session.handle_timer(now)
         with sending:
             out = client.datagrams_to_send(now)
-        for datagram, address in out:
-            sent += len(datagram)
+        for run in out:
+            sent += len(run.memory)
             with receiving:
-                server.receive([datagram], address, now)
+                server.receive(run, now)
         with answers:
             back = server.datagrams_to_send(now)
-            for datagram, address in back:
-                client.receive([datagram], address, now)
+            for run in back:
+                client.receive(run, now)
     if memory != data:
         raise SystemExit("the message was altered")
     ends = {"sending": sending, "receiving": receiving, "acknowledgements": answers}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quicoll_transport.net.runs import apart, joined
 from quicoll_transport.sim import Host, SimulatedSocket, World
 
 if TYPE_CHECKING:
-    from quicoll_transport.net.udp import Trouble
+    from quicoll_transport.net.runs import DatagramRun
+    from quicoll_transport.net.trouble import Trouble
 
 SECOND = 1_000_000_000
 
@@ -22,9 +24,10 @@ class Node:
         self.got: list[tuple[int, bytes]] = []
         self.troubles: list[tuple[int, object, Trouble]] = []
         self.batches: list[int] = []
-        self.socket.start(self._datagrams, self._unreachable)
+        self.socket.start(self._runs, self._unreachable)
 
-    def _datagrams(self, datagrams: list[tuple[bytes, object]]) -> None:
+    def _runs(self, runs: list[DatagramRun]) -> None:
+        datagrams = list(apart(runs))
         self.batches.append(len(datagrams))
         self.got += [(self.world.elapsed_ns, data) for data, _ in datagrams]
 
@@ -32,7 +35,7 @@ class Node:
         self.troubles.append((self.world.elapsed_ns, address, trouble))
 
     def send(self, other: Node, *payloads: bytes) -> None:
-        self.socket.send([(data, other.socket.local_address) for data in payloads])
+        self.socket.send(joined((data, other.socket.local_address) for data in payloads))
 
     @property
     def data(self) -> list[bytes]:

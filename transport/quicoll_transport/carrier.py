@@ -7,13 +7,13 @@ names a packet, a stream or another library's event.
 
 A carrier is sans-IO: it never reads a clock, and it sends nothing by itself. Its driver does this:
 
-    receive(datagrams) or handle_timer()  ->  next_event() until None  ->  datagrams_to_send()  ->  next_timer()
+    receive(run) or handle_timer()  ->  next_event() until None  ->  datagrams_to_send()  ->  next_timer()
 
 Units: times are nanoseconds of one monotonic clock, the same for all calls; sizes are bytes.
 
 Memory. The payload of a message stays the caller's. A carrier may read it from `start_message` until the peer's link
 has acknowledged the message, `reset_message` was called, or the carrier was released. It writes into `Inflow.view`, and
-only there and only while `Inflow.alive`; it keeps no reference to it after `release`.
+only there and only while `Inflow.alive`; it keeps no reference to it after `release`. Memory of datagrams: net/runs.py.
 
 Failures. `receive`, `handle_timer` and `send_control` raise ProtocolError when the peer breaks the protocol; the caller
 closes the carrier then. Everything else that ends a carrier is a Closed event.
@@ -21,7 +21,7 @@ closes the carrier then. Everything else that ends a carrier is a Closed event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from quicoll_transport.link.frames import Header
     from quicoll_transport.link.posted import Inflow
     from quicoll_transport.net.addresses import Address
+    from quicoll_transport.net.runs import DatagramRun
 
 __all__ = [
     "CLOSE_GONE",
@@ -143,16 +144,22 @@ class Carrier(Protocol):
         """The address that datagrams go to at present; None before there is one."""
         ...
 
-    def receive(self, datagrams: Sequence[bytes], address: Address, now_ns: int) -> None:
-        """Take a run of datagrams that arrived together from one address; they may be kept.
+    def receive(self, run: DatagramRun, now_ns: int) -> None:
+        """Take datagrams that arrived together; all of them are for this carrier, as `Listener.destinations` says.
 
+        Args:
+            run: Its memory may be overwritten until this returns, and is somebody else's after that.
+            now_ns: The time.
         Raises:
             ProtocolError: the peer broke the protocol. What follows in the run is not looked at.
         """
         ...
 
-    def datagrams_to_send(self, now_ns: int) -> list[tuple[bytes, Address]]:
-        """Return what is to be sent now, in order. Call it after everything that may have given rise to it."""
+    def datagrams_to_send(self, now_ns: int) -> list[DatagramRun]:
+        """Return what is to be sent now, in order. Call it after everything that may have given rise to it.
+
+        Memory of the runs is good until the next call.
+        """
         ...
 
     def next_timer(self) -> int | None:
@@ -217,11 +224,11 @@ class Carrier(Protocol):
 class Listener(Protocol):
     """How datagrams of strangers become carriers."""
 
-    def destination(self, data: bytes) -> bytes | None:
-        """Return the id of the carrier that a datagram is for; None when it is no datagram of ours."""
+    def destinations(self, run: DatagramRun) -> list[tuple[bytes | None, DatagramRun]]:
+        """Return a run in parts, in order, each with the id of the carrier that it is for; None: it is none of ours."""
         ...
 
-    def is_first(self, data: bytes) -> bool:
+    def is_first(self, data: bytes | memoryview) -> bool:
         """Return whether a datagram is the first of a connection: the only kind for which anything may be kept."""
         ...
 

@@ -26,6 +26,7 @@ from quicoll_transport.link.frames import (
     checksum,
     encode_control,
 )
+from quicoll_transport.net.runs import DatagramRun, apart, joined
 from quicoll_transport.quic import Gate, Session, SessionConfig, destination_cid, is_unauthenticated_initial
 
 from .mutate import mutate_bytes, mutate_frames
@@ -118,9 +119,10 @@ class Hostile:
 
     # -- the session ---------------------------------------------------------------------------------------------
 
-    def _receive(self, datagrams: list[tuple[bytes, Address]]) -> None:
-        for data, source in datagrams:
-            self._do(self.session.receive, [data], source, self._now())
+    def _receive(self, runs: list[DatagramRun]) -> None:
+        for run in runs:
+            for each in range(len(run)):
+                self._do(self.session.receive, run.part(each, each + 1), self._now())
         self.pump()
 
     def _do(self, work: Callable[..., object], *arguments: object) -> None:
@@ -143,9 +145,9 @@ class Hostile:
         for pair in [*self.quic._cryptos.values(), *self.quic._cryptos_initial.values()]:
             if "encrypt_packet" not in vars(pair):
                 pair.encrypt_packet = self._spoiling(pair.encrypt_packet)
-        out: list[tuple[bytes, Address]] = []
+        out: list[DatagramRun] = []
         self._do(lambda: out.extend(self.session.datagrams_to_send(self._now())))
-        for data, _ in out:
+        for data, _ in apart(out):
             self._send_out(data)
 
     def _send_out(self, data: bytes) -> None:
@@ -357,8 +359,8 @@ class HostileServer(Hostile):
         self._cids: set[bytes] = set()
         self.alive = False
 
-    def _receive(self, datagrams: list[tuple[bytes, Address]]) -> None:
-        for data, source in datagrams:
+    def _receive(self, runs: list[DatagramRun]) -> None:
+        for data, source in apart(runs):
             if is_unauthenticated_initial(data) and destination_cid(data) not in self._cids:
                 admitted = self._gate.admit(data, source, self._now())
                 if isinstance(admitted, bytes):
@@ -367,7 +369,8 @@ class HostileServer(Hostile):
                     continue
                 self._begin(admitted)
             if self.alive:
-                self._do(self.session.receive, [data], source, self._now())
+                for run in joined([(data, source)]):
+                    self._do(self.session.receive, run, self._now())
                 self._cids.update(self.session.cids)
         if self.alive:
             self.pump()

@@ -12,11 +12,12 @@ from typing import Any
 
 from quicoll_transport.errors import AddressError
 from quicoll_transport.net.addresses import Address
+from quicoll_transport.net.runs import DatagramRun, apart, joined
 from quicoll_transport.quic import entropy
 
 __all__ = ["MemoryIO", "Net", "Stuck", "VirtualLoop", "run_virtually", "seeded_chance", "today"]
 
-Receive = Callable[[list[tuple[bytes, Address]]], None]
+Receive = Callable[[list[DatagramRun]], None]
 # What becomes of a datagram: (data, source, destination) -> what is delivered, each with a delay in seconds more.
 Tap = Callable[[bytes, Address, Address], list[tuple[float, bytes, Address]]]
 
@@ -126,7 +127,7 @@ class Net:
         receive = self.hosts.get(destination)
         for start in range(0, len(queue), 32):
             if receive is not None:
-                receive(queue[start : start + 32])
+                receive(joined(queue[start : start + 32]))
 
 
 class MemoryIO:
@@ -136,11 +137,11 @@ class MemoryIO:
         self.net = net
         self.local_address: Address = address
 
-    def start(self, on_datagrams: Receive, on_unreachable: Callable[..., None]) -> None:
-        self.net.hosts[self.local_address] = on_datagrams
+    def start(self, on_runs: Receive, on_unreachable: Callable[..., None]) -> None:
+        self.net.hosts[self.local_address] = on_runs
 
-    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
-        for data, address in datagrams:
+    def send(self, runs: Sequence[DatagramRun]) -> None:
+        for data, address in apart(runs):
             self.net.send(data, self.local_address, address)
 
     async def resolve(self, host: str, port: int) -> list[Address]:

@@ -17,6 +17,7 @@ from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import ConfigurationError, DeadlineExceeded, LinkLost, MessageRefused
 from quicoll_transport.link.core import LinkState
 from quicoll_transport.link.frames import TAG_SIZE, checksum
+from quicoll_transport.net.runs import DatagramRun
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.quic import Session
 
@@ -281,10 +282,10 @@ async def test_a_hundred_reconnections_inside_one_message_hand_it_over_once(
     a, b = await ends()
     wire, send = 0, endpoint_of(a)._io.send
 
-    def count(datagrams: list[tuple[bytes, Any]]) -> None:
+    def count(runs: list[DatagramRun]) -> None:
         nonlocal wire
-        wire += sum(len(data) for data, _ in datagrams)
-        send(datagrams)
+        wire += sum(len(run.memory) for run in runs)
+        send(runs)
 
     monkeypatch.setattr(endpoint_of(a)._io, "send", count)
     began = time.perf_counter()

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from datagrams import one
 from quicoll_fuzz.episode import Finding, run_episode
 from quicoll_fuzz.hostile import Tally
 from quicoll_fuzz.mutate import mutate_datagram, mutate_frames, varint
@@ -21,6 +22,7 @@ from quicoll_transport.endpoint.core.connection import Connection
 from quicoll_transport.endpoint.core.table import Table
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.link.frames import Cancel, ControlReader, Header, encode_control
+from quicoll_transport.net.runs import apart
 from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_memory
 from quicoll_transport.security.identity import Identity
 from quicoll_transport.security.limits import Pace, PaceConfig
@@ -122,14 +124,14 @@ def test_the_last_words_to_an_unvalidated_address_stay_within_three_times_what_i
     config, stranger = SessionConfig(), ("127.0.0.1", 1)
     client = Session.client(credentials=credentials_of("a"), config=config, address=("127.0.0.1", 2), now_ns=10**18)
     gate = Gate(credentials=credentials_of("b"), config=config, retry=False)
-    (first, _), *_ = client.datagrams_to_send(10**18)
+    (first, _), *_ = apart(client.datagrams_to_send(10**18))
     first += bytes(8)  # so that the server's three flights leave a little of the limit
     server = gate.admit(first, stranger, 10**18)
     assert isinstance(server, Session)
-    server.receive([first], stranger, 10**18)
+    server.receive(one(first, stranger), 10**18)
     now, sent = 10**18, 0
     while now < 10**18 + 2 * 10**9:  # probes, until the limit stops them
-        sent += sum(len(data) for data, _ in server.datagrams_to_send(now))
+        sent += sum(len(data) for data, _ in apart(server.datagrams_to_send(now)))
         at = server.next_timer()
         assert at is not None
         if at > 10**18 + 2 * 10**9:
@@ -137,7 +139,7 @@ def test_the_last_words_to_an_unvalidated_address_stay_within_three_times_what_i
         now = max(now, at)
         server.handle_timer(now)
     server.close(CLOSE_REFUSED, "refused")
-    sent += sum(len(data) for data, _ in server.datagrams_to_send(now))
+    sent += sum(len(data) for data, _ in apart(server.datagrams_to_send(now)))
     assert 2 * len(first) < sent <= 3 * len(first)
 
 
@@ -151,12 +153,12 @@ def test_a_peer_that_gives_up_the_control_stream_breaks_the_protocol(credentials
     now = 10**18 + 10**9
     for source, target in ((client, server), (server, client)):  # open at both ends
         source.send_control(b"word")
-        for data, _ in source.datagrams_to_send(now):
-            target.receive([data], ("127.0.0.1", 1 + source.is_client), now)
+        for data, _ in apart(source.datagrams_to_send(now)):
+            target.receive(one(data, ("127.0.0.1", 1 + source.is_client)), now)
     getattr(client._quic, word)(0, 0x7100)
-    ((data, _),) = client.datagrams_to_send(now)
+    ((data, _),) = apart(client.datagrams_to_send(now))
     with pytest.raises(ProtocolError, match="gave up the control stream"):
-        server.receive([data], ("127.0.0.1", 1), now)
+        server.receive(one(data, ("127.0.0.1", 1)), now)
 
 
 def test_a_sequence_at_the_end_of_the_numbers_is_refused_before_its_acknowledgement_is_made() -> None:

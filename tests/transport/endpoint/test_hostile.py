@@ -19,6 +19,7 @@ from quicoll_transport.carrier import CLOSE_GONE, CLOSE_PROTOCOL, CLOSE_REFUSED,
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.link.frames import MAX_CONTROL, TAG_SIZE, Header, Hello, encode_control
+from quicoll_transport.net.runs import DatagramRun, apart, joined
 from quicoll_transport.quic import Session, SessionConfig
 from quicoll_transport.security.credentials import Credentials
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
@@ -36,7 +37,7 @@ class Net:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.hosts: dict[Address, Callable[[list[tuple[bytes, Address]]], None]] = {}
+        self.hosts: dict[Address, Callable[[list[DatagramRun]], None]] = {}
         self.bytes_to: dict[Address, int] = {}
 
     def send(self, data: bytes, source: Address, target: Address) -> None:
@@ -45,7 +46,7 @@ class Net:
 
     def _deliver(self, data: bytes, source: Address, target: Address) -> None:
         if target in self.hosts:
-            self.hosts[target]([(data, source)])
+            self.hosts[target](joined([(data, source)]))
 
     def now(self) -> int:
         return round(self.loop.time() * 1e9)
@@ -58,11 +59,11 @@ class FakeIO:
         self._net = net
         self.local_address = address
 
-    def start(self, on_datagrams: Any, on_unreachable: Any) -> None:
-        self._net.hosts[self.local_address] = on_datagrams
+    def start(self, on_runs: Any, on_unreachable: Any) -> None:
+        self._net.hosts[self.local_address] = on_runs
 
-    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
-        for data, target in datagrams:
+    def send(self, runs: Sequence[DatagramRun]) -> None:
+        for data, target in apart(runs):
             self._net.send(data, self.local_address, target)
 
     def close(self) -> None:
@@ -83,15 +84,15 @@ class Attacker:
             self.session._quic.tls._cadata = place.host.credentials.authority_pem
         self.authenticated = self.net.loop.create_future()
         self.closed = self.net.loop.create_future()
-        self.net.hosts[address] = self._datagrams
+        self.net.hosts[address] = self._runs
 
-    def listen(self, datagrams: list[tuple[bytes, Address]]) -> None:
+    def listen(self, runs: list[DatagramRun]) -> None:
         """Take datagrams without an answer."""
-        for data, source in datagrams:
-            self.session.receive([data], source, self.net.now())
+        for run in runs:
+            self.session.receive(run, self.net.now())
 
-    def _datagrams(self, datagrams: list[tuple[bytes, Address]]) -> None:
-        self.listen(datagrams)
+    def _runs(self, runs: list[DatagramRun]) -> None:
+        self.listen(runs)
         while (event := self.session.next_event()) is not None:
             if isinstance(event, Authenticated):
                 self.authenticated.set_result(None)
@@ -100,7 +101,7 @@ class Attacker:
         self.flush()
 
     def flush(self) -> None:
-        for data, _ in self.session.datagrams_to_send(self.net.now()):
+        for data, _ in apart(self.session.datagrams_to_send(self.net.now())):
             for one in self.out(data):
                 self.net.send(one, self.address, HOST)
 
@@ -299,7 +300,7 @@ async def test_a_spoofed_source_is_sent_at_most_three_times_what_it_seemed_to_se
     ended = forgotten(place)
     attacker = Attacker(place, None, address=victim)
     del place.net.hosts[victim]
-    (first, _), *_ = attacker.session.datagrams_to_send(place.net.now())
+    (first, _), *_ = apart(attacker.session.datagrams_to_send(place.net.now()))
     place.net.send(first, victim, HOST)
     if not retry:
         await ended.acquire()  # probes, and the last words at the deadline, count too

@@ -25,6 +25,7 @@ from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.link.core import LinkConfig, LinkCore, LinkId, Posted
 from quicoll_transport.link.detector import DetectorConfig
 from quicoll_transport.link.frames import Header, checksum
+from quicoll_transport.net.runs import DatagramRun
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_memory
 from quicoll_transport.quic import session as sessions
@@ -94,8 +95,8 @@ def carry(client: Session, server: Session, done: Callable[[], bool]) -> None:
             at = session.next_timer()
             if at is not None and at <= now:
                 session.handle_timer(now)
-            for data, address in session.datagrams_to_send(now):
-                other.receive([data], address, now)
+            for run in session.datagrams_to_send(now):
+                other.receive(run, now)
     raise AssertionError("the message does not arrive")
 
 
@@ -208,12 +209,12 @@ class Held:
         self._session, self._socket, self._turn = session, socket, session.datagrams_to_send
         session.datagrams_to_send = self._look  # type: ignore[method-assign]
 
-    def _look(self, now_ns: int) -> list[tuple[bytes, Any]]:
+    def _look(self, now_ns: int) -> list[DatagramRun]:
         out, library = self._turn(now_ns), self._session._quic
         ends = [end for stream in library._streams.values() for end in (stream.sender, stream.receiver)]
         self.streams = max(self.streams, sum(sys.getsizeof(end._buffer) for end in ends))
         self.packets = max(self.packets, sum(len(space.sent_packets) for space in library._loss.spaces))
-        waiting = sum(len(data) for data, _ in (*self._socket._backlog, *out))
+        waiting = sum(len(run.memory) for run in (*self._socket._backlog, *out))
         self.backlog = max(self.backlog, waiting)
         return out
 

@@ -17,7 +17,9 @@ from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually, toda
 
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, Transfer
 from quicoll_transport.link.frames import TAG_SIZE
-from quicoll_transport.net.udp import DatagramIO, Trouble, UdpSocket
+from quicoll_transport.net.runs import DatagramRun
+from quicoll_transport.net.trouble import Trouble
+from quicoll_transport.net.udp import DatagramIO, UdpSocket
 from quicoll_transport.security.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -34,14 +36,14 @@ Run = Callable[[Callable[[Any], Coroutine[Any, Any, None]]], None]
 class Roaming(MemoryIO):
     """A socket whose address changes: what is sent comes from the new one, what goes to an old one is lost."""
 
-    def start(self, on_datagrams: Any, on_unreachable: Any) -> None:
-        self._on_datagrams = on_datagrams
-        super().start(on_datagrams, on_unreachable)
+    def start(self, on_runs: Any, on_unreachable: Any) -> None:
+        self._on_runs = on_runs
+        super().start(on_runs, on_unreachable)
 
     def move(self, address: Address) -> None:
         self.net.hosts.pop(self.local_address, None)
         self.local_address = address
-        self.net.hosts[address] = self._on_datagrams
+        self.net.hosts[address] = self._on_runs
 
 
 class World:
@@ -233,13 +235,13 @@ class Switching:
     def local_address(self) -> Address:
         return self._socket.local_address
 
-    def start(self, on_datagrams: Any, on_unreachable: Any) -> None:
-        self._callbacks = (on_datagrams, on_unreachable)
-        self._socket.start(on_datagrams, on_unreachable)
+    def start(self, on_runs: Any, on_unreachable: Any) -> None:
+        self._callbacks = (on_runs, on_unreachable)
+        self._socket.start(on_runs, on_unreachable)
 
-    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
-        self._socket.send(datagrams)
-        self.left -= len(datagrams)
+    def send(self, runs: Sequence[DatagramRun]) -> None:
+        self._socket.send(runs)
+        self.left -= sum(len(run) for run in runs)
         if self.left <= 0:
             self.left = 1 << 62
             self._switch()

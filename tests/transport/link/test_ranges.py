@@ -60,3 +60,30 @@ def test_negative_and_huge_values_are_only_numbers() -> None:
     assert (1 << 62) in ranges
     assert (1 << 63) not in ranges
     assert -1 not in ranges
+
+
+@fixed
+@given(steps=st.lists(st.tuples(st.booleans(), small, small), max_size=30))
+def test_what_is_taken_out_is_gone_and_nothing_else(steps: list[tuple[bool, int, int]]) -> None:
+    ranges, plain = Ranges(), set[int]()
+    for adds, start, stop in steps:
+        if adds:
+            ranges.add(start, stop)
+            plain |= set(range(start, stop))
+        else:
+            ranges.subtract(start, stop)
+            plain -= set(range(start, stop))
+        assert [value for start, stop in ranges for value in range(start, stop)] == sorted(plain)
+        assert list(reversed(ranges)) == list(ranges)[::-1]
+        if plain:
+            assert (ranges.first[0], ranges.last[1]) == (min(plain), max(plain) + 1)
+
+
+@fixed
+@given(additions=st.lists(st.tuples(small, small), max_size=10), upto=small)
+def test_what_is_absorbed_is_no_longer_there(additions: list[tuple[int, int]], upto: int) -> None:
+    ranges = Ranges(additions)
+    plain = {value for start, stop in ranges for value in range(start, stop)} | set(range(upto))
+    reached = ranges.absorb(upto)
+    assert reached == min(set(range(62)) - plain)
+    assert {value for start, stop in ranges for value in range(start, stop)} == {v for v in plain if v >= reached}

@@ -7,10 +7,12 @@ import random
 from collections.abc import Callable
 
 import pytest
+from datagrams import one
 
 from quicoll_transport.link.core import LinkConfig, LinkCore, LinkId
 from quicoll_transport.link.detector import DetectorConfig
 from quicoll_transport.link.frames import TAG_SIZE, Header, checksum
+from quicoll_transport.net.runs import apart
 from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_memory
 from quicoll_transport.quic.delivery import DeliveryRate
 from quicoll_transport.security.credentials import Credentials
@@ -59,11 +61,11 @@ class Path:
         assert all(item.done for item in items)
 
     def _flush(self) -> None:
-        for data, _ in self.client.datagrams_to_send(self.now):
+        for data, _ in apart(self.client.datagrams_to_send(self.now)):
             self._free = max(self._free, self.now) + round(len(data) / self._rate * 1e9)
             if self._rng.random() >= self._loss:
                 self._carry(self._free + self._one_way, data, to_server=True)
-        for data, _ in self.server.datagrams_to_send(self.now):
+        for data, _ in apart(self.server.datagrams_to_send(self.now)):
             self._carry(self.now + self._one_way, data, to_server=False)
 
     def _carry(self, at: int, data: bytes, *, to_server: bool) -> None:
@@ -76,7 +78,7 @@ class Path:
         while self._coming and self._coming[0][0] <= self.now:
             _, _, to_server, data = heapq.heappop(self._coming)
             target, source = (self.server, CLIENT) if to_server else (self.client, SERVER)
-            target.receive([data], source, self.now)
+            target.receive(one(data, source), self.now)
         for session in (self.client, self.server):
             session.handle_timer(self.now)
             while session.next_event() is not None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from aioquic.quic.packet import QuicProtocolVersion, encode_quic_version_negotiation
+from datagrams import one
 
 from quicoll_transport.carrier import CLOSE_NORMAL, CLOSE_REFUSED, Authenticated, Closed, ControlData
 from quicoll_transport.errors import ConfigurationError, ProtocolError
 from quicoll_transport.link.core import Inflow, LinkConfig, LinkCore, LinkId, Posted
 from quicoll_transport.link.detector import DetectorConfig
 from quicoll_transport.link.frames import HEADER_SIZE, TAG_SIZE, Header, checksum
+from quicoll_transport.net.runs import apart
 from quicoll_transport.quic import (
     Gate,
     Session,
@@ -65,10 +67,10 @@ class Duo:
     def carry(self, source: Session) -> int:
         """Everything that `source` has to send goes to the other side; the number of datagrams."""
         target = self.server if source is self.client else self.client
-        datagrams = source.datagrams_to_send(self.now)
+        datagrams = list(apart(source.datagrams_to_send(self.now)))
         for data, _ in datagrams:
             if not self.drop(data):
-                target.receive([data], CLIENT if source is self.client else SERVER, self.now)
+                target.receive(one(data, CLIENT if source is self.client else SERVER), self.now)
         while (event := target.next_event()) is not None:
             self.events[target].append(event)
         return len(datagrams)
@@ -215,7 +217,7 @@ def test_the_self_check_names_a_foundation_that_is_built_otherwise(monkeypatch: 
 
 def initial(credentials: Credentials) -> tuple[Session, bytes]:
     client = Session.client(credentials=credentials, config=SessionConfig(), address=SERVER, now_ns=START)
-    (data, _), *_ = client.datagrams_to_send(START)
+    (data, _), *_ = apart(client.datagrams_to_send(START))
     return client, data
 
 
@@ -225,8 +227,8 @@ def test_retry_is_demanded_before_anything_is_kept(credentials_of: CredentialsOf
     retry = gate.admit(first, CLIENT, START)
     assert isinstance(retry, bytes)
     assert len(retry) < len(first), "no amplification"
-    client.receive([retry], SERVER, START)
-    (second, _), *_ = client.datagrams_to_send(START)
+    client.receive(one(retry, SERVER), START)
+    (second, _), *_ = apart(client.datagrams_to_send(START))
     assert gate.admit(second, ("127.0.0.1", 9), START) is None, "the token is for one address"
     assert gate.admit(second, ("127.0.0.9", 1), START) is None
     assert gate.admit(second, CLIENT, START + 60 * 10**9) is None, "and for a short time"
@@ -257,15 +259,15 @@ def test_random_and_mutated_first_datagrams_never_raise(credentials_of: Credenti
     client, first = initial(credentials_of("a"))
     retry = gate.admit(first, CLIENT, START)
     assert isinstance(retry, bytes)
-    client.receive([retry], SERVER, START)
-    (second, _), *_ = client.datagrams_to_send(START)
+    client.receive(one(retry, SERVER), START)
+    (second, _), *_ = apart(client.datagrams_to_send(START))
     for i in range(2000):
         data = bytearray((first, second)[i % 2])
         for _ in range(rng.choice([1, 1, 2, 10])):
             data[rng.randrange(rng.choice([40, len(data)]))] = rng.randrange(256)
         admitted = gate.admit(bytes(data), CLIENT, START)
         if isinstance(admitted, Session):
-            admitted.receive([bytes(data)], CLIENT, START)
+            admitted.receive(one(data, CLIENT), START)
             assert not any(isinstance(event, Authenticated) for event in iter(admitted.next_event, None))
 
 
@@ -581,18 +583,18 @@ def test_the_other_side_learns_at_once_why_a_session_was_closed(duo: Duo) -> Non
 def test_garbage_on_an_established_session_is_dropped(duo: Duo) -> None:
     rng = random.Random(8)
     duo.client.send_control(b"x")
-    (real, _), *_ = duo.client.datagrams_to_send(duo.now)
+    (real, _), *_ = apart(duo.client.datagrams_to_send(duo.now))
     heard = duo.server.heard_ns
     for _ in range(1000):
         data = bytearray(real)
         data[rng.randrange(1, len(data))] ^= 1 << rng.randrange(8)
-        duo.server.receive([bytes(data)], CLIENT, duo.now + 5)
-        duo.server.receive([rng.randbytes(rng.randrange(1, 1500))], CLIENT, duo.now + 5)
+        duo.server.receive(one(data, CLIENT), duo.now + 5)
+        duo.server.receive(one(rng.randbytes(rng.randrange(1, 1500)), CLIENT), duo.now + 5)
     assert duo.server.heard_ns == heard, "what fails authentication is not heard"
     assert duo.server.next_event() is None
-    duo.server.receive([real], CLIENT, duo.now + 9)
+    duo.server.receive(one(real, CLIENT), duo.now + 9)
     assert duo.server.heard_ns == duo.now + 9
-    duo.server.receive([real], CLIENT, duo.now + 99)
+    duo.server.receive(one(real, CLIENT), duo.now + 99)
     assert duo.server.heard_ns == duo.now + 9, "nor is a replay"
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from datagrams import one
 from sim_node import SECOND, Node, numbers, pass_time
 
 from quicoll_transport.errors import ConfigurationError
@@ -323,6 +324,6 @@ def test_a_refusal_to_a_process_that_is_gone_reaches_nobody(world: World, nodes:
 
 def test_an_address_of_no_host_is_unreachable(world: World, nodes: tuple[Node, Node, Node]) -> None:
     a, *_ = nodes
-    a.socket.send([(b"?", ("10.9.9.9", 1))])
+    a.socket.send([one(b"?", ("10.9.9.9", 1))])
     pass_time(world)
     assert [(trouble.refused, "unreachable" in trouble.cause) for _, _, trouble in a.troubles] == [(False, True)]

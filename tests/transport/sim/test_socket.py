@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from datagrams import one
 from sim_node import Node, numbers, pass_time
 
 from quicoll_transport.errors import AddressError
+from quicoll_transport.net.runs import apart
 from quicoll_transport.sim import Conditions, SimulatedSocket, World
 
 MS = 1_000_000
@@ -45,10 +47,10 @@ def test_a_paused_process_s_buffer_fills_and_then_loses(world: World, nodes: tup
 def test_what_came_before_the_socket_was_started_is_read_then(world: World, nodes: tuple[Node, Node, Node]) -> None:
     a, b, _ = nodes
     second = SimulatedSocket(b.host.loop, 8)  # type: ignore[arg-type]
-    a.socket.send([(b"early", second.local_address)])
+    a.socket.send([one(b"early", second.local_address)])
     pass_time(world)
     got: list[bytes] = []
-    second.start(lambda datagrams: got.extend(data for data, _ in datagrams), lambda address, trouble: None)
+    second.start(lambda runs: got.extend(data for data, _ in apart(runs)), lambda address, trouble: None)
     pass_time(world)
     assert got == [b"early"]
 

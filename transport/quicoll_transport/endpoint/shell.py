@@ -25,7 +25,7 @@ from quicoll_transport.endpoint.core.terms import (
     NodeIdentity,
     Record,
     ReportError,
-    SendDatagrams,
+    SendRuns,
     Tell,
     Verified,
 )
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from quicoll_transport.endpoint.core.peer import Peer
     from quicoll_transport.faults.compose import Faults
     from quicoll_transport.net.addresses import Address
-    from quicoll_transport.net.udp import DatagramIO, Trouble
+    from quicoll_transport.net.runs import DatagramRun
+    from quicoll_transport.net.trouble import Trouble
+    from quicoll_transport.net.udp import DatagramIO
     from quicoll_transport.security.credentials import Credentials
     from quicoll_transport.security.identity import Identity
 
@@ -140,7 +142,7 @@ class Endpoint:
         self._closing: asyncio.Future[None] | None = None
         self._settled: asyncio.Future[None] | None = None
         self._closed = False
-        self._io.start(self._on_datagrams, self._on_unreachable)
+        self._io.start(self._on_runs, self._on_unreachable)
 
     @property
     def address(self) -> Address:
@@ -401,10 +403,10 @@ class Endpoint:
         self._core.handle_timer(max(self.now_ns(), self._timer_ns))
         self._flush()
 
-    def _on_datagrams(self, datagrams: list[tuple[bytes, Address]]) -> None:
+    def _on_runs(self, runs: list[DatagramRun]) -> None:
         if self._closed:
             return
-        self._core.receive(datagrams, self.now_ns())
+        self._core.receive(runs, self.now_ns())
         self._flush()
 
     def _on_unreachable(self, address: Address, trouble: Trouble) -> None:
@@ -422,8 +424,8 @@ class Endpoint:
         actions = self._core.actions
         while actions:
             action = actions.popleft()
-            if isinstance(action, SendDatagrams):
-                self._io.send(action.datagrams)
+            if isinstance(action, SendRuns):
+                self._io.send(action.runs)
             else:
                 self._perform(action)
 

@@ -8,16 +8,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quicoll_transport.faults.compose import Datagram, Faults
+from quicoll_transport.net.runs import apart, joined
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
-    from quicoll_transport.net.udp import DatagramIO, OnDatagrams, OnUnreachable
+    from quicoll_transport.net.runs import DatagramRun
+    from quicoll_transport.net.udp import DatagramIO, OnRuns, OnUnreachable
 
 __all__ = ["FaultyIO"]
 
 
 class FaultyIO:
     """A DatagramIO with faults between it and the endpoint, in both directions.
+
+    The rules see datagrams, one by one and in order: runs are taken apart first, so how datagrams were batched, here or
+    by the kernel, decides nothing.
 
     Each direction has a queue by due time, equal times in order of decision; so what the rules say about order holds
     also where the loop is late. It keeps `limit` datagrams and `limit_bytes` in each; what does not fit is lost, and
@@ -39,7 +44,7 @@ class FaultyIO:
         self._loop = loop
         self._limit = limit
         self._limit_bytes = limit_bytes
-        self._on_datagrams: OnDatagrams | None = None
+        self._on_runs: OnRuns | None = None
         self._queues: dict[bool, list[tuple[int, int, bytes, Address]]] = {True: [], False: []}  # by `outgoing`
         self._bytes = {True: 0, False: 0}
         self._decisions = 0
@@ -53,8 +58,8 @@ class FaultyIO:
     def local_address(self) -> Address:
         return self._inner.local_address
 
-    def start(self, on_datagrams: OnDatagrams, on_unreachable: OnUnreachable) -> None:
-        self._on_datagrams = on_datagrams
+    def start(self, on_runs: OnRuns, on_unreachable: OnUnreachable) -> None:
+        self._on_runs = on_runs
         self._inner.start(self._received, on_unreachable)
 
     async def resolve(self, host: str, port: int) -> list[Address]:
@@ -71,34 +76,34 @@ class FaultyIO:
             self._faults.wake = None
         under_way = sorted(self._queues[True])
         if under_way:
-            self._inner.send([(data, address) for _, _, data, address in under_way])
+            self._inner.send(joined((data, address) for _, _, data, address in under_way))
         for queue in self._queues.values():
             queue.clear()
         self._inner.close()
 
-    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+    def send(self, runs: Sequence[DatagramRun]) -> None:
         if self._closed:
             return
         if not self._faults.rules and not self._queues[True]:
-            self._inner.send(datagrams)
+            self._inner.send(runs)
             return
-        self._pass(datagrams, outgoing=True)
+        self._pass(runs, outgoing=True)
 
-    def _received(self, datagrams: list[tuple[bytes, Address]]) -> None:
+    def _received(self, runs: list[DatagramRun]) -> None:
         if self._closed:
             return
         if not self._faults.rules and not self._queues[False]:
-            self._deliver(datagrams, outgoing=False)
+            self._deliver(runs, outgoing=False)
             return
-        self._pass(datagrams, outgoing=False)
+        self._pass(runs, outgoing=False)
 
     def _now_ns(self) -> int:
         return round(self._loop.time() * 1e9)
 
-    def _pass(self, datagrams: Sequence[tuple[bytes, Address]], *, outgoing: bool) -> None:
+    def _pass(self, runs: Sequence[DatagramRun], *, outgoing: bool) -> None:
         now_ns = self._now_ns()
         local = self._inner.local_address
-        for data, address in datagrams:
+        for data, address in apart(runs):
             datagram = Datagram(data, address, outgoing, local)
             for delivery in self._faults.decide(datagram, now_ns):
                 self._put(outgoing, address, delivery.data, now_ns + max(0, delivery.delay_ns))
@@ -136,7 +141,7 @@ class FaultyIO:
             self._bytes[outgoing] -= len(data)
             due.append((data, address))
         if due:
-            self._deliver(due, outgoing=outgoing)
+            self._deliver(joined(due), outgoing=outgoing)
 
     def _arm(self) -> None:
         at = min((queue[0][0] for queue in self._queues.values() if queue), default=None)
@@ -157,10 +162,10 @@ class FaultyIO:
             self._deliver_due(now_ns, outgoing=outgoing)
         self._arm()
 
-    def _deliver(self, datagrams: Sequence[tuple[bytes, Address]], *, outgoing: bool) -> None:
+    def _deliver(self, runs: list[DatagramRun], *, outgoing: bool) -> None:
         if self._closed:
             return
         if outgoing:
-            self._inner.send(datagrams)
-        elif self._on_datagrams is not None:
-            self._on_datagrams(list(datagrams))
+            self._inner.send(runs)
+        elif self._on_runs is not None:
+            self._on_runs(runs)

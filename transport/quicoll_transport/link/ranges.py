@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 
 __all__ = ["Ranges"]
 
 
 class Ranges:
-    """Grows only. Cost of `add` and `in` is logarithmic in the number of gaps."""
+    """Cost of `add`, `subtract` and `in` is logarithmic in the number of gaps; of adding at the end, constant."""
 
     __slots__ = ("_starts", "_stops")
 
@@ -27,21 +27,51 @@ class Ranges:
         """Number of ranges (not of integers)."""
         return len(self._starts)
 
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._starts, self._stops, strict=True)
+
+    def __reversed__(self) -> Iterator[tuple[int, int]]:
+        return zip(reversed(self._starts), reversed(self._stops), strict=True)
+
+    @property
+    def first(self) -> tuple[int, int]:
+        """The lowest range; there has to be one."""
+        return self._starts[0], self._stops[0]
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """The highest range; there has to be one."""
+        return self._starts[-1], self._stops[-1]
+
     def add(self, start: int, stop: int | None = None) -> None:
         """Add [start, stop), or the one integer `start`."""
         stop = start + 1 if stop is None else stop
         if stop <= start:
             return
-        i = bisect_right(self._starts, start)
-        if i > 0 and self._stops[i - 1] >= start:
-            i -= 1
-            start = self._starts[i]
-        j = i
-        while j < len(self._starts) and self._starts[j] <= stop:
-            stop = max(stop, self._stops[j])
-            j += 1
-        self._starts[i:j] = [start]
-        self._stops[i:j] = [stop]
+        starts, stops = self._starts, self._stops
+        if stops and start == stops[-1]:  # what nearly always happens
+            stops[-1] = stop
+            return
+        i, j = bisect_left(stops, start), bisect_right(starts, stop)
+        if i < j:
+            start, stop = min(start, starts[i]), max(stop, stops[j - 1])
+        starts[i:j], stops[i:j] = [start], [stop]
+
+    def subtract(self, start: int, stop: int) -> None:
+        """Take [start, stop) out."""
+        starts, stops = self._starts, self._stops
+        i, j = bisect_right(stops, start), bisect_left(starts, stop)
+        if start >= stop or i >= j:
+            return
+        keep = [piece for piece in ((starts[i], start), (stop, stops[j - 1])) if piece[0] < piece[1]]
+        starts[i:j], stops[i:j] = [low for low, _ in keep], [high for _, high in keep]
+
+    def absorb(self, upto: int) -> int:
+        """Return how far [0, upto) reaches together with what is here; that goes out of here."""
+        while self._starts and self._starts[0] <= upto:
+            upto = max(upto, self._stops[0])
+            del self._starts[0], self._stops[0]
+        return upto
 
     @property
     def upto(self) -> int:
@@ -49,4 +79,4 @@ class Ranges:
         return self._stops[0] if self._starts and self._starts[0] == 0 else 0
 
     def tuples(self) -> tuple[tuple[int, int], ...]:
-        return tuple(zip(self._starts, self._stops, strict=True))
+        return tuple(self)

@@ -1,9 +1,25 @@
 """Datagrams in and out: the interface that endpoints use, and the real socket.
 
-The socket is drained in batches, so that an endpoint answers once for many packets. Linux's error queue (IP_RECVERR,
-IPV6_RECVERR; ip(7)) tells which peer's port is closed; that turns a killed process on a reachable host into news within
-a heartbeat. What the system says of a destination becomes `Trouble`, a name for people and what follows from it; that
-and AddressError are the only ways in which an OSError leaves this module.
+What the socket has is read in one go, up to a bound in bytes, so that an endpoint answers once for many packets and
+others on the loop have their turn. Runs of datagrams go and come in one system call where the system can do that
+(offload.py); elsewhere one by one, and nobody above sees the difference.
+
+A run on its way out. `_gone` counts its datagrams that are dealt with: sent, or refused by the system for good.
+
+    sent                    on to the next piece: 64 datagrams or 65507 bytes at most
+    EAGAIN, ENOBUFS         back-pressure: what is left of the run is copied to the backlog and goes first, before
+                            whatever comes later, once the socket has room
+    an ICMP error           of an earlier datagram, reported by this call and consumed; then the piece goes
+    any other error         of a piece of several: they go one by one, and each has its own outcome; if they go and the
+                            error was EIO or EINVAL, it was the batching that failed, and this socket batches no more.
+                            Of one datagram: it is lost, and its destination is in trouble
+
+So nothing inside a run is lost, doubled or overtaken because the socket was full. The backlog is bounded in bytes;
+what it cannot hold is lost, which QUIC repairs.
+
+Linux's error queue tells which peer's port is closed; that turns a killed process on a reachable host into news within
+a heartbeat. What the system says of a destination becomes `Trouble`; that and AddressError are the only ways in which
+an OSError leaves this module.
 
 One socket serves both families: bound to "::" it takes IPv4 peers too, as mapped addresses (RFC 4291 section 2.5.5.2),
 which do not show outside: addresses here are `addresses.canonical`.
@@ -15,54 +31,36 @@ import asyncio
 import contextlib
 import errno
 import socket
-import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from quicoll_transport.errors import AddressError
+from quicoll_transport.net import offload
 from quicoll_transport.net.addresses import Address, canonical, format_address, is_numeric, is_v6
 from quicoll_transport.net.resolver import Resolver, scope_of
+from quicoll_transport.net.runs import DatagramRun
+from quicoll_transport.net.trouble import Trouble, queued_errors, report_errors, trouble_of
 
 __all__ = [
     "DatagramIO",
-    "OnDatagrams",
+    "OnRuns",
     "OnUnreachable",
-    "Trouble",
     "UdpSocket",
 ]
 
-_BATCH = 128  # datagrams taken before the endpoint answers; more would delay acknowledgements
-_DATAGRAM = 65536
+_DRAIN = 256 << 10  # bytes taken before the endpoint answers; more would delay acknowledgements
+_READS = 128  # system calls for them, likewise: small datagrams cost as much as large ones
+_PIECE = 65536  # bytes that one system call may give
 _BUFFER = 4 << 20  # socket buffers asked for; the kernel may grant less
-_BACKLOG = 2048  # datagrams kept while the socket is full; beyond it they are lost, which QUIC repairs
+_BACKLOG = 4 << 20  # bytes kept while the socket is full; beyond it they are lost, which QUIC repairs
+_KEPT_RUN = 512  # bytes that a run in the backlog costs beside its datagrams
 _ADDRESSES = 4096  # whose other form is remembered
 _TROUBLES = 256  # destinations with trouble told in one iteration of the loop; the rest will have it again
 _AGAIN = 0.001  # seconds until a send is tried again after ENOBUFS, which no event ends
-_QUIC_LEAST = 1200  # bytes of UDP payload that QUIC needs of a path (RFC 9000 section 14)
-_IP_RECVERR, _IPV6_RECVERR, _MSG_ERRQUEUE = 11, 25, 0x2000
-_IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_DO = 10, 23, 2
-_EXTENDED_ERROR = struct.Struct("=IBBBBII")  # struct sock_extended_err: errno, origin, type, code, pad, info, data
+_MSG_ERRQUEUE = 0x2000
 
-# What an error of sending, or an ICMP message, says of the destination.
-_CAUSES = {
-    errno.ECONNREFUSED: "nothing listens there",
-    errno.EHOSTUNREACH: "the host is unreachable",
-    errno.EHOSTDOWN: "the host is unreachable",
-    errno.ENETUNREACH: "the network is unreachable",
-    errno.ENETDOWN: "the network interface is down",
-    errno.ENODEV: "the network interface is gone",
-    errno.ENXIO: "the network interface is gone",
-    errno.EADDRNOTAVAIL: "no address here to send from; has the interface gone?",
-    errno.EAFNOSUPPORT: "the address family is not available here",
-    errno.EACCES: "not permitted (broadcast address, or a firewall)",
-    errno.EPERM: "not permitted (a firewall here)",
-    errno.EINVAL: "no valid destination (a link-local address needs its interface, fe80::1%eth0)",
-    errno.EPROTO: "the host does not speak this protocol",
-    errno.ENOPROTOOPT: "the host does not speak this protocol",
-}
 # Why a local address cannot be bound.
 _BINDING = {
     errno.EADDRINUSE: "the port is in use",
@@ -77,35 +75,23 @@ _BINDING = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why datagrams do not reach an address. cause: for people.
-
-    refused: the host is there and says that nothing listens; other causes may pass. limit: not 0 means only that
-    datagrams were too large, and that so many bytes of UDP payload arrive.
-    """
-
-    cause: str = _CAUSES[errno.ECONNREFUSED]
-    refused: bool = True
-    limit: int = 0
-
-
-OnDatagrams = Callable[[list[tuple[bytes, Address]]], None]
+OnRuns = Callable[[list[DatagramRun]], None]
 OnUnreachable = Callable[[Address, Trouble], None]
 
 
 class DatagramIO(Protocol):
     """A network, as an endpoint needs it. Every method is called on the endpoint's loop; addresses are canonical.
 
-    start: on_unreachable is never called from within `send`. close: nothing is called any more, sending does nothing.
+    start: on_runs gets what has arrived, in order; on_unreachable is never called from within `send`. Memory of runs,
+    both ways: see runs.py. close: nothing is called any more, sending does nothing.
     resolve: the addresses of a host, of the families that can be reached from here, in the resolver's order; raises
     AddressError. It may take long, and can be cancelled.
     """
 
     @property
     def local_address(self) -> Address: ...
-    def start(self, on_datagrams: OnDatagrams, on_unreachable: OnUnreachable) -> None: ...
-    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None: ...
+    def start(self, on_runs: OnRuns, on_unreachable: OnUnreachable) -> None: ...
+    def send(self, runs: Sequence[DatagramRun]) -> None: ...
     async def resolve(self, host: str, port: int) -> list[Address]: ...
     def close(self) -> None: ...
 
@@ -122,8 +108,11 @@ class UdpSocket:
     def __init__(self, host: str, port: int, *, loop: asyncio.AbstractEventLoop, v6only: bool = False) -> None:
         self._loop = loop
         self._resolver = Resolver()
-        self._backlog: deque[tuple[bytes, Address]] = deque()
-        self._on_datagrams: OnDatagrams | None = None
+        self._backlog: deque[DatagramRun] = deque()
+        self._backlog_bytes = 0
+        self._begun = 0  # datagrams of the first run in the backlog that are gone
+        self._slab = memoryview(bytearray(_DRAIN + _PIECE))
+        self._on_runs: OnRuns | None = None
         self._on_unreachable: OnUnreachable | None = None
         self._again: asyncio.TimerHandle | None = None
         self._troubles: dict[Address, Trouble] = {}
@@ -133,6 +122,9 @@ class UdpSocket:
         self.lost_backlog = 0
         self.lost_unsendable = 0
         self._errors = sys.platform == "linux"
+        able = offload.supported()
+        self._sends_many = able.sends
+        self._receives_many = able.receives
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
         except (OSError, UnicodeError, OverflowError) as error:
@@ -164,23 +156,20 @@ class UdpSocket:
             if family == socket.AF_INET6:  # never the host's default, net.ipv6.bindv6only
                 opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(v6only or address[0] != "::"))
             if self._errors:
-                # Both also for IPv4 through an IPv6 socket. QUIC must not be fragmented (RFC 9000 section 14), so what
-                # is too long for the path comes back as EMSGSIZE with the path's MTU, see _trouble.
-                opened.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
-                opened.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_DO)
-                if family == socket.AF_INET6:
-                    opened.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
-                    opened.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_DO)
+                report_errors(opened)
+            if self._receives_many:
+                with contextlib.suppress(OSError):  # then they come one by one
+                    offload.coalesce(opened)
             opened.bind(address)
         except BaseException:
             opened.close()
             raise
         return opened
 
-    def start(self, on_datagrams: OnDatagrams, on_unreachable: OnUnreachable) -> None:
+    def start(self, on_runs: OnRuns, on_unreachable: OnUnreachable) -> None:
         if self._socket.fileno() < 0:
             raise AddressError(f"the socket on {format_address(self.local_address)} is closed")
-        self._on_datagrams = on_datagrams
+        self._on_runs = on_runs
         self._on_unreachable = on_unreachable
         self._loop.add_reader(self._socket.fileno(), self._readable)
 
@@ -201,29 +190,56 @@ class UdpSocket:
             if handle is not None:
                 handle.cancel()
         self._again = self._telling = None
-        self._on_datagrams = self._on_unreachable = None
+        self._on_runs = self._on_unreachable = None
         self._backlog.clear()
+        self._backlog_bytes = 0
         self._troubles.clear()
 
     # -- receiving -----------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
-        batch: list[tuple[bytes, Address]] = []
-        receive = self._socket.recvfrom
-        while len(batch) < _BATCH:
+        runs = self._take()
+        if runs and self._on_runs is not None:
+            self._on_runs(runs)
+
+    def _take(self) -> list[DatagramRun]:
+        """Read what there is, within the bounds; it stays in the slab until the next call."""
+        heads: list[tuple[int, int, Address]] = []  # of each run: where it starts, size of its datagrams, who sent it
+        start = filled = size = 0
+        sender: Address = ()
+        for _ in range(_READS):
             try:
-                batch.append(receive(_DATAGRAM))
+                length, each, source = self._read(self._slab[filled : filled + _PIECE])
             except BlockingIOError:
-                if not batch:  # woken by the error queue alone, or it would wake us for ever
+                if not heads:  # woken by the error queue alone, or it would wake us for ever
                     self._read_errors()
                 break
             except OSError:  # a queued ICMP error, reported on the next call of any kind
                 if not self._read_errors():
                     break
-        if batch and self._on_datagrams is not None:
-            if self._v6:
-                batch = [(data, self._from_wire(address)) for data, address in batch]
-            self._on_datagrams(batch)
+                continue
+            if not length:
+                continue  # an empty datagram is in no run
+            goes_on = source == sender and not (filled - start) % size and (each == size or each == length < size)
+            if not goes_on:
+                start, size, sender = filled, each, source
+                heads.append((start, size, self._from_wire(source) if self._v6 else source))
+            filled += length
+            if filled >= _DRAIN:
+                break
+        ends = [*(head[0] for head in heads[1:]), filled]
+        return [
+            DatagramRun(self._slab[start:end], size, address)
+            for (start, size, address), end in zip(heads, ends, strict=False)
+        ]
+
+    def _read(self, into: memoryview) -> tuple[int, int, Address]:
+        """Read once; return the number of bytes, the size of each datagram in them, and who sent them."""
+        if not self._receives_many:
+            length, source = self._socket.recvfrom_into(into)
+            return length, length, source
+        length, ancillary, _, source = self._socket.recvmsg_into([into], offload.ANCILLARY)
+        return length, offload.coalesced_size(ancillary, length), source
 
     def _from_wire(self, address: Address) -> Address:
         known = self._canonical.get(address)
@@ -236,8 +252,8 @@ class UdpSocket:
     def _read_errors(self, sending: Address | None = None) -> bool:
         """Drain the error queue; True when there was something in it.
 
-        sending: the destination of the `sendto` that failed. Where Linux refuses an IPv4 datagram for its size, its
-        report names the host and port 0.
+        sending: the destination of the call that failed. Where Linux refuses an IPv4 datagram for its size, its report
+        names the host and port 0.
         """
         if not self._errors:
             return False
@@ -248,56 +264,70 @@ class UdpSocket:
             except OSError:
                 break
             found = True
-            for level, kind, data in ancillary:
-                ours = (level, kind) in ((socket.IPPROTO_IP, _IP_RECVERR), (socket.IPPROTO_IPV6, _IPV6_RECVERR))
-                if ours and len(data) >= _EXTENDED_ERROR.size and address:
-                    code, _, _, _, _, info, _ = _EXTENDED_ERROR.unpack_from(data)
-                    told = self._from_wire(address)
-                    if told[1] == 0 and sending is not None and told[0] == sending[0]:
-                        told = sending
-                    self._trouble(told, code, mtu=info if code == errno.EMSGSIZE else 0)
+            for code, mtu in queued_errors(ancillary) if address else ():
+                told = self._from_wire(address)
+                if told[1] == 0 and sending is not None and told[0] == sending[0]:
+                    told = sending
+                self._trouble(told, code, mtu=mtu)
         return found
 
     # -- sending -------------------------------------------------------------------------------------------------
 
-    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+    def send(self, runs: Sequence[DatagramRun]) -> None:
         """Send, now or when the socket has room. What cannot be sent is lost, as on any network; the destination's
         trouble is told."""
-        if self._backlog:
-            self._keep(datagrams)
-        elif self._socket.fileno() >= 0:
-            self._send(datagrams)
+        if self._socket.fileno() < 0:
+            return
+        for run in runs:
+            gone = 0 if self._backlog else self._gone(run)
+            if gone < len(run):
+                self._keep(run.part(gone, len(run)))
 
-    def _send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
-        sendto = self._socket.sendto
-        for i, (data, address) in enumerate(datagrams):
-            if not self._v6 and len(address) != 2:  # sendto would raise a TypeError
-                self.lost_unsendable += 1
-                self._trouble(address, errno.EAFNOSUPPORT)
-                continue
-            code = 0
-            for _ in range(3):
-                try:
-                    sendto(data, self._to_wire(address) if self._v6 else address)
-                except BlockingIOError:
-                    self._loop.add_writer(self._socket.fileno(), self._writable)
-                    self._keep(datagrams[i:])
-                    return
-                except OSError as error:
-                    # An ICMP error of an earlier datagram is reported here and consumed; then this one goes. What
-                    # fails every time is this one's own.
-                    code = error.errno or errno.EIO
-                    if code == errno.ENOBUFS:
-                        self._again = self._again or self._loop.call_later(_AGAIN, self._writable)
-                        self._keep(datagrams[i:])
-                        return
-                    self._read_errors(address)
-                    continue
-                code = 0
+    def _gone(self, run: DatagramRun) -> int:
+        """Send a run; return how many datagrams are dealt with. If not all: the socket is full, and will wake us."""
+        address, size, count = run.address, run.size, len(run)
+        if not self._v6 and len(address) != 2:  # sendto would raise a TypeError
+            self._refused(address, errno.EAFNOSUPPORT, count)
+            return count
+        wire = self._to_wire(address) if self._v6 else address
+        most = max(1, min(offload.MOST_SEGMENTS, offload.MOST_BYTES // size)) if self._sends_many else 1
+        gone, together = 0, 0  # together: the error of a piece of several
+        while gone < count:
+            step = min(most, count - gone)
+            code = self._attempt(run.memory[gone * size : (gone + step) * size], size, wire, address)
+            if code == errno.EAGAIN:
                 break
-            if code != 0:
-                self.lost_unsendable += 1
-                self._trouble(address, errno.EAFNOSUPPORT if is_v6(address) not in self._families else code)
+            if code and step > 1:
+                most, together = 1, code
+                continue
+            if code:
+                self._refused(address, code, 1)
+            elif together in (errno.EIO, errno.EINVAL):
+                self._sends_many = False
+            gone += step
+        return gone
+
+    def _attempt(self, memory: memoryview, size: int, wire: Address, address: Address) -> int:
+        """Return 0 when it was sent, EAGAIN when the socket is full, or the error with which it cannot be sent."""
+        code = 0
+        for _ in range(3):  # ICMP errors of earlier datagrams come up here; what fails every time is this one's own
+            try:
+                if len(memory) > size:
+                    self._socket.sendmsg([memory], offload.segment_size(size), 0, wire)
+                else:
+                    self._socket.sendto(memory, wire)
+            except BlockingIOError:
+                self._loop.add_writer(self._socket.fileno(), self._writable)
+                return errno.EAGAIN
+            except OSError as error:
+                code = error.errno or errno.EIO
+                if code == errno.ENOBUFS:
+                    self._again = self._again or self._loop.call_later(_AGAIN, self._writable)
+                    return errno.EAGAIN
+                self._read_errors(address)
+            else:
+                return 0
+        return code
 
     def _to_wire(self, address: Address) -> Address:
         known = self._wire.get(address)
@@ -308,34 +338,38 @@ class UdpSocket:
             self._wire[address] = known
         return known
 
-    def _keep(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
-        room = _BACKLOG - len(self._backlog)
-        self._backlog.extend(datagrams[:room])
-        self.lost_backlog += max(0, len(datagrams) - room)
+    def _keep(self, run: DatagramRun) -> None:
+        """Copy a run to the end of the backlog, as far as it has room."""
+        count = len(run)
+        fits = min(count, max(0, _BACKLOG - self._backlog_bytes - _KEPT_RUN) // run.size)
+        if fits:
+            kept = run.part(0, fits).kept()
+            self._backlog.append(kept)
+            self._backlog_bytes += len(kept.memory) + _KEPT_RUN
+        self.lost_backlog += count - fits
 
     def _writable(self) -> None:
         self._again = None
         self._loop.remove_writer(self._socket.fileno())
-        waiting, self._backlog = list(self._backlog), deque()
-        self._send(waiting)
+        while self._backlog:
+            run = self._backlog[0]
+            self._begun += self._gone(run.part(self._begun, len(run)))
+            if self._begun < len(run):
+                return
+            self._begun = 0
+            self._backlog.popleft()
+            self._backlog_bytes -= len(run.memory) + _KEPT_RUN
 
     # -- trouble -------------------------------------------------------------------------------------------------
 
+    def _refused(self, address: Address, code: int, count: int) -> None:
+        self.lost_unsendable += count
+        self._trouble(address, errno.EAFNOSUPPORT if is_v6(address) not in self._families else code)
+
     def _trouble(self, address: Address, code: int, *, mtu: int = 0) -> None:
         """Tell it soon, once for each destination: never from within a `send`, whose caller is in the middle of it."""
-        if code == errno.EMSGSIZE:
-            # RFC 791, 8200, 768: headers without options. Without a size only what every path carries is safe.
-            limit = mtu - (48 if is_v6(address) else 28) if mtu else _QUIC_LEAST
-            cause = f"datagrams are too long; the path carries {limit} bytes"
-            if limit < _QUIC_LEAST:
-                trouble = Trouble(f"{cause}, and QUIC needs {_QUIC_LEAST}", refused=False)
-            else:
-                trouble = Trouble(cause, refused=False, limit=limit)
-        else:
-            cause = _CAUSES.get(code) or f"sending failed: {errno.errorcode.get(code, code)}"
-            trouble = Trouble(cause, refused=code == errno.ECONNREFUSED)
         if len(self._troubles) < _TROUBLES:
-            self._troubles.setdefault(address, trouble)
+            self._troubles.setdefault(address, trouble_of(address, code, mtu))
         if self._telling is None:
             self._telling = self._loop.call_soon(self._tell)
 

@@ -14,14 +14,16 @@ from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from aioquic.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic_retry, pull_quic_header
 from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
 
-from quicoll_transport.quic.patched import PatchedConnection, configuration
-from quicoll_transport.quic.session import Session
-from quicoll_transport.quic.terms import CID_LENGTH, SessionConfig, destination_cid, is_unauthenticated_initial
+from quicoll_transport.quic.connection_ids import reset_token
+from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
+from quicoll_transport.quic.session import RESET_KEY_BYTES, Session
+from quicoll_transport.quic.terms import CID_LENGTH, SessionConfig, destinations, is_unauthenticated_initial
 
 if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger
 
     from quicoll_transport.net.addresses import Address
+    from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["Gate"]
@@ -41,20 +43,21 @@ class Gate:
         self._config = config
         self._qlog = qlog
         self._used: dict[bytes, int] = {}  # connection ids of tokens that were used, and until when they are valid
+        self._reset_key = os.urandom(RESET_KEY_BYTES)
         self.rotate(credentials)
         self._tokens = QuicRetryTokenHandler() if retry else None
 
-    def destination(self, data: bytes) -> bytes | None:
-        """Return the connection id that a datagram is for; see Listener."""
-        return destination_cid(data)
+    def destinations(self, run: DatagramRun) -> list[tuple[bytes | None, DatagramRun]]:
+        """Return a run in parts, each with its connection id; see Listener."""
+        return destinations(run)
 
-    def is_first(self, data: bytes) -> bool:
+    def is_first(self, data: bytes | memoryview) -> bool:
         """Return whether a datagram begins a connection; see Listener."""
         return is_unauthenticated_initial(data)
 
     def rotate(self, credentials: Credentials) -> None:
         """Show these from the next session on. Tokens stay good: they only prove an address."""
-        self._quic = configuration(credentials, self._config, is_client=False)
+        self._quic = handshake_configuration(credentials, self._config, is_client=False)
         self._quic.quic_logger = self._qlog
 
     def admit(
@@ -104,13 +107,15 @@ class Gate:
             return None
         if retried is not None:
             self._use(retried, now_ns)
-        connection = PatchedConnection(
-            configuration=self._quic,
-            original_destination_connection_id=original,
-            retry_source_connection_id=retried,
+        handshake = Handshake(
+            self._quic,
+            local_parameters(self._config),
+            reset_token=lambda cid: reset_token(self._reset_key, cid),
+            original_cid=original,
+            retry_cid=retried,
         )
-        cids = [header.destination_cid, connection.host_cid]
-        return Session(connection, is_client=False, cids=cids, config=self._config)
+        cids = [header.destination_cid, handshake.cid]
+        return Session(handshake, cids=cids, config=self._config, reset_key=self._reset_key, qlog=self._qlog)
 
     def _use(self, cid: bytes, now_ns: int) -> None:
         """Remember that the token for this connection id was used, for as long as it would be good."""

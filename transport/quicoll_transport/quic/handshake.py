@@ -227,6 +227,11 @@ class Handshake:
         self._received = self._sent = 0  # bytes of datagrams, for the limit of three times
 
     @property
+    def peer_address(self) -> Address | None:
+        """Where datagrams go; None before a server has heard anything."""
+        return self._quic.get_peer_address()
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing is left to do: drop it."""
         return self.failed is not None or (self.handover is not None and (self._confirmed or not self.is_client))

@@ -7,7 +7,8 @@ at most one is active at a time and no endpoint that serves anybody may run besi
 What is drawn, and from where:
 
     os.urandom             connection ids, stateless reset tokens, TLS randoms, path challenges, the bits of a Retry
-                           that mean nothing, nonces of tokens (aioquic); the connection id of a Retry (gate)
+                           that mean nothing, nonces of tokens (aioquic); the connection id of a Retry (gate);
+                           connection ids, path challenges, keys of reset tokens (session, gate)
     AESGCM.generate_key    the key of address validation tokens
     x25519, x448, ec       key shares: one of each group for a ClientHello, one for a ServerHello
     ec.ECDSA               its nonce is OpenSSL's and DER gives it 70 to 72 bytes; here it is that of RFC 6979, which is
@@ -44,7 +45,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from OpenSSL import crypto
 
 from quicoll_transport.errors import ConfigurationError
-from quicoll_transport.quic import gate
+from quicoll_transport.quic import gate, session
 from quicoll_transport.quic.selfcheck import check_foundation
 from quicoll_transport.security.authority import Entropy, derive_key
 
@@ -56,6 +57,7 @@ SOURCES: tuple[tuple[ModuleType, str, object], ...] = (
     (retry, "os", os),
     (tls, "os", os),
     (gate, "os", os),
+    (session, "os", os),
     (retry, "AESGCM", AESGCM),
     (tls, "x25519", x25519),
     (tls, "x448", x448),
@@ -157,7 +159,7 @@ def _replacements(draw: Entropy, wall_clock: Callable[[], datetime] | None) -> l
             return made
 
         clocks = [now, _Instead(crypto, X509Store=store), SimpleNamespace(time=lambda: now().timestamp())]
-    return [chance] * 5 + [_TokenCipher(draw), curves["x25519"], curves["x448"], curves["ec"], *clocks]
+    return [chance] * 6 + [_TokenCipher(draw), curves["x25519"], curves["x448"], curves["ec"], *clocks]
 
 
 class _Exchange:

@@ -1,28 +1,23 @@
-"""One QUIC connection as messages: datagrams and `now_ns` in, datagrams and events out.
+"""One QUIC connection as messages: datagrams and `now_ns` in, datagrams and events out. A Carrier.
 
-What aioquic 1.7 lacks and this module supplies:
+First the handshake, then the plane. Above both, one bidirectional stream carries control bytes (number 0, opened by the
+client, urgent), and each message is a unidirectional stream: its header, its payload from the caller's memory, the end.
 
-- Back-pressure. `send_stream_data` takes everything. Messages are fed from the caller's memory in slices, so that
-  QUIC's own buffers hold at most about two congestion windows.
-- Placement. Bytes of a message stream are written straight into the buffer that its header asks for.
+States: handshake under way; open, from `Authenticated` on (a client keeps its handshake until it is confirmed, and has
+it repeat what may be lost); ended: by the peer, by time, or by us. Whatever ends it is told once, by one event; what the
+peer got wrong is a ProtocolError, and the caller closes.
 
-Private names used: QuicConnection._streams, ._spaces, ._loss, ._state, ._close_event, ._close_pending, ._network_paths,
-._quic_logger, ._cryptos, ._packet_number, ._handshake_confirmed, ._max_datagram_size; QuicPacketRecovery._rtt_*;
-tls.Context._peer_certificate, ._peer_certificate_chain; QuicStreamSender._buffer.
+A message that arrives: its header is held until it is whole, for `header_ns` at most; then the sink says where the
+payload belongs, and the rest of the stream goes straight there (`ReceiveStream.direct`). What nobody wants, or wants any
+more, is stopped. Before there is a sink messages wait in what QUIC holds of them, within a bound of their own.
 """
 
 from __future__ import annotations
 
-import math
+import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from aioquic import tls
-from aioquic.quic import events as quic_events
-from aioquic.quic.connection import QuicConnection, QuicConnectionState
-from aioquic.quic.packet import QuicErrorCode
 
 from quicoll_transport.carrier import (
     CLOSE_NORMAL,
@@ -35,104 +30,72 @@ from quicoll_transport.carrier import (
 )
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.link.frames import HEADER_SIZE, Header
-from quicoll_transport.quic.delivery import DeliveryRate
-from quicoll_transport.quic.patched import PatchedConnection, configuration
-from quicoll_transport.quic.terms import SessionConfig, error_name
+from quicoll_transport.net.runs import DatagramRun, joined
+from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
+from quicoll_transport.quic.mtu import PathMtu
+from quicoll_transport.quic.plane import Plane
+from quicoll_transport.quic.terms import CONTROLLERS, DATAGRAM_BYTES, SessionConfig, error_name
 
 if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger
 
     from quicoll_transport.link.posted import Inflow
     from quicoll_transport.net.addresses import Address
+    from quicoll_transport.quic.handshake import Handover
+    from quicoll_transport.quic.streams import ReceiveStream, SendStream
     from quicoll_transport.security.credentials import Credentials
 
-__all__ = ["Session"]
+__all__ = ["RESET_KEY_BYTES", "Session"]
 
+RESET_KEY_BYTES = 32
 _CONTROL_STREAM = 0
-_FEED_BYTES = 64 * 1024  # slice given to QUIC at a time, so that several messages share the path
-_FEED_STREAMS = 8  # messages fed at the same time
-_FEED_FLOOR = 256 * 1024  # unacknowledged bytes that QUIC may hold however small its window is
-_FEED_CEILING = 64 << 20  # and however large
-_EARLY_BYTES = 4 << 20  # message bytes that may overtake the peer's Hello, 64 for each piece added
+_EARLY_BYTES = 4 << 20  # message bytes that may overtake the peer's Hello
 _CONTROL_BYTES = 32 << 20  # control messages that the peer has not acknowledged
 
 
-@dataclass(slots=True, eq=False)
-class _Feed:
-    """A message being sent: header first, then the payload from the caller's memory."""
-
-    key: object
-    header: bytes
-    payload: memoryview
-    stream_id: int = -1
-    offset: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Inbound:
-    """A message stream of the peer: header bytes until they are complete, then the flow that takes the payload."""
-
-    header: bytearray
-    inflow: Inflow | None = None
-    refused: bool = False
-
-
-def _after(at: float) -> int:
-    """Return the nanosecond after a time of the QUIC library's, which counts in floats.
-
-    Late rather than early, and late enough: it declares a packet lost where `sent <= now - delay`, and wakes for that
-    at `sent + delay`. The difference may be a rounding error short of what was added (with delays of 9/8 of a round
-    trip, RFC 9002 section 6.1.2, halves to be rounded are common); then nothing is lost, and the same time is due
-    again, for as long as the clock stands still.
-    """
-    return int((at + 4 * math.ulp(at)) * 1e9) + 1
-
-
-def _closed(code: int, reason: str) -> Closed:
-    return Closed(code, reason, error_name(code))
-
-
 class Session:
-    """One QUIC connection: a Carrier. Create with `client`, or through a Gate for the server side."""
+    """See the module's head. Create with `client`, or through a Gate for the server side."""
 
     def __init__(
         self,
-        connection: QuicConnection,
+        handshake: Handshake,
         *,
-        is_client: bool,
         cids: Sequence[bytes],
         config: SessionConfig,
+        reset_key: bytes,
+        qlog: QuicLogger | None = None,
     ) -> None:
-        self._quic = connection
-        self.is_client = is_client
-        self.cids: list[bytes] = list(cids)  # connection ids whose datagrams are for this session
+        """Begin with a handshake.
+
+        Args:
+            handshake: Of either side, not fed with anything yet.
+            cids: By which datagrams find it.
+            config: Of the connection.
+            reset_key: For stateless reset tokens.
+            qlog: Gets the trace at the end; None: nobody traces.
+        """
+        self.is_client = handshake.is_client
+        self.cids: list[bytes] = list(cids)
         self.retired_cids: list[bytes] = []
-        self.heard_ns: int | None = None  # when the last authenticated packet arrived
-        self.closed = False
+        self.resets = 0
+        self._handshake = handshake
+        self._plane: Plane | None = None
+        self._config = config
+        self._reset_key = reset_key
+        self._qlog = qlog
+        self._most_datagram: int | None = None
         self._events: deque[CarrierEvent] = deque()
-        self._sink: MessageSink | None = None
-        self._early: list[tuple[int, bytes, bool]] = []
-        self._early_bytes = 0
-        self._control_ready = is_client
-        self._control_waiting = bytearray()
-        self._inbound: dict[int, _Inbound] = {}
-        self._waiting: deque[_Feed] = deque()
-        self._feeding: deque[_Feed] = deque()
-        self._open: dict[int, _Feed] = {}
-        self._delivery = DeliveryRate()
-        self._acknowledged = 0  # bytes of messages, when slices were last given to QUIC
-        self.bytes_fed = 0  # payload bytes given to QUIC, to measure what was sent again
-        self._last_received: float | None = None
-        self.key_updates = 0  # of both sides together
-        self._key_packets = config.key_packets
-        self._key_phase = 0
-        self._key_asked = False
-        self._key_since = 0  # number of the first packet that may be under the present key
-        self.resets = 0  # message streams that the peer gave up
-        self._forged_packets = config.forged_packets
-        self._header_ns = config.header_ns
-        self._headers: dict[int, int] = {}  # streams whose header has begun, and until when it has to be whole
+        self._told = False  # how it ended
+        self._closed_here = False
         self._now_ns = 0
+        self._sink: MessageSink | None = None
+        self._early: dict[int, ReceiveStream] = {}
+        self._headers: dict[int, int] = {}  # streams whose header has begun, and until when it has to be whole
+        self._control: SendStream | None = None
+        self._control_waiting = bytearray()  # until there is a stream for it
+        self._control_taken = 0
+        self._waiting: list[tuple[object, bytes, memoryview]] = []  # messages, until the handshake is done
+        self._sending: dict[int, list[SendStream]] = {}  # by the identity of their keys
 
     @classmethod
     def client(
@@ -145,302 +108,319 @@ class Session:
         qlog: QuicLogger | None = None,
     ) -> Session:
         """Dial `address`; the first datagrams are ready at once. No credentials means none are shown (tests)."""
-        quic = configuration(credentials, config, is_client=True)
+        quic = handshake_configuration(credentials, config, is_client=True)
         quic.quic_logger = qlog
-        connection = PatchedConnection(configuration=quic)
-        connection.connect(address, now_ns / 1e9)
-        return cls(connection, is_client=True, cids=[connection.host_cid], config=config)
+        handshake = Handshake(quic, local_parameters(config))
+        handshake.connect(address, now_ns)
+        return cls(handshake, cids=[handshake.cid], config=config, reset_key=os.urandom(RESET_KEY_BYTES), qlog=qlog)
 
     # -- datagrams and time --------------------------------------------------------------------------------------
 
-    def receive(self, datagrams: Sequence[bytes], address: Address, now_ns: int) -> None:
-        """Take a run of datagrams from one address; see Carrier."""
+    def receive(self, run: DatagramRun, now_ns: int) -> None:
+        """Take a run of datagrams; see Carrier."""
         self._now_ns = now_ns
-        for data in datagrams:
-            self._receive(data, address, now_ns)
+        plane = self._plane
+        if plane is not None and not any(byte & 0x80 for byte in run.memory[:: run.size]):
+            plane.receive(run, now_ns)
+        else:
+            for data in run.datagrams():
+                self._receive_one(data, run.address, now_ns)
+        self._look()
 
-    def _receive(self, data: bytes, address: Address, now_ns: int) -> None:
-        self._quic.receive_datagram(data, address, now_ns / 1e9)
-        if isinstance(self._quic, PatchedConnection) and self._quic.forged_packets >= self._forged_packets:
-            # No fault of the peer: somebody else forges, so the link may be resumed.
-            self._quic.close(error_code=QuicErrorCode.AEAD_LIMIT_REACHED, reason_phrase="too many forged packets")
-        self._watch_keys(self._quic._packet_number)
-        received = self._quic._spaces[tls.Epoch.ONE_RTT].largest_received_time if self._quic._spaces else None
-        if received is not None and received != self._last_received:
-            self._last_received = received
-            self.heard_ns = now_ns
-        self._drain()
-        if not self.closed and self._quic._state is QuicConnectionState.DRAINING:
-            # The peer has closed; aioquic would say so three probe timeouts later (RFC 9000 section 10.2.2).
-            self.closed = True
-            end = self._quic._close_event
-            if end is not None:
-                self._events.append(_closed(end.error_code, end.reason_phrase))
+    def _receive_one(self, data: memoryview, address: Address, now_ns: int) -> None:
+        short: bytes | memoryview | None = data
+        if self._plane is None or data[0] & 0x80:
+            short = self._handshake.receive(data, address, now_ns)
+            if self._plane is None and self._handshake.handover is not None:
+                self._take_over(self._handshake.handover, now_ns)
+        if short is not None and self._plane is not None:
+            self._plane.receive_one(short, address, now_ns)
+
+    def _take_over(self, handover: Handover, now_ns: int) -> None:
+        """The handshake is complete: everything else is the plane's."""
+        config = self._config
+        plane = self._plane = Plane(
+            handover,
+            reader=self,
+            controller=CONTROLLERS[config.congestion],
+            mtu=PathMtu(config.datagram_bytes or DATAGRAM_BYTES),
+            key_packets=config.key_packets,
+            forged_packets=config.forged_packets,
+            initial_rtt_ns=config.initial_rtt_ns,
+            reset_key=self._reset_key,
+            draw=lambda n: os.urandom(n),
+            now_ns=now_ns,
+        )
+        plane.outbound.on_gone = self._stream_gone
+        if self._most_datagram is not None:
+            plane.mtu.limit(self._most_datagram)
+        self._events.append(Authenticated(handover.certificate, handover.chain))
+        if self.is_client:
+            self._begin_control(plane.outbound.open(unidirectional=False, urgent=True))
+        for key, header, payload in self._waiting:
+            self.start_message(key, header, payload)
+        self._waiting.clear()
+        for packet in handover.early:
+            plane.receive_one(packet, handover.address, now_ns)
+
+    def _look(self) -> None:
+        """See what has become of the connection."""
+        plane = self._plane
+        if plane is None:
+            self._tell_failure()
+            return
+        self.cids += plane.own_ids.fresh
+        self.retired_cids += plane.own_ids.gone
+        plane.own_ids.fresh.clear()
+        plane.own_ids.gone.clear()
+        if plane.confirmed:
+            self._handshake.confirm()
+        else:
+            self._tell_failure()
+        if plane.violation is not None and not self._closed_here:
+            self._closed_here = self._told = True
+            raise ProtocolError(plane.violation)
+
+    def _tell_failure(self) -> None:
+        failed = self._handshake.failed
+        if failed is not None and not self._told:
+            self._told = True
+            self._events.append(failed)
+
+    @property
+    def _end_is_news(self) -> bool:
+        """Whether the connection has ended by itself and nobody was told; after the last words."""
+        plane = self._plane
+        if plane is None or plane.cause is None or self._told or self._closed_here:
+            return False
+        return not plane.ending.has_words
 
     def handle_timer(self, now_ns: int) -> None:
         """Do what is due; see Carrier. Raises ProtocolError when the peer has taken too long over a header."""
         self._now_ns = now_ns
-        if (due := self._quic.get_timer()) is not None and due * 1e9 <= now_ns:
-            self._quic.handle_timer(now_ns / 1e9)
-            self._drain()
+        self._handshake.handle_timer(now_ns)
+        if self._plane is not None:
+            self._plane.handle_timer(now_ns)
+        self._look()
         if self._headers and now_ns >= next(iter(self._headers.values())):
-            raise ProtocolError(f"the header of a message took more than {self._header_ns / 1e9:g} s")
+            raise ProtocolError(f"the header of a message took more than {self._config.header_ns / 1e9:g} s")
 
     def next_timer(self) -> int | None:
-        at = self._quic.get_timer()
-        due = None if at is None else _after(at)
+        if self._end_is_news:
+            return self._now_ns
+        due = self._handshake.next_timer()
+        times = [self._plane.next_timer() if self._plane is not None else None]
         if self._headers:  # they begin in the order of time, so the first is the earliest
-            header = next(iter(self._headers.values()))
-            due = header if due is None else min(due, header)
+            times.append(next(iter(self._headers.values())))
+        for at in times:
+            if at is not None and (due is None or at < due):
+                due = at
         return due
 
-    def datagrams_to_send(self, now_ns: int) -> list[tuple[bytes, Address]]:
-        self._feed()
-        self._measure(now_ns)
-        closing = self._quic._close_pending
-        self._renew_keys()
-        first = self._quic._packet_number
-        out = self._quic.datagrams_to_send(now_ns / 1e9)
-        self._watch_keys(first)
-        if closing and self._quic._network_paths:
-            # aioquic leaves its last words out of the limit on unvalidated addresses (RFC 9000 section 8.1).
-            path = self._quic._network_paths[0]
-            if not path.is_validated and path.bytes_sent > 3 * path.bytes_received:
-                return []
+    def datagrams_to_send(self, now_ns: int) -> list[DatagramRun]:
+        self._now_ns = now_ns
+        out = joined(self._handshake.datagrams_to_send(now_ns))
+        if self._plane is not None:
+            out += self._plane.datagrams(now_ns)
         return out
 
-    def path_stats(self) -> PathStats:
-        loss = self._quic._loss
-        known = loss._rtt_initialized
-        return PathStats(
-            rtt_ns=int(loss._rtt_smoothed * 1e9) if known else None,
-            rttvar_ns=int(loss._rtt_variance * 1e9) if known else None,
-            min_rtt_ns=int(loss._rtt_min * 1e9) if known else None,
-            cwnd=loss.congestion_window,
-            bytes_in_flight=loss.bytes_in_flight,
-            lost_packets=self._quic.lost_packets if isinstance(self._quic, PatchedConnection) else 0,
-            delivery_rate=self._delivery.rate,
-        )
+    def next_event(self) -> CarrierEvent | None:
+        if self._events:
+            return self._events.popleft()
+        if self._end_is_news and self._plane is not None and (cause := self._plane.cause) is not None:
+            self._told = True
+            return Closed(cause.code, cause.reason, error_name(cause.code))
+        return None
 
-    def limit_datagrams(self, most: int) -> None:
-        """Send datagrams of `most` bytes at most from now on (never below what QUIC needs); what was lost for its size
-        is sent again in smaller ones, as after any loss (RFC 9000 section 14.2.1)."""
-        self._quic._max_datagram_size = max(1200, min(most, self._quic._max_datagram_size))
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has ended, or is about to."""
+        return self._told or self._closed_here or (self._plane is not None and self._plane.cause is not None)
+
+    @property
+    def heard_ns(self) -> int | None:
+        """When the last authentic packet arrived; see Carrier."""
+        return None if self._plane is None else self._plane.heard_ns
 
     @property
     def peer_address(self) -> Address | None:
-        return self._quic.get_peer_address()
+        return self._handshake.peer_address if self._plane is None else self._plane.paths.current.address
 
-    def next_event(self) -> CarrierEvent | None:
-        return self._events.popleft() if self._events else None
+    @property
+    def key_updates(self) -> int:
+        """How often the keys were changed, by either side."""
+        return 0 if self._plane is None else self._plane.keys.updates
+
+    @property
+    def forged_packets(self) -> int:
+        """Packets that failed their authentication."""
+        return 0 if self._plane is None else self._plane.keys.forged
+
+    def path_stats(self) -> PathStats:
+        plane = self._plane
+        if plane is None:
+            return PathStats(
+                rtt_ns=None, rttvar_ns=None, min_rtt_ns=None, cwnd=0, bytes_in_flight=0, lost_packets=0,
+                delivery_rate=None,
+            )  # fmt: skip
+        recovery, rtt = plane.recovery, plane.recovery.rtt
+        known = rtt.min_ns is not None
+        return PathStats(
+            rtt_ns=rtt.smoothed_ns if known else None,
+            rttvar_ns=rtt.variance_ns if known else None,
+            min_rtt_ns=rtt.min_ns,
+            cwnd=recovery.controller.window,
+            bytes_in_flight=recovery.in_flight,
+            lost_packets=recovery.lost_packets,
+            delivery_rate=recovery.delivery_rate,
+        )
 
     # -- what the link asks for ----------------------------------------------------------------------------------
+
+    def limit_datagrams(self, most: int) -> None:
+        """Send datagrams of `most` bytes at most from now on, see Carrier; never below what QUIC needs."""
+        self._most_datagram = most
+        if self._plane is not None:
+            self._plane.mtu.limit(most)
 
     def attach(self, sink: MessageSink) -> None:
         """From now on messages go to `sink`; those that overtook the Hello first."""
         self._sink = sink
-        early, self._early = self._early, []
-        for stream_id, data, fin in early:
-            self._message_data(sink, stream_id, data, fin)
+        early, self._early = self._early, {}
+        for stream in early.values():
+            if self._plane is not None:
+                self._plane.inbound.again(stream)
 
     def send_control(self, data: bytes) -> None:
         """Queue words for the control stream. Raises ProtocolError when the peer lets too many of them wait."""
-        if self._control_ready:
-            self._quic.send_stream_data(_CONTROL_STREAM, data)
-            if len(self._quic._streams[_CONTROL_STREAM].sender._buffer) > _CONTROL_BYTES:
-                raise ProtocolError("the peer does not take our control messages")
-        else:  # the client opens the control stream; until then our words wait
+        waiting = len(data)
+        if self._control is None or self._plane is None:  # the client opens the stream, once it has a connection
             self._control_waiting += data
+            waiting = len(self._control_waiting)
+        elif self._plane.ending.is_open:
+            self._plane.outbound.write(self._control, data)
+            waiting = self._control.waiting
+        if waiting > _CONTROL_BYTES:
+            raise ProtocolError("the peer does not take our control messages")
 
     def start_message(self, key: object, header: bytes, payload: memoryview) -> None:
-        """Queue a message; it is fed as the path takes it. `key` names it for `reset_message`."""
-        self._waiting.append(_Feed(key, header, payload))
+        """Queue a message; it is sent as the path takes it. `key` names it for `reset_message`."""
+        if self._plane is None:
+            self._waiting.append((key, header, payload))
+            return
+        outbound = self._plane.outbound
+        stream = outbound.open(key)
+        self._sending.setdefault(id(key), []).append(stream)
+        outbound.write(stream, header)
+        outbound.write(stream, payload, fin=True)
 
     def reset_message(self, key: object) -> None:
         """Stop sending a message at once; unknown keys (already sent) are fine."""
-        self._waiting = deque(feed for feed in self._waiting if feed.key is not key)
-        self._feeding = deque(feed for feed in self._feeding if feed.key is not key)
-        for stream_id in [stream_id for stream_id, feed in self._open.items() if feed.key is key]:
-            self._reset_stream(stream_id)
+        self._waiting = [waiting for waiting in self._waiting if waiting[0] is not key]
+        if self._plane is not None:
+            for stream in list(self._sending.get(id(key), ())):
+                self._plane.outbound.reset(stream, CLOSE_NORMAL)
 
     def close(self, code: int, reason: str) -> None:
-        if not self.closed:
-            self._quic.close(error_code=code, reason_phrase=reason)
+        if self._plane is None:
+            self._handshake.close(code, reason)
+        elif self._plane.ending.is_open:
+            self._plane.close(code, reason)
+        self._closed_here = True
 
     def release(self) -> None:
         """Let go of everything that is the caller's, and hand the qlog trace, if there is one, to its directory."""
         self._sink = None
-        self._early.clear()
-        for table in (self._waiting, self._feeding, self._open, self._inbound, self._headers):
+        if self._plane is not None:
+            self._plane.release()
+        for table in (self._waiting, self._sending, self._early, self._headers):
             table.clear()
-        trace, self._quic._quic_logger = self._quic._quic_logger, None
-        logger = self._quic.configuration.quic_logger
-        if trace is not None and logger is not None:
-            logger.end_trace(trace)
+        trace, self._handshake.trace = self._handshake.trace, None
+        if trace is not None and self._qlog is not None:
+            self._qlog.end_trace(trace)
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    # -- control ---------------------------------------------------------------------------------------------------
 
-    def _watch_keys(self, first: int) -> None:
-        """Notice that the keys have changed, by either side; a datagram holds one short header, so at most one change.
+    def _begin_control(self, stream: SendStream) -> None:
+        self._control = stream
+        if self._control_waiting and self._plane is not None:
+            self._plane.outbound.write(stream, bytes(self._control_waiting))
+            self._control_waiting.clear()
 
-        first: number of the first packet that can be under the new ones.
-        """
-        crypto = self._quic._cryptos.get(tls.Epoch.ONE_RTT)
-        if crypto is not None and crypto.send.key_phase != self._key_phase:
-            self._key_phase = crypto.send.key_phase
-            self._key_since = first
-            self._key_asked = False
-            self.key_updates += 1
-
-    def _renew_keys(self) -> None:
-        """Ask for the next keys in time (RFC 9001 section 6.6), never before the peer has acknowledged a packet under
-        the present ones (section 6.1): two steps ahead of the peer, the phase bit would look like no step at all."""
-        connection, since = self._quic, self._key_since
-        if connection._packet_number - since < self._key_packets or self._key_asked:
-            return
-        if connection._handshake_confirmed and connection._spaces[tls.Epoch.ONE_RTT].largest_acked_packet >= since:
-            self._key_asked = True
-            connection.request_key_update()
-
-    def _reset_stream(self, stream_id: int) -> None:
-        self._delivery.interrupt()  # what it held is no longer held, and was not acknowledged
-        self._open.pop(stream_id, None)
-        self._feeding = deque(feed for feed in self._feeding if feed.stream_id != stream_id)
-        if stream_id in self._quic._streams:
-            self._quic.reset_stream(stream_id, CLOSE_NORMAL)
-
-    def _stop_stream(self, stream_id: int) -> None:
-        if stream_id in self._quic._streams:
-            self._quic.stop_stream(stream_id, CLOSE_NORMAL)
-
-    def _feed(self) -> None:
-        """Give QUIC the next slices: round robin over a few messages, within a bound on what it holds."""
-        if not (self._waiting or self._feeding or self._open):
-            return
-        held = 0
-        for stream_id in list(self._open):
-            stream = self._quic._streams.get(stream_id)
-            if stream is None or stream.sender.is_finished:
-                del self._open[stream_id]
-            else:
-                held += len(stream.sender._buffer)
-        self._acknowledged = self.bytes_fed - held
-        # More than the peer's window (taken to be as wide as ours) could not be under way, only lie here.
-        ceiling = min(_FEED_CEILING, self._quic.configuration.max_data + _FEED_FLOOR)
-        room = min(max(_FEED_FLOOR, 2 * self._quic._loss.congestion_window), ceiling) - held
-        while room > 0:
-            while self._waiting and len(self._feeding) < _FEED_STREAMS:
-                feed = self._waiting.popleft()
-                feed.stream_id = self._quic.get_next_available_stream_id(is_unidirectional=True)
-                fin = not feed.payload
-                self._quic.send_stream_data(feed.stream_id, feed.header, end_stream=fin)
-                self._open[feed.stream_id] = feed
-                room -= len(feed.header)
-                if not fin:
-                    self._feeding.append(feed)
-            if not self._feeding:
-                return
-            feed = self._feeding.popleft()
-            piece = feed.payload[feed.offset : feed.offset + _FEED_BYTES]
-            feed.offset += len(piece)
-            fin = feed.offset >= len(feed.payload)
-            # aioquic appends to a bytearray, for which a memoryview does as well as the bytes it asks for
-            self._quic.send_stream_data(feed.stream_id, piece, end_stream=fin)  # type: ignore[arg-type]
-            room -= len(piece)
-            self.bytes_fed += len(piece)
-            if fin:
-                feed.payload = memoryview(b"")
-            else:
-                self._feeding.append(feed)
-
-    def _measure(self, now_ns: int) -> None:
-        loss = self._quic._loss
-        rtt_ns = int(loss._rtt_smoothed * 1e9) if loss._rtt_initialized else 0
-        more = bool(self._waiting or self._feeding)
-        self._delivery.note(self._acknowledged, now_ns, rtt_ns=rtt_ns, more=more)
-
-    def _drain(self) -> None:
-        while (event := self._quic.next_event()) is not None:
-            match event:
-                case quic_events.StreamDataReceived():
-                    self._stream_data(event.stream_id, event.data, event.end_stream)
-                case quic_events.StreamReset(stream_id=0) | quic_events.StopSendingReceived(stream_id=0):
-                    raise ProtocolError("the peer gave up the control stream")
-                case quic_events.StreamReset():
-                    self.resets += 1
-                    self._headers.pop(event.stream_id, None)
-                    inbound = self._inbound.pop(event.stream_id, None)
-                    self._early = [piece for piece in self._early if piece[0] != event.stream_id]
-                    if inbound is not None and inbound.inflow is not None and self._sink is not None:
-                        self._sink.message_reset(inbound.inflow)
-                case quic_events.StopSendingReceived():
-                    self._reset_stream(event.stream_id)
-                case quic_events.HandshakeCompleted():
-                    if event.session_resumed or event.early_data_accepted:
-                        raise ProtocolError("a resumed handshake, though no ticket was ever issued")
-                    self._events.append(
-                        Authenticated(self._quic.tls._peer_certificate, tuple(self._quic.tls._peer_certificate_chain))
-                    )
-                case quic_events.ConnectionTerminated() if not self.closed:
-                    self.closed = True
-                    self._events.append(_closed(event.error_code, event.reason_phrase))
-                case quic_events.ConnectionIdIssued():
-                    self.cids.append(event.connection_id)
-                case quic_events.ConnectionIdRetired():
-                    self.retired_cids.append(event.connection_id)
-
-    def _stream_data(self, stream_id: int, data: bytes, fin: bool) -> None:
-        if stream_id == _CONTROL_STREAM:
-            if fin:
-                raise ProtocolError("the peer ended the control stream")
-            if not self._control_ready:
-                self._control_ready = True
-                if self._control_waiting:
-                    self._quic.send_stream_data(_CONTROL_STREAM, bytes(self._control_waiting))
-                    self._control_waiting.clear()
+    def _control_arrived(self, stream: ReceiveStream) -> None:
+        data = stream.read()
+        self._control_taken += len(data)
+        if self._control is None and self._plane is not None:
+            self._begin_control(self._plane.outbound.respond(_CONTROL_STREAM, urgent=True))
+        if data:
             self._events.append(ControlData(data))
-        elif not stream_id & 2:
-            raise ProtocolError("the peer opened a second bidirectional stream")
-        elif self._sink is None:
-            self._early_bytes += len(data) + 64
-            if self._early_bytes > _EARLY_BYTES:
-                raise ProtocolError("the peer sends messages without saying Hello")
-            self._early.append((stream_id, data, fin))
-        else:
-            self._message_data(self._sink, stream_id, data, fin)
+        if stream.is_whole:
+            raise ProtocolError("the peer ended the control stream")
 
-    def _message_data(self, sink: MessageSink, stream_id: int, data: bytes, fin: bool) -> None:
-        inbound = self._inbound.get(stream_id)
-        if inbound is None:
-            inbound = self._inbound[stream_id] = _Inbound(bytearray())
-        view = memoryview(data)
-        if inbound.inflow is None and not inbound.refused:
-            need = HEADER_SIZE - len(inbound.header)
-            inbound.header += view[:need]
-            view = view[need:]
-            if len(inbound.header) < HEADER_SIZE:
-                self._headers.setdefault(stream_id, self._now_ns + self._header_ns)
-            else:
-                self._headers.pop(stream_id, None)
-                inbound.inflow = sink.message_begin(Header.decode(inbound.header))
-                inbound.refused = inbound.inflow is None
-                if inbound.refused and not fin:
-                    self._stop_stream(stream_id)
-        inflow = inbound.inflow
-        if inflow is not None:
-            if view and inflow.alive:
-                end = inflow.filled + len(view)
-                if end > inflow.header.length:
-                    raise ProtocolError(f"message {inflow.header.sequence} is longer than its header says")
-                inflow.view[inflow.filled : end] = view
-                inflow.filled = end
-            elif view and not inbound.refused:
-                inbound.refused = True
-                if not fin:
-                    self._stop_stream(stream_id)
-        if fin:
-            self._inbound.pop(stream_id, None)
+    def _stream_gone(self, stream: SendStream) -> None:
+        """A stream of ours is through, or was given up: by us, or because the peer asked for that."""
+        if stream is self._control:
+            raise ProtocolError("the peer gave up the control stream")
+        streams = self._sending.get(id(stream.key), [])
+        if stream in streams:
+            streams.remove(stream)
+        if not streams:
+            self._sending.pop(id(stream.key), None)
+
+    # -- messages that arrive --------------------------------------------------------------------------------------
+
+    def stream_arrived(self, stream: ReceiveStream) -> None:
+        """Take what a stream brought; see StreamReader."""
+        if stream.id == _CONTROL_STREAM:
+            self._control_arrived(stream)
+        elif not stream.id & 2:
+            raise ProtocolError("the peer opened a second bidirectional stream")
+        elif self._sink is not None:
+            self._message_arrived(self._sink, stream)
+        else:
+            self._early[stream.id] = stream
+            if self._plane is not None and self._plane.inbound.received - self._control_taken > _EARLY_BYTES:
+                raise ProtocolError("the peer sends messages without saying Hello")
+
+    def stream_reset(self, stream: ReceiveStream, code: int) -> None:
+        """Take note that a stream was given up; see StreamReader."""
+        if stream.id == _CONTROL_STREAM:
+            raise ProtocolError("the peer gave up the control stream")
+        self.resets += 1
+        self._headers.pop(stream.id, None)
+        self._early.pop(stream.id, None)
+        inflow: Inflow | None = stream.key
+        if inflow is not None and self._sink is not None:
+            self._sink.message_reset(inflow)
+
+    def _message_arrived(self, sink: MessageSink, stream: ReceiveStream) -> None:
+        plane = self._plane
+        if plane is None:
+            return
+        if not stream.is_direct and not self._begin_message(plane, sink, stream):
+            return
+        inflow: Inflow | None = stream.key
+        if stream.is_whole:
             if inflow is not None:
                 sink.message_end(inflow)
-            elif not inbound.refused:
-                raise ProtocolError(f"a message stream ends inside its header ({len(inbound.header)} bytes)")
+        elif inflow is not None and not inflow.alive:
+            plane.inbound.stop(stream, CLOSE_NORMAL)
+
+    def _begin_message(self, plane: Plane, sink: MessageSink, stream: ReceiveStream) -> bool:
+        """Say where the payload goes, if the header is whole; return whether it is."""
+        header = stream.peek(HEADER_SIZE)
+        if header is None:
+            if stream.is_whole:
+                raise ProtocolError(f"a message stream ends inside its header ({stream.upto} bytes)")
+            self._headers.setdefault(stream.id, self._now_ns + self._config.header_ns)
+            return False
+        self._headers.pop(stream.id, None)
+        inflow = sink.message_begin(Header.decode(header))
+        if inflow is None:
+            plane.inbound.stop(stream, CLOSE_NORMAL)
+        else:
+            stream.key = inflow
+            stream.direct(inflow, HEADER_SIZE)
+        return True

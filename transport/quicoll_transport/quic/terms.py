@@ -6,11 +6,12 @@ here too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from aioquic.quic import connection as _registers  # noqa: F401 - cubic and reno
-from aioquic.quic.congestion.base import create_congestion_control
+import numpy as np
 from aioquic.quic.packet import QuicErrorCode
 
 from quicoll_transport.carrier import (
@@ -22,16 +23,27 @@ from quicoll_transport.carrier import (
     CLOSE_REPLACED,
 )
 from quicoll_transport.errors import ConfigurationError
+from quicoll_transport.quic.cubic import Cubic
+from quicoll_transport.quic.newreno import NewReno
+
+if TYPE_CHECKING:
+    from quicoll_transport.net.runs import DatagramRun
+    from quicoll_transport.quic.controller import Controller
 
 __all__ = [
     "ALPN",
     "CID_LENGTH",
+    "CONTROLLERS",
     "DATAGRAM_BYTES",
     "SessionConfig",
     "destination_cid",
+    "destinations",
     "error_name",
     "is_unauthenticated_initial",
 ]
+
+CONTROLLERS: dict[str, Callable[[int], Controller]] = {"cubic": Cubic, "reno": NewReno}
+"""Congestion control by name: each makes a Controller for a path with datagrams of so many bytes."""
 
 ALPN = "quicoll/1"
 CID_LENGTH = 8
@@ -78,7 +90,9 @@ class SessionConfig:
         for name in ("idle_ns", "window_bytes", "initial_rtt_ns"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be positive, is {getattr(self, name)}")
-        _demand_congestion(self.congestion)
+        if self.congestion not in CONTROLLERS:
+            known = ", ".join(sorted(CONTROLLERS))
+            raise ConfigurationError(f"congestion {self.congestion!r} is not known; there are {known}")
         if not 1 <= self.forged_packets <= _MOST_FORGED:
             raise ConfigurationError(f"forged_packets must be 1 to {_MOST_FORGED}, is {self.forged_packets}")
         if self.header_ns <= 0:
@@ -87,28 +101,42 @@ class SessionConfig:
             raise ConfigurationError(f"key_packets must be 1 to {_MOST_KEY_PACKETS}, is {self.key_packets}")
 
 
-@cache
-def _demand_congestion(name: str) -> None:
-    try:
-        create_congestion_control(name, max_datagram_size=DATAGRAM_BYTES)
-    except Exception as error:  # the library raises nothing narrower, and would at the first connection only
-        raise ConfigurationError(
-            f"congestion {name!r} is not known; take cubic, reno or one that is registered"
-        ) from error
-
-
-def destination_cid(data: bytes) -> bytes | None:
+def destination_cid(data: bytes | memoryview) -> bytes | None:
     """Return the connection id that a datagram is for, or None when it is no QUIC packet of ours (RFC 8999)."""
     if not data:
         return None
     if data[0] & 0x80:
         if len(data) < 6 or len(data) < 6 + data[5]:
             return None
-        return data[6 : 6 + data[5]]
-    return data[1 : 1 + CID_LENGTH] if len(data) > CID_LENGTH else None
+        return bytes(data[6 : 6 + data[5]])
+    return bytes(data[1 : 1 + CID_LENGTH]) if len(data) > CID_LENGTH else None
 
 
-def is_unauthenticated_initial(data: bytes) -> bool:
+def destinations(run: DatagramRun) -> list[tuple[bytes | None, DatagramRun]]:
+    """Return a run in parts, in order, each of one header form (RFC 8999) and with the connection id that it is for."""
+    memory, size, count = run.memory, run.size, len(run)
+    cid = destination_cid(memory[:size])
+    if count == 1:
+        return [(cid, run)]
+    whole = len(memory) // size
+    if cid is not None and whole > 1:
+        # The usual case, seen at once: all have the first one's head, up to the end of its id.
+        head = 6 + len(cid) if memory[0] & 0x80 else 1 + CID_LENGTH
+        rows = np.frombuffer(memory, np.uint8, whole * size).reshape(whole, size)[:, :head]
+        alike = ((rows[:, 0] ^ rows[0, 0]) < 0x80).all() and (rows[:, 1:] == rows[0, 1:]).all()
+        if alike and (whole == count or _leads(memory[whole * size :]) == _leads(memory[:size])):
+            return [(cid, run)]
+    leads = [_leads(datagram) for datagram in run.datagrams()]
+    starts = [i for i in range(count) if i == 0 or leads[i] != leads[i - 1]]
+    return [(leads[start][1], run.part(start, stop)) for start, stop in pairwise([*starts, count])]
+
+
+def _leads(data: memoryview) -> tuple[int, bytes | None]:
+    """Return the header form of a datagram and where it leads."""
+    return data[0] & 0x80, destination_cid(data)
+
+
+def is_unauthenticated_initial(data: bytes | memoryview) -> bool:
     """Return whether a datagram starts with a QUIC v1 Initial packet: the only kind that may make us keep anything."""
     return len(data) > 4 and data[0] & 0xF0 == 0xC0 and data[1:5] == b"\x00\x00\x00\x01"
 

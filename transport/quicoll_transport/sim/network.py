@@ -43,7 +43,7 @@ from quicoll_transport.faults.compose import (
     Reorder,
     Rule,
 )
-from quicoll_transport.net.udp import Trouble
+from quicoll_transport.net.trouble import Trouble
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 
 from quicoll_transport.errors import AddressError
 from quicoll_transport.net.addresses import canonical, is_numeric
+from quicoll_transport.net.runs import apart, joined
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
-    from quicoll_transport.net.udp import OnDatagrams, OnUnreachable, Trouble
+    from quicoll_transport.net.runs import DatagramRun
+    from quicoll_transport.net.trouble import Trouble
+    from quicoll_transport.net.udp import OnRuns, OnUnreachable
     from quicoll_transport.sim.loop import HostLoop
 
 __all__ = ["SimulatedSocket"]
@@ -51,24 +54,24 @@ class SimulatedSocket:
         self._buffer: deque[tuple[bytes, Address]] = deque()
         self._bytes = 0
         self._reads = False
-        self._on_datagrams: OnDatagrams | None = None
+        self._on_runs: OnRuns | None = None
         self._on_unreachable: OnUnreachable | None = None
         interface.sockets[port] = self
 
-    def start(self, on_datagrams: OnDatagrams, on_unreachable: OnUnreachable) -> None:
+    def start(self, on_runs: OnRuns, on_unreachable: OnUnreachable) -> None:
         if self.interface.sockets.get(self.local_address[1]) is not self:
             raise AddressError(f"the socket on {self.local_address[0]}:{self.local_address[1]} is closed")
-        self._on_datagrams = on_datagrams
+        self._on_runs = on_runs
         self._on_unreachable = on_unreachable
         self._wake()
 
-    def send(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+    def send(self, runs: Sequence[DatagramRun]) -> None:
         interface = self.interface
         if interface.sockets.get(self.local_address[1]) is not self:
             return
         network = interface.network
-        for data, address in datagrams:
-            network.send(self, bytes(data), address)
+        for data, address in apart(runs):
+            network.send(self, data, address)
 
     async def resolve(self, host: str, port: int) -> list[Address]:
         ip = host if is_numeric(host) else self.interface.network.resolve(host)
@@ -83,7 +86,7 @@ class SimulatedSocket:
     def sever(self) -> None:
         """Close at once and drop what was received; no callback is called any more."""
         del self.interface.sockets[self.local_address[1]]
-        self._on_datagrams = self._on_unreachable = None
+        self._on_runs = self._on_unreachable = None
         self._buffer.clear()
 
     # -- from the network ----------------------------------------------------------------------------------------
@@ -106,7 +109,7 @@ class SimulatedSocket:
             self._on_unreachable(address, trouble)
 
     def _wake(self) -> None:
-        if self._buffer and not self._reads and self._on_datagrams is not None:
+        if self._buffer and not self._reads and self._on_runs is not None:
             self._reads = True
             self._loop.call_soon(self._read)
 
@@ -117,6 +120,6 @@ class SimulatedSocket:
             data, source = self._buffer.popleft()
             self._bytes -= len(data)
             batch.append((data, source))
-        if batch and self._on_datagrams is not None:
-            self._on_datagrams(batch)
+        if batch and self._on_runs is not None:
+            self._on_runs(joined(batch))
         self._wake()

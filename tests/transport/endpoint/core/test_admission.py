@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from datagrams import one
 from endpoint_world import (
     MS,
     Watch,
@@ -28,6 +29,7 @@ from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import ConfigurationError, LinkLost
 from quicoll_transport.link.core import LinkState
 from quicoll_transport.link.frames import Header, Hello, Ping, checksum, encode_control
+from quicoll_transport.net.runs import DatagramRun, apart
 from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.quic import Session, SessionConfig
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
@@ -164,7 +166,7 @@ class Stranger:
         self.session.start_message(0, Header(tag(0), 0, 3, checksum(b"abc")).encode(), memoryview(b"abc"))
         self.closed: asyncio.Future[Closed] = world.loop.create_future()
         self.heard: list[Any] = []
-        self._io.start(self._datagrams, lambda address: None)
+        self._io.start(self._runs, lambda address: None)
         self.flush()
 
     def _now(self) -> int:
@@ -173,9 +175,9 @@ class Stranger:
     def flush(self) -> None:
         self._io.send(self.session.datagrams_to_send(self._now()))
 
-    def _datagrams(self, datagrams: list[tuple[bytes, Any]]) -> None:
-        for data, address in datagrams:
-            self.session.receive([data], address, self._now())
+    def _runs(self, runs: list[DatagramRun]) -> None:
+        for run in runs:
+            self.session.receive(run, self._now())
         while (event := self.session.next_event()) is not None:
             self.heard.append(event)
             if isinstance(event, Closed):
@@ -269,7 +271,7 @@ async def test_unfinished_handshakes_are_bounded_and_expire(world: World) -> Non
         now = round(world.loop.time() * 1e9)
 
         def knock(session: Session) -> None:
-            for data, _ in session.datagrams_to_send(now):
+            for data, _ in apart(session.datagrams_to_send(now)):
                 flood.sendto(data, host.address)
 
         def stranger() -> Session:
@@ -279,7 +281,7 @@ async def test_unfinished_handshakes_are_bounded_and_expire(world: World) -> Non
             session = stranger()
             knock(session)
             while not session._quic._retry_count:
-                session.receive([await world.loop.sock_recv(flood, 65536)], host.address, now)
+                session.receive(one(await world.loop.sock_recv(flood, 65536), host.address), now)
             knock(session)
             await registered.acquire()
         for _ in range(10):

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+from datagrams import one
 from link_pair import payload, tag
 
 from quicoll_transport.carrier import CLOSE_NORMAL, Authenticated
@@ -19,13 +20,14 @@ from quicoll_transport.endpoint.core.terms import (
     LookUp,
     Record,
     ReportError,
-    SendDatagrams,
+    SendRuns,
     Tell,
     Verified,
 )
 from quicoll_transport.errors import AuthenticationError, ConfigurationError
 from quicoll_transport.events import ConnectionDown, ConnectionUp, DialStarted, LinkChanged, PeerRefused
 from quicoll_transport.link.core import LinkState
+from quicoll_transport.net.runs import apart
 from quicoll_transport.quic import Gate, Session, SessionConfig
 from quicoll_transport.security.credentials import Credentials
 from quicoll_transport.security.identity import WORKER, Identity
@@ -111,8 +113,8 @@ class Node:
     def _perform(self) -> None:
         while self.core.actions:
             match action := self.core.actions.popleft():
-                case SendDatagrams():
-                    for data, address in action.datagrams:
+                case SendRuns():
+                    for data, address in apart(action.runs):
                         self.pair.send(self.address, address, data)
                 case LookUp():
                     self.look_ups.append(action)
@@ -157,7 +159,7 @@ class Pair:
             _, _, source, target, data = heapq.heappop(self.under_way)
             for node in nodes:
                 if node.address == target:
-                    node.core.receive([(data, source)], self.now)
+                    node.core.receive([one(data, source)], self.now)
                     node.act()
         for node in nodes:
             at = node.core.next_timer()
@@ -443,7 +445,7 @@ def test_a_core_that_is_shut_closes_everything_and_keeps_nothing(pair: Pair) -> 
     assert (len(pair.a.core.connections), pair.a.core.connections.by_cid, pair.a.core.peers) == (0, {}, {})
     assert pair.a.core.next_timer() is None
     pair.until(lambda: theirs.link.ended)
-    pair.a.core.receive([(bytes(1200), pair.b.address)], pair.now)
+    pair.a.core.receive([one(bytes(1200), pair.b.address)], pair.now)
     pair.a.core.handle_timer(pair.now)
     assert not pair.a.core.actions
 
@@ -460,7 +462,7 @@ def test_what_is_no_datagram_of_ours_changes_nothing(pair: Pair) -> None:
     pair.until(lambda: not pair.under_way)
     before = len(pair.b.core.connections)
     for data in (b"", b"x", bytes(1200), bytes([0xC0, 0, 0, 0, 1]) + bytes(1195)):
-        pair.b.core.receive([(data, ("192.0.2.66", 6))], pair.now)
+        pair.b.core.receive([one(data, ("192.0.2.66", 6))], pair.now)
         pair.b.act()
     assert len(pair.b.core.connections) == before
     assert pair.b.log == []

@@ -11,7 +11,7 @@ from quicoll_transport.link.frames import ControlReader
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Carrier
     from quicoll_transport.endpoint.core.peer import Peer
-    from quicoll_transport.endpoint.core.terms import NodeIdentity
+    from quicoll_transport.endpoint.core.terms import NodeIdentity, SendRuns
     from quicoll_transport.security.limits import Pace
 
 __all__ = ["Connection"]
@@ -35,6 +35,7 @@ class Connection:
     word_since_ns: int | None = None  # when the control message began that has not ended
     word_ns: int | None = None  # until when it must be there
     resets: int = 0  # of the carrier, as far as they were counted
+    sending: SendRuns | None = None  # what the carrier gave last; it may have been sent
     unproved: int = 0  # bytes received before the peer was authenticated
     greeted: bool = False
     answer_ns: int | None = None  # until which a dialled peer must have sent anything at all; None once it has

@@ -54,11 +54,13 @@ from quicoll_transport.endpoint.core.traffic import Traffic
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.events import DialStarted
 from quicoll_transport.link.core import LinkState, ResetMessage, SendControl, StartMessage
+from quicoll_transport.net.runs import joined
 from quicoll_transport.security.limits import Pace
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Dial, Listener, PathStats
     from quicoll_transport.net.addresses import Address
+    from quicoll_transport.net.runs import DatagramRun
 
 __all__ = ["EndpointCore"]
 
@@ -222,26 +224,21 @@ class EndpointCore:
         for peer in [one for one in self.peers.values() if one.fingerprint == fingerprint]:
             peer.link.lose("its certificate is denied", now_ns=now_ns)
 
-    def receive(self, datagrams: Sequence[tuple[bytes, Address]], now_ns: int) -> None:
+    def receive(self, runs: Sequence[DatagramRun], now_ns: int) -> None:
         """Take datagrams that arrived, in order."""
         if self._closed:
             return
         self._actions.now_ns = now_ns
         touched: dict[Connection, None] = {}
-        run: list[bytes] = []  # consecutive datagrams of one connection, from one address
-        present: tuple[Connection, Address] | None = None
-        for data, address in datagrams:
-            if present is not None and (present[1] != address or not self._leads_to(data, present[0])):
-                self.traffic.receive(*present, run, now_ns)
-                run, present = [], None
-            connection = present[0] if present is not None else self._find(data, address, now_ns)
-            if connection is None:
-                continue
-            touched[connection] = None
-            present = (connection, address)
-            run.append(data)
-        if present is not None:
-            self.traffic.receive(*present, run, now_ns)
+        for run in runs:
+            for cid, part in self._listener.destinations(run):
+                if cid is None:
+                    continue
+                connection = self.connections.find(cid)
+                connection, theirs = (connection, part) if connection is not None else self._open_to(part, now_ns)
+                if connection is not None:
+                    touched[connection] = None
+                    self.traffic.receive(connection, theirs, now_ns)
         for connection in touched:
             self._process(connection, now_ns)
             if connection.peer is not None:
@@ -451,25 +448,29 @@ class EndpointCore:
 
     # -- datagrams -----------------------------------------------------------------------------------------------
 
-    def _leads_to(self, data: bytes, connection: Connection) -> bool:
-        cid = self._listener.destination(data)
-        return cid is not None and self.connections.find(cid) is connection
+    def _open_to(self, run: DatagramRun, now_ns: int) -> tuple[Connection | None, DatagramRun]:
+        """Look at datagrams for a carrier that there is not, one by one; a first one may make one.
 
-    def _find(self, data: bytes, address: Address, now_ns: int) -> Connection | None:
-        """Return the connection that a datagram is for; a stranger's first one may make one."""
-        cid = self._listener.destination(data)
-        if cid is None:
-            return None
-        connection = self.connections.find(cid)
-        if connection is not None or self._closing or not self._listener.is_first(data):
-            return connection
+        Returns:
+            The new connection, if there is one, and the datagrams from the one that made it on.
+        """
+        for i, data in enumerate(run.datagrams()):
+            if self._closing or not self._listener.is_first(data):
+                continue
+            admitted = self._admit(bytes(data), run.address, now_ns)
+            if admitted is not None:
+                return admitted, run.part(i, len(run))
+        return None, run
+
+    def _admit(self, data: bytes, address: Address, now_ns: int) -> Connection | None:
+        """Look at the first datagram of a stranger; return its new connection, if it gets one."""
         try:
             admitted = self.admission.admit(data, address, now_ns)
         except Exception as error:
             self._actions.error(error, "a first datagram could not be read")
             return None
         if isinstance(admitted, bytes):
-            self._actions.send([(admitted, address)])
+            self._actions.send(joined([(admitted, address)]))
             return None
         if admitted is not None:
             self.traffic.register(admitted)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from quicoll_transport.events import TransportEvent
     from quicoll_transport.link.core import LinkConfig
     from quicoll_transport.net.addresses import Address
+    from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.security.limits import GuardConfig, PaceConfig
 
 __all__ = [
@@ -28,7 +29,7 @@ __all__ = [
     "NodeIdentity",
     "Record",
     "ReportError",
-    "SendDatagrams",
+    "SendRuns",
     "Tell",
     "Verified",
     "Verify",
@@ -73,9 +74,11 @@ Verify = Callable[["Authenticated"], Verified]
 """Check certificate, chain, dates and denied certificates of a peer; raises AuthenticationError."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendDatagrams:
-    datagrams: list[tuple[bytes, Address]]
+@dataclass(slots=True, eq=False)
+class SendRuns:
+    """Send these, in order. Their memory is the carrier's, and good until it is asked again; see `Traffic`."""
+
+    runs: list[DatagramRun]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ class ReportError:
     error: Exception
 
 
-Action = SendDatagrams | LookUp | CancelLookUp | Tell | Record | ReportError
+Action = SendRuns | LookUp | CancelLookUp | Tell | Record | ReportError
 
 _INFO, _WARNING, _ERROR = 20, 30, 40  # logging's numbers; a core does not import it
 
@@ -143,9 +146,13 @@ class Actions:
     def put(self, action: Action) -> None:
         self.queue.append(action)
 
-    def send(self, datagrams: list[tuple[bytes, Address]]) -> None:
-        if datagrams:
-            self.queue.append(SendDatagrams(datagrams))
+    def send(self, runs: list[DatagramRun]) -> SendRuns | None:
+        """Queue runs of datagrams; return the action, None where there is nothing to send."""
+        if not runs:
+            return None
+        action = SendRuns(runs)
+        self.queue.append(action)
+        return action
 
     def tell(self, event: TransportEvent) -> None:
         self.queue.append(Tell(event))

@@ -8,7 +8,7 @@ table, its carrier lets go of all memory, and the endpoint's core hears of it if
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quicoll_transport.carrier import CLOSE_PROTOCOL, CLOSE_REFUSED, CLOSE_REPLACED
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quicoll_transport.endpoint.core.peer import Peer
     from quicoll_transport.endpoint.core.table import Table
     from quicoll_transport.endpoint.core.terms import Actions
-    from quicoll_transport.net.addresses import Address
+    from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.security.limits import Guard
 
 __all__ = ["Traffic"]
@@ -61,23 +61,34 @@ class Traffic:
         """Note when to look at a connection again; called whenever it was touched."""
         self._agenda.note(connection, connection.next_timer() if connection.listed else None)
 
-    def receive(self, connection: Connection, address: Address, run: Sequence[bytes], now_ns: int) -> None:
+    def receive(self, connection: Connection, run: DatagramRun, now_ns: int) -> None:
         """Give a run of datagrams to a connection."""
         connection.answer_ns = None
         if connection.identity is None:
-            connection.unproved += sum(len(data) for data in run)
+            connection.unproved += len(run.memory)
             if connection.unproved > _MAX_UNPROVED:
                 self.fail(connection, CLOSE_REFUSED, "handshake too long")
                 return
-        self.guard(connection, connection.carrier.receive, run, address, now_ns)
+        self.guard(connection, connection.carrier.receive, run, now_ns)
 
     def transmit(self, connection: Connection) -> None:
         """Send what a connection has to send."""
         try:
-            self._actions.send(connection.carrier.datagrams_to_send(self._actions.now_ns))
+            self._collect(connection)
         except Exception as error:
             self._spoilt(connection, error)
         self.schedule(connection)
+
+    def _collect(self, connection: Connection) -> None:
+        """Queue what a carrier has to send.
+
+        It may use the memory of what it gave before again, so what of that waits to be sent is copied first. Mostly
+        nothing does: the shell sends after each call of the core.
+        """
+        before = connection.sending
+        if before is not None and any(action is before for action in self._actions.queue):
+            before.runs = [run.kept() for run in before.runs]
+        connection.sending = self._actions.send(connection.carrier.datagrams_to_send(self._actions.now_ns))
 
     def guard(self, connection: Connection, work: Callable[..., object], *arguments: object) -> bool:
         """Run what hostile bytes can upset; whatever goes wrong ends this connection only."""
@@ -139,7 +150,7 @@ class Traffic:
             self._tell_down(connection, code, reason, by_peer=False)
             connection.carrier.close(code, reason[:200])
             with contextlib.suppress(Exception):
-                self._actions.send(connection.carrier.datagrams_to_send(self._actions.now_ns))
+                self._collect(connection)
             self._forget(connection)
 
     def _tell_down(self, connection: Connection, code: int, reason: str, *, by_peer: bool) -> None:

@@ -1,0 +1,183 @@
+"""A transfer over a simulated link: the real loss recovery and congestion control, packets without contents.
+
+One direction carries data, the other acknowledgements; both lose and delay packets at random, from a seed. What a
+sender may send it sends at once, as one run: the least favourable case for a path that reorders.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quicoll_transport.quic.recovery import LossRecovery, PacketRun
+
+if TYPE_CHECKING:
+    from quicoll_transport.quic.controller import Controller
+
+DATAGRAM = 1452
+MS = 1_000_000
+
+
+@dataclass
+class Line:
+    """One direction. rate: bytes a second of the bottleneck, 0 for none; queue: bytes that wait before it."""
+
+    seed: int
+    loss: float = 0.0
+    delay_ns: int = 2 * MS
+    jitter_ns: int = 0
+    rate: int = 0
+    queue: int = 1 << 30
+    dropped: int = 0
+    dark: tuple[int, int] = (0, 0)  # nothing passes from .. until
+    _free_ns: int = 0
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def arrival(self, nbytes: int, now_ns: int) -> int | None:
+        """When a packet that is sent now arrives; None: never."""
+        lost = self._random.random() < self.loss or self.dark[0] <= now_ns < self.dark[1]
+        delay = self.delay_ns + int(self._random.random() * self.jitter_ns)
+        if self.rate:
+            begin = max(now_ns, self._free_ns)
+            if (begin - now_ns) * self.rate // 10**9 > self.queue:
+                lost = True
+            else:
+                self._free_ns = begin + nbytes * 10**9 // self.rate
+                delay += self._free_ns - now_ns
+        self.dropped += lost
+        return None if lost else now_ns + delay
+
+
+class Receiver:
+    """Acknowledges each second packet at once, and each that comes out of order; others within 25 ms."""
+
+    def __init__(self, delay_ns: int) -> None:
+        self.got: set[int] = set()
+        self.largest, self.unacked, self.first_ns = -1, 0, 0
+        self.due_ns: int | None = None
+        self._delay_ns = delay_ns
+
+    def receive(self, number: int, now_ns: int) -> bool:
+        """Whether to acknowledge now."""
+        in_order = number == self.largest + 1
+        self.got.add(number)
+        self.largest = max(self.largest, number)
+        self.unacked += 1
+        if not in_order or self.unacked >= 2:
+            return True
+        if self.due_ns is None:
+            self.first_ns, self.due_ns = now_ns, now_ns + self._delay_ns
+        return False
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """The newest 32 ranges, descending."""
+        found: list[tuple[int, int]] = []
+        at = self.largest
+        while at >= 0 and len(found) < 32:
+            stop = at + 1
+            while at in self.got:
+                at -= 1
+            found.append((at + 1, stop))
+            while at >= 0 and at not in self.got:
+                at -= 1
+        self.unacked, self.due_ns = 0, None
+        return found
+
+
+class Transfer:
+    """`packets` packets from one end to the other; `run` returns the nanoseconds that it took."""
+
+    def __init__(
+        self,
+        packets: int,
+        controller: Controller,
+        forth: Line,
+        back: Line,
+        *,
+        recovery: type[LossRecovery[list[int]]] = LossRecovery,
+        ack_delay_ns: int = 25 * MS,
+    ) -> None:
+        self.recovery = recovery(controller, rtt_ns=2 * forth.delay_ns, max_ack_delay_ns=ack_delay_ns)
+        self.now_ns = 0
+        self.timeouts = self.sent = 0
+        self._forth, self._back = forth, back
+        self._receiver = Receiver(ack_delay_ns)
+        self._queue = deque(range(packets))
+        self._undelivered = set(range(packets))
+        self._number = 0
+        self._events: list[tuple[int, int, str, object]] = []
+        self._count = 0
+
+    def run(self, limit_ns: int = 600 * 10**9) -> int:
+        self._send(0)
+        while self._undelivered:
+            self._step()
+            assert self.now_ns < limit_ns, "too slow"
+        return self.now_ns
+
+    def _step(self) -> None:
+        recovery = self.recovery
+        due = [at for at in (recovery.deadline(), self._receiver.due_ns) if at is not None]
+        due += [self._events[0][0]] if self._events else []
+        assert due, "stuck"
+        self.now_ns = max(self.now_ns, min(due))
+        while self._events and self._events[0][0] <= self.now_ns:
+            _, _, kind, what = heapq.heappop(self._events)
+            if kind == "data":
+                assert isinstance(what, int)
+                if self._receiver.receive(what, self.now_ns):
+                    self._acknowledge(0)
+            else:
+                assert isinstance(what, tuple)
+                outcome = recovery.on_ack(what[0], what[1], self.now_ns)
+                for run, start, stop in outcome.acked:
+                    self._undelivered.difference_update(run.items[0][start - run.first : stop - run.first])
+                self._again(outcome.lost)
+        if self._receiver.due_ns is not None and self._receiver.due_ns <= self.now_ns:
+            self._acknowledge(self.now_ns - self._receiver.first_ns)
+        probes = 0
+        deadline = recovery.deadline()
+        if deadline is not None and deadline <= self.now_ns:
+            timeout = recovery.on_timeout(self.now_ns)
+            probes = timeout.probes
+            self.timeouts += probes > 0
+            self._again(timeout.lost)
+            self._again(timeout.again)
+        self._send(probes)
+
+    def _again(self, pieces: list[tuple[PacketRun[list[int]], int, int]]) -> None:
+        for run, start, stop in pieces[::-1]:
+            chunks = run.items[0][start - run.first : stop - run.first]
+            self._queue.extendleft(chunk for chunk in chunks[::-1] if chunk in self._undelivered)
+
+    def _acknowledge(self, delay_ns: int) -> None:
+        self._schedule("ack", (self._receiver.ranges(), delay_ns), self._back.arrival(60, self.now_ns))
+
+    def _schedule(self, kind: str, what: object, at_ns: int | None) -> None:
+        if at_ns is not None:
+            self._count += 1
+            heapq.heappush(self._events, (at_ns, self._count, kind, what))
+
+    def _send(self, probes: int) -> None:
+        recovery, chunks = self.recovery, []
+        room = max(recovery.room // DATAGRAM, probes)
+        while self._queue and len(chunks) < room:
+            chunk = self._queue.popleft()
+            if chunk in self._undelivered and chunk not in chunks:
+                chunks.append(chunk)
+        if not self._queue:
+            recovery.on_app_limited()
+        if not chunks:
+            return
+        first = self._number
+        self._number += len(chunks)
+        self.sent += len(chunks)
+        recovery.on_sent(PacketRun(first, self._number, DATAGRAM, 0, self.now_ns, (chunks,)))
+        for number in range(first, self._number):
+            self._schedule("data", number, self._forth.arrival(DATAGRAM, self.now_ns))

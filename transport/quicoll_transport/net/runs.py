@@ -1,0 +1,94 @@
+"""Runs of datagrams: what carriers, sockets and networks pass each other instead of datagrams one by one.
+
+A system call, a look-up and a call of the carrier for each datagram cost more than the datagram itself. So datagrams of
+one size, to or from one address, travel together, back to back in one piece of memory; only the last may be shorter.
+That is what Linux takes with UDP_SEGMENT and gives with UDP_GRO (udp(7)), and one datagram is a run of one.
+
+A run is an envelope and nothing else: what is sent, lost, delayed or answered is the datagram. Whoever decides over
+datagrams takes runs apart (`apart`), so that no decision depends on how somebody happened to batch them; `joined` puts
+them together again. An empty datagram says nothing and is in no run.
+
+Memory. Of a run to send it is good until the carrier's next `datagrams_to_send`; of one that was received, until the
+call that brought it returns. Whoever keeps bytes for longer copies them (`kept`). Received memory may be overwritten by
+whom it is given to, so packets are opened in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quicoll_transport.net.addresses import Address
+
+__all__ = ["DatagramRun", "apart", "joined"]
+
+
+class DatagramRun:
+    """Datagrams of one size, back to back, to or from one address. See the module's head for whose the memory is.
+
+    Attributes:
+        memory: Their bytes, one dimension of unsigned bytes; never empty.
+        size: Bytes of each; the last one may be shorter.
+        address: Of the other side, canonical.
+    """
+
+    __slots__ = ("address", "memory", "size")
+
+    def __init__(self, memory: memoryview, size: int, address: Address) -> None:
+        self.memory = memory
+        self.size = size
+        self.address = address
+
+    def __len__(self) -> int:
+        """Return the number of datagrams."""
+        return -(-len(self.memory) // self.size)
+
+    def __repr__(self) -> str:
+        return f"DatagramRun({len(self)} of {self.size} bytes, {len(self.memory)} in all, {self.address})"
+
+    def datagrams(self) -> Iterator[memoryview]:
+        """Iterate over the datagrams, in order; nothing is copied."""
+        memory, size = self.memory, self.size
+        for start in range(0, len(memory), size):
+            yield memory[start : start + size]
+
+    def part(self, start: int, stop: int) -> DatagramRun:
+        """Return the datagrams from number `start` up to `stop`, over the same memory; there has to be one at least."""
+        return DatagramRun(self.memory[start * self.size : stop * self.size], self.size, self.address)
+
+    def kept(self) -> DatagramRun:
+        """Return the same datagrams in memory of their own."""
+        return DatagramRun(memoryview(bytearray(self.memory)), self.size, self.address)
+
+
+def joined(datagrams: Iterable[tuple[bytes | memoryview, Address]]) -> list[DatagramRun]:
+    """Put datagrams together into the fewest runs that keep their order, in memory of their own.
+
+    Args:
+        datagrams: Each with its address. Empty ones are left out.
+    """
+    runs: list[DatagramRun] = []
+    pieces: list[bytes | memoryview] = []
+    to: Address = ()
+    size = last = 0
+    for data, address in datagrams:
+        if not data:
+            continue
+        if pieces and (last < size or len(data) > size or address != to):
+            runs.append(DatagramRun(memoryview(bytearray().join(pieces)), size, to))
+            pieces = []
+        if not pieces:
+            size, to = len(data), address
+        last = len(data)
+        pieces.append(data)
+    if pieces:
+        runs.append(DatagramRun(memoryview(bytearray().join(pieces)), size, to))
+    return runs
+
+
+def apart(runs: Iterable[DatagramRun]) -> Iterator[tuple[bytes, Address]]:
+    """Iterate over copies of the datagrams of all runs, in order, each with its address; undoes `joined`."""
+    for run in runs:
+        for datagram in run.datagrams():
+            yield bytes(datagram), run.address

@@ -1,0 +1,139 @@
+"""What has arrived of the peer's packets: which are new, when the peer is to be told, and the ACK frame that tells it.
+
+Two sets of packet numbers are kept, because they are let go of at different times (RFC 9000 section 13.2.3):
+
+- `known`, all that have arrived: what is in it, or below `floor`, is a duplicate and is not taken again (section 12.3).
+- `open`, what goes into ACK frames: those that have arrived and of which the peer is not known to have heard. A number
+  leaves it when an ACK frame that told it is acknowledged (section 13.2.4); the largest number always stays, so that
+  every frame tells it.
+
+Invariants: `open` is a part of `known`. Neither has more ranges than its bound; the lowest go first. For `known` that
+moves the floor up: what then comes from below is thrown away as if it were a duplicate and has to be sent again.
+The bounds are far above what a path can reorder: a burst of 180 packets that arrives shuffled leaves up to 90 gaps.
+
+When an acknowledgement is due (section 13.2.1, 13.2.2): at once for what arrives out of order; otherwise for every
+second packet at first, and for every eighth of what has come, up to 128 KiB, later: a sender in its slow start needs
+them close together, a fast one pays for each. The timer is a fallback, and far below the max_ack_delay that we name.
+
+Whoever only receives sends nothing that would be acknowledged, so its ACK frames would only grow. `wants_answer` says
+when such a packet should hold a PING as well (section 13.2.4).
+"""
+
+from __future__ import annotations
+
+from quicoll_transport.link.ranges import Ranges
+from quicoll_transport.quic.frames import AckFrame
+from quicoll_transport.quic.varint import varint_size
+
+__all__ = ["Acknowledgements", "ToldNumbers"]
+
+_KNOWN = 1024  # ranges; see the module's head
+_OPEN = 256
+_LATE_NS = 1_000_000
+_EARLY_NS = 250_000  # so long after the first packet an ACK may go with whatever else is sent
+_MOST_BYTES = 128 * 1024
+_SILENT = 16  # packets with nothing but an ACK, until one asks for an answer
+_HEAD = 1 + 8 + 8 + 2  # bytes before the ranges: type, largest, delay, and a count below 2^14
+
+ToldNumbers = tuple[tuple[int, int], ...]
+"""Half-open ranges of packet numbers that one ACK frame told, highest first."""
+
+
+class Acknowledgements:
+    """See the module's head.
+
+    largest: the largest number that has arrived; -1 before the first.
+    floor: numbers below count as having arrived.
+    due_ns: when an ACK has to go; None while nothing waits for one.
+    """
+
+    __slots__ = ("_exponent", "_heard", "_known", "_largest_ns", "_open", "_silent", "_since_ns", "_size",
+                 "_unacknowledged", "due_ns", "floor", "largest")  # fmt: skip
+
+    def __init__(self, *, exponent: int = 3) -> None:
+        """exponent: our ack_delay_exponent (RFC 9000 section 18.2)."""
+        self.largest = -1
+        self.floor = 0
+        self.due_ns: int | None = None
+        self._exponent = exponent
+        self._known = Ranges()
+        self._open = Ranges()
+        self._largest_ns = 0
+        self._since_ns = 0  # when the oldest packet arrived of which the peer was not told
+        self._unacknowledged = 0  # bytes of packets that ask for an acknowledgement, since the last one
+        self._heard = 0  # bytes in all
+        self._size = 0  # of the largest datagram
+        self._silent = 0
+
+    def is_new(self, number: int) -> bool:
+        """Return whether a packet with this number has not arrived yet."""
+        return number > self.largest or (number >= self.floor and number not in self._known)
+
+    def note(self, start: int, stop: int, nbytes: int, *, eliciting: bool, now_ns: int) -> None:
+        """Take note of the packets [start, stop), all of them new.
+
+        Args:
+            start: Number of the first.
+            stop: The number after the last.
+            nbytes: Bytes of all of them, as datagrams.
+            eliciting: Whether any of them asks for an acknowledgement.
+            now_ns: The time.
+        """
+        in_order = start == self.largest + 1
+        self._known.add(start, stop)
+        self._open.add(start, stop)
+        if len(self._known) > _KNOWN:
+            self.floor = self._known.first[1]
+            self._known.subtract(0, self.floor)
+        if len(self._open) > _OPEN:
+            self._open.subtract(0, self._open.first[1])
+        if stop > self.largest + 1:
+            self.largest, self._largest_ns = stop - 1, now_ns
+        self._heard += nbytes
+        self._size = max(self._size, nbytes // (stop - start))
+        if eliciting:
+            if self.due_ns is None:
+                self._since_ns, self.due_ns = now_ns, now_ns + _LATE_NS
+            self._unacknowledged += nbytes
+            if not in_order or self._unacknowledged >= min(_MOST_BYTES, max(2 * self._size, self._heard >> 3)):
+                self.due_ns = min(self.due_ns, now_ns)
+
+    def is_due(self, now_ns: int, *, accompanied: bool) -> bool:
+        """Return whether an ACK is to go now. accompanied: something else goes anyway, and a young one may go along."""
+        if self.due_ns is None:
+            return False
+        return self.due_ns <= now_ns or (accompanied and self._since_ns + _EARLY_NS <= now_ns)
+
+    def frame(self, now_ns: int, room: int) -> tuple[bytes, ToldNumbers]:
+        """Return an ACK frame of `room` bytes at most, 40 or more, and the numbers that it tells; none is due then.
+
+        If not all ranges fit, the lowest are left out.
+        """
+        delay = max(0, now_ns - self._largest_ns) // 1000 >> self._exponent
+        told: list[tuple[int, int]] = []
+        room -= _HEAD
+        low = 0
+        for start, stop in reversed(self._open):
+            room -= varint_size(stop - 1 - start) + (varint_size(low - stop - 1) if told else 0)
+            if room < 0:
+                break
+            told.append((start, stop))
+            low = start
+        self.due_ns, self._unacknowledged = None, 0
+        return AckFrame(told, delay).encode(), tuple(told)
+
+    def wants_answer(self, *, accompanied: bool) -> bool:
+        """Return whether a packet with an ACK in it should ask for an acknowledgement itself; called once for each.
+
+        accompanied: it holds something that asks for one anyway.
+        """
+        self._silent = 0 if accompanied else self._silent + 1
+        if self._silent < _SILENT or len(self._open) < 2:
+            return False
+        self._silent = 0
+        return True
+
+    def acknowledged(self, told: ToldNumbers) -> None:
+        """Take note that the peer has an ACK frame that told these numbers."""
+        for start, stop in told:
+            self._open.subtract(start, min(stop, self.largest))

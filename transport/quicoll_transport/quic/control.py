@@ -1,0 +1,82 @@
+"""Frames that are neither ACK nor STREAM and wait to be sent: what each says is asked when it goes, not when it is wanted.
+
+A frame waits as a key: its kind and what it is about. So it is never queued twice, what was raised again in the meantime
+goes out as its latest value, and a frame that was lost waits again under the same key, with what is true then
+(RFC 9000 section 13.3). The number of keys is bounded by what they are about: streams that are open, ids that are active,
+retirements that are owed. A PATH_CHALLENGE or PATH_RESPONSE belongs to its path (see paths) and is not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import TypeAlias
+
+__all__ = ["ControlFrames", "ControlKey", "Saying"]
+
+
+class Saying(IntEnum):
+    """Kinds of frames. The second part of a key: a stream's id, an id's number, 1 for unidirectional streams, or 0."""
+
+    PING = 0
+    HANDSHAKE_DONE = 1
+    MAX_DATA = 2
+    MAX_STREAM_DATA = 3
+    MAX_STREAMS = 4
+    DATA_BLOCKED = 5
+    STREAM_DATA_BLOCKED = 6
+    STREAMS_BLOCKED = 7
+    RESET_STREAM = 8
+    STOP_SENDING = 9
+    NEW_CONNECTION_ID = 10
+    RETIRE_CONNECTION_ID = 11
+
+
+ControlKey: TypeAlias = tuple[Saying, int]
+
+
+class ControlFrames:
+    """See the module's head. Whoever knows what to say of a kind registers it (`answers`)."""
+
+    __slots__ = ("_answers", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: dict[ControlKey, None] = {}
+        self._answers: dict[Saying, Callable[[int], bytes | None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def answers(self, kind: Saying, frame: Callable[[int], bytes | None]) -> None:
+        """Ask `frame` for the frames of a kind; it returns None when there is nothing to say any more."""
+        self._answers[kind] = frame
+
+    def want(self, kind: Saying, about: int = 0) -> None:
+        """Let a frame be sent; also: again."""
+        self._waiting[kind, about] = None
+
+    def fill(self, parts: list[bytes], room: int) -> tuple[list[ControlKey], int]:
+        """Append frames to a packet, in the order in which they were wanted.
+
+        Args:
+            parts: Of the packet.
+            room: Bytes that are left in it.
+
+        Returns:
+            What was sent, and the bytes that are left now.
+        """
+        sent: list[ControlKey] = []
+        while self._waiting:
+            key = next(iter(self._waiting))
+            frame = self._answers[key[0]](key[1])
+            if frame is not None:
+                if len(frame) > room:
+                    break
+                parts.append(frame)
+                sent.append(key)
+                room -= len(frame)
+            del self._waiting[key]
+        return sent, room

@@ -1,0 +1,175 @@
+"""Where the peer is: the path in use, paths that are being validated, migration and NAT rebinding (RFC 9000 section 9).
+
+A path is the peer's address. A client knows its server by one address and takes packets from no other (section 9). To a
+server a client's packets may come from anywhere:
+
+    known      an authentic packet came from there (`heard`); nothing goes there but answers to challenges
+    in use     the newest packet that is more than a probe came from there (`move`), so everything goes there (9.3)
+    validated  the peer has answered a challenge that was sent there (8.2); else it gets 3 times what came from there
+
+                  heard            move                     PATH_RESPONSE
+    (nothing) ---------> known ---------> in use, unvalidated ---------> in use, validated
+                                           |  3 PTO without one: the validated path before is in use again (9.3.2)
+
+On a move both paths are challenged: the new one so that more may be sent there, the old one because a packet that
+somebody copied and sent on from elsewhere looks the same; a peer that is still there answers and sends on from there
+(9.3.3). When a path to another host is validated, nothing is known of its capacity (`changed`, 9.4); where only the
+port is new, it is the same path with another NAT entry.
+
+Bounds. `_MOST` paths, the oldest goes. A peer's challenges: the last one of each path is answered, in one datagram.
+Ours: one for each path and probe timeout, of which the last `_ASKED` may be answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quicoll_transport.net.addresses import Address
+
+__all__ = ["Path", "Paths"]
+
+_MOST = 4
+_ASKED = 3
+_FACTOR = 3  # bytes to an unvalidated address for each from there (RFC 9000 section 8.1)
+_LEAST_NS = 3_000_000_000  # section 8.2.4: three probe timeouts of a path of which nothing is known (RFC 9002 6.2.2)
+_CHALLENGE_BYTES = 8
+
+
+class Path:
+    """One address of the peer.
+
+    validated: whether the peer has answered from there. received, sent: bytes, while it is not validated.
+    response: what a challenge of the peer asks to have back; None: nothing is owed.
+    """
+
+    __slots__ = ("address", "ask_ns", "asked", "fails_ns", "received", "response", "sent", "validated")
+
+    def __init__(self, address: Address, *, validated: bool) -> None:
+        self.address = address
+        self.validated = validated
+        self.received = self.sent = 0
+        self.response: bytes | None = None
+        self.asked: list[bytes] = []  # challenges that may be answered, oldest first
+        self.ask_ns: int | None = None  # when the next challenge is to be sent; None: the path is not challenged
+        self.fails_ns = 0  # when an answer comes too late
+
+    @property
+    def room(self) -> int:
+        """How many bytes may be sent there now (RFC 9000 section 8.1)."""
+        return 1 << 62 if self.validated else max(0, _FACTOR * self.received - self.sent)
+
+
+class Paths:
+    """See the module's head.
+
+    current: the path in use. changed: whether a path to another host was validated; whoever acts on it takes it back.
+    """
+
+    def __init__(self, address: Address, *, is_client: bool, draw: Callable[[int], bytes]) -> None:
+        """Begin with the address of the handshake, which has validated it.
+
+        Args:
+            address: The peer's.
+            is_client: Whether we are.
+            draw: Returns so many bytes of chance.
+        """
+        self.current = Path(address, validated=True)
+        self.changed = False
+        self._is_client = is_client
+        self._draw = draw
+        self._all = [self.current]  # the one heard last at the end
+        self._fallback = self.current  # the validated path before
+        self._settled_host = address[:1]
+
+    def accepts(self, address: Address) -> bool:
+        """Return whether packets from an address are looked at."""
+        return not self._is_client or address == self.current.address
+
+    def heard(self, address: Address, nbytes: int) -> Path:
+        """Take note of an authentic datagram; return the path that it came by."""
+        path = self.current
+        if path.address != address:
+            path = next((one for one in self._all if one.address == address), path)
+            if path.address != address:
+                path = Path(address, validated=False)
+            else:
+                self._all.remove(path)
+            self._all.append(path)
+            if len(self._all) > _MOST:
+                self._all.remove(next(one for one in self._all if one not in (path, self.current, self._fallback)))
+        if not path.validated:
+            path.received += nbytes
+        return path
+
+    def move(self, path: Path, now_ns: int, pto_ns: int) -> None:
+        """Use a path from now on: the newest packet that is no probe came by it."""
+        old = self.current
+        if path is old:
+            return
+        self.current = path
+        if old.validated:
+            self._fallback = old
+            self._challenge(old, now_ns, pto_ns)
+        if not path.validated:
+            self._challenge(path, now_ns, pto_ns)
+        else:
+            self._settle(path)
+
+    def _challenge(self, path: Path, now_ns: int, pto_ns: int) -> None:
+        path.ask_ns, path.fails_ns = now_ns, now_ns + max(_LEAST_NS, 3 * pto_ns)
+
+    def _settle(self, path: Path) -> None:
+        """A validated path is in use: is it another host's than the one before?"""
+        host = path.address[:1]
+        self.changed = self.changed or host != self._settled_host
+        self._settled_host = host
+
+    def on_challenge(self, path: Path, data: bytes) -> None:
+        """Take a PATH_CHALLENGE frame: it is answered by the path that it came by (section 8.2.2)."""
+        path.response = data
+
+    def on_response(self, data: bytes) -> None:
+        """Take a PATH_RESPONSE frame, by whatever path: it validates the one that was asked (section 8.2.3)."""
+        for path in self._all:
+            if data in path.asked:
+                path.asked, path.ask_ns = [], None
+                if not path.validated:
+                    path.validated = True
+                    if path is self.current:
+                        self._settle(path)
+                return
+
+    def probes(self, now_ns: int, pto_ns: int) -> list[tuple[Path, bytes | None, bytes | None]]:
+        """Return what is to be sent now, each in a datagram of its own: (path, challenge, response)."""
+        out = []
+        for path in self._all:
+            challenge, response = None, path.response
+            if path.ask_ns is not None and path.ask_ns <= now_ns:
+                challenge = self._draw(_CHALLENGE_BYTES)
+                path.asked = [*path.asked, challenge][-_ASKED:]
+                path.ask_ns = now_ns + pto_ns
+            if challenge is not None or response is not None:
+                path.response = None
+                out.append((path, challenge, response))
+        return out
+
+    def has_probe(self, now_ns: int) -> bool:
+        """Return whether `probes` would return anything."""
+        return any(p.response is not None or (p.ask_ns is not None and p.ask_ns <= now_ns) for p in self._all)
+
+    def next_timer(self) -> int | None:
+        """Return when a challenge is to be repeated or has failed."""
+        due = [min(path.ask_ns, path.fails_ns) for path in self._all if path.ask_ns is not None]
+        return min(due, default=None)
+
+    def on_timer(self, now_ns: int) -> None:
+        """Give up challenges that were not answered; leave a path that was not validated for the one before."""
+        for path in [one for one in self._all if one.ask_ns is not None and one.fails_ns <= now_ns]:
+            path.asked, path.ask_ns = [], None
+            if path.validated:
+                continue  # the peer has left it; it may come back, and is believed then
+            if path is self.current:
+                self.current = self._fallback
+            self._all.remove(path)

@@ -1,0 +1,274 @@
+"""From datagrams to frames to the parts that they are for.
+
+A run of datagrams is opened in place as far as its packets are alike, and rows that carry consecutive pieces of one
+stream go to it as one table; whatever else comes goes one by one. Both ways decide the same: packets are taken in the
+order in which they came, each new one once, and what is noted of them (`Acknowledgements.note`) does not depend on how
+they were grouped.
+
+The order of things for one packet, and why:
+
+    opened          what is forged changes nothing but a count (RFC 9001 section 6.6); a stateless reset looks like that
+    is it new       a duplicate is not even heard (RFC 9000 section 12.3)
+    its frames      in their order; the first wrong one ends the connection, what stood before it has happened
+    noted           to be acknowledged, only now: what was not taken must not be (section 13.1)
+    its path        the newest packet that is no probe says where the peer is (section 9.3)
+
+Failure cases: FrameError and PacketError, what the peer got wrong: whoever calls closes with their code. ProtocolError,
+from the reader of a stream, is passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quicoll_transport.quic import frames as quic
+from quicoll_transport.quic.frames import PROTOCOL_VIOLATION, FrameError, asks_for_acknowledgement, read_frames
+from quicoll_transport.quic.packets import Slabs, open_packet, open_run
+from quicoll_transport.quic.varint import pull
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quicoll_transport.net.runs import DatagramRun
+    from quicoll_transport.quic.acknowledgements import Acknowledgements
+    from quicoll_transport.quic.closing import Ending
+    from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
+    from quicoll_transport.quic.inbound import InboundStreams
+    from quicoll_transport.quic.keys import KeyPhases
+    from quicoll_transport.quic.outbound import OutboundStreams
+    from quicoll_transport.quic.paths import Path, Paths
+    from quicoll_transport.quic.sending import Sender
+    from quicoll_transport.quic.streams import Rows
+
+__all__ = ["Receiver"]
+
+_RUN = 4  # packets from which on a run is opened as one
+_STREAM_ALIKE = 0x0C  # a STREAM frame with an offset and without a length, whatever its FIN bit
+_MOST_OFFSET = (1 << 62) - 1
+
+
+class Receiver:
+    """See the module's head. confirmed: whether the handshake is (RFC 9001 section 4.1.2). heard_ns: when last."""
+
+    def __init__(
+        self,
+        *,
+        is_client: bool,
+        keys: KeyPhases,
+        acknowledgements: Acknowledgements,
+        own_ids: OwnIds,
+        peer_ids: PeerIds,
+        paths: Paths,
+        inbound: InboundStreams,
+        outbound: OutboundStreams,
+        sender: Sender,
+        ending: Ending,
+    ) -> None:
+        self.confirmed = not is_client
+        self.heard_ns: int | None = None
+        self._is_client = is_client
+        self._keys = keys
+        self._acknowledgements = acknowledgements
+        self._own_ids = own_ids
+        self._peer_ids = peer_ids
+        self._paths = paths
+        self._inbound = inbound
+        self._outbound = outbound
+        self._sender = sender
+        self._ending = ending
+        self._slabs = Slabs()
+        self._now_ns = 0
+        self._path: Path = paths.current  # of the packet whose frames are being looked at, and the id that it was for
+        self._cid = b""
+        self._take: dict[type, Callable[..., None]] = {
+            quic.StreamFrame: self._on_stream,
+            quic.AckFrame: self._on_ack,
+            quic.MaxDataFrame: lambda frame: outbound.on_max_data(frame.limit),
+            quic.MaxStreamDataFrame: outbound.on_max_stream_data,
+            quic.MaxStreamsFrame: outbound.on_max_streams,
+            quic.StopSendingFrame: outbound.on_stop_sending,
+            quic.ResetStreamFrame: inbound.on_reset,
+            quic.StreamDataBlockedFrame: lambda frame: inbound.on_blocked(frame.stream_id),
+            quic.NewConnectionIdFrame: peer_ids.add,
+            quic.RetireConnectionIdFrame: lambda frame: own_ids.retire(frame.sequence, self._cid),
+            quic.PathChallengeFrame: lambda frame: paths.on_challenge(self._path, frame.data),
+            quic.PathResponseFrame: lambda frame: paths.on_response(frame.data),
+            quic.HandshakeDoneFrame: self._on_handshake_done,
+            quic.NewTokenFrame: self._on_new_token,
+            quic.CloseFrame: self._on_close,
+        }
+
+    def receive(self, run: DatagramRun, now_ns: int) -> None:
+        """Take a run of datagrams, each of one short-header packet; opened in place.
+
+        Raises:
+            FrameError: The peer broke the rules of QUIC. What follows in the run is not looked at.
+            PacketError: Likewise.
+            ProtocolError: The reader of a stream cannot take what came.
+        """
+        if not self._paths.accepts(run.address):
+            return
+        self._now_ns = now_ns
+        at, count, size = 0, len(run.memory) // run.size, run.size
+        known = run.address == self._paths.current.address
+        while at < count and self._ending.is_open:
+            done = 0
+            if known and count - at >= _RUN:
+                done = self._receive_alike(run.memory[at * size :], size, count - at)
+            if not done:
+                self.receive_one(run.memory[at * size : (at + 1) * size], run.address, now_ns)
+                done = 1
+            at += done
+        if rest := run.memory[count * size :]:
+            self.receive_one(rest, run.address, now_ns)
+
+    def receive_one(self, data: memoryview | bytes, address: tuple[object, ...], now_ns: int) -> None:
+        """Take one datagram; raises as `receive`."""
+        self._now_ns = now_ns
+        cid = bytes(data[1 : 1 + self._own_ids.size])
+        opened = None
+        if cid in self._own_ids:
+            opened = open_packet(self._keys, data, len(cid), self._acknowledgements.largest, now_ns)
+        if opened is None:
+            self._look_for_reset(data)
+            return
+        number, payload = opened
+        if not self._acknowledgements.is_new(number):
+            return
+        if not self._ending.is_open:
+            self._close_only(payload)
+            return
+        path = self._path = self._paths.heard(address, len(data))
+        self._cid = cid
+        eliciting, probing = self._frames(payload)
+        self._note(number, number + 1, len(data), eliciting=eliciting)
+        if path is not self._paths.current and not probing and number == self._acknowledgements.largest:
+            self._paths.move(path, now_ns, self._sender.probe_timeout_ns)
+
+    # -- runs ----------------------------------------------------------------------------------------------------
+
+    def _receive_alike(self, memory: memoryview, size: int, count: int) -> int:
+        """Take packets from the first one on as far as they are alike; return how many."""
+        cid = bytes(memory[1 : 1 + self._own_ids.size])
+        if cid not in self._own_ids:
+            return 0
+        slab, at = self._slabs.find(memory)
+        opened = open_run(
+            self._keys, slab, at, size, count, cid, self._acknowledgements.largest, self._now_ns
+        )
+        for place in opened.forged:
+            self._look_for_reset(memory[place * size : (place + 1) * size])
+        numbers, text = self._only_new(opened.numbers, opened.text)
+        self._path, self._cid = self._paths.current, cid
+        if len(numbers):
+            self._path = self._paths.heard(self._path.address, len(numbers) * size)
+        i, total = 0, len(numbers)
+        while i < total and self._ending.is_open:
+            done, eliciting = 0, True
+            if text[i, 0] & 0xFE == _STREAM_ALIKE:
+                done = self._take_rows(text[i:])
+            if not done:
+                eliciting, _ = self._frames(text[i].tobytes())
+                done = 1
+            self._note_numbers(numbers[i : i + done], size, eliciting=eliciting)
+            i += done
+        return opened.taken
+
+    def _only_new(self, numbers: NDArray[np.int64], text: Rows) -> tuple[NDArray[np.int64], Rows]:
+        """Leave out duplicates; those of one run among themselves too."""
+        if not len(numbers):
+            return numbers, text
+        if numbers[0] > self._acknowledgements.largest and (np.diff(numbers) > 0).all():
+            return numbers, text
+        seen: dict[int, None] = {}
+        keep = []
+        for i, number in enumerate(numbers.tolist()):
+            if number not in seen and self._acknowledgements.is_new(number):
+                seen[number] = None
+                keep.append(i)
+        return numbers[keep], text[keep]
+
+    def _take_rows(self, text: Rows) -> int:
+        """Take packets that each are one STREAM frame without length, of one stream, one behind the other; how many."""
+        beginning = text[0, :17].tobytes()
+        stream_id, at = pull(beginning, 1)
+        if at >= len(beginning) or beginning[at] < 0xC0:  # offsets of eight bytes, as we write them
+            return 0
+        offset, end = pull(beginning, at)
+        count, step = len(text), text.shape[1] - end
+        if step <= 0 or offset + count * step > _MOST_OFFSET:
+            return 0
+        offsets = text[:, at:end].copy().view(">u8").reshape(count).astype(np.int64) & _MOST_OFFSET
+        alike = ((text[:, 0] & 0xFE) == _STREAM_ALIKE) & (text[:, 1:at] == text[0, 1:at]).all(axis=1)
+        alike &= offsets == offset + np.arange(count) * step
+        if not alike.all():
+            count = int(alike.argmin())
+        fins = text[:count, 0] == _STREAM_ALIKE | 1
+        fin = bool(fins.any())
+        if fin:
+            count = int(fins.argmax()) + 1
+        self._inbound.on_rows(stream_id, offset, text[:count, end:], fin=fin)
+        return count
+
+    def _note_numbers(self, numbers: NDArray[np.int64], size: int, *, eliciting: bool) -> None:
+        starts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
+        for a, b in zip(starts, starts[1:], strict=False):
+            self._note(int(numbers[a]), int(numbers[b - 1]) + 1, (b - a) * size, eliciting=eliciting)
+
+    # -- packets -------------------------------------------------------------------------------------------------
+
+    def _note(self, start: int, stop: int, nbytes: int, *, eliciting: bool) -> None:
+        self._acknowledgements.note(start, stop, nbytes, eliciting=eliciting, now_ns=self._now_ns)
+        self._ending.heard(self._now_ns)
+        self.heard_ns = self._now_ns
+
+    def _frames(self, payload: bytes) -> tuple[bool, bool]:
+        """Take the frames of a packet; whether they ask for an acknowledgement, and whether they only probe (9.1)."""
+        eliciting, probing = False, True
+        for frame in read_frames(payload):
+            kind = type(frame)
+            eliciting = eliciting or asks_for_acknowledgement(frame)
+            probing = probing and kind in _PROBING
+            take = self._take.get(kind)
+            if take is not None:
+                take(frame)
+        return eliciting, probing
+
+    def _close_only(self, payload: bytes) -> None:
+        """While closing, only the peer's own close is of interest (RFC 9000 section 10.2.1)."""
+        self._ending.on_packet()
+        for frame in read_frames(payload):
+            if isinstance(frame, quic.CloseFrame):
+                self._on_close(frame)
+
+    def _look_for_reset(self, data: memoryview | bytes) -> None:
+        if self._ending.is_open and self._peer_ids.is_reset(data):
+            self._ending.on_reset(self._now_ns, self._sender.probe_timeout_ns)
+
+    # -- frames --------------------------------------------------------------------------------------------------
+
+    def _on_stream(self, frame: quic.StreamFrame) -> None:
+        data = memoryview(frame.data)
+        self._inbound.on_stream(frame.stream_id, frame.offset, data, len(data), fin=frame.fin)
+
+    def _on_ack(self, frame: quic.AckFrame) -> None:
+        self._sender.on_ack(frame, self._now_ns)
+
+    def _on_handshake_done(self, frame: quic.HandshakeDoneFrame) -> None:
+        if not self._is_client:
+            raise FrameError(PROTOCOL_VIOLATION, "a client confirms nothing")  # RFC 9000 section 19.20
+        self.confirmed = True
+        self._keys.confirm()
+
+    def _on_new_token(self, frame: quic.NewTokenFrame) -> None:
+        if not self._is_client:
+            raise FrameError(PROTOCOL_VIOLATION, "a client gives no tokens")  # RFC 9000 section 19.7
+
+    def _on_close(self, frame: quic.CloseFrame) -> None:
+        self._ending.on_close(frame, self._now_ns, self._sender.probe_timeout_ns)
+
+
+_PROBING = (quic.PathChallengeFrame, quic.PathResponseFrame, quic.NewConnectionIdFrame)  # RFC 9000 section 9.1

@@ -1,0 +1,421 @@
+"""What goes into the next packet, and which packets go now.
+
+In this order, again and again until nothing may go:
+
+    probes of paths     a challenge or a response, alone in a datagram of 1200 bytes to the path that it is about
+    packets             ACK, control frames, urgent streams, small streams, lost pieces of bulk; several in one packet
+    a run               of the oldest bulk stream: packets of one size that carry nothing but its bytes
+    a probe of the MTU  when nothing else is waiting for room
+
+After `_SMALL` packets of small streams a run goes, so that small ones without end do not starve bulk.
+
+Who may send, and when:
+
+    ACK alone                        always; it is not congestion-controlled (RFC 9002 section 7)
+    control, urgent                  while the window has room for it; not paced, for they are few bytes
+    small, bulk                      while the window has room beyond a reserve that is kept for the two above, and the
+                                     pacer lets
+    what a probe timeout asks for    always (section 6.2.4)
+
+Nothing goes to an address beyond three times what came from it, before it is validated (`Path.room`). Runs wait until
+the window has room for enough packets to be worth one: the acknowledgement that makes room is on its way.
+
+Memory. Runs are made in `_slab`, which is written anew by each `datagrams`: what it returned before is void then. A
+record of what is in flight names streams and offsets, never memory, so a stream that is reset is let go of at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quicoll_transport.net.runs import DatagramRun
+from quicoll_transport.quic.control import Saying
+from quicoll_transport.quic.frames import (
+    PROTOCOL_VIOLATION,
+    AckFrame,
+    FrameError,
+    PathChallengeFrame,
+    PathResponseFrame,
+    stream_head,
+)
+from quicoll_transport.quic.packets import NUMBER, TAG, Slab, seal, seal_run
+from quicoll_transport.quic.records import Carried, SentControl, SentNumbers, SentStripe
+from quicoll_transport.quic.recovery import LossRecovery, PacketRun
+from quicoll_transport.quic.varint import varint, varint_size
+
+if TYPE_CHECKING:
+    from quicoll_transport.quic.acknowledgements import Acknowledgements
+    from quicoll_transport.quic.closing import Ending
+    from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
+    from quicoll_transport.quic.control import ControlFrames
+    from quicoll_transport.quic.keys import KeyPhases
+    from quicoll_transport.quic.mtu import PathMtu
+    from quicoll_transport.quic.outbound import OutboundStreams
+    from quicoll_transport.quic.pacer import Pacer
+    from quicoll_transport.quic.paths import Path, Paths
+    from quicoll_transport.quic.streams import SendStream
+
+__all__ = ["Sender"]
+
+_SLAB = 256 * 1024  # bytes of runs in one turn; more at a time made senders and receivers take turns
+_GROUP = 64  # datagrams in one system call with GSO,
+_GROUP_BYTES = 65507  # and their bytes
+_BULK = 6  # packets of one stream from which on they are made as a run,
+_BULK_BYTES = 32 * 1024  # or so many bytes
+_SMALL = 16
+_FLOOR = 256  # bytes of room in the window for which a packet of control frames is worth while
+_HEADROOM = 40  # bytes in a packet below which no STREAM frame is begun
+_PROBE_BYTES = 1200  # of datagrams that validate a path (RFC 9000 section 8.2.1)
+_LEAST_TEXT = 4  # so that there is a sample, whatever the length of a packet number (RFC 9001 section 5.4.2)
+
+
+class Sender:
+    """See the module's head. number: of the next packet. bytes_sent: of streams, to see what was sent again."""
+
+    def __init__(
+        self,
+        *,
+        keys: KeyPhases,
+        acknowledgements: Acknowledgements,
+        own_ids: OwnIds,
+        peer_ids: PeerIds,
+        paths: Paths,
+        outbound: OutboundStreams,
+        control: ControlFrames,
+        recovery: LossRecovery[Carried],
+        pacer: Pacer,
+        mtu: PathMtu,
+        ending: Ending,
+        ack_delay_exponent: int,
+    ) -> None:
+        """ack_delay_exponent: the peer's."""
+        self.number = 0
+        self.recovery = recovery
+        self._keys = keys
+        self._acknowledgements = acknowledgements
+        self._own_ids = own_ids
+        self._peer_ids = peer_ids
+        self._paths = paths
+        self._outbound = outbound
+        self._control = control
+        self._pacer = pacer
+        self._mtu = mtu
+        self._ending = ending
+        self._delay_shift = ack_delay_exponent
+        self._slab = Slab(bytearray(0))
+        self._used = 0  # bytes of the slab
+        self._probes = 0  # packets that a probe timeout asks for
+        self._more_ns: int | None = None  # the slab was full: look again at once
+        self._small = 0  # packets of small streams since the last run
+
+    @property
+    def probe_timeout_ns(self) -> int:
+        return self.recovery.rtt.probe_timeout_ns
+
+    # -- what came back ------------------------------------------------------------------------------------------
+
+    def on_ack(self, frame: AckFrame, now_ns: int) -> None:
+        """Take an ACK frame. Raises FrameError when it acknowledges what was never sent."""
+        largest = frame.ranges[0][1] - 1
+        if largest >= self.number:
+            raise FrameError(PROTOCOL_VIOLATION, "an acknowledgement of what was never sent")  # RFC 9000 section 13.1
+        delay_ns = min(frame.delay << self._delay_shift, 1 << 40) * 1000
+        self._keys.on_acknowledged(largest)
+        outcome = self.recovery.on_ack(frame.ranges, delay_ns, now_ns)
+        self._arrived(outcome.acked, now_ns)
+        self._lost(outcome.lost, now_ns)
+
+    def on_timeout(self, now_ns: int) -> None:
+        """Do what is due for what is in flight."""
+        outcome = self.recovery.on_timeout(now_ns)
+        self._lost(outcome.lost, now_ns)
+        self._probes = max(self._probes, outcome.probes)
+        self._again(outcome.again)
+
+    def _arrived(self, pieces: Iterable[tuple[PacketRun[Carried], int, int]], now_ns: int) -> None:
+        for run, first, end in pieces:
+            if run.is_mtu_probe:
+                self._mtu.on_acked(run.size, now_ns)
+            for item in run.items:
+                if isinstance(item, SentStripe):
+                    start, stop, fin = item.part(run, first, end)
+                    self._outbound.on_acked(item.stream, start, stop, fin=fin)
+                elif isinstance(item, SentNumbers):
+                    self._acknowledgements.acknowledged(item.told)
+                else:
+                    for kind, about in item.keys:
+                        if kind is Saying.RETIRE_CONNECTION_ID:
+                            self._peer_ids.on_acked(about)
+                        elif kind is Saying.RESET_STREAM:
+                            self._outbound.on_reset_acked(about)
+
+    def _lost(self, pieces: Iterable[tuple[PacketRun[Carried], int, int]], now_ns: int) -> None:
+        for run, _, _ in pieces:
+            if run.is_mtu_probe:
+                self._mtu.on_lost(run.size, now_ns)
+        self._again(pieces)
+
+    def _again(self, pieces: Iterable[tuple[PacketRun[Carried], int, int]]) -> None:
+        """Let what packets carried be sent again."""
+        for run, first, end in pieces:
+            for item in run.items:
+                if isinstance(item, SentStripe):
+                    start, stop, fin = item.part(run, first, end)
+                    self._outbound.on_lost(item.stream, start, stop, fin=fin)
+                elif isinstance(item, SentControl):
+                    for kind, about in item.keys:
+                        if kind is not Saying.PING:
+                            self._control.want(kind, about)
+
+    # -- what goes out -------------------------------------------------------------------------------------------
+
+    def datagrams(self, now_ns: int) -> list[DatagramRun]:
+        """Return what may be sent now, in order; good until the next call."""
+        self._used, self._more_ns, self._pacer.due_ns = 0, None, None
+        if not self._ending.is_open:
+            return self._last_words(now_ns)
+        self._tell_ids()
+        if self._keys.is_due:
+            self._keys.update()
+        out: list[DatagramRun] = []
+        if self._paths.has_probe(now_ns):
+            self._send_path_probes(out, now_ns)
+        self._outbound.bulk_bytes = min(_BULK * self._mtu.size, _BULK_BYTES)
+        while self._keys.room:
+            packet = None if self._small >= _SMALL and self._outbound.oldest_bulk() else self._packet(now_ns)
+            if packet is None:
+                packet = self._burst(now_ns) or (self._packet(now_ns) if self._small >= _SMALL else None)
+                self._small = 0
+            if packet is None:
+                break
+            out.append(packet)
+        if not out and self._keys.room and (probe := self._mtu_probe(now_ns)) is not None:
+            out.append(probe)
+        if self._more_ns is None and self.recovery.room and self._outbound.oldest_bulk() is None:
+            self.recovery.on_app_limited()
+        return out
+
+    def next_timer(self) -> int | None:
+        """Return when `datagrams` may have more, or something in flight needs to be looked at."""
+        due = self.recovery.deadline()
+        for at in (self._acknowledgements.due_ns, self._pacer.due_ns, self._mtu.next_timer(), self._more_ns):
+            if at is not None and (due is None or at < due):
+                due = at
+        return due
+
+    def _tell_ids(self) -> None:
+        for ids, kind in ((self._own_ids, Saying.NEW_CONNECTION_ID), (self._peer_ids, Saying.RETIRE_CONNECTION_ID)):
+            for number in ids.news:
+                self._control.want(kind, number)
+            ids.news.clear()
+
+    # -- one packet ----------------------------------------------------------------------------------------------
+
+    @property
+    def _head(self) -> int:
+        return 1 + len(self._peer_ids.current) + NUMBER
+
+    @property
+    def _reserve(self) -> int:
+        """Bytes of the window that only control frames and urgent streams may use."""
+        window = self.recovery.controller.window
+        return min(window // 16, 2 * self._mtu.size) if window >= 8 * self._mtu.size else 0
+
+    def _packet(self, now_ns: int) -> DatagramRun | None:
+        """Return one packet of whatever is due, bar what goes as runs."""
+        path, recovery, acknowledgements = self._paths.current, self.recovery, self._acknowledgements
+        size = min(self._mtu.size, path.room)
+        vital = data = bool(self._probes)
+        if not self._probes:
+            vital = bool(self._control or self._outbound.has_urgent()) and recovery.room >= min(_FLOOR, size)
+            if recovery.room >= size + self._reserve and (self._outbound.has_small() or self._has_scraps()):
+                data = self._allowance(size, now_ns) >= size
+        accompanied = vital or data
+        with_ack = acknowledgements.is_due(now_ns, accompanied=accompanied)
+        if not (accompanied or with_ack):
+            return None
+        if accompanied and not self._probes:
+            size = min(size, recovery.room)
+        room = size - self._head - TAG
+        if room < _HEADROOM:
+            return None
+        parts: list[bytes | memoryview] = []
+        items: list[Carried] = []
+        if with_ack:
+            frame, told = acknowledgements.frame(now_ns, room)
+            parts.append(frame)
+            items.append(SentNumbers(told))
+            room -= len(frame)
+        before = len(parts)
+        if accompanied:
+            keys, room = self._control.fill(parts, room)
+            if keys:
+                items.append(SentControl(keys))
+            self._fill_streams(parts, items, room, everything=data)
+        eliciting = len(parts) > before
+        ask = self._probes or (with_ack and acknowledgements.wants_answer(accompanied=eliciting))
+        if not eliciting and ask:
+            parts.append(b"\x01")
+            eliciting = True
+        if not parts:
+            return None
+        self._probes = max(0, self._probes - 1)
+        return self._seal(path, b"".join(parts), tuple(items), now_ns, eliciting=eliciting)
+
+    def _seal(
+        self, path: Path, payload: bytes, items: tuple[Carried, ...], now_ns: int, *, eliciting: bool,
+        is_mtu_probe: bool = False,
+    ) -> DatagramRun:  # fmt: skip
+        number = self.number
+        if len(payload) < _LEAST_TEXT:
+            payload = payload.ljust(_LEAST_TEXT, b"\0")
+        packet = seal(self._keys.send, self._peer_ids.current, number, payload)
+        self.number = number + 1
+        size = len(packet)
+        path.sent += size
+        if eliciting:
+            self.recovery.on_sent(PacketRun(number, number + 1, size, 0, now_ns, items, is_mtu_probe=is_mtu_probe))
+            self._pacer.spend(size)
+            self._ending.asked(now_ns)
+        return DatagramRun(memoryview(packet), size, path.address)
+
+    def _has_scraps(self) -> bool:
+        """Return whether the oldest bulk stream has a piece that is too short for a run."""
+        stream = self._outbound.oldest_bulk()
+        if stream is None:
+            return False
+        start, stop = self._outbound.next_piece(stream, self._outbound.bulk_bytes)
+        return 0 < stop - start < self._outbound.bulk_bytes
+
+    def _fill_streams(
+        self, parts: list[bytes | memoryview], items: list[Carried], room: int, *, everything: bool
+    ) -> None:
+        """Add STREAM frames; only urgent ones, or small ones and scraps of bulk too."""
+        for stream in self._outbound.small():
+            if room < _HEADROOM or not (everything or stream.urgent):
+                return
+            room = self._fill_stream(stream, parts, items, room)
+            self._small += not stream.urgent
+        stream = self._outbound.oldest_bulk()
+        if everything and stream is not None and room >= _HEADROOM and self._has_scraps():
+            self._fill_stream(stream, parts, items, room)
+
+    def _fill_stream(
+        self, stream: SendStream, parts: list[bytes | memoryview], items: list[Carried], room: int
+    ) -> int:
+        """Add pieces of one stream while there is room; return what is left of it."""
+        outbound = self._outbound
+        while room >= _HEADROOM and stream.has_more():
+            start, stop = outbound.next_piece(stream, room)
+            space = room - 1 - varint_size(stream.id) - (varint_size(start) if start else 0)
+            length = varint_size(room)
+            fills = stop - start >= space - length
+            stop = min(stop, start + space - (0 if fills else length))
+            fin = stream.fin and stop == stream.length
+            if stop <= start and not (fin and (stream.fin_lost or not stream.fin_sent)):
+                outbound.look_again(stream)
+                return room
+            head = stream_head(stream.id, start, None if fills else stop - start, fin=fin)
+            parts.append(head)
+            if stop > start:
+                parts.append(stream.read(start, stop))
+            items.append(SentStripe(stream, start, 0, stop, fin))
+            room = 0 if fills else room - len(head) - (stop - start)
+            outbound.sent(stream, start, stop, fin=fin)
+        return room
+
+    def _allowance(self, wanted: int, now_ns: int) -> int:
+        """Return how many of the bytes that the window has room for the pacer lets go now."""
+        recovery = self.recovery
+        return self._pacer.allowance(recovery.controller.rate(recovery.rtt.smoothed_ns), wanted, now_ns)
+
+    # -- runs ----------------------------------------------------------------------------------------------------
+
+    def _burst(self, now_ns: int) -> DatagramRun | None:
+        """Return a run of packets of the oldest bulk stream, if it is worth one now."""
+        outbound, recovery, path = self._outbound, self.recovery, self._paths.current
+        stream = outbound.oldest_bulk()
+        if stream is None:
+            return None
+        size = self._mtu.size
+        if len(self._slab.memory) < max(_SLAB, 4 * size):
+            self._slab = Slab(bytearray(max(_SLAB, 4 * size)))
+        slots = self._slab.slots(size, self._head)
+        together = max(1, min(_GROUP, _GROUP_BYTES // size))
+        base = -(-self._used // size)
+        count = slots.count // together * together - base
+        room = min((recovery.room - self._reserve) // size, path.room // size, self._keys.room)
+        prefix = varint(stream.id)
+        step = size - self._head - 9 - len(prefix) - TAG
+        if room <= 0 or self._has_scraps():
+            return None
+        if count <= 0:
+            self._more_ns = now_ns
+            return None
+        count = min(count, room)
+        start, stop = outbound.next_piece(stream, count * step)
+        if stop <= start:
+            outbound.look_again(stream)
+            return self._burst(now_ns)
+        left = -(-(min(stream.length, stream.limit) - start) // step) if not stream.lost else 0
+        if room < min(left, slots.count, recovery.controller.window // 8 // size):
+            return None
+        wanted = -(-(stop - start) // step)
+        allowed = self._allowance(wanted * size, now_ns) // size
+        if not allowed:
+            return None
+        stop = min(stop, start + allowed * step)
+        fin = stream.fin and stop == stream.length
+        source = np.frombuffer(stream.read(start, stop), np.uint8)
+        first = self.number
+        packets, made = seal_run(
+            slots, base, self._keys.send, self._peer_ids.current, first, prefix, start, source, fin
+        )
+        self.number += packets
+        item = SentStripe(stream, start, step, stop, fin)
+        recovery.on_sent(PacketRun(first, first + packets, size, packets * size - made, now_ns, (item,)))
+        self._pacer.spend(made)
+        self._ending.asked(now_ns)
+        path.sent += made
+        outbound.sent(stream, start, stop, fin=fin)
+        begin = base * size
+        self._used = (base + packets) * size
+        return DatagramRun(self._slab.memory[begin : begin + made], size, path.address)
+
+    # -- probes and the end ----------------------------------------------------------------------------------------
+
+    def _send_path_probes(self, out: list[DatagramRun], now_ns: int) -> None:
+        for path, challenge, response in self._paths.probes(now_ns, self.probe_timeout_ns):
+            payload = b""
+            if response is not None:
+                payload += PathResponseFrame(response).encode()
+                if path is self._paths.current:
+                    payload += b"\x01"  # no mere probe: it says that we are here (RFC 9000 section 9.3.3)
+            if challenge is not None:
+                payload += PathChallengeFrame(challenge).encode()
+            size = min(_PROBE_BYTES, path.room) - self._head - TAG
+            if size >= len(payload):
+                out.append(self._seal(path, payload.ljust(size, b"\0"), (), now_ns, eliciting=True))
+
+    def _mtu_probe(self, now_ns: int) -> DatagramRun | None:
+        size = self._mtu.probe(now_ns)
+        path, head = self._paths.current, self._head
+        if size is None or not path.validated or self.recovery.room < size:
+            return None
+        payload = b"\x01".ljust(size - head - TAG, b"\0")
+        return self._seal(path, payload, (), now_ns, eliciting=True, is_mtu_probe=True)
+
+    def _last_words(self, now_ns: int) -> list[DatagramRun]:
+        path = self._paths.current
+        if not self._ending.has_words or path.room < _PROBE_BYTES:
+            return []
+        words = self._ending.last_words(now_ns, self.probe_timeout_ns)
+        if words is None:
+            return []
+        packet = seal(self._keys.send, self._peer_ids.current, self.number, words.ljust(_LEAST_TEXT, b"\0"))
+        self.number += 1
+        path.sent += len(packet)
+        return [DatagramRun(memoryview(packet), len(packet), path.address)]
