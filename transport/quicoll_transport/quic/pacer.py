@@ -1,13 +1,13 @@
 """When packets may leave: a bucket of bytes that fills at the controller's rate. Sans-IO, integers, nothing is rounded.
 
 Promises
-    Never faster: over any stretch of time, what was allowed is at most the bucket and what the rate gives in it, however
-    often and unevenly it is asked. (A pacer that lets anything through while its credit is above nothing sends a burst
-    too much each time: 22 % on a wide-area link without loss.)
+    Never faster: over any stretch of time, what was allowed is at most the bucket and what the rate gives in it,
+    however often and unevenly it is asked. (A pacer that lets anything through while its credit is above nothing sends
+    up to a burst too much each time: 22 % on a wide-area link without loss.)
     Never slower: credit is kept in byte-nanoseconds, so no remainder is lost, and `due_ns` is the first nanosecond at
     which there is enough.
-    Bursts stay whole: what is asked for is allowed when all of it fits, or a full burst if it is larger than that; never
-    a few bytes now and a few later. A run of packets made in one go costs a tenth of the same packets made singly.
+    Bursts stay whole: what is asked for is allowed when all of it fits, or a full burst if it is larger than that;
+    never a few bytes now and a few later. Packets made as one run cost a tenth of the same packets made singly.
 
 A burst is what the rate gives in one millisecond, two datagrams at least; the bucket holds two bursts, so that a timer
 that is late by a millisecond costs nothing, and ten datagrams at least, the burst that RFC 9002 section 7.7 allows.
@@ -62,7 +62,7 @@ class Pacer:
         needed = min(max(wanted, 1), self._burst(rate)) * _NS
         if self._credit >= needed:
             return min(wanted, self._credit // _NS)
-        self.due_ns = now_ns - (self._credit - needed) // rate
+        self.due_ns = self._at_ns - (self._credit - needed) // rate
         return 0
 
     def spend(self, nbytes: int) -> None:
