@@ -120,7 +120,7 @@ class PlanePeer:
                 handover,
                 reader=self,
                 controller=self.controller,
-                mtu=PathMtu(self.datagram),
+                mtu=lambda: PathMtu(base=self.datagram, most=self.datagram),
                 key_packets=self.config.key_packets,
                 forged_packets=self.config.forged_packets,
                 initial_rtt_ns=self.config.initial_rtt_ns,

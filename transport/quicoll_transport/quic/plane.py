@@ -58,7 +58,7 @@ class Plane:
         *,
         reader: StreamReader,
         controller: Callable[[int], Controller],
-        mtu: PathMtu,
+        mtu: Callable[[], PathMtu],
         key_packets: int,
         forged_packets: int,
         initial_rtt_ns: int,
@@ -72,7 +72,7 @@ class Plane:
             handover: What the handshake has agreed on.
             reader: Takes what streams bring.
             controller: Makes congestion control for a path with datagrams of so many bytes.
-            mtu: The sizes of datagrams to use.
+            mtu: Begins the search for the size of datagrams, on each path.
             key_packets: Packets to protect with one key before the next is asked for.
             forged_packets: Packets that fail their authentication until the connection is closed.
             initial_rtt_ns: Of a path of which nothing is known.
@@ -85,9 +85,10 @@ class Plane:
         self._controller = controller
         self._initial_rtt_ns = initial_rtt_ns
         self._forged_packets = forged_packets
-        self.mtu = mtu
+        self._mtu = mtu
+        first = mtu()
         self.recovery: LossRecovery[Carried] = LossRecovery(
-            controller(mtu.size),
+            controller(first.size),
             rtt_ns=handover.rtt_ns or initial_rtt_ns,
             max_ack_delay_ns=remote.max_ack_delay * 1_000_000,
         )
@@ -114,7 +115,6 @@ class Plane:
         )
         self.paths = Paths(handover.address, is_client=is_client, draw=draw)
         self.ending = Ending(idle_ns=_idle_ns(local, remote), now_ns=now_ns)
-        self._pacer = Pacer(mtu.size, now_ns)
         acknowledgements = Acknowledgements(exponent=local.ack_delay_exponent)
         self.sender = Sender(
             keys=self.keys,
@@ -125,8 +125,8 @@ class Plane:
             outbound=self.outbound,
             control=self.control,
             recovery=self.recovery,
-            pacer=self._pacer,
-            mtu=mtu,
+            pacer=Pacer(first.size, now_ns),
+            mtu=first,
             ending=self.ending,
             ack_delay_exponent=remote.ack_delay_exponent,
         )
@@ -183,8 +183,8 @@ class Plane:
         """Nothing is known of the capacity of another path (RFC 9000 section 9.4), nor of its MTU (section 14.3)."""
         self.paths.changed = False
         self.peer_ids.change()
-        self.mtu.on_new_path()
-        self.recovery.on_new_path(self._controller(self.mtu.size), rtt_ns=self._initial_rtt_ns)
+        mtu = self._mtu()
+        self.sender.begin_path(self._controller(mtu.size), mtu, rtt_ns=self._initial_rtt_ns)
 
     def handle_timer(self, now_ns: int) -> None:
         """Do what is due. Early calls do nothing."""

@@ -5,7 +5,7 @@ In this order, again and again until nothing may go:
     probes of paths     a challenge or a response, alone in a datagram of 1200 bytes to the path that it is about
     packets             ACK, control frames, urgent streams, small streams, lost pieces of bulk; several in one packet
     a run               of the oldest bulk stream: packets of one size that carry nothing but its bytes
-    a probe of the MTU  when nothing else is waiting for room
+    a probe of the MTU  behind whatever else was sent
 
 After `_SMALL` packets of small streams a run goes, so that small ones without end do not starve bulk.
 
@@ -41,6 +41,7 @@ from quicoll_transport.quic.frames import (
     PathResponseFrame,
     stream_head,
 )
+from quicoll_transport.quic.mtu import LEAST_DATAGRAM_BYTES, PathMtu
 from quicoll_transport.quic.packets import NUMBER, TAG, Slab, seal, seal_run
 from quicoll_transport.quic.records import Carried, SentControl, SentNumbers, SentStripe
 from quicoll_transport.quic.recovery import LossRecovery, PacketRun
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
     from quicoll_transport.quic.closing import Ending
     from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
     from quicoll_transport.quic.control import ControlFrames
+    from quicoll_transport.quic.controller import Controller
     from quicoll_transport.quic.keys import KeyPhases
-    from quicoll_transport.quic.mtu import PathMtu
     from quicoll_transport.quic.outbound import OutboundStreams
     from quicoll_transport.quic.pacer import Pacer
     from quicoll_transport.quic.paths import Path, Paths
@@ -68,7 +69,6 @@ _BULK_BYTES = 32 * 1024  # or so many bytes
 _SMALL = 16
 _FLOOR = 256  # bytes of room in the window for which a packet of control frames is worth while
 _HEADROOM = 40  # bytes in a packet below which no STREAM frame is begun
-_PROBE_BYTES = 1200  # of datagrams that validate a path (RFC 9000 section 8.2.1)
 _LEAST_TEXT = 4  # so that there is a sample, whatever the length of a packet number (RFC 9001 section 5.4.2)
 
 
@@ -102,7 +102,7 @@ class Sender:
         self._outbound = outbound
         self._control = control
         self._pacer = pacer
-        self._mtu = mtu
+        self.mtu = mtu
         self._ending = ending
         self._delay_shift = ack_delay_exponent
         self._slab = Slab(bytearray(0))
@@ -137,8 +137,10 @@ class Sender:
 
     def _arrived(self, pieces: Iterable[tuple[PacketRun[Carried], int, int]], now_ns: int) -> None:
         for run, first, end in pieces:
+            self.mtu.on_acked(run.size, run.sent_ns)
             if run.is_mtu_probe:
-                self._mtu.on_acked(run.size, now_ns)
+                self.mtu.on_probe_acked(run.size, now_ns)
+                self._use_size()
             for item in run.items:
                 if isinstance(item, SentStripe):
                     start, stop, fin = item.part(run, first, end)
@@ -155,8 +157,26 @@ class Sender:
     def _lost(self, pieces: Iterable[tuple[PacketRun[Carried], int, int]], now_ns: int) -> None:
         for run, _, _ in pieces:
             if run.is_mtu_probe:
-                self._mtu.on_lost(run.size, now_ns)
+                self.mtu.on_probe_lost(run.size, now_ns)
+            elif self.mtu.on_lost(run.size, run.sent_ns, now_ns):
+                self._use_size()
         self._again(pieces)
+
+    def _use_size(self) -> None:
+        """Datagrams are of another size from now on."""
+        self.recovery.controller.on_datagram_size(self.mtu.size)
+        self._pacer.on_datagram_size(self.mtu.size)
+
+    def limit_datagrams(self, most: int) -> None:
+        """Take the news that nothing above `most` bytes passes."""
+        if self.mtu.limit(most):
+            self._use_size()
+
+    def begin_path(self, controller: Controller, mtu: PathMtu, *, rtt_ns: int) -> None:
+        """Send by another path from now on, of which nothing is known (RFC 9000 section 9.4)."""
+        self.mtu = mtu
+        self.recovery.on_new_path(controller, rtt_ns=rtt_ns)
+        self._pacer.on_datagram_size(mtu.size)
 
     def _again(self, pieces: Iterable[tuple[PacketRun[Carried], int, int]]) -> None:
         """Let what packets carried be sent again."""
@@ -183,7 +203,7 @@ class Sender:
         out: list[DatagramRun] = []
         if self._paths.has_probe(now_ns):
             self._send_path_probes(out, now_ns)
-        self._outbound.bulk_bytes = min(_BULK * self._mtu.size, _BULK_BYTES)
+        self._outbound.bulk_bytes = min(_BULK * self.mtu.size, _BULK_BYTES)
         while self._keys.room:
             packet = None if self._small >= _SMALL and self._outbound.oldest_bulk() else self._packet(now_ns)
             if packet is None:
@@ -192,7 +212,7 @@ class Sender:
             if packet is None:
                 break
             out.append(packet)
-        if not out and self._keys.room and (probe := self._mtu_probe(now_ns)) is not None:
+        if out and self._keys.room and (probe := self._mtu_probe(now_ns)) is not None:
             out.append(probe)
         if self._more_ns is None and self.recovery.room and self._outbound.oldest_bulk() is None:
             self.recovery.on_app_limited()
@@ -201,7 +221,7 @@ class Sender:
     def next_timer(self) -> int | None:
         """Return when `datagrams` may have more, or something in flight needs to be looked at."""
         due = self.recovery.deadline()
-        for at in (self._acknowledgements.due_ns, self._pacer.due_ns, self._mtu.next_timer(), self._more_ns):
+        for at in (self._acknowledgements.due_ns, self._pacer.due_ns, self._more_ns):
             if at is not None and (due is None or at < due):
                 due = at
         return due
@@ -222,12 +242,12 @@ class Sender:
     def _reserve(self) -> int:
         """Bytes of the window that only control frames and urgent streams may use."""
         window = self.recovery.controller.window
-        return min(window // 16, 2 * self._mtu.size) if window >= 8 * self._mtu.size else 0
+        return min(window // 16, 2 * self.mtu.size) if window >= 8 * self.mtu.size else 0
 
     def _packet(self, now_ns: int) -> DatagramRun | None:
         """Return one packet of whatever is due, bar what goes as runs."""
         path, recovery, acknowledgements = self._paths.current, self.recovery, self._acknowledgements
-        size = min(self._mtu.size, path.room)
+        size = min(LEAST_DATAGRAM_BYTES if self._probes else self.mtu.size, path.room)
         vital = data = bool(self._probes)
         if not self._probes:
             vital = bool(self._control or self._outbound.has_urgent()) and recovery.room >= min(_FLOOR, size)
@@ -340,7 +360,7 @@ class Sender:
         stream = outbound.oldest_bulk()
         if stream is None:
             return None
-        size = self._mtu.size
+        size = self.mtu.size
         if len(self._slab.memory) < max(_SLAB, 4 * size):
             self._slab = Slab(bytearray(max(_SLAB, 4 * size)))
         slots = self._slab.slots(size, self._head)
@@ -396,21 +416,21 @@ class Sender:
                     payload += b"\x01"  # no mere probe: it says that we are here (RFC 9000 section 9.3.3)
             if challenge is not None:
                 payload += PathChallengeFrame(challenge).encode()
-            size = min(_PROBE_BYTES, path.room) - self._head - TAG
+            size = min(LEAST_DATAGRAM_BYTES, path.room) - self._head - TAG
             if size >= len(payload):
                 out.append(self._seal(path, payload.ljust(size, b"\0"), (), now_ns, eliciting=True))
 
     def _mtu_probe(self, now_ns: int) -> DatagramRun | None:
-        size = self._mtu.probe(now_ns)
-        path, head = self._paths.current, self._head
+        size, path, head = self.mtu.probe_size(now_ns), self._paths.current, self._head
         if size is None or not path.validated or self.recovery.room < size:
             return None
+        self.mtu.on_probe_sent(size)
         payload = b"\x01".ljust(size - head - TAG, b"\0")
         return self._seal(path, payload, (), now_ns, eliciting=True, is_mtu_probe=True)
 
     def _last_words(self, now_ns: int) -> list[DatagramRun]:
         path = self._paths.current
-        if not self._ending.has_words or path.room < _PROBE_BYTES:
+        if not self._ending.has_words or path.room < LEAST_DATAGRAM_BYTES:
             return []
         words = self._ending.last_words(now_ns, self.probe_timeout_ns)
         if words is None:

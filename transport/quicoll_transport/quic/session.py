@@ -49,6 +49,8 @@ __all__ = ["RESET_KEY_BYTES", "Session"]
 
 RESET_KEY_BYTES = 32
 _CONTROL_STREAM = 0
+_MOST_DATAGRAM = 8952  # what a link with jumbo frames of 9000 bytes carries over IPv6,
+_MOST_LOOPBACK = 65000  # and a loopback interface, where IPv4 allows 65507
 _EARLY_BYTES = 4 << 20  # message bytes that may overtake the peer's Hello
 _CONTROL_BYTES = 32 << 20  # control messages that the peer has not acknowledged
 
@@ -143,7 +145,7 @@ class Session:
             handover,
             reader=self,
             controller=CONTROLLERS[config.congestion],
-            mtu=PathMtu(config.datagram_bytes or DATAGRAM_BYTES),
+            mtu=lambda: self._begin_search(handover),
             key_packets=config.key_packets,
             forged_packets=config.forged_packets,
             initial_rtt_ns=config.initial_rtt_ns,
@@ -153,7 +155,7 @@ class Session:
         )
         plane.outbound.on_gone = self._stream_gone
         if self._most_datagram is not None:
-            plane.mtu.limit(self._most_datagram)
+            plane.sender.limit_datagrams(self._most_datagram)
         self._events.append(Authenticated(handover.certificate, handover.chain))
         if self.is_client:
             self._begin_control(plane.outbound.open(unidirectional=False, urgent=True))
@@ -162,6 +164,12 @@ class Session:
         self._waiting.clear()
         for packet in handover.early:
             plane.receive_one(packet, handover.address, now_ns)
+
+    def _begin_search(self, handover: Handover) -> PathMtu:
+        """Return where the search for the size of datagrams begins, and how far it goes."""
+        given = self._config.datagram_bytes
+        most = given or (_MOST_LOOPBACK if _is_loopback(handover.address) else _MOST_DATAGRAM)
+        return PathMtu(base=given or DATAGRAM_BYTES, most=min(most, handover.remote.max_udp_payload_size))
 
     def _look(self) -> None:
         """See what has become of the connection."""
@@ -283,7 +291,7 @@ class Session:
         """Send datagrams of `most` bytes at most from now on, see Carrier; never below what QUIC needs."""
         self._most_datagram = most
         if self._plane is not None:
-            self._plane.mtu.limit(most)
+            self._plane.sender.limit_datagrams(most)
 
     def attach(self, sink: MessageSink) -> None:
         """From now on messages go to `sink`; those that overtook the Hello first."""
@@ -424,3 +432,8 @@ class Session:
             stream.key = inflow
             stream.direct(inflow, HEADER_SIZE)
         return True
+
+
+def _is_loopback(address: Address) -> bool:
+    host = str(address[0])
+    return host == "::1" or host.startswith("127.")
