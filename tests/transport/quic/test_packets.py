@@ -357,6 +357,12 @@ def test_numbers_below_nought_are_large_ones() -> None:
     assert in_runs(receiver(), Slab(bytearray().join(datagrams)), 0, 60, 3, -1)[0] == expected
 
 
+def test_every_packet_of_a_run_has_a_payload() -> None:
+    empty = seal(receiver().send, CID, 0, b"")
+    assert open_run(receiver(), Slab(bytearray(empty * 9)), 0, len(empty), 9, CID, -1, 0).taken == 0
+    assert open_packet(receiver(), empty, len(CID), -1, 0) == (0, b"")
+
+
 def test_a_spinning_bit_does_not_hinder_runs() -> None:
     keys = receiver().receive
     datagrams = [craft(keys, i, b"\x01" * 31, bits=0x20) for i in range(9)]

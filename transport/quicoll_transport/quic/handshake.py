@@ -323,6 +323,8 @@ class Handshake:
 
     def _hand_over(self) -> None:
         quic, context = self._quic, self._quic.tls
+        if len(quic.secrets) != 2:
+            raise AssertionError("aioquic has finished a handshake and shown no application secrets")
         send, receive = quic.secrets[tls.Direction.ENCRYPT], quic.secrets[tls.Direction.DECRYPT]
         remote = _pull_parameters(context.received_extensions or [])
         if send[0] is not receive[0] or remote.initial_source_connection_id is None:
