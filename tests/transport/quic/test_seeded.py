@@ -1,4 +1,4 @@
-"""Chance from a seed: the same bytes again in another process; the first part are canaries for aioquic's insides."""
+"""Chance from a seed: the same bytes again in another process, and no source of it that is not known."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from quicoll_transport.quic import (
     Gate,
     Session,
     SessionConfig,
-    check_foundation,
     entropy,
     handshake_in_memory,
-    patched,
     seeded,
 )
 from quicoll_transport.security.authority import ephemeral
@@ -36,63 +34,6 @@ from quicoll_transport.security.identity import WORKER, Identity
 START = 10**18
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
 CredentialsOf = Callable[..., Credentials]
-
-
-def joined(credentials_of: CredentialsOf) -> tuple[Session, Session]:
-    config = SessionConfig()
-    client = Session.client(credentials=credentials_of("a"), config=config, address=("127.0.0.1", 2), now_ns=START)
-    server, _, _ = handshake_in_memory(client, Gate(credentials=credentials_of("b"), config=config), now_ns=START)
-    return client, server
-
-
-def queue(session: Session) -> list[int]:
-    return [stream.stream_id for stream in session._quic._streams_queue]
-
-
-def opened(session: Session, count: int, data: bytes) -> list[int]:
-    quic = session._quic
-    streams = [quic.get_next_available_stream_id(is_unidirectional=True) + 4 * i for i in range(count)]
-    for stream_id in streams:
-        quic.send_stream_data(stream_id, data)
-    return streams
-
-
-# -- the order of streams ----------------------------------------------------------------------------------------------
-
-
-def test_streams_that_one_packet_served_stay_in_their_order(credentials_of: CredentialsOf) -> None:
-    client, _ = joined(credentials_of)
-    streams = opened(client, 40, b"x")
-    client.datagrams_to_send(START + 10**9)
-    assert queue(client) == streams
-    assert isinstance(client._quic._streams_queue, patched.ServiceQueue)
-
-
-def test_who_was_served_goes_behind_who_was_not(credentials_of: CredentialsOf) -> None:
-    """aioquic's round robin stays: the window closes somewhere among the streams, and the next turn begins there."""
-    client, _ = joined(credentials_of)
-    streams = opened(client, 100, bytes(400))
-    sent = client.datagrams_to_send(START + 10**9)
-    served = [stream for stream in streams if client._quic._streams[stream].sender.highest_offset]
-    assert sent
-    assert 0 < len(served) < len(streams)
-    first = queue(client)[: len(streams) - len(served)]
-    assert first == [stream for stream in streams if stream not in served]
-    assert queue(client)[len(first) :] == served
-
-
-def test_a_queue_does_not_keep_the_queues_before_it(credentials_of: CredentialsOf) -> None:
-    client, _ = joined(credentials_of)
-    opened(client, 5, b"x")
-    client.datagrams_to_send(START + 10**9)
-    assert client._quic._streams_queue._before == ()
-
-
-def test_a_foundation_that_serves_streams_in_another_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    reverse = lambda self, served: list.extend(self, sorted(served, key=lambda stream: -stream.stream_id))  # noqa: E731
-    monkeypatch.setattr(patched.ServiceQueue, "extend", reverse)
-    with pytest.raises(ConfigurationError, match="serves streams in an order of its own"):
-        check_foundation.__wrapped__()
 
 
 # -- the sources of chance ---------------------------------------------------------------------------------------------

@@ -239,6 +239,7 @@ class Handshake:
     def connect(self, address: Address, now_ns: int) -> None:
         """Begin a client's handshake; the first datagram is ready at once."""
         self._quic.connect(address, now_ns / 1e9)
+        self._rtt.on_progress(self._quic.progress, now_ns)
 
     def confirm(self) -> None:
         """Note that HANDSHAKE_DONE has come: nothing needs to be repeated any more."""
@@ -322,6 +323,8 @@ class Handshake:
 
     def _hand_over(self) -> None:
         quic, context = self._quic, self._quic.tls
+        if len(quic.secrets) != 2:
+            raise AssertionError("aioquic has finished a handshake and shown no application secrets")
         send, receive = quic.secrets[tls.Direction.ENCRYPT], quic.secrets[tls.Direction.DECRYPT]
         remote = _pull_parameters(context.received_extensions or [])
         if send[0] is not receive[0] or remote.initial_source_connection_id is None:
@@ -362,9 +365,10 @@ class _Connection(QuicConnection):
         self._begun = 0
 
     @property
-    def progress(self) -> tuple[int, tls.State]:
-        """What changes with each answer of the peer's that carries the handshake on."""
-        return self._begun, self.tls.state
+    def progress(self) -> tuple[int, tls.State | None]:
+        """What changes with each answer of the peer's that carries the handshake on: how often it was begun, and how
+        far it is."""
+        return self._begun, self.tls.state if self._begun else None
 
     @property
     def is_closing(self) -> bool:
@@ -412,17 +416,19 @@ class _Tracer(QuicLogger):
 
 
 class _FirstRoundTrip:
-    """The time from what was sent to the answer that carries the handshake on, where it was sent at one time only.
+    """The time from what was first sent to the first answer to it, where it was sent at one time only.
 
     What was sent twice may have been answered either time (Karn and Partridge, "Improving Round-Trip Time Estimates in
-    Reliable Transport Protocols"). Then there is no sample; the next part of the handshake may give one.
+    Reliable Transport Protocols"), so there is no sample then. A Retry is an answer, and a new beginning. What comes
+    behind the first answer is no answer to what we said last, but maybe the rest of what the peer had to say.
     """
 
     def __init__(self) -> None:
         self.sample_ns: int | None = None
-        self._seen: tuple[int, tls.State] | None = None
+        self._seen: tuple[int, tls.State | None] | None = None
         self._sent_ns: int | None = None
         self._is_ambiguous = False
+        self._is_over = False
 
     def on_sent(self, now_ns: int) -> None:
         if self._sent_ns is None:
@@ -430,14 +436,15 @@ class _FirstRoundTrip:
         elif self._sent_ns != now_ns:
             self._is_ambiguous = True
 
-    def on_progress(self, progress: tuple[int, tls.State], now_ns: int) -> None:
-        if progress == self._seen:
+    def on_progress(self, progress: tuple[int, tls.State | None], now_ns: int) -> None:
+        if progress == self._seen or self._is_over:
             return
+        if self._sent_ns is not None and self._seen is not None:
+            if not self._is_ambiguous:
+                self.sample_ns = now_ns - self._sent_ns
+            self._is_over = progress[0] == self._seen[0]
+            self._sent_ns, self._is_ambiguous = None, False
         self._seen = progress
-        if self._sent_ns is not None and not self._is_ambiguous:
-            sample = now_ns - self._sent_ns
-            self.sample_ns = sample if self.sample_ns is None else min(self.sample_ns, sample)
-        self._sent_ns, self._is_ambiguous = None, False
 
 
 def _after(at: float) -> int:

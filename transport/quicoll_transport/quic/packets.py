@@ -359,7 +359,7 @@ def open_run(
     keys, expected = phases.receive, largest + 1
     start = 1 + len(cid)
     sample = start + _SAMPLE_AT
-    if size < sample + TAG or expected > _MOST_NUMBER >> 1:
+    if size <= sample + TAG or expected > _MOST_NUMBER >> 1:  # of the smallest some are empty, so they go one by one
         return _NOTHING
     rows = np.frombuffer(slab.memory, np.uint8, count * size, at).reshape(count, size)
     mask = np.frombuffer(keys.mask(rows[:, sample : sample + TAG].tobytes()), np.uint8).reshape(count, TAG)
