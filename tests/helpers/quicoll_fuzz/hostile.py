@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from stock_session import StockGate, StockSession
 
 from quicoll_transport.carrier import Authenticated, Closed, ControlData
 from quicoll_transport.link import frames
@@ -27,7 +28,7 @@ from quicoll_transport.link.frames import (
     encode_control,
 )
 from quicoll_transport.net.runs import DatagramRun, apart, joined
-from quicoll_transport.quic import Gate, Session, SessionConfig, destination_cid, is_unauthenticated_initial
+from quicoll_transport.quic import SessionConfig, destination_cid, is_unauthenticated_initial
 
 from .mutate import mutate_bytes, mutate_frames
 
@@ -105,7 +106,7 @@ class Hostile:
 
     def _open_up(self, credentials: Credentials | None, trust: bytes) -> None:
         self.tally.connections += 1
-        self.session = Session.client(
+        self.session = StockSession.client(
             credentials=credentials, config=self._config, address=self.target, now_ns=self._now()
         )
         self.quic: Any = self.session._quic
@@ -355,7 +356,7 @@ class HostileServer(Hostile):
 
     def _open_up(self, credentials: Credentials | None, trust: bytes) -> None:
         assert credentials is not None, "the QUIC library has no servers without a certificate"
-        self._gate = Gate(credentials=credentials, config=self._config, retry=self._retry)
+        self._gate = StockGate(credentials=credentials, config=self._config, retry=self._retry)
         self._cids: set[bytes] = set()
         self.alive = False
 
@@ -365,7 +366,7 @@ class HostileServer(Hostile):
                 admitted = self._gate.admit(data, source, self._now())
                 if isinstance(admitted, bytes):
                     self._send_out(admitted)
-                if not isinstance(admitted, Session):
+                if not isinstance(admitted, StockSession):
                     continue
                 self._begin(admitted)
             if self.alive:
@@ -375,7 +376,7 @@ class HostileServer(Hostile):
         if self.alive:
             self.pump()
 
-    def _begin(self, session: Session) -> None:
+    def _begin(self, session: StockSession) -> None:
         self.tally.served += 1
         self.session, self.quic = session, session._quic
         self._cids = set(session.cids)

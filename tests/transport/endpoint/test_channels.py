@@ -236,7 +236,7 @@ async def test_memory_is_its_owners_again_at_once_when_a_transfer_is_aborted(end
     else:
         if how != "abort":
             cut_connection(a)
-        assert connection_of(a) is None or session_of(a)._feeding
+        assert connection_of(a) is None or session_of(a)._sending
         sent.abort()
         received.abort()
         await asyncio.sleep(0)  # the actions that follow from it
@@ -245,8 +245,7 @@ async def test_memory_is_its_owners_again_at_once_when_a_transfer_is_aborted(end
     assert is_free(memory)
     if how == "abort":
         session = session_of(a)
-        assert not session._feeding
-        assert not session._open
+        assert not session._sending
     if how != "close":
         small = b.post(tag(2), memoryview(bytearray(5)))
         a.send(tag(2), memoryview(b"alive"))

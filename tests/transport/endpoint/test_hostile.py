@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aioquic.tls import AlertDescription
 from endpoint_world import connection_of
+from stock_session import StockSession
 
 from quicoll_transport.carrier import CLOSE_GONE, CLOSE_PROTOCOL, CLOSE_REFUSED, Authenticated, Closed
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.link.frames import MAX_CONTROL, TAG_SIZE, Header, Hello, encode_control
 from quicoll_transport.net.runs import DatagramRun, apart, joined
-from quicoll_transport.quic import Session, SessionConfig
+from quicoll_transport.quic import SessionConfig
 from quicoll_transport.security.credentials import Credentials
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 
@@ -76,7 +77,7 @@ class Attacker:
     def __init__(self, place: Place, credentials: Credentials | None, *, address: Address = ("10.6.6.6", 6)) -> None:
         self.net, self.address = place.net, address
         self.out: Callable[[bytes], list[bytes]] = lambda data: [data]
-        self.session = Session.client(
+        self.session = StockSession.client(
             credentials=credentials, config=SessionConfig(), address=HOST, now_ns=self.net.now()
         )
         if credentials is None:
@@ -218,7 +219,7 @@ async def test_an_authenticated_peer_that_says_no_hello_is_closed_at_the_handsha
 # -- lengths ---------------------------------------------------------------------------------------------------------
 
 
-async def lie(place: Place, tell: Callable[[Session], None]) -> tuple[Closed, int]:
+async def lie(place: Place, tell: Callable[[StockSession], None]) -> tuple[Closed, int]:
     """What a peer that tells this lie after its Hello hears, and the most memory that was taken meanwhile."""
     await place.start()
     liar = Attacker(place, place.credentials_of("d"))

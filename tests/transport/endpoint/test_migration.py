@@ -114,7 +114,7 @@ def test_a_peer_whose_address_changes_in_the_middle_of_messages_keeps_its_link_a
     async def test(world: World) -> None:
         ours, theirs = await world.link()
         both = [begin(ours, theirs, 1, 3 << 20), begin(theirs, ours, 2, 3 << 20)]
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.003)
         assert not any(received.future.done() for _, received, _, _ in both)
         world.roaming.move(to)
         await finish(both)

@@ -221,7 +221,7 @@ async def main(host):
     transfers = link.post(bytes(24), memoryview(buffer)), theirs.send(bytes(24), memoryview(data))
     await asyncio.gather(*(transfer.future for transfer in transfers))
     assert buffer == data
-    limits = [c._max_datagram_size for e in (a, b) for c in (x.carrier._quic for x in e._core.connections)]
+    limits = [c.carrier._plane.sender.mtu.size for e in (a, b) for c in e._core.connections]
     await a.aclose()
     await b.aclose()
     print("arrived", *limits)

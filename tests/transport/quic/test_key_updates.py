@@ -1,7 +1,7 @@
 """Keys that change again and again while datagrams are lost, doubled and late; a network in memory, a virtual clock.
 
-RFC 9001 section 6. The library keeps the present keys only: what was sent under the keys before and arrives late fails
-its authentication and has to come again. And one bit names the phase: a side two steps ahead could never be understood
+RFC 9001 section 6. What was sent under the keys before and arrives late is opened with the old keys, which are kept for
+three probe timeouts; until then there is no other change. And one bit names the phase: a side two steps ahead could never be understood
 again (section 6.1), so losses also come in runs longer than a key lasts. Neither may cost a message or a connection, or
 deliver anything twice.
 """
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from aioquic import tls
 from endpoint_world import session_of
 from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually, today
 
@@ -64,7 +63,7 @@ class BadPath:
 
 
 def phase(link: Link) -> int:
-    return int(session_of(link)._quic._cryptos[tls.Epoch.ONE_RTT].send.key_phase)
+    return session_of(link)._plane.keys.send.phase
 
 
 @pytest.mark.slow
@@ -109,11 +108,11 @@ def test_keys_change_on_a_bad_path_and_every_message_arrives_once(
             await asyncio.sleep(1)
             sessions: list[Any] = [session_of(ours), session_of(theirs)]
             updates = [session.key_updates for session in sessions]
-            assert min(updates) >= 10 * ROUNDS
+            assert min(updates) >= ROUNDS // 2
             assert updates[0] == updates[1], "at rest both are under the same keys"
             assert phase(ours) == phase(theirs) == updates[0] % 2, "every change was seen"
             assert min(path.counts.values()) >= ROUNDS // 4
-            assert sum(session._quic.forged_packets for session in sessions) > 0, "some came late for their keys"
+            assert sum(session.forged_packets for session in sessions) == 0, "what came late had its keys still"
             assert ours.stats.connections == theirs.stats.connections == 1
             for link in (ours, theirs):
                 assert link.stats.messages_sent == link.stats.messages_received == 2 * ROUNDS

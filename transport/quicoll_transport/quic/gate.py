@@ -107,14 +107,24 @@ class Gate:
             return None
         if retried is not None:
             self._use(retried, now_ns)
+        return self._open(header.destination_cid, original, retried)
+
+    def _open(self, cid: bytes, original: bytes, retried: bytes | None) -> Session:
+        """Return a session for a stranger who is let in.
+
+        Args:
+            cid: By which its first datagrams find it.
+            original: Destination of its very first one.
+            retried: Source of the Retry that it got; None: it got none.
+        """
         handshake = Handshake(
             self._quic,
             local_parameters(self._config),
-            reset_token=lambda cid: reset_token(self._reset_key, cid),
+            reset_token=lambda own: reset_token(self._reset_key, own),
             original_cid=original,
             retry_cid=retried,
         )
-        cids = [header.destination_cid, handshake.cid]
+        cids = [cid, handshake.cid]
         return Session(handshake, cids=cids, config=self._config, reset_key=self._reset_key, qlog=self._qlog)
 
     def _use(self, cid: bytes, now_ns: int) -> None:

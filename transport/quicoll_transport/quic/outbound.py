@@ -175,6 +175,11 @@ class OutboundStreams:
                 if at < len(queue) and queue[at] is stream:
                     at += 1
 
+    @property
+    def fresh_bytes(self) -> int:
+        """Bytes of all streams that were sent for the first time."""
+        return self._data.used
+
     def has_urgent(self) -> bool:
         return bool(self._urgent)
 

@@ -263,6 +263,11 @@ class Session:
         """Packets that failed their authentication."""
         return 0 if self._plane is None else self._plane.keys.forged
 
+    @property
+    def bytes_fed(self) -> int:
+        """Bytes of streams that were sent for the first time."""
+        return 0 if self._plane is None else self._plane.outbound.fresh_bytes
+
     def path_stats(self) -> PathStats:
         plane = self._plane
         if plane is None:

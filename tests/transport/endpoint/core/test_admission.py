@@ -23,6 +23,7 @@ from endpoint_world import (
     vanish,
 )
 from link_pair import payload, tag
+from stock_session import StockSession
 
 from quicoll_transport.carrier import CLOSE_REFUSED, Closed, ControlData
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
@@ -31,7 +32,7 @@ from quicoll_transport.link.core import LinkState
 from quicoll_transport.link.frames import Header, Hello, Ping, checksum, encode_control
 from quicoll_transport.net.runs import DatagramRun, apart
 from quicoll_transport.net.udp import UdpSocket
-from quicoll_transport.quic import Session, SessionConfig
+from quicoll_transport.quic import SessionConfig
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Stranger:
     def __init__(self, world: World, host: Endpoint, credentials: Credentials | None) -> None:
         self._loop = world.loop
         self._io = UdpSocket("127.0.0.1", 0, loop=world.loop)
-        self.session = Session.client(
+        self.session = StockSession.client(
             credentials=credentials, config=SessionConfig(), address=host.address, now_ns=self._now()
         )
         self.session._quic.configuration.cadata = host.credentials.authority_pem
@@ -270,12 +271,12 @@ async def test_unfinished_handshakes_are_bounded_and_expire(world: World) -> Non
         flood.setblocking(False)
         now = round(world.loop.time() * 1e9)
 
-        def knock(session: Session) -> None:
+        def knock(session: StockSession) -> None:
             for data, _ in apart(session.datagrams_to_send(now)):
                 flood.sendto(data, host.address)
 
-        def stranger() -> Session:
-            return Session.client(credentials=None, config=SessionConfig(), address=host.address, now_ns=now)
+        def stranger() -> StockSession:
+            return StockSession.client(credentials=None, config=SessionConfig(), address=host.address, now_ns=now)
 
         for _ in range(3):
             session = stranger()
