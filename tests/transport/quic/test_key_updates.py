@@ -1,9 +1,9 @@
 """Keys that change again and again while datagrams are lost, doubled and late; a network in memory, a virtual clock.
 
-RFC 9001 section 6. What was sent under the keys before and arrives late is opened with the old keys, which are kept for
-three probe timeouts; until then there is no other change. And one bit names the phase: a side two steps ahead could never be understood
-again (section 6.1), so losses also come in runs longer than a key lasts. Neither may cost a message or a connection, or
-deliver anything twice.
+RFC 9001 section 6. What was sent under the keys before and arrives late is opened with the old ones, which are kept for
+three probe timeouts; there is no other change before. One bit names the phase: a side two steps ahead could never be
+understood again (section 6.1), so losses also come in runs longer than a key lasts. None of this may cost a message or a
+connection, or deliver anything twice.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def test_keys_change_on_a_bad_path_and_every_message_arrives_once(
             sessions: list[Any] = [session_of(ours), session_of(theirs)]
             updates = [session.key_updates for session in sessions]
             assert min(updates) >= ROUNDS // 2
-            assert updates[0] == updates[1], "at rest both are under the same keys"
-            assert phase(ours) == phase(theirs) == updates[0] % 2, "every change was seen"
+            assert abs(updates[0] - updates[1]) <= 1, "nobody is two steps ahead"
+            assert [phase(ours), phase(theirs)] == [count % 2 for count in updates], "every change was seen"
             assert min(path.counts.values()) >= ROUNDS // 4
             assert sum(session.forged_packets for session in sessions) == 0, "what came late had its keys still"
             assert ours.stats.connections == theirs.stats.connections == 1
