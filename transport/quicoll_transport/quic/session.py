@@ -183,7 +183,7 @@ class Session:
         self.retired_cids += plane.own_ids.gone
         plane.own_ids.fresh.clear()
         plane.own_ids.gone.clear()
-        if plane.confirmed:
+        if plane.confirmed or not plane.ending.is_open:
             self._handshake.confirm()
         else:
             self._tell_failure()
@@ -338,6 +338,7 @@ class Session:
             self._handshake.close(code, reason)
         elif self._plane.ending.is_open:
             self._plane.close(code, reason)
+            self._handshake.confirm()  # it has nothing to repeat any more
         self._closed_here = True
 
     def release(self) -> None:
