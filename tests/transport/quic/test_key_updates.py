@@ -2,8 +2,8 @@
 
 RFC 9001 section 6. What was sent under the keys before and arrives late is opened with the old ones, which are kept for
 three probe timeouts; there is no other change before. One bit names the phase: a side two steps ahead could never be
-understood again (section 6.1), so losses also come in runs longer than a key lasts. None of this may cost a message or a
-connection, or deliver anything twice.
+understood again (section 6.1), so losses also come in runs longer than a key lasts. None of this may cost a message or
+a connection, or deliver anything twice.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 from dataclasses import dataclass
 
@@ -230,3 +231,19 @@ def test_limits_and_sizes_are_held() -> None:
     assert stream.admit(80, fin=True) == 0
     with pytest.raises(FrameError):
         stream.finish(20)
+
+
+def test_a_message_above_4_gib_is_sent_to_its_last_byte_and_not_read_before() -> None:
+    size = (4 << 30) + 70_001
+    stream = SendStream(2, 1 << 40)
+    with mmap.mmap(-1, size, access=mmap.ACCESS_COPY) as source:
+        stream.write(bytes(72))
+        stream.write(memoryview(source), fin=True)
+        sent = 0
+        while stream.has_more():
+            start, stop = stream.take(1 << 28)
+            fin = stop == stream.length
+            sent += stream.sent(start, stop, fin=fin)
+            done = stream.on_acked(start, stop, fin=fin)
+        assert done
+        assert sent == 72 + size

@@ -1,17 +1,31 @@
 """QUIC: above it there are messages, not packets. The one package that touches aioquic, its private parts included.
 
-    terms        settings, names of close codes, what a datagram says without a key
-    patched      aioquic's connection with what it lacks: client certificates, bounded windows, an order of streams
-    session      one connection as messages, sans-IO: a Carrier
-    gate         how a stranger becomes a session: a Listener
-    delivery     the rate at which the peer acknowledges
-    selfcheck    refuses to run on an aioquic that is not built as expected
-    seeded       every source of chance and of wall-clock time in here, from a seed: for simulations
-    qlog         traces
-    logs         aioquic's log, one level down
+    terms               settings, names of close codes, what a datagram says without a key
+    session             one connection as messages, sans-IO: a Carrier
+    gate                how a stranger becomes a session: a Listener
+    handshake           aioquic's handshake, and only that; what it agrees on goes to the plane
+    plane               the connection after it, tied together from:
+      receiving         from datagrams to frames to parts
+      sending           what goes into the next packets, and which go now
+      closing           how it ends
+      keys, packets     protection of packets, one by one and in runs
+      frames, varint    what packets say
+      control           frames that wait, but for ACK and STREAM
+      acknowledgements  what has arrived, and who is told when
+      recovery, rtt     what is in flight, and what was lost; records says what it carried
+      controller        what congestion control is; cubic and newreno are two; pacer: when packets may leave
+      mtu               how large datagrams may be
+      streams           one in one direction; inbound and outbound: all of them, and in which order
+      flow              how much may be sent
+      connection_ids    ours, and the peer's
+      paths             where the peer is
+    selfcheck           refuses to run on an aioquic that is not built as expected
+    seeded              every source of chance and of wall-clock time in here, from a seed: for simulations
+    qlog, tracing       traces
+    logs                aioquic's log, one level down
 
 Supported: aioquic >=1.7.2, <1.8. Each module lists the private names that it uses; the canaries are in
-tests/transport/quic/test_session.py and test_seeded.py. Connection ids and keys come from the operating system's
+tests/transport/quic/test_handshake.py and test_seeded.py. Connection ids and keys come from the operating system's
 randomness unless `entropy` says otherwise.
 """
 

@@ -34,6 +34,7 @@ from quicoll_transport.quic.paths import Paths
 from quicoll_transport.quic.receiving import Receiver
 from quicoll_transport.quic.recovery import LossRecovery
 from quicoll_transport.quic.sending import Sender
+from quicoll_transport.quic.tracing import PlaneTrace
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
@@ -115,6 +116,7 @@ class Plane:
         )
         self.paths = Paths(handover.address, is_client=is_client, draw=draw)
         self.ending = Ending(idle_ns=_idle_ns(local, remote), now_ns=now_ns)
+        trace = None if handover.trace is None else PlaneTrace(handover.trace)
         acknowledgements = Acknowledgements(exponent=local.ack_delay_exponent)
         self.sender = Sender(
             keys=self.keys,
@@ -129,6 +131,7 @@ class Plane:
             mtu=first,
             ending=self.ending,
             ack_delay_exponent=remote.ack_delay_exponent,
+            trace=trace,
         )
         self._receiver = Receiver(
             is_client=is_client,
@@ -141,6 +144,7 @@ class Plane:
             outbound=self.outbound,
             sender=self.sender,
             ending=self.ending,
+            trace=trace,
         )
         if not is_client:
             self.control.want(Saying.HANDSHAKE_DONE)

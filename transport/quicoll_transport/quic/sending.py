@@ -3,7 +3,7 @@
 In this order, again and again until nothing may go:
 
     probes of paths     a challenge or a response, alone in a datagram of 1200 bytes to the path that it is about
-    a probe of the MTU  when there is something to send anyway; the window is kept free for it, once it is twice as large
+    a probe of the MTU  when there is something to send; the window is kept free for it, once it is twice as large
     packets             ACK, control frames, urgent streams, small streams, lost pieces of bulk; several in one packet
     a run               of the oldest bulk stream: packets of one size that carry nothing but its bytes
 
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from quicoll_transport.quic.pacer import Pacer
     from quicoll_transport.quic.paths import Path, Paths
     from quicoll_transport.quic.streams import SendStream
+    from quicoll_transport.quic.tracing import PlaneTrace
 
 __all__ = ["Sender"]
 
@@ -90,8 +91,10 @@ class Sender:
         mtu: PathMtu,
         ending: Ending,
         ack_delay_exponent: int,
+        trace: PlaneTrace | None,
     ) -> None:
-        """ack_delay_exponent: the peer's."""
+        """ack_delay_exponent: the peer's. trace: None: nobody traces."""
+        self._trace = trace
         self.number = 0
         self.recovery = recovery
         self._keys = keys
@@ -125,6 +128,8 @@ class Sender:
         delay_ns = min(frame.delay << self._delay_shift, 1 << 40) * 1000
         self._keys.on_acknowledged(largest)
         outcome = self.recovery.on_ack(frame.ranges, delay_ns, now_ns)
+        if self._trace is not None:
+            self._trace.metrics(self.recovery)
         self._arrived(outcome.acked, now_ns)
         self._lost(outcome.lost, now_ns)
 
@@ -300,6 +305,8 @@ class Sender:
         self.number = number + 1
         size = len(packet)
         path.sent += size
+        if self._trace is not None:
+            self._trace.packet_sent(number, size, payload)
         if eliciting:
             self.recovery.on_sent(PacketRun(number, number + 1, size, 0, now_ns, items, is_mtu_probe=is_mtu_probe))
             self._pacer.spend(size)
@@ -398,7 +405,10 @@ class Sender:
         )
         self.number += packets
         item = SentStripe(stream, start, step, stop, fin)
-        recovery.on_sent(PacketRun(first, first + packets, size, packets * size - made, now_ns, (item,)))
+        run: PacketRun[Carried] = PacketRun(first, first + packets, size, packets * size - made, now_ns, (item,))
+        recovery.on_sent(run)
+        if self._trace is not None:
+            self._trace.run_sent(run, item)
         self._pacer.spend(made)
         self._ending.asked(now_ns)
         path.sent += made
