@@ -98,26 +98,26 @@ def test_we_copy_no_byte_to_send_it_and_one_to_receive_it(
     data = random.Random(1).randbytes(size)
     client, server = sessions(credentials_of)
     count = {"lent": 0, "placed": 0, "held": 0}
-    read, put, hold = streams.SendStream.read, streams.ReceiveStream._put, streams.ReceiveStream._hold
+    read, put, hold = quic_streams.SendStream.read, quic_streams.ReceiveStream._put, quic_streams.ReceiveStream._hold
 
-    def reading(self: streams.SendStream, start: int, stop: int) -> bytes | memoryview:
+    def reading(self: quic_streams.SendStream, start: int, stop: int) -> bytes | memoryview:
         piece = read(self, start, stop)
         if isinstance(piece, memoryview):
             assert piece.obj is data, "a view of the caller's memory, no copy of it"
             count["lent"] += len(piece)
         return piece
 
-    def putting(self: streams.ReceiveStream, target: Any, offset: int, piece: Any, length: int) -> None:
+    def putting(self: quic_streams.ReceiveStream, target: Any, offset: int, piece: Any, length: int) -> None:
         count["placed"] += length
         put(self, target, offset, piece, length)
 
-    def holding(self: streams.ReceiveStream, offset: int, piece: Any, length: int) -> None:
+    def holding(self: quic_streams.ReceiveStream, offset: int, piece: Any, length: int) -> None:
         count["held"] += length
         hold(self, offset, piece, length)
 
-    monkeypatch.setattr(streams.SendStream, "read", reading)
-    monkeypatch.setattr(streams.ReceiveStream, "_put", putting)
-    monkeypatch.setattr(streams.ReceiveStream, "_hold", holding)
+    monkeypatch.setattr(quic_streams.SendStream, "read", reading)
+    monkeypatch.setattr(quic_streams.ReceiveStream, "_put", putting)
+    monkeypatch.setattr(quic_streams.ReceiveStream, "_hold", holding)
     core = receiver()
     memory = bytearray(size)
     channel = kind == "channel"

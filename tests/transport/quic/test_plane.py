@@ -10,7 +10,7 @@ from quic_pairs import CLIENT, RESET_KEY, SERVER, PairNet, PlanePeer, StockPeer,
 
 from quicoll_transport.net.runs import DatagramRun
 from quicoll_transport.quic import frames as f
-from quicoll_transport.quic.closing import Stage
+from quicoll_transport.quic.closing import EndStage
 from quicoll_transport.quic.connection_ids import CONNECTION_ID_LIMIT_ERROR, reset_datagram
 from quicoll_transport.quic.packets import seal
 from quicoll_transport.quic.terms import SessionConfig
@@ -105,7 +105,7 @@ def test_each_side_hears_why_the_other_has_closed(join: Join, kinds: tuple[str, 
             peer.plane.close(0x7101, "you know why")
             net.run(10 * S)
             assert other.closed == (0x7101, "you know why")
-            assert peer.plane.ending.stage is Stage.OVER
+            assert peer.plane.ending.stage is EndStage.OVER
             assert peer.next_timer() is None
             return
 
@@ -287,7 +287,7 @@ def test_a_peer_that_knows_nothing_of_the_connection_ends_it(join: Join) -> None
             break
     assert client.plane.cause is not None
     assert client.plane.cause.by_peer
-    assert client.plane.ending.stage is Stage.DRAINING
+    assert client.plane.ending.stage is EndStage.DRAINING
     assert client.datagrams(net.now) == []
 
 

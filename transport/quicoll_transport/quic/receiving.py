@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.quic.acknowledgements import Acknowledgements
-    from quicoll_transport.quic.closing import Ending
+    from quicoll_transport.quic.closing import ConnectionEnd
     from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
     from quicoll_transport.quic.inbound import InboundStreams
     from quicoll_transport.quic.keys import KeyPhases
@@ -67,7 +67,7 @@ class Receiver:
         inbound: InboundStreams,
         outbound: OutboundStreams,
         sender: Sender,
-        ending: Ending,
+        ending: ConnectionEnd,
         trace: PlaneTrace | None,
     ) -> None:
         """trace: None: nobody traces."""

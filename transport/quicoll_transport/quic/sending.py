@@ -49,7 +49,7 @@ from quicoll_transport.quic.varint import varint, varint_size
 
 if TYPE_CHECKING:
     from quicoll_transport.quic.acknowledgements import Acknowledgements
-    from quicoll_transport.quic.closing import Ending
+    from quicoll_transport.quic.closing import ConnectionEnd
     from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
     from quicoll_transport.quic.control import ControlFrames
     from quicoll_transport.quic.controller import Controller
@@ -89,7 +89,7 @@ class Sender:
         recovery: LossRecovery[Carried],
         pacer: Pacer,
         mtu: PathMtu,
-        ending: Ending,
+        ending: ConnectionEnd,
         ack_delay_exponent: int,
         trace: PlaneTrace | None,
     ) -> None:

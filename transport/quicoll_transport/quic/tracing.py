@@ -6,27 +6,31 @@ move a connection is left out, as in all traces (see qlog): reset tokens, tokens
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from quicoll_transport.quic.frames import AckFrame, FrameError, PathChallengeFrame, PathResponseFrame, read_frames
 
 if TYPE_CHECKING:
-    from aioquic.quic.logger import QuicLoggerTrace
-
     from quicoll_transport.quic.frames import Frame
     from quicoll_transport.quic.records import Carried, SentStripe
     from quicoll_transport.quic.recovery import LossRecovery, PacketRun
 
-__all__ = ["PlaneTrace"]
+__all__ = ["PlaneTrace", "TraceLog"]
 
 _REDACTED = "redacted"
 _SECRET = frozenset({"token", "reset_token"})
 
 
+class TraceLog(Protocol):
+    """A qlog trace."""
+
+    def log_event(self, *, category: str, event: str, data: dict[str, Any]) -> None: ...
+
+
 class PlaneTrace:
     """See the module's head."""
 
-    def __init__(self, trace: QuicLoggerTrace) -> None:
+    def __init__(self, trace: TraceLog) -> None:
         self._trace = trace
         self._metrics: dict[str, int] = {}
 
