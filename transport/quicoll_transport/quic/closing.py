@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from quicoll_transport.quic.frames import CloseFrame
 
-__all__ = ["AEAD_LIMIT_REACHED", "EndCause", "ConnectionEnd", "EndStage"]
+__all__ = ["AEAD_LIMIT_REACHED", "ConnectionEnd", "EndCause", "EndStage"]
 
 AEAD_LIMIT_REACHED = 0x0F
 _MOST_REASON = 512  # bytes: last words fit a datagram of any path

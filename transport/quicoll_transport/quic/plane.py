@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quicoll_transport.quic.acknowledgements import Acknowledgements
-from quicoll_transport.quic.closing import AEAD_LIMIT_REACHED, EndCause, ConnectionEnd, EndStage
+from quicoll_transport.quic.closing import AEAD_LIMIT_REACHED, ConnectionEnd, EndCause, EndStage
 from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
 from quicoll_transport.quic.control import ControlFrames, Saying
 from quicoll_transport.quic.flow import StreamLimits

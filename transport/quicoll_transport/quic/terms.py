@@ -59,8 +59,8 @@ _MOST_FORGED = 1 << 52  # packets that may fail their authentication, for AES-GC
 class SessionConfig:
     """Settings of one QUIC connection.
 
-    datagram_bytes: UDP payload to send, at most what the path carries (no discovery yet). 0: 1452, or 8900 on the
-        loopback interface.
+    datagram_bytes: UDP payload to send, at most what the path carries. 0: from 1452 up to what is found to pass, 8952 at
+        the most, or 65000 on the loopback interface.
     idle_ns: QUIC's own idle timeout; a backstop, failures are noticed by the link's detector long before.
     window_bytes: QUIC flow-control window, per stream and per connection: what a peer can make us hold of streams
         with holes, and an upper limit on the rate, window_bytes per RTT.
