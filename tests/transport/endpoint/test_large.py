@@ -27,7 +27,8 @@ from quicoll_transport.link.detector import DetectorConfig
 from quicoll_transport.link.frames import Header, checksum
 from quicoll_transport.net.runs import DatagramRun
 from quicoll_transport.net.udp import UdpSocket
-from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_memory, streams
+from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_memory
+from quicoll_transport.quic import streams as quic_streams
 
 if TYPE_CHECKING:
     from quicoll_transport.net.runs import DatagramRun

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quicoll_transport.quic.closing import EndCause, ConnectionEnd, EndStage
+from quicoll_transport.quic.closing import ConnectionEnd, EndCause, EndStage
 from quicoll_transport.quic.frames import CloseFrame, read_frames
 
 S = 1_000_000_000

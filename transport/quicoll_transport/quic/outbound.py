@@ -121,6 +121,13 @@ class OutboundStreams:
             self._control.want(Saying.RESET_STREAM, stream.id)
             self.on_gone(stream)
 
+    def finish(self, stream: SendStream) -> None:
+        """Take note that the peer has all of a stream, as it has said by other means; its memory is let go of."""
+        if stream.id < 0:
+            self.reset(stream, 0)
+        elif stream.reset_code is None:
+            self.on_acked(stream, 0, stream.length, fin=True)
+
     def release(self) -> None:
         """Let go of all memory."""
         for stream in (*self._streams.values(), *self._waiting[0], *self._waiting[1]):

@@ -333,6 +333,12 @@ class Session:
             for stream in list(self._sending.get(id(key), ())):
                 self._plane.outbound.reset(stream, CLOSE_NORMAL)
 
+    def forget_message(self, key: object) -> None:
+        """Let go of a message that has arrived, whether its last acknowledgement is here or not; see Carrier."""
+        if self._plane is not None:
+            for stream in list(self._sending.get(id(key), ())):
+                self._plane.outbound.finish(stream)
+
     def close(self, code: int, reason: str) -> None:
         if self._plane is None:
             self._handshake.close(code, reason)
