@@ -6,22 +6,25 @@ import hashlib
 import heapq
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aioquic.quic import events
-from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
 from quicoll_transport.net.runs import DatagramRun, joined
-from quicoll_transport.quic.closing import EndCause
-from quicoll_transport.quic.controller import Controller
 from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
 from quicoll_transport.quic.mtu import PathMtu
 from quicoll_transport.quic.newreno import NewReno
 from quicoll_transport.quic.plane import Plane
-from quicoll_transport.quic.streams import ReceiveStream, SendStream
 from quicoll_transport.quic.terms import SessionConfig, destination_cid
-from quicoll_transport.security.credentials import Credentials
+
+if TYPE_CHECKING:
+    from aioquic.quic.configuration import QuicConfiguration
+
+    from quicoll_transport.quic.closing import EndCause
+    from quicoll_transport.quic.controller import Controller
+    from quicoll_transport.quic.streams import ReceiveStream, SendStream
+    from quicoll_transport.security.credentials import Credentials
 
 CLIENT, SERVER = ("10.0.0.1", 1), ("10.0.0.2", 2)
 START = 10**18

@@ -58,7 +58,7 @@ class ControlFrames:
         """Let a frame be sent; also: again."""
         self._waiting[kind, about] = None
 
-    def fill(self, parts: list[bytes], room: int) -> tuple[list[ControlKey], int]:
+    def fill(self, parts: list[bytes | memoryview], room: int) -> tuple[list[ControlKey], int]:
         """Append frames to a packet, in the order in which they were wanted.
 
         Args:

@@ -214,7 +214,7 @@ class Sender:
             out.append(packet)
         if out and self._keys.room and (probe := self._mtu_probe(now_ns)) is not None:
             out.append(probe)
-        if self._more_ns is None and self.recovery.room and self._outbound.oldest_bulk() is None:
+        if self.recovery.room and self._outbound.oldest_bulk() is None:
             self.recovery.on_app_limited()
         return out
 
@@ -319,9 +319,9 @@ class Sender:
                 return
             room = self._fill_stream(stream, parts, items, room)
             self._small += not stream.urgent
-        stream = self._outbound.oldest_bulk()
-        if everything and stream is not None and room >= _HEADROOM and self._has_scraps():
-            self._fill_stream(stream, parts, items, room)
+        bulk = self._outbound.oldest_bulk()
+        if everything and bulk is not None and room >= _HEADROOM and self._has_scraps():
+            self._fill_stream(bulk, parts, items, room)
 
     def _fill_stream(self, stream: SendStream, parts: list[bytes | memoryview], items: list[Carried], room: int) -> int:
         """Add pieces of one stream while there is room; return what is left of it."""

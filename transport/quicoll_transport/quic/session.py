@@ -4,12 +4,12 @@ First the handshake, then the plane. Above both, one bidirectional stream carrie
 client, urgent), and each message is a unidirectional stream: its header, its payload from the caller's memory, the end.
 
 States: handshake under way; open, from `Authenticated` on (a client keeps its handshake until it is confirmed, and has
-it repeat what may be lost); ended: by the peer, by time, or by us. Whatever ends it is told once, by one event; what the
-peer got wrong is a ProtocolError, and the caller closes.
+it repeat what may be lost); ended: by the peer, by time, or by us. Whatever ends it is told once, by one event; what
+the peer got wrong is a ProtocolError, and the caller closes.
 
 A message that arrives: its header is held until it is whole, for `header_ns` at most; then the sink says where the
-payload belongs, and the rest of the stream goes straight there (`ReceiveStream.direct`). What nobody wants, or wants any
-more, is stopped. Before there is a sink messages wait in what QUIC holds of them, within a bound of their own.
+payload belongs, and the rest of the stream goes straight there (`ReceiveStream.direct`). What nobody wants, or wants
+any more, is stopped. Before there is a sink messages wait in what QUIC holds of them, within a bound of their own.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Session:
         self.is_client = handshake.is_client
         self.cids: list[bytes] = list(cids)
         self.retired_cids: list[bytes] = []
+        self.heard_ns: int | None = None
         self.resets = 0
         self._handshake = handshake
         self._plane: Plane | None = None
@@ -122,7 +123,7 @@ class Session:
         """Take a run of datagrams; see Carrier."""
         self._now_ns = now_ns
         plane = self._plane
-        if plane is not None and not any(byte & 0x80 for byte in run.memory[:: run.size]):
+        if plane is not None and not run.memory[0] & 0x80:  # all are of one header form
             plane.receive(run, now_ns)
         else:
             for data in run.datagrams():
@@ -177,6 +178,7 @@ class Session:
         if plane is None:
             self._tell_failure()
             return
+        self.heard_ns = plane.heard_ns
         self.cids += plane.own_ids.fresh
         self.retired_cids += plane.own_ids.gone
         plane.own_ids.fresh.clear()
@@ -246,11 +248,6 @@ class Session:
     def closed(self) -> bool:
         """Whether the connection has ended, or is about to."""
         return self._told or self._closed_here or (self._plane is not None and self._plane.cause is not None)
-
-    @property
-    def heard_ns(self) -> int | None:
-        """When the last authentic packet arrived; see Carrier."""
-        return None if self._plane is None else self._plane.heard_ns
 
     @property
     def peer_address(self) -> Address | None:
