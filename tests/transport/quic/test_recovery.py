@@ -405,7 +405,7 @@ def observed(recovery: Plain, recorder: Recorder, outcome: object) -> object:
 PERSISTENT: list[Step] = [
     ("send", 0, 1, [(0, 1)], [], False),
     ("ack", 400 * MS, 1, [(0, 1)], [], False),
-    ("send", 0, 10, [(0, 1)], [3, 7], False),
+    ("send", 50, 10, [(0, 1)], [3, 7], False),
     ("wait", 400 * MS, 1, [(0, 1)], [], True),
     ("send", 0, 10, [(0, 1)], [4], False),
     ("ack", 400 * MS, 1, [(0, 1)], [], False),
