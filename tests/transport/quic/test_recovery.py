@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from recovery_link import DATAGRAM, MS, Line, Transfer
 
@@ -16,7 +16,7 @@ from quicoll_transport.quic.cubic import Cubic
 from quicoll_transport.quic.newreno import NewReno
 from quicoll_transport.quic.recovery import AckOutcome, LossRecovery, PacketRun, Piece
 
-fixed = settings(derandomize=True, deadline=None, max_examples=80)
+fixed = settings(derandomize=True, deadline=None, max_examples=60)
 RTT = 100 * MS
 Plain = LossRecovery[str]
 
@@ -320,6 +320,17 @@ def test_packets_of_the_path_before_are_repaired_and_count_for_nothing() -> None
     assert "spurious" not in new.told
 
 
+def test_what_the_path_before_lost_and_brings_late_counts_for_nothing_either() -> None:
+    recovery = recovery_of()
+    send(recovery, 0, 1, 0)
+    send(recovery, 1, 5, 0)
+    assert numbers(recovery.on_ack([(1, 5)], 0, RTT).lost) == [0]
+    recovery.on_new_path(new := Recorder(), rtt_ns=RTT)
+    assert numbers(recovery.on_ack([(0, 5)], 0, RTT + 50 * MS).acked) == [0]
+    assert new.told == []
+    assert recovery._patience_ns == 0
+
+
 def test_the_delivery_rate_is_what_arrived_over_the_time_it_took() -> None:
     recovery = recovery_of(recorder := Recorder())
     send(recovery, 0, 10, 0)
@@ -391,7 +402,18 @@ def observed(recovery: Plain, recorder: Recorder, outcome: object) -> object:
     return told, state, recovery.lost_packets, recovery.spurious_packets, outcome
 
 
+PERSISTENT: list[Step] = [
+    ("send", 0, 1, [(0, 1)], [], False),
+    ("ack", 400 * MS, 1, [(0, 1)], [], False),
+    ("send", 50, 10, [(0, 1)], [3, 7], False),
+    ("wait", 400 * MS, 1, [(0, 1)], [], True),
+    ("send", 0, 10, [(0, 1)], [4], False),
+    ("ack", 400 * MS, 1, [(0, 1)], [], False),
+]
+
+
 @fixed
+@example(plan=PERSISTENT)
 @given(plan=steps)
 def test_a_run_is_decided_on_as_its_packets_one_by_one(plan: list[Step]) -> None:
     """Three recoveries see the same: whole runs, runs cut at random, packets one by one."""
@@ -399,7 +421,7 @@ def test_a_run_is_decided_on_as_its_packets_one_by_one(plan: list[Step]) -> None
     recoveries = [recovery_of(recorder, ack_delay_ns=5 * MS) for recorder in recorders]
     now, top = 0, 0
     for kind, wait, count, drawn, cuts, flag in plan:
-        now += wait if kind == "wait" else wait // 50
+        now += wait * (4 if flag else 1) if kind == "wait" else wait // 50
         outcomes: list[object] = [None] * 3
         if kind == "send":
             pieces = [[0, count], [0, *sorted({cut for cut in cuts if cut < count}), count], [*range(count + 1)]]
@@ -428,6 +450,8 @@ def test_a_run_is_decided_on_as_its_packets_one_by_one(plan: list[Step]) -> None
         whole, cut, single = map(observed, recoveries, recorders, outcomes)
         assert whole == cut == single
         check_invariants(recoveries[1])
+    if plan is PERSISTENT:
+        assert "persistent" in recorders[0].told
 
 
 def check_invariants(recovery: Plain) -> None:
@@ -485,6 +509,16 @@ def test_a_bottleneck_is_filled_and_its_queue_not_fed_on(controller: type[NewRen
     elapsed = transfer.run()
     assert elapsed < 1_200 * MS
     assert forth.dropped < 400
+
+
+def test_pacing_spares_a_shallow_queue() -> None:
+    """A queue of 20 datagrams before 10 MB/s: windows that leave at once overflow it long before the path is full."""
+
+    def elapsed(*, paced: bool) -> int:
+        forth = Line(1, delay_ns=20 * MS, rate=10_000_000, queue=20 * DATAGRAM)
+        return Transfer(2000, NewReno(DATAGRAM), forth, Line(2, delay_ns=20 * MS), paced=paced).run()
+
+    assert elapsed(paced=True) < elapsed(paced=False) * 2 // 3
 
 
 def test_a_path_that_is_dark_for_a_while_is_persistent_congestion_and_goes_on() -> None:

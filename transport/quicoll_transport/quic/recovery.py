@@ -255,7 +255,7 @@ class LossRecovery(Generic[Item]):
         """Begin again on another path; see the module's head."""
         self.controller = controller
         self.rtt = RoundTrips(initial_ns=rtt_ns, max_ack_delay_ns=self._max_ack_delay_ns)
-        for run in self._runs:
+        for run in (*self._runs, *(lost.run for lost in self._late)):
             run._is_present = False
         self.in_flight = self._backoff = 0
         self._reordering, self._patience_ns, self._real = _REORDERING, 0, 0
