@@ -96,6 +96,11 @@ def test_the_shorter_last_packet_of_a_run_counts_what_it_has() -> None:
     assert recovery.in_flight == 700
 
 
+def test_the_largest_datagram_of_a_piece_is_the_short_one_only_where_that_is_alone() -> None:
+    run = PacketRun[str](4, 8, 1000, 300, 0, ())
+    assert [run.largest(4, 8), run.largest(6, 8), run.largest(6, 7), run.largest(7, 8)] == [1000, 1000, 1000, 700]
+
+
 def test_three_packets_behind_is_lost() -> None:
     """RFC 9002 section 6.1.1."""
     recovery = recovery_of()

@@ -112,6 +112,10 @@ class PacketRun(Generic[Item]):
         """Return how many bytes the datagrams of packets [start, stop) have."""
         return (stop - start) * self.size - (self.short if stop == self.stop else 0)
 
+    def largest(self, start: int, stop: int) -> int:
+        """Return the bytes of the largest datagram of packets [start, stop), which is what they show of the MTU."""
+        return self.size - (self.short if start + 1 == stop == self.stop else 0)
+
 
 Piece: TypeAlias = tuple[PacketRun[Item], int, int]  # packets [start, stop) of a run
 
