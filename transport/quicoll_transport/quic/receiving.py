@@ -119,15 +119,15 @@ class Receiver:
         self._now_ns = now_ns
         at, count, size = 0, len(run.memory) // run.size, run.size
         known = run.address == self._paths.current.address
-        while at < count and self._ending.is_open:
+        while at < count and self._ending.listens:
             done = 0
-            if known and count - at >= _RUN:
+            if known and count - at >= _RUN and self._ending.is_open:
                 done = self._receive_alike(run.memory[at * size :], size, count - at)
             if not done:
                 self.receive_one(run.memory[at * size : (at + 1) * size], run.address, now_ns)
                 done = 1
             at += done
-        if rest := run.memory[count * size :]:
+        if (rest := run.memory[count * size :]) and self._ending.listens:
             self.receive_one(rest, run.address, now_ns)
 
     def receive_one(self, data: memoryview | bytes, address: tuple[object, ...], now_ns: int) -> None:
