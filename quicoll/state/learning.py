@@ -5,8 +5,8 @@ state of `learn_from_bytes` or more, all ranks see it from the same numbers (`wh
 
     named       in the view   the giver, which is their teacher, sends them its manifest
     out         Learn         the coordinator makes the next view without them, as if they had left; the others go on
-    learning    outside       they ask the teacher for chunks (quicoll.engine.lessons); `Course` says for which, and when
-                              that is enough
+    learning    outside       they ask the teacher for chunks (quicoll.engine.lessons); `Course` says for which, and
+                              when that is enough
     back        Learned       they are proposed at the next boundary; there `transfer` moves what has changed since
 
 A rank has to be in a view to be named: only there it has said by `register_state` what its state is made of, and only

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ from quicoll.step import Step, StepPhase, StepProtocol
 from quicoll.stop import StopRequest
 
 HOLD = 60.0
+TIMEOUT = 30.0
+LEARN_FROM = 64
 
 
 def view(number: int, world: int = 1) -> View:
@@ -78,7 +81,10 @@ class FakeEngine:
             "decision": committed(),
             "give_up": None,
             "break_view": None,
+            "step_out": None,
+            "step_in": None,
         }
+        self.lessons: Any = None
 
     async def _answer(self, method: str, *arguments: Any) -> Any:
         self.calls.append((method, *arguments))
@@ -89,8 +95,14 @@ class FakeEngine:
             await answer.wait()
         return answer() if callable(answer) else answer
 
-    async def wait_view(self, timeout: float) -> Any:
-        return await self._answer("wait_view", timeout)
+    async def wait_view(self, timeout: float, *, after: int = 0) -> Any:
+        return await self._answer("wait_view", timeout, *([after] if after else []))
+
+    async def step_out(self, view_id: int) -> None:
+        await self._answer("step_out", view_id)
+
+    async def step_in(self) -> None:
+        await self._answer("step_in")
 
     async def begin(self, view_id: int, number: int) -> None:
         await self._answer("begin", view_id, number)
@@ -145,6 +157,7 @@ class FakeContext:
 
     def __init__(self) -> None:
         self.view = view(1)
+        self.config = SimpleNamespace(timeout=TIMEOUT)
         self.rank = 0
         self.world_size = 1
         self.auditor: FakeAuditor | None = None
@@ -187,7 +200,7 @@ def told(version: StateVersion, held: Any) -> Any:
     """The row of a rank that holds this."""
     state = RankState()
     state.version = version
-    return row(state, flatten(held), check_every=0)
+    return row(state, flatten(held), check_every=0, learn_from=LEARN_FROM)
 
 
 class FakeCheck:
@@ -230,6 +243,7 @@ class Rank:
             state_group=self.group,  # type: ignore[arg-type]
             hold_timeout=HOLD,
             check_every=check_every,
+            learn_from=LEARN_FROM,
             stop=self.stop,
             stop_timeout=0.001,
         )
@@ -616,7 +630,7 @@ async def test_states_are_not_compared_between_views_where_the_setting_is_zero(c
 async def test_the_lowest_ranks_setting_holds(checks: type[FakeCheck]) -> None:
     rank, lowest = Rank(check_every=1), RankState()
     rank.group.rank = 1
-    rank.group.others = [row(lowest, None, check_every=0)]
+    rank.group.others = [row(lowest, None, check_every=0, learn_from=0)]
 
     async def lowest_first(mine: Any) -> Any:
         return np.concatenate([*rank.group.others, mine])

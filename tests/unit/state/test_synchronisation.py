@@ -12,15 +12,22 @@ import torch
 from memory_group import Hub, MemoryGroup
 
 from quicoll.errors import Corrupted, Diverged, LocalError, PeerError
+from quicoll.membership.view import Member, View
 from quicoll.numerics.buffers import tensor_digest
 from quicoll.state.rank_state import RankState
 from quicoll.state.synchronisation import StateCheck, ViewState, synchronise
 from quicoll.state.version import StateVersion
 
 V = StateVersion
-VIEW = 7
+VIEW_ID = 7
 MANIFEST, CHUNK = 1, 5  # which message it is: size, manifest, offer, request, ready, chunk
 NODES = ("worker-0", "worker-1", "worker-2", "worker-3")
+NOBODY_LEARNS: Any = None  # no teacher is asked
+
+
+def view(world: int, least: int = 1) -> View:
+    members = tuple(Member(rank=rank, node=node, incarnation=rank + 1) for rank, node in enumerate(NODES[:world]))
+    return View(view_id=VIEW_ID, members=members, seed=0, committed_step=0, committed_view=0, min_world_size=least)
 
 
 class Rank:
@@ -45,7 +52,14 @@ async def bring_together(hub: Hub, ranks: list[Rank], *, every: int = 100) -> li
     async def one(number: int, rank: Rank) -> ViewState:
         group: Any = MemoryGroup(hub, number)
         try:
-            return await synchronise(rank.state, group, nodes=NODES, view_id=VIEW, check_every=every + number)
+            return await synchronise(
+                rank.state,
+                group,
+                view(len(ranks)),
+                check_every=every + number,
+                learn_from=0,
+                teacher=NOBODY_LEARNS,
+            )
         except Diverged:
             raise
         except Exception:
@@ -134,7 +148,10 @@ async def test_the_state_of_torchs_optimizers_is_handed_to_one_that_has_none() -
     hub = Hub(2)
     groups: list[Any] = [MemoryGroup(hub, rank) for rank in range(2)]
     await asyncio.gather(
-        *(synchronise(states[r], groups[r], nodes=NODES, view_id=VIEW, check_every=0) for r in range(2))
+        *(
+            synchronise(states[r], groups[r], view(2), check_every=0, learn_from=0, teacher=NOBODY_LEARNS)
+            for r in range(2)
+        )
     )
     first, second = (state.read() for state in states)
     assert first is not None
@@ -217,7 +234,7 @@ async def test_where_nobody_knows_what_is_right_all_ranks_stop_with_one_message(
     error = found[0]
     assert (error.step, error.view, error.nodes, error.tensor, error.usable) == (
         40,
-        VIEW,
+        VIEW_ID,
         NODES[: len(seeds)],
         "net.w",
         False,
@@ -273,7 +290,7 @@ async def test_a_transfer_that_breaks_leaves_a_torn_state_that_the_next_one_make
     ranks = [Rank(V(2, 2), held), Rank(V(1, 1), mine)]
     _, failed = await bring_together(Hub(2, tamper), ranks)
     assert isinstance(failed, Corrupted)
-    assert (failed.rank, failed.view) == (0, VIEW)
+    assert (failed.rank, failed.view) == (0, VIEW_ID)
     assert (ranks[1].state.torn, ranks[1].loads) == (True, [])
     # Rank 0 has gone and came back from a checkpoint that is older than what is torn: it gives all the same.
     ranks[0].state.version = V(0, 0)
@@ -336,7 +353,7 @@ async def test_a_tensor_with_other_bits_than_the_manifest_says_is_corrupted_and_
     ranks = [Rank(V(2, 2), {"a": np.ones(2), "b": np.ones(3)}), Rank(V(1, 1))]
     _, failed = await bring_together(Hub(2, tamper), ranks)
     assert isinstance(failed, Corrupted)
-    assert (failed.rank, failed.view) == (0, VIEW)
+    assert (failed.rank, failed.view) == (0, VIEW_ID)
     assert "'a'" in str(failed)
     assert (ranks[1].loads, ranks[1].state.version) == ([], V(1, 1))
 
@@ -347,7 +364,7 @@ async def test_a_malformed_manifest_is_the_givers_failure() -> None:
 
     _, failed = await bring_together(Hub(2, tamper), [Rank(V(2, 2)), Rank(V(1, 1))])
     assert isinstance(failed, PeerError)
-    assert (failed.rank, failed.view, "malformed state manifest" in str(failed)) == (0, VIEW, True)
+    assert (failed.rank, failed.view, "malformed state manifest" in str(failed)) == (0, VIEW_ID, True)
 
 
 @pytest.mark.parametrize("size", [-1, 1 << 40])
