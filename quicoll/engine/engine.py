@@ -353,7 +353,7 @@ class Engine:
         self._member.step_out()
         self._work()
 
-    async def step_in(self) -> None:
+    def step_in(self) -> None:
         """Be in views again, if this rank has stepped out of one and is in no other."""
         self._member.learned()
         self._work()

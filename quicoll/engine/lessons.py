@@ -219,7 +219,7 @@ class Lessons:
                 transfer.abort()
         return Answer(found.looked, chunks)
 
-    async def end(self, node: str, incarnation: int, lesson: int) -> None:
+    def end(self, node: str, incarnation: int, lesson: int) -> None:
         """Ask no more; what is still on its way is wanted by nobody."""
         link = self._live(node, incarnation)
         if link is not None:

@@ -15,7 +15,7 @@ begins; within it, a step that is not committed on all ranks ends it.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import Diverged, QuicollError
 from quicoll.state.learning import Course, Teacher, learn
@@ -112,30 +112,33 @@ class StateKeeper:
             timeout: Seconds for each answer of the teacher.
         """
         course = Course(len(lesson.state.table))
-        began = asyncio.get_running_loop().time()
-        cause = "it is in a view again"
+        clock, loop = asyncio.get_running_loop().time, self._runtime.loop
+        began, cause = clock(), "it ended"
         try:
             await self._runtime.call(self._engine.step_out(lesson.number))
             self._reports.emit("state_learning", from_node=lesson.teacher, chunks=len(lesson.state.table))
-            learning = asyncio.ensure_future(
-                learn(lesson, course, self._engine.lessons, self._runtime, timeout=timeout)
-            )
-            back = asyncio.ensure_future(self._runtime.call(self._engine.wait_view(None, after=lesson.number)))
-            try:
-                await asyncio.wait((learning, back), return_when=asyncio.FIRST_COMPLETED)
-                if learning.done():
-                    learning.result()
-                    cause = ""
-            finally:
-                for each in (learning, back):
-                    each.cancel()
-                await asyncio.gather(learning, back, return_exceptions=True)
+            cause = await self._learn(lesson, course, timeout)
         except QuicollError as error:
             cause = error.message
+        finally:  # without an await: also of a process that comes to its end
+            loop.call_soon_threadsafe(self._engine.step_in)
+            self._reports.learned(course, clock() - began, cause)
+
+    async def _learn(self, lesson: Lesson, course: Course, timeout: float) -> str:
+        """Learn until there is a view for this rank. Return why no further, "" if it was enough."""
+        learning = asyncio.ensure_future(learn(lesson, course, self._engine.lessons, self._runtime, timeout=timeout))
+        back = asyncio.ensure_future(self._runtime.call(self._engine.wait_view(None, after=lesson.number)))
+        try:
+            await asyncio.wait((learning, back), return_when=asyncio.FIRST_COMPLETED)
+            if not learning.done():
+                return "there is a view for this rank, or none any more"
+            learning.result()
+            return ""
         finally:
-            await asyncio.shield(asyncio.ensure_future(self._runtime.call(self._engine.step_in())))
-            seconds = asyncio.get_running_loop().time() - began
-            self._reports.learned(course, seconds, cause)
+            # A task that is cancelled goes no further than the wait that it is in, so it writes nothing any more.
+            for each in (learning, back):
+                each.cancel()
+                each.add_done_callback(_seen)
 
     async def teach(self, view: View, *, timeout: float) -> None:
         """Answer a rank that learns, if one has asked and it is time; between two steps of `view`.
@@ -179,3 +182,9 @@ class StateKeeper:
         else:
             self._reports.unequal(unequal, step)
         return unequal
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    """What a wait raises that nobody is in any more is no news."""
+    if not future.cancelled():
+        future.exception()

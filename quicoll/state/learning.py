@@ -205,8 +205,7 @@ async def learn(lesson: Lesson, course: Course, lessons: Lessons, runtime: Runti
                 state.write(first + place, data)
             course.looked(answer.looked, len(answer.chunks))
     finally:
-        ending = runtime.call(lessons.end(lesson.teacher, lesson.incarnation, lesson.number))
-        await asyncio.shield(ending)
+        runtime.loop.call_soon_threadsafe(lessons.end, lesson.teacher, lesson.incarnation, lesson.number)
 
 
 # -- the teacher -----------------------------------------------------------------------------------------------------

@@ -82,7 +82,6 @@ class FakeEngine:
             "give_up": None,
             "break_view": None,
             "step_out": None,
-            "step_in": None,
         }
         self.lessons: Any = None
 
@@ -101,8 +100,8 @@ class FakeEngine:
     async def step_out(self, view_id: int) -> None:
         await self._answer("step_out", view_id)
 
-    async def step_in(self) -> None:
-        await self._answer("step_in")
+    def step_in(self) -> None:
+        self.calls.append(("step_in",))
 
     async def begin(self, view_id: int, number: int) -> None:
         await self._answer("begin", view_id, number)
