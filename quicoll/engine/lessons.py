@@ -2,7 +2,7 @@
 
     learner                                   teacher
     Ask(first, digests of its chunks)  --->   kept until the caller is between two steps, and then answered once
-                                       <---   Told(how many were looked at, which of them are others there)
+                                       <---   Compared(how many were looked at, which are others there)
     memory for each of those           <---   each of those, as a message of its own
     ... and the next Ask
     EndLesson                          --->   forgotten
@@ -16,7 +16,7 @@ ends. Here is what goes over the link, by whom, and until when.
     an Ask of no lesson that was agreed on     EndLesson. So no chunk goes to a node that was in no view with this one
     no answer within the time that was given   the learner's question fails
     chunks that are not taken in that time     the teacher takes them back, and forgets the lesson
-    a Told that cannot be                      the learner's question fails; nothing of it is received
+    a Compared that cannot be                  the learner's question fails; nothing of it is received
 
 Invariants: a teacher has one answer under way at a time, of BATCH chunks at most, whose memory is its own; so all of
 its learners together cost it that much. A learner has memory for one answer. Each end keeps one small question of the
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quicoll.engine.messages import MAX_ASKED, Ask, EndLesson, Told, encode_message
+from quicoll.engine.messages import MAX_ASKED, Ask, Compared, EndLesson, encode_message
 from quicoll.errors import PeerError
 from quicoll_transport.errors import TransportError
 
@@ -95,7 +95,8 @@ class Lessons:
         self._link_to = link_to
         self._pupils: dict[str, _Pupil] = {}
         self._sending: asyncio.Task[None] | None = None
-        self._waiting: tuple[str, int, int, asyncio.Future[Told]] | None = None  # node, lesson, number of the question
+        # Node, lesson and number of the question that this rank has asked.
+        self._waiting: tuple[str, int, int, asyncio.Future[Compared]] | None = None
 
     # -- for the teacher's caller --------------------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ class Lessons:
             if link is None:
                 return
             changed = sum(1 << place for place in answer.chunks)
-            link.send_app(encode_message(Told(question.lesson, question.number, answer.looked, changed)))
+            link.send_app(encode_message(Compared(question.lesson, question.number, answer.looked, changed)))
             for place, chunk in answer.chunks.items():
                 transfers.append(link.send(_tag(question.lesson, question.number, place), chunk.data))
             for transfer in transfers:
@@ -193,7 +194,7 @@ class Lessons:
         link = self._live(node, incarnation)
         if link is None:
             raise PeerError("there is no link to it", node=node)
-        told: asyncio.Future[Told] = self._loop.create_future()
+        told: asyncio.Future[Compared] = self._loop.create_future()
         told.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._waiting = node, lesson, number, told
         posted = []

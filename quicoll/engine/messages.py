@@ -17,11 +17,11 @@ __all__ = [
     "MAX_NUMBER",
     "Announce",
     "Ask",
+    "Compared",
     "EndLesson",
     "Farewell",
     "LessonMessage",
     "PeerMessage",
-    "Told",
     "decode_message",
     "encode_message",
     "size_in_memory",
@@ -68,7 +68,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
     digests: _Digests
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=4):
+class Compared(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=4):
     """The first `looked` chunks of the question were looked at; a bit of `changed` is set for each that follows."""
 
     lesson: int
@@ -83,7 +83,7 @@ class EndLesson(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     lesson: int
 
 
-LessonMessage: TypeAlias = Ask | Told | EndLesson
+LessonMessage: TypeAlias = Ask | Compared | EndLesson
 """What a rank that learns a state and the one that has it send each other beside chunks."""
 PeerMessage: TypeAlias = Announce | Farewell | LessonMessage
 """What ranks send each other beside payloads."""
@@ -124,7 +124,7 @@ def decode_message(data: bytes, *, node: str) -> PeerMessage:
             numbers = (message.view_id,)
         case Ask():
             numbers = (message.lesson, message.number, message.first, -(len(message.digests) % 16))
-        case Told():
+        case Compared():
             numbers = (message.lesson, message.number, message.looked, message.changed)
         case EndLesson():
             numbers = (message.lesson,)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import quicoll.state.keeper
+import quicoll.state.synchronisation
 from quicoll.engine.decisions import Decision
 from quicoll.errors import (
     AuditError,
@@ -33,6 +34,7 @@ from quicoll.errors import (
 from quicoll.membership.member.actions import JobOver
 from quicoll.membership.view import Member, View
 from quicoll.state.comparison import row
+from quicoll.state.manifest import decode_manifest, encode_manifest
 from quicoll.state.rank_state import RankState
 from quicoll.state.synchronisation import Unequal, ViewState
 from quicoll.state.tree import flatten
@@ -911,3 +913,64 @@ async def test_a_job_that_is_done_is_said_at_the_entry_and_ends_a_program_well()
         assert (caught.step, caught.code, isinstance(caught, SystemExit)) == (7, 0, True)
         assert "the job is done: its other ranks have ended" in str(caught)
     assert rank.protocol.phase is StepPhase.OUTSIDE
+
+
+# -- a rank that learns outside of views ---------------------------------------------------------------------------
+
+
+class Three(Rank):
+    """Rank `rank` of three: worker-0 is at step 9 of a large state, worker-1 begins anew, worker-2 is at step 9 too."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        new, held = StateVersion(9, 9), {"w": np.zeros(LEARN_FROM)}
+        self.group.rank = self.context.rank = rank
+        self.state.register(lambda: held, lambda state: None)
+        self.state.version = StateVersion() if rank == 1 else new
+        rows = [told(StateVersion() if other == 1 else new, held) for other in range(3)]
+        views = [view(2, world=2), view(1, world=3)]
+
+        async def tell(mine: Any) -> Any:
+            self.group.compared += 1
+            return np.concatenate([rows[0], rows[1], rows[2]] if self.group.compared == 1 else [rows[0], rows[2]])
+
+        self.group.all_gather = tell  # type: ignore[method-assign]
+        self.engine.answers["wait_view"] = lambda: views.pop() if len(views) > 1 else views[0]
+
+
+async def test_the_others_go_on_in_the_next_view_where_a_rank_learns() -> None:
+    rank = Three(2)
+    rank.engine.answers["vote"] = committed(12)
+    async with rank.step() as step:
+        assert step.view == view(2, world=2)
+        assert step.number == 10
+    assert rank.engine.asked("wait_view") == [(HOLD,), (HOLD, 1)]
+    assert (rank.group.compared, rank.engine.asked("step_out")) == (2, [])
+
+
+async def test_a_learner_steps_out_and_asks_to_be_back_however_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def manifest(group: Any, giver: int, view_id: int) -> Any:
+        return decode_manifest(encode_manifest(flatten({"w": np.zeros(LEARN_FROM)})), giver=giver, view_id=view_id)
+
+    monkeypatch.setattr(quicoll.state.synchronisation, "_receive_manifest", manifest)
+    for error in (None, PeerError("view 1 is over")):
+        rank = Three(1)
+        rank.engine.answers["step_out"] = error
+        rank.engine.lessons = FakeLessons()
+        await rank.protocol.ready()
+        await asyncio.sleep(0)
+        assert rank.engine.asked("step_out") == [(1,)]
+        assert rank.engine.asked("step_in") == [()]
+        ((learned,),) = rank.engine.asked("state_learned")
+        assert learned["cause"] == ("view 1 is over" if error else "there is a view for this rank, or none any more")
+        assert rank.state.torn
+        assert rank.state.learned
+
+
+class FakeLessons:
+    """Of a teacher that never answers."""
+
+    async def ask(self, *arguments: Any, **settings: Any) -> None:
+        await asyncio.Event().wait()
+
+    def end(self, *arguments: Any) -> None: ...

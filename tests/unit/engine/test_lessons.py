@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quicoll.engine.lessons import BATCH, Answer, Lessons
-from quicoll.engine.messages import MAX_ASKED, Ask, EndLesson, Told, decode_message, encode_message
+from quicoll.engine.messages import MAX_ASKED, Ask, Compared, EndLesson, decode_message, encode_message
 from quicoll.errors import PeerError
 from quicoll_transport.errors import DeadlineExceeded, LinkLost
 
@@ -193,16 +193,16 @@ async def test_a_link_that_ends_ends_the_question_and_the_lesson() -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [Told(LESSON, 1, 0, 0), Told(LESSON, 1, 4, 0), Told(LESSON, 1, 1, 2), Told(LESSON, 1, 20, (1 << 9) - 1)]
+    ("looked", "changed"),
+    [(0, 0), (4, 0), (1, 2), (20, (1 << BATCH + 1) - 1)],
+    ids=["none", "beyond", "not looked at", "too many"],
 )
-async def test_an_answer_that_cannot_be_is_refused_before_anything_is_received(told: Told) -> None:
+async def test_an_answer_that_cannot_be_is_refused_before_anything_is_received(looked: int, changed: int) -> None:
     pair = Pair()
     pair.to_teacher.deaf = True
-    sizes = [4] * 20 if told.looked == 20 else [4] * 3
-    assert BATCH < 9
-    asked = pair.ask(sizes=sizes)
+    asked = pair.ask(sizes=[4] * (20 if looked == 20 else 3))
     await asyncio.sleep(0)
-    pair.learner.receive(pair.to_teacher, told)  # type: ignore[arg-type]
+    pair.learner.receive(pair.to_teacher, Compared(LESSON, 1, looked, changed))  # type: ignore[arg-type]
     with pytest.raises(PeerError, match="which cannot be"):
         await asked
     assert pair.to_teacher.posted == {}
@@ -213,7 +213,7 @@ async def test_an_answer_to_an_earlier_question_is_dropped() -> None:
     pair.to_teacher.deaf = True
     asked = pair.ask(number=2, timeout=0.01)
     await asyncio.sleep(0)
-    pair.learner.receive(pair.to_teacher, Told(LESSON, 1, 1, 0))  # type: ignore[arg-type]
+    pair.learner.receive(pair.to_teacher, Compared(LESSON, 1, 1, 0))  # type: ignore[arg-type]
     with pytest.raises(PeerError, match="has told nothing"):
         await asked
 
@@ -233,7 +233,7 @@ async def test_a_learner_that_ends_wants_nothing_more_of_what_is_on_its_way() ->
 
 
 @pytest.mark.parametrize(
-    "message", [Ask(LESSON, 1, 0, DIGESTS), Told(LESSON, 1, MAX_ASKED, (1 << MAX_ASKED) - 1), EndLesson(LESSON)]
+    "message", [Ask(LESSON, 1, 0, DIGESTS), Compared(LESSON, 1, MAX_ASKED, (1 << MAX_ASKED) - 1), EndLesson(LESSON)]
 )
 def test_messages_come_as_they_were_sent(message: Any) -> None:
     assert decode_message(encode_message(message), node="a") == message
@@ -246,8 +246,8 @@ def test_messages_come_as_they_were_sent(message: Any) -> None:
         Ask(LESSON, 1, 0, b""),
         Ask(LESSON, 1, 0, bytes(16 * (MAX_ASKED + 1))),
         Ask(-1, 1, 0, bytes(16)),
-        Told(LESSON, 1, 1, -1),
-        Told(LESSON, 1, 1, 1 << 63),
+        Compared(LESSON, 1, 1, -1),
+        Compared(LESSON, 1, 1, 1 << 63),
         EndLesson(1 << 63),
     ],
 )
