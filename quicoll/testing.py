@@ -28,7 +28,7 @@ from quicoll.membership.journal import MemoryJournal
 from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
 from quicoll.membership.view import MAX_INT
 from quicoll.observability.events import Event, Observer, Observers
-from quicoll.step import at_work
+from quicoll.step.protocol import at_work
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.faults.compose import Cut, Installed, InstalledPayload, PayloadRule, Rule
 from quicoll_transport.net.udp import UdpSocket

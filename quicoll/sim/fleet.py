@@ -57,7 +57,7 @@ from quicoll.sim.invariants import CheckedJob, CheckedStore
 from quicoll.sim.machine import Departed, Machine
 from quicoll.sim.misconduct import Lies
 from quicoll.sim.scenario.events import COORDINATOR_HOST, node_name
-from quicoll.step import at_work
+from quicoll.step.protocol import at_work
 from quicoll.stop import StopRequest
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.security.authority import ephemeral

@@ -46,7 +46,8 @@ from quicoll.membership.coordinator.history import Committed, InstalledView, Lef
 from quicoll.sim.errors import InvariantBroken
 from quicoll.sim.hints import Habits
 from quicoll.sim.machine import Departed
-from quicoll.step import Step, StepProtocol
+from quicoll.step.context import Step
+from quicoll.step.protocol import StepProtocol
 
 if TYPE_CHECKING:
     from quicoll.collectives.context import CallContext
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from quicoll.sim.machine import Machine
     from quicoll.state.rank_state import RankState
     from quicoll.state.version import StateVersion
-    from quicoll.step import StepAttempt
+    from quicoll.step.attempt import StepAttempt
     from quicoll.stop import StopRequest
     from quicoll_transport.sim import HostLoop
 
