@@ -16,12 +16,14 @@ worker was started before), torchrun's RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WO
 set, as torchrun does, because workers that each take all cores slow one another down. The RANK is only where a worker
 begins: views decide the rank.
 
-The end: the workers' processes get SIGTERM (or the SIGINT that this one got), and as long as `grace` to end; then all
-that is left of their groups gets SIGKILL. Only the processes are asked, not what they have started, as systemd does
-with KillMode=mixed: a program that ends in order, as `quicoll.train.run` does, may need its own children for that. Then
-the coordinator, which has the last decisions, gets the same. No child outlives this: each has a process group of its
-own, ended in `finally`; if this process is killed with SIGKILL, `quicoll.launch.reaper` ends the groups, and the next
-run removes the temporary directory (`quicoll.launch.scratch`).
+The end: the workers' processes get SIGTERM, and as long as `grace` to end; then all that is left of their groups gets
+SIGKILL. A Ctrl-C becomes a SIGTERM too, as with mpirun: it was meant for the run, at whose terminal it was typed,
+while each worker has a session of its own; and of SIGINT each worker would die with a traceback. Only the processes
+are asked, not what they have started, as systemd does with KillMode=mixed: a program that ends in order, as
+`quicoll.train.run` does, may need its own children for that. Then the coordinator, which has the last decisions, gets
+the same. No child outlives this: each has a process group of its own, ended in `finally`; if this process is killed
+with SIGKILL, `quicoll.launch.reaper` ends the groups, and the next run removes the temporary directory
+(`quicoll.launch.scratch`).
 """
 
 from __future__ import annotations
@@ -209,10 +211,10 @@ class Supervisor:
         raise LocalError(f"no node is called {node!r}")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Pass a signal on to the workers and end the run; a second call kills them without grace.
+        """End the run: SIGTERM to the workers. A second call kills them without grace.
 
         Args:
-            number: The signal.
+            number: The signal that the run's exit status is made of.
         """
         if self._ended_by is not None:
             for child in self._workers:
@@ -224,7 +226,7 @@ class Supervisor:
     async def run(self) -> RunExit:
         """Start everything, wait until all workers are done, end everything.
 
-        SIGINT and SIGTERM to this process are passed on to the workers.
+        SIGINT and SIGTERM to this process end it, as `stop` does.
 
         Returns:
             How it ended.
@@ -439,8 +441,7 @@ class Supervisor:
         """Polite signal to the process, grace, SIGKILL to the whole process group, of each."""
         alive = [child for child in children if child.process is not None]
         for child in alive:
-            # SIGINT is for programs that people write; our coordinator ends in its own way, whatever ended the run.
-            _signal(child, signal.SIGTERM if child is self._coordinator else self._ended_by or signal.SIGTERM)
+            _signal(child, signal.SIGTERM)
         waits = [asyncio.create_task(child.process.wait()) for child in alive if child.process is not None]
         if waits:
             await asyncio.wait(waits, timeout=self._grace)
