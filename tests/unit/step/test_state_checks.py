@@ -69,11 +69,6 @@ async def test_the_lowest_ranks_setting_holds(checks: type[FakeCheck]) -> None:
     rank, lowest = Rank(check_every=1), RankState()
     rank.group.rank = 1
     rank.group.others = [row(lowest, None, check_every=0)]
-
-    async def lowest_first(mine: Any) -> Any:
-        return np.concatenate([*rank.group.others, mine])
-
-    rank.group.all_gather = lowest_first  # type: ignore[method-assign]
     for _ in range(3):
         await rank.one()
     assert checks.begun == 0
@@ -119,6 +114,7 @@ async def test_a_comparison_that_a_lost_rank_ends_aborts_the_step(
     with pytest.raises(StepAborted, match="worker-1 was lost"):
         await rank.one()
     assert (rank.engine.asked("give_up"), len(rank.engine.asked("vote"))) == ([], 1)
+    assert rank.engine.asked("break_view") == [(1, checks.found)]  # which does nothing where it is broken already
 
 
 async def test_a_step_that_is_cancelled_while_states_are_compared_ends_on_the_others_too(
