@@ -118,10 +118,11 @@ async def _installed(job: Job, what: str, add: Callable[[], _InstalledT]) -> Asy
         engine.observers.emit("fault", what=what)
         return add()
 
+    installed = await runtime.call(install())
+
     async def remove() -> None:
         installed.remove()
 
-    installed = await runtime.call(install())
     try:
         yield installed
     finally:

@@ -107,13 +107,13 @@ class Child:
         """After the process ended: end what it started itself, which would keep its pipe open too; read the rest."""
         if self.process is None or self._reading is None:
             return
-        self.signal_group(signal.SIGKILL)
+        self.signal_all(signal.SIGKILL)
         await asyncio.wait([self._reading], timeout=_READ_REST_S)
         self._reading.cancel()
         self._watch(f"-{self.process.pid}")
         self.process = self._reading = None
 
-    def signal(self, number: signal.Signals) -> None:
+    def ask(self, number: signal.Signals) -> None:
         """Send a signal to the process, if it lives."""
         # Not Process.send_signal, which looks first whether the process has ended, and may take its status from who
         # waits.
@@ -121,7 +121,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def signal_group(self, number: signal.Signals) -> None:
+    def signal_all(self, number: signal.Signals) -> None:
         """Send a signal to the process and to all that it has started, if any of them lives."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):

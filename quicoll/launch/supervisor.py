@@ -206,7 +206,7 @@ class Supervisor:
         """
         if self._ended_by is not None:
             for child in self._workers:
-                child.signal_group(signal.SIGKILL)
+                child.signal_all(signal.SIGKILL)
             return
         self._ended_by = number
         self._decide("")
@@ -357,12 +357,12 @@ class Supervisor:
         """Polite signal to the process, grace, SIGKILL to the whole process group, of each."""
         alive = [child for child in children if child.process is not None]
         for child in alive:
-            child.signal(signal.SIGTERM)
+            child.ask(signal.SIGTERM)
         waits = [asyncio.create_task(child.process.wait()) for child in alive if child.process is not None]
         if waits:
             await asyncio.wait(waits, timeout=self._grace)
         for child in alive:
-            child.signal_group(signal.SIGKILL)
+            child.signal_all(signal.SIGKILL)
         await asyncio.gather(*waits)
         for child in alive:
             await child.bury()

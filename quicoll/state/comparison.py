@@ -2,8 +2,6 @@
 
     tell        one row of numbers from each rank: version, able, torn, digests, number of lines, its setting of how
                 often states are compared. All that `quicoll.state.version.compare` needs
-    heard       the digest of all that a rank was told, from each rank: each acts on it by itself, and one that was told
-                something else would wait, until its timeout, in an exchange that no other rank takes part in
     difference  only where digests differ. Three more rows from each rank: digests of up to RANGES ranges of its lines;
                 of each line in the first range that differs; the text of the first line that differs. So at most
                 8 KiB from each rank in each, and every rank finds the same
@@ -13,14 +11,13 @@ Two states differ in a line that one of them does not have, too.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 
-from quicoll.errors import Corrupted
 from quicoll.state.tree import MAX_NODES
 from quicoll.state.version import HeldState, StateVersion
 
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
     from quicoll.state.rank_state import RankState
     from quicoll.state.tree import FlatState, Line
 
-__all__ = ["FirstDifference", "Told", "first_difference", "read", "row", "tell_all", "told"]
+__all__ = ["FirstDifference", "Told", "first_difference", "read", "row", "tell_all"]
 
 RANGES = 1024
 _TEXT = 512  # bytes of a line's text
@@ -71,30 +68,8 @@ def row(state: RankState, mine: FlatState | None, *, check_every: int) -> np.nda
 
 
 def tell_all(group: Group, mine: np.ndarray[Any, np.dtype[np.int64]]) -> Handle[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Begin to tell all ranks a `row`; `told` waits for what comes."""
+    """Begin to tell all ranks a `row`; `read` reads what comes."""
     return group.all_gather(mine)
-
-
-async def told(group: Group, telling: Awaitable[np.ndarray[Any, np.dtype[np.int64]]]) -> Told:
-    """Wait for what all ranks tell, and make sure that all were told the same.
-
-    Args:
-        group: The ranks.
-        telling: What `tell_all` gave.
-    Raises:
-        PeerError: A rank was lost.
-        Corrupted: Some rank was told something else. Every rank raises it.
-    """
-    rows = await telling
-    heard = np.array([xxhash.xxh3_64_intdigest(rows.tobytes())], np.uint64)
-    found = [int(digest) for digest in await group.all_gather(heard)]
-    usual = max(found, key=found.count)
-    others = [rank for rank, digest in enumerate(found) if digest != usual]
-    if others:
-        odd = others[0] if len(others) == 1 and len(found) > 2 else None
-        who = "the ranks" if odd is None else f"rank {odd} and the others"
-        raise Corrupted(f"{who} were told different things of each other's states", rank=odd)
-    return read(rows)
 
 
 def read(gathered: np.ndarray[Any, np.dtype[np.int64]]) -> Told:

@@ -17,16 +17,15 @@ buffer that a forward pass changed on one rank. So versions and digests of what 
 and `quicoll.state.version.compare` says who gives to whom, or that nobody knows which state is right (Diverged).
 
     tell            each rank's version and digests                                     all ranks
-    heard           that all were told the same, since each goes on by itself           all ranks
     difference      the first line in which they differ, only where they do             all ranks
     manifest        from the giver: size, then skeleton and records                     to each receiver
     transfer        the tensors, into the memory in which they end                      to the receivers
     together        nobody goes on before the tensors are there                         all ranks
     load            once, with the whole state; then save() has to give the giver's digest
 
-Invariants: every rank computes the same from the same numbers, so no rank waits for one that does not take part; a
-state with another digest than the giver's never counts as whole (a load that forgets something would differ again at
-the next comparison, and be handed over again, for ever).
+Invariants: every rank computes the same from the same numbers, so no
+rank waits for one that does not take part; a state with another digest than the giver's never counts as whole (a load
+that forgets something would differ again at the next comparison, and be handed over again, for ever).
 
 Failures. A rank lost on the way: PeerError, and the next view begins at the top. A transfer that broke leaves its
 receiver torn (rank_state.py). Diverged: all ranks have what they need to raise it when the last row of
@@ -44,7 +43,7 @@ import numpy as np
 from quicoll.checks import done
 from quicoll.errors import Diverged, LocalError, PeerError
 from quicoll.numerics.buffers import detached, memory
-from quicoll.state.comparison import first_difference, row, tell_all, told
+from quicoll.state.comparison import first_difference, read, row, tell_all
 from quicoll.state.manifest import MAX_MANIFEST, decode_manifest, encode_manifest
 from quicoll.state.transfer import together, transfer
 from quicoll.state.tree import rebuild
@@ -111,13 +110,13 @@ async def synchronise(
         LocalError: This rank is behind and nothing can be handed to it, or what `save` returned is no state, or `load`
             does not do what it has to.
         PeerError: A rank was lost, or the giver sent a malformed manifest.
-        Corrupted: A tensor arrived with other bits than the giver announced; or the ranks were told different things.
+        Corrupted: A tensor arrived with other bits than the giver announced.
     """
     mine = state.read()
     before = state.version
-    rows = await told(group, tell_all(group, row(state, mine, check_every=check_every)))
-    found = compare(rows.held)
-    unequal = await _unequal(group, () if mine is None else mine.lines, rows.held, found, nodes)
+    told = read(await tell_all(group, row(state, mine, check_every=check_every)))
+    found = compare(told.held)
+    unequal = await _unequal(group, () if mine is None else mine.lines, told.held, found, nodes)
     if unequal is not None and not found.agreed:
         sides = tuple(nodes[rank] for rank in unequal.ranks)
         raise Diverged(unequal.text, step=found.newest.step, view=view_id, nodes=sides, tensor=unequal.tensor)
@@ -126,14 +125,14 @@ async def synchronise(
     if found.receivers and found.giver is None:
         _not_given(state, found, group.rank)
     elif group.rank in found.receivers and mine is not None and found.giver is not None:
-        giver, digest = found.giver, rows.held[found.giver].digest
+        giver, digest = found.giver, told.held[found.giver].digest
         await _receive(state, mine, group, found, digest, view_id)
     elif found.receivers:
         if group.rank == found.giver and mine is not None:
             await _give(mine, group, found, view_id)
         await together(group)
     version = state.version if giver is None else found.newest
-    return ViewState(digest, version, before, rows.check_every, giver, unequal)
+    return ViewState(digest, version, before, told.check_every, giver, unequal)
 
 
 class StateCheck:
@@ -151,7 +150,7 @@ class StateCheck:
         self._group = group
         mine = state.read()
         self._lines = () if mine is None else mine.lines  # without the tensors: they may be copies
-        self._telling = tell_all(group, row(state, mine, check_every=0))
+        self._told = tell_all(group, row(state, mine, check_every=0))
 
     async def result(self, nodes: Sequence[str]) -> Unequal | None:
         """Wait for what all ranks have told.
@@ -162,9 +161,8 @@ class StateCheck:
             In what they differ, and who from whom; None where all hold the same.
         Raises:
             PeerError: A rank was lost.
-            Corrupted: The ranks were told different things.
         """
-        held = (await told(self._group, self._telling)).held
+        held = read(await self._told).held
         return await _unequal(self._group, self._lines, held, compare(held), nodes)
 
 

@@ -341,8 +341,6 @@ class StepProtocol:
         try:
             unequal = await self._keeper.end_check(check, self._context.view, attempt.number)
         except (PeerError, Corrupted, Partitioned) as error:
-            # What no operation met, that ranks were told different things for instance, nobody else knows of yet.
-            await self._runtime.call(self._engine.break_view(view_id, error))
             raise self._aborted(error, attempt.number) from error
         except BaseException as error:
             await self._give_up(view_id, self._why_given_up(error))

@@ -18,14 +18,12 @@ __all__ = ["Hub", "MemoryGroup"]
 class Hub:
     """What the ranks of one group exchange.
 
-    tamper: changes what the n-th message from one rank to another brings. mishear: what a rank takes for what the n-th
-    all_gather brought; gets n and the rank too. log: each operation once, in order.
+    tamper: changes what the n-th message from one rank to another brings. log: each operation once, in order.
     """
 
     def __init__(self, world: int, tamper: Callable[[int, Any], Any] = lambda number, value: value) -> None:
         self.world = world
         self.tamper = tamper
-        self.mishear: Callable[[int, int, Any], Any] = lambda number, rank, value: value
         self.log: list[str] = []
         self.messages = 0
         self.gathered: list[dict[int, Any]] = []
@@ -101,7 +99,7 @@ class MemoryGroup:
 
     async def _all_gather(self, number: int, x: Any) -> Any:
         given = await self.hub.gather(number, self.rank, x)
-        return self.hub.mishear(number, self.rank, np.concatenate([given[rank] for rank in range(self.hub.world)]))
+        return np.concatenate([given[rank] for rank in range(self.hub.world)])
 
     async def barrier(self, *, timeout: float) -> None:
         await self.hub.meet(self.rank)

@@ -171,19 +171,14 @@ class FakeGroup:
     def __init__(self) -> None:
         self.rank = 0
         self.compared = 0
-        self.told = 0
         self.others: list[Any] = []
         self.error: BaseException | None = None
 
     async def all_gather(self, mine: Any) -> Any:
-        if len(mine) == 1:  # the digest of what it was told: the others were told the same
-            return np.repeat(mine, self.told)
         self.compared += 1
         if self.error is not None:
             raise self.error
-        rows = np.concatenate([*self.others[: self.rank], mine, *self.others[self.rank :]])
-        self.told = len(rows) // len(mine)
-        return rows
+        return np.concatenate([*self.others[: self.rank], mine, *self.others[self.rank :]])
 
 
 def told(version: StateVersion, held: Any) -> Any:
