@@ -1,6 +1,6 @@
-"""A rank of a benchmark: `python -m quicoll.bench.rank PROGRAMME RESULT`, started by `quicoll bench` through its supervisor.
+"""A rank of a benchmark: `python -m quicoll.bench.rank CASES RESULT`; `quicoll bench` starts it, by its supervisor.
 
-PROGRAMME is a file with the plan; rank 0 writes what it measured to RESULT, one JSON object for a line, a line for a case.
+CASES is a file with the programme; rank 0 writes what it measured to RESULT, one JSON object a line, one line a case.
 """
 
 from __future__ import annotations
