@@ -140,7 +140,12 @@ FAULTS: dict[str, tuple[str, Callable[[Simulation], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+OFTEN = ("the teacher is killed", "the link is cut", "the learner is killed", "the coordinator starts anew")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in FAULTS]
+)
 def test_what_fails_while_a_rank_learns_costs_its_learning_alone(name: str) -> None:
     """The invariants hold, all come to the end, and the learner says why it has learned no more."""
     cause, script = FAULTS[name]
