@@ -5,9 +5,9 @@ A step issues many operations at once. One that the faults abort is tried again,
 was compared counts only where all ranks were in that view. The cases, and QUICOLL_TEST_ORACLE for more of them, are
 those of tests/helpers/oracle.py; their turns begin elsewhere than those of the cases over sockets.
 
-tests/loopback/test_oracle.py compares them without faults, up to 8 ranks. Here each case meets faults at one world size:
-half of them at 2 ranks, a quarter at 3 and a quarter at 4, since a case costs the more the more ranks there are. A deep
-run, or QUICOLL_TEST_ORACLE=2 or more, takes all cases at seven world sizes.
+tests/loopback/test_oracle.py compares them without faults, up to 8 ranks. Here each case meets faults at one world
+size: half of them at 2 ranks, a quarter at 3 and a quarter at 4, since a case costs the more the more ranks there are.
+A deep run, or QUICOLL_TEST_ORACLE=2 or more, takes all cases at seven world sizes.
 """
 
 from __future__ import annotations
