@@ -1,7 +1,7 @@
 """Every operation, broken in its middle: one kind of error everywhere, the culprit named, no buffer changed.
 
-Spoiled bits meet every operation. A cut network and a cancelled call, which end an operation in the same way whatever
-it does, take turns over them; a deep run (tests/helpers/depth.py) has both for each.
+The three take turns over the operations, which end in the same way whatever they do; a deep run
+(tests/helpers/depth.py) has all three for each.
 
 Three ranks inside a step; rank 2 breaks it while all have the operation under way: its network is cut, it cancels its
 call, or what it sends arrives with other bits every time.
@@ -207,7 +207,7 @@ async def all_of(job: Job, handles: list[Any]) -> None:
         await handle
 
 
-@pytest.mark.parametrize("name", [*some(OPERATIONS, 2), *some(SMALL, 2)])
+@pytest.mark.parametrize("name", [*some(OPERATIONS, 3), *some(SMALL, 2)])
 async def test_a_rank_that_is_cut_off_in_the_middle_is_named_by_all_others(name: str) -> None:
     async with cluster(3, lost_after=0.6, sites=sites(name), chunk_bytes=CHUNK) as jobs:
         rule = Break(0 if name in SMALL else 8, lambda: None)
@@ -223,7 +223,7 @@ async def test_a_rank_that_is_cut_off_in_the_middle_is_named_by_all_others(name:
         assert type(steps[CULPRIT]) is StepAborted
 
 
-@pytest.mark.parametrize("name", [*some(OPERATIONS, 2, 1), *some(SMALL, 2, 1)])
+@pytest.mark.parametrize("name", [*some(OPERATIONS, 3, 1), *some(SMALL, 2, 1)])
 async def test_a_call_that_is_cancelled_in_the_middle_ends_it_for_all_and_names_who_did(name: str) -> None:
     async with cluster(3, lost_after=20.0, sites=sites(name), chunk_bytes=CHUNK) as jobs:
         loop, begun = asyncio.get_running_loop(), asyncio.Event()
@@ -253,7 +253,7 @@ async def test_a_call_that_is_cancelled_in_the_middle_ends_it_for_all_and_names_
             assert steps[rank].node == "worker-2"
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", some(OPERATIONS, 3, 2))
 async def test_bits_that_never_arrive_right_are_corruption_everywhere(name: str) -> None:
     """The memory of ranks 1 and 2 changes whatever comes in, so every operation meets it somewhere."""
     async with cluster(3, sites=sites(name), chunk_bytes=CHUNK) as jobs:

@@ -32,7 +32,7 @@ from slow_reference import DTYPES, OPS, is_defined
 from quicoll.errors import LocalError
 from quicoll.testing import cluster
 
-SHARES = {1: (0, 4), 2: (0, 2), 3: (1, 2), 4: (0, 4), 5: (1, 4), 7: (2, 4), 8: (3, 4)}
+SHARES = {1: (0, 4), 2: (0, 2), 3: (1, 2), 4: (0, 2), 5: (1, 4), 7: (3, 8), 8: (7, 8)}
 
 
 @pytest.mark.parametrize("world", WORLDS)
