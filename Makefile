@@ -2,7 +2,7 @@
 #
 #   make demo    the demonstration: installs what it needs, trains over a failing network, writes demo.json
 #   make check   the inner loop, about two minutes on two cores: lint, types and unit
-#   make test    every check, as CI runs them: check, then system, sim and wheel; no test twice; ten minutes
+#   make test    every check, as CI runs them: check, then system, sim and wheel; no test twice
 #   make lint    ruff (rules and format), codespell, the import contracts
 #   make types   mypy --strict on both packages
 #   make unit    pytest: tests of one module each that start no process, open no socket and do not take long

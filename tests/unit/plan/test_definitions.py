@@ -4,8 +4,8 @@ Reductions run on words that stand for formulas (`plan_machine.Words`), so that 
 type and operation. Every set of plans is checked (`validate`) and then run with messages that come late and lanes that
 take turns at random.
 
-By default each world size up to 12 meets two of the combinations of sizes, numbers of leaves and sites, and of the
-larger ones those around powers of two meet one, drawn in turn; a deep run (tests/helpers/depth.py) takes all sizes.
+By default each world size up to 5 meets two of the combinations of sizes, numbers of leaves and sites, and larger ones
+one, drawn in turn; of those above 12 the ones around powers of two. A deep run (tests/helpers/depth.py) takes all sizes.
 QUICOLL_TEST_SWEEP=20 takes twenty times as many combinations (ten minutes), up to all there are.
 """
 
@@ -52,7 +52,7 @@ def cases(*axes: Sequence[Any], most: int, turn: int) -> Iterator[tuple[Any, ...
 
 def few(world: int) -> int:
     """The work grows with the square of the world, and what a larger one shows is its own size."""
-    return 2 if world <= 12 else 1
+    return 2 if world <= 5 else 1
 
 
 def leaf_counts(world: int) -> list[int]:
