@@ -1,11 +1,12 @@
-"""Every collective and every algorithm against its mathematical definition, on every world size from 1 to 33.
+"""Every collective and every algorithm against its mathematical definition, on world sizes from 1 to 33.
 
 Reductions run on words that stand for formulas (`plan_machine.Words`), so that equal results mean equal bits for every
 type and operation. Every set of plans is checked (`validate`) and then run with messages that come late and lanes that
 take turns at random.
 
 By default each world size up to 5 meets two of the combinations of sizes, numbers of leaves and sites, and larger ones
-one, drawn in turn; of those above 12 the ones around powers of two. A deep run (tests/helpers/depth.py) takes all sizes.
+one, drawn in turn; of those above 12 the ones around powers of two. A deep run (tests/helpers/depth.py) takes all
+sizes.
 QUICOLL_TEST_SWEEP=20 takes twenty times as many combinations (ten minutes), up to all there are.
 """
 
@@ -52,7 +53,7 @@ def cases(*axes: Sequence[Any], most: int, turn: int) -> Iterator[tuple[Any, ...
 
 def few(world: int) -> int:
     """The work grows with the square of the world, and what a larger one shows is its own size."""
-    return 2 if world <= 5 else 1
+    return 2 if world <= deep(5, 12) else 1
 
 
 def leaf_counts(world: int) -> list[int]:
