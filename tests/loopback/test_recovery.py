@@ -60,9 +60,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 async def test_training_goes_on_when_the_coordinator_is_killed_and_comes_back(
     tmp_path: Path, undisturbed: set[str]
 ) -> None:
-    outcome, digests, lines = await train(tmp_path, "--pace", "0.01", workers=1, kill=("coordinator",), at=30)
+    outcome, digests, lines = await train(tmp_path, "--pace", "0.01", kill=("coordinator",), at=30)
     assert digests == undisturbed, "\n".join(lines)
-    assert outcome.restarts == {"coordinator": 1, "worker-0": 0}
+    assert outcome.restarts == {"coordinator": 1, "worker-0": 0, "worker-1": 0}
 
 
 async def test_a_job_whose_workers_all_die_goes_back_to_the_checkpoint_and_to_the_same_bits(
