@@ -115,7 +115,28 @@ class PeerError(QuicollError):
 
 
 class Corrupted(QuicollError):
-    """A payload failed its checksum after all resends, or ranks hold different results; nothing was applied."""
+    """A payload failed its checksum after all resends, or ranks hold different results; nothing was applied.
+
+    Attributes:
+        odd: Where it was found by comparing digests, the ranks that have, or sent, what is not right, or were sent
+            other bits; may be empty. None where a checksum showed it, or the coordinator told it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        node: str = "",
+        view: int | None = None,
+        step: int | None = None,
+        op: str = "",
+        lost: tuple[str, ...] = (),
+        usable: bool | None = None,
+        odd: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__(message, rank=rank, node=node, view=view, step=step, op=op, lost=lost, usable=usable)
+        self.odd = odd
 
 
 class Partitioned(QuicollError):

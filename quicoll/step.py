@@ -416,6 +416,7 @@ class StepProtocol:
         try:
             unequal = await self._keeper.end_check(check, self._context.view, attempt.number)
         except (PeerError, Corrupted, Partitioned) as error:
+            await self._runtime.call(self._engine.break_view(view_id, error))  # nothing, where an operation met it
             raise self._aborted(error, attempt.number) from error
         except BaseException as error:
             await self._give_up(view_id, self._why_given_up(error))
@@ -424,7 +425,8 @@ class StepProtocol:
             return
         # Every rank says so, and all in the same words, whichever the coordinator hears first.
         node = nodes[unequal.ranks[0]] if len(unequal.ranks) == 1 else ""
-        found = Corrupted(unequal.text, rank=unequal.ranks[0] if node else None, node=node, view=view_id)
+        odd = () if unequal.giver is None else unequal.ranks
+        found = Corrupted(unequal.text, rank=unequal.ranks[0] if node else None, node=node, view=view_id, odd=odd)
         await asyncio.shield(asyncio.ensure_future(self._runtime.call(self._engine.break_view(view_id, found))))
         raise self._aborted(found, attempt.number) from found
 
