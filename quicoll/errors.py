@@ -153,7 +153,7 @@ class JobDone(QuicollError, SystemExit):
     That is a good end, so it is a `SystemExit` too: a program that does not catch it ends with status 0 and without a
     traceback, and `quicoll run` counts its worker as done. `except quicoll.JobDone` (or QuicollError) catches it, for a
     program that wants the final state. No rank is left that could hand it over: it is in the checkpoint of that step,
-    where the job wrote one (`quicoll.checkpoint.of_step`, `quicoll.train.finish`).
+    where the job wrote one (`quicoll.checkpoint.of_step`, `quicoll.train.final_result`).
 
     Attributes:
         step: The step at which the job ended, as the ranks that ended it count.

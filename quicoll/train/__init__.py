@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from quicoll.train.loop import Bucket, Task, TrainingResult, finish, run
+from quicoll.train.loop import Bucket, Task, TrainingResult, final_result, run
 
-__all__ = ["Bucket", "Task", "TrainingResult", "finish", "run"]
+__all__ = ["Bucket", "Task", "TrainingResult", "final_result", "run"]

@@ -15,7 +15,7 @@ What makes it restartable:
    then again, with the same bits.
 
    A rank that comes when the job is done is handed nothing: it takes the final state from the job's last checkpoint
-   (`finish`).
+   (`final_result`).
 4. A rank that is asked to stop (SIGTERM) leaves at a step boundary, and rank 0 writes a checkpoint before it goes.
 
 Rank 0 writes checkpoints after the commit, from a snapshot, in a thread: training does not wait for the disk unless the
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from quicoll.plan.schedule import AlgorithmName
     from quicoll.train.packing import Packed
 
-__all__ = ["Bucket", "Task", "TrainingResult", "finish", "run"]
+__all__ = ["Bucket", "Task", "TrainingResult", "final_result", "run"]
 
 _log = logging.getLogger("quicoll.train")
 
@@ -280,7 +280,7 @@ async def run(
                         break
                     if error.step < steps:
                         raise
-                    result = await finish(task, error, checkpoint_dir)
+                    result = await final_result(task, error, checkpoint_dir)
                     return replace(
                         result,
                         committed=committed,
@@ -318,7 +318,7 @@ async def run(
     )
 
 
-async def finish(task: Task, done: JobDone, checkpoint_dir: str | os.PathLike[str] | None) -> TrainingResult:
+async def final_result(task: Task, done: JobDone, checkpoint_dir: str | os.PathLike[str] | None) -> TrainingResult:
     """Load the final state of a job that is done into a task, from the job's last checkpoint.
 
     `run` does so by itself. It is for a process that comes so late that `quicoll.join` raises JobDone:
@@ -327,7 +327,7 @@ async def finish(task: Task, done: JobDone, checkpoint_dir: str | os.PathLike[st
             async with quicoll.join() as job:
                 result = await quicoll.train.run(job, task, steps=1000, checkpoint_dir=directory, checkpoint_every=100)
         except quicoll.JobDone as done:
-            result = await quicoll.train.finish(task, done, directory)
+            result = await quicoll.train.final_result(task, done, directory)
 
     Args:
         task: What was trained.

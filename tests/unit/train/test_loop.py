@@ -15,7 +15,7 @@ import torch
 from quicoll import checkpoint
 from quicoll.collectives.shards import Leaves, Shards
 from quicoll.errors import CheckpointError, JobDone, LocalError, Mismatch, Partitioned, StepAborted, Terminated
-from quicoll.train import Task, finish, run
+from quicoll.train import Task, final_result, run
 from quicoll.train.loop import Bucket
 
 
@@ -186,7 +186,7 @@ async def test_a_rank_that_comes_when_the_job_is_done_takes_the_final_state_from
     assert (result.steps, result.committed, result.digest) == (4, 0, whole.digest)
     assert late.weights.tolist() == trained(4).weights.tolist()
     again = Counting()
-    assert (await finish(again, JobDone("done", step=4), tmp_path)).digest == whole.digest
+    assert (await final_result(again, JobDone("done", step=4), tmp_path)).digest == whole.digest
     assert again.weights.tolist() == trained(4).weights.tolist()
 
 
@@ -200,7 +200,7 @@ async def test_where_there_is_no_checkpoint_of_the_final_step_that_is_said_and_n
     ):
         late, caught = Counting(), None
         try:
-            await finish(late, JobDone("done", step=4), directory)
+            await final_result(late, JobDone("done", step=4), directory)
         except JobDone as error:
             caught = error
         assert caught is not None

@@ -164,7 +164,7 @@ def test_in_a_large_world_its_senders_are_tried_a_few_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "culprit", "fault"), [LIARS[0], LIARS[5], LIARS[13], LIARS[-1]])
-def test_the_journal_has_one_more_write_for_a_view_at_most(ranks: int, culprit: str, fault: Fault) -> None:
+def test_the_journal_has_one_row_more_and_two_writes_for_a_view_at_most(ranks: int, culprit: str, fault: Fault) -> None:
     job = Job(ranks, fault)
     job.run(300)
     views = [each for each in job.bench.records if isinstance(each, Proposed)]
