@@ -350,7 +350,7 @@ def names_anybody(bench: Bench, node: str, rng: random.Random) -> None:
     assert bench.core.view is not None
     others = [other for other in bench.core.view.nodes if other != node]
     named = tuple(rng.sample(others, rng.randint(0, len(others))))
-    kind = rng.choice(["failed", "mismatch", "corrupted"])
+    kind = rng.choice(["failed", "mismatch", "corrupted", "differs"])
     lost = tuple((other, "silence") for other in others if rng.random() < 0.3)
     fields = {"blamed": named, "kind": kind, "lost": lost, "culprit": rng.choice(["", *others])}
     bench.say(node, m.Report(view_id=bench.view_id, reason="because", **fields))
@@ -400,6 +400,8 @@ class Hour:
         report(lost=(("a", "silence"),), culprit="a"),
         report(lost=(("f", "silence"),), culprit="f"),
         report(blamed=("a",), culprit="a", kind="corrupted", reason="spoiled"),
+        report(blamed=("a",), culprit="a", kind="differs", reason="heard otherwise"),
+        report(blamed=tuple("abdef"), kind="differs", reason="heard otherwise"),
         report(blamed=tuple("abdef"), kind="mismatch", reason="differs"),
         report(culprit="a", reason="a did not call"),
         votes_no,
