@@ -53,11 +53,12 @@ from quicoll.membership.journal import Journal
 from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
 from quicoll.observability.events import Event as Observed
 from quicoll.observability.events import Observers
-from quicoll.sim.invariants import CheckedJob, CheckedStore
+from quicoll.sim.checked import CheckedJob
+from quicoll.sim.invariants import CheckedStore
 from quicoll.sim.machine import Departed, Machine
 from quicoll.sim.misconduct import Lies
 from quicoll.sim.scenario.events import COORDINATOR_HOST, node_name
-from quicoll.step import at_work
+from quicoll.step.protocol import at_work
 from quicoll.stop import StopRequest
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.security.authority import ephemeral

@@ -29,7 +29,7 @@ import numpy as np
 
 from quicoll import checkpoint
 from quicoll.errors import CheckpointError, Diverged, LocalError, Mismatch, QuicollError
-from quicoll.sim.invariants import state_digest
+from quicoll.sim.digests import state_digest
 from quicoll.sim.operations import OPERATIONS, CallSite, tree
 from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning, grouping
 

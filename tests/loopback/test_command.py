@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -33,16 +34,48 @@ def quicoll(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
-def interrupted(process: subprocess.Popen[str], *, after: str) -> tuple[str, str]:
-    """Send SIGINT once a line has come that begins so; what stdout and stderr said from there on."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(after):
-            break
-    else:
-        pytest.fail(process.communicate()[1])
-    process.send_signal(signal.SIGINT)
-    return process.communicate()
+class Terminal:
+    """The command at a terminal of its own: its processes are that terminal's foreground group, as under a shell.
+
+    It paints the names of the nodes there.
+    """
+
+    def __init__(self, *arguments: object) -> None:
+        self._ours, theirs = os.openpty()
+        take = (
+            "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        with os.fdopen(theirs, "wb") as end:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", take, *COMMAND, *map(str, arguments)],
+                stdin=end,
+                stdout=end,
+                stderr=end,
+                start_new_session=True,
+            )
+
+    def read_until(self, text: str | None, *, times: int = 1) -> str:
+        """What is written until a text has come so often; None: until the command has ended."""
+        said = b""
+        while text is None or said.count(text.encode()) < times:
+            try:
+                part = os.read(self._ours, 4096)
+            except OSError:  # how Linux says that the other end is closed
+                part = b""
+            if not part:
+                assert text is None, said.decode()
+                break
+            said += part
+        return said.decode().replace("\r\n", "\n")
+
+    def ctrl_c(self) -> None:
+        os.write(self._ours, b"\x03")
+
+    def end(self) -> tuple[int, str]:
+        """The exit status, and what was still written; "^C" is the terminal's own."""
+        rest = self.read_until(None).replace("^C", "")
+        os.close(self._ours)
+        return self.process.wait(), rest
 
 
 def test_an_interrupted_coordinator_says_so_in_one_line_and_a_terminated_one_has_done_its_work(tmp_path: Path) -> None:
@@ -64,15 +97,37 @@ def test_an_interrupted_coordinator_says_so_in_one_line_and_a_terminated_one_has
     assert refused.returncode == 2
 
 
-def test_an_interrupted_run_ends_its_children_without_a_traceback_of_ours(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_run_with_one_line_and_no_word_of_the_workers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\nprint('ready', flush=True)\nsignal.pause()\n"
+        "import asyncio, quicoll\n"
+        "async def main():\n"
+        "    async with quicoll.join():\n"
+        "        print('ready')\n"
+        "        await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
     )
-    process = start("run", "-n", "1", script)
-    out, err = interrupted(process, after="[worker-0] ready")
-    assert process.returncode == 130
-    assert (out, err) == ("", "quicoll: ended by SIGINT\n")
+    terminal = Terminal("run", "-n", "2", script)
+    terminal.read_until(" ready\r\n", times=2)
+    terminal.ctrl_c()
+    assert terminal.end() == (130, "quicoll: ended by SIGINT\n")
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once_whose_worker_does_not_heed_the_first(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import signal\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('not now'))\n"
+        "print('ready')\n"
+        "while True:\n"
+        "    signal.pause()\n"
+    )
+    terminal = Terminal("run", "-n", "1", "--grace", "600", script)
+    terminal.read_until(" ready\r\n")
+    terminal.ctrl_c()
+    terminal.read_until(" not now\r\n")
+    terminal.ctrl_c()
+    assert terminal.end() == (130, "quicoll: ended by SIGINT\n")
 
 
 TRAINING = """

@@ -38,9 +38,10 @@ from quicoll.membership.coordinator.formation import Formation
 from quicoll.membership.coordinator.history import Committed
 from quicoll.membership.journal import Journal
 from quicoll.sim import Conditions, Settings, Simulation, workload
-from quicoll.sim.invariants import CheckedGroup, state_digest
+from quicoll.sim.checked import CheckedGroup
+from quicoll.sim.digests import state_digest
 from quicoll.sim.subgroups import Grouping
-from quicoll.step import StepProtocol
+from quicoll.step.protocol import StepProtocol
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.link.outbox import Outbox
 

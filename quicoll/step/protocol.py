@@ -40,10 +40,10 @@ import asyncio
 import enum
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from quicoll.checks import done, plain, seconds
+from quicoll.checks import seconds
 from quicoll.errors import (
     AuditError,
     Corrupted,
@@ -59,11 +59,10 @@ from quicoll.errors import (
 from quicoll.membership.member.actions import JobOver
 from quicoll.state.keeper import StateKeeper
 from quicoll.state.version import StateVersion
+from quicoll.step.attempt import StepAttempt, aborted, not_committed, reason_of
 from quicoll.stop import StopRequest
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from quicoll.collectives.context import CallContext
     from quicoll.collectives.group import Group
     from quicoll.engine.decisions import Decision
@@ -73,7 +72,7 @@ if TYPE_CHECKING:
     from quicoll.state.rank_state import RankState
     from quicoll.state.synchronisation import StateCheck
 
-__all__ = ["Step", "StepAttempt", "StepPhase", "StepProtocol", "at_work"]
+__all__ = ["StepPhase", "StepProtocol", "at_work"]
 
 
 class StepPhase(enum.Enum):
@@ -85,74 +84,12 @@ class StepPhase(enum.Enum):
     END = "end"
 
 
-@dataclass(slots=True, eq=False)
-class StepAttempt:
-    """What the protocol knows of one `async with job.step()`.
-
-    number: The step's number; 0 until it is entered. view: The view in which it runs; None until then.
-    over: It has been left.
-    """
-
-    number: int = 0
-    view: View | None = None
-    over: bool = False
-    callbacks: list[Callable[[], None]] = field(default_factory=list)
-
-    def run_callbacks(self) -> None:
-        """Run the callbacks in order. None of them runs another time, even if one raises."""
-        callbacks, self.callbacks = self.callbacks, []
-        for callback in callbacks:
-            done(callback(), "a callback of on_commit")
-
-
 @dataclass(frozen=True, slots=True)
 class _Doubt:
     """A vote that was cast, or is about to be, and whose decision is not known here."""
 
     attempt: StepAttempt
     view_id: int
-
-
-class Step:
-    """One attempt at a step; a context manager that is entered once. `Job.step` makes it."""
-
-    def __init__(self, protocol: StepProtocol) -> None:
-        self._protocol = protocol
-        self._attempt = StepAttempt()
-
-    @property
-    def number(self) -> int:
-        """The step's number, from 1; 0 before it is entered. A step that is attempted again keeps its number."""
-        return self._attempt.number
-
-    @property
-    def view(self) -> View | None:
-        """The view in which the step runs; None before it is entered."""
-        return self._attempt.view
-
-    def on_commit(self, callback: Callable[[], None]) -> None:
-        """Run a function if, and only if, the step is committed, before its context is left.
-
-        Callbacks run in the order of these calls. One that raises leaves this rank's state half changed: the caller
-        gets the error, and the rank counts as behind until another one has handed it the state.
-
-        Args:
-            callback: A plain function without arguments. A coroutine would never be awaited.
-        Raises:
-            LocalError: The step has been left, or callback is no plain function.
-        """
-        if self._attempt.over:
-            raise LocalError(f"step {self.number} has been left: nothing can be done at its commit any more")
-        self._attempt.callbacks.append(plain(callback, "a callback of on_commit"))
-
-    async def __aenter__(self) -> Self:
-        await self._protocol.enter(self._attempt)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._protocol.leave(self._attempt, error)
 
 
 class StepProtocol:
@@ -288,24 +225,12 @@ class StepProtocol:
         for fails there; its step is aborted, on all ranks, and at the next entry it finds that it was asked to stop.
         """
         loop = self._runtime.loop
-        timers: list[asyncio.TimerHandle] = []
 
         def overdue() -> None:
             if self._open is attempt:
                 self._giving_up = loop.create_task(self._engine.give_up(view_id, "terminated"))
 
-        def asked() -> None:
-            if not timers and self._open is attempt:
-                timers.append(loop.call_later(self._stop_timeout, overdue))
-
-        forget = self._stop.on_ask(loop, asked)
-
-        def unlimit() -> None:
-            forget()
-            for timer in timers:
-                loop.call_soon_threadsafe(timer.cancel)
-
-        self._unlimit = unlimit
+        self._unlimit = self._stop.limit(loop, self._stop_timeout, overdue)
 
     @contextmanager
     def _alone(self, phase: StepPhase) -> Iterator[None]:
@@ -353,7 +278,7 @@ class StepProtocol:
             raise
 
     def _why_given_up(self, error: BaseException) -> str:
-        return "terminated" if self._stop.asked and isinstance(error, asyncio.CancelledError) else _reason(error)
+        return "terminated" if self._stop.asked and isinstance(error, asyncio.CancelledError) else reason_of(error)
 
     async def synchronise(self) -> None:
         """Bring every rank of the present view to the newest state that any of them holds, and to one state."""
@@ -409,7 +334,7 @@ class StepProtocol:
             # The view is dead, so no vote of ours can come from this step any more: it is committed nowhere.
             raise self._aborted(error, attempt.number) from error
         elif not isinstance(error, Mismatch | StepAborted):  # those two say that all ranks know
-            await self._give_up(view_id, _reason(error))
+            await self._give_up(view_id, reason_of(error))
 
     async def _end_check(self, attempt: StepAttempt, view_id: int, check: StateCheck) -> None:
         """Look at the comparison that began at the step's entry. Raises StepAborted where states differ."""
@@ -477,7 +402,7 @@ class StepProtocol:
             await self.apply(attempt, decision.index)
             return
         self._doubt = None
-        raise _not_committed(decision, number=attempt.number, view_id=self._context.view.view_id)
+        raise not_committed(decision, number=attempt.number, view_id=self._context.view.view_id)
 
     async def apply(self, attempt: StepAttempt, index: int) -> None:
         """Change the state of a step that is committed, and say that it is changed, in this order.
@@ -511,15 +436,7 @@ class StepProtocol:
         await self._runtime.call(self._engine.give_up(view_id, reason))
 
     def _aborted(self, error: QuicollError, number: int) -> StepAborted:
-        return StepAborted(
-            f"step {number} was not committed: {error.message}",
-            lost=error.lost,
-            rank=error.rank,
-            node=error.node,
-            view=self._context.view.view_id,
-            step=number,
-            op=error.op,
-        )
+        return aborted(error, number=number, view_id=self._context.view.view_id)
 
 
 def at_work(found: View | JobOver, version: StateVersion | None = None) -> View:
@@ -538,20 +455,3 @@ def at_work(found: View | JobOver, version: StateVersion | None = None) -> View:
     if not holds:
         state = f"the final state is not here, but in the checkpoint of step {found.step}, where the job wrote one"
     raise JobDone(f"the job is done: its other ranks have ended; {state}", step=found.step, holds_state=holds)
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _not_committed(decision: Decision, *, number: int, view_id: int) -> QuicollError:
-    """Return the error for a step that the coordinator decided not to commit."""
-    if decision.kind == "mismatch":
-        return Mismatch(decision.cause, node=decision.culprit, view=view_id, step=number)
-    return StepAborted(
-        f"step {number} was not committed: {decision.cause}",
-        lost=decision.lost,
-        node=decision.culprit,
-        view=view_id,
-        step=number,
-    )
