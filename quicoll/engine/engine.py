@@ -332,11 +332,12 @@ class Engine:
 
         Args:
             view_id: The view.
-            error: What was found; the rank that it names is the culprit.
+            error: What was found; the rank that it names is the culprit, or the ones that it has as odd are.
         """
         communicator = self._views.installed(view_id)
         if communicator is not None:
-            blamed = () if error.rank is None or not isinstance(error, Corrupted) else (error.rank,)
+            odd = error.odd if isinstance(error, Corrupted) else ()
+            blamed = odd if odd is not None else () if error.rank is None else (error.rank,)
             communicator.fail(error, blamed)
 
     async def step_out(self, view_id: int) -> None:
@@ -358,16 +359,17 @@ class Engine:
         self._member.learned()
         self._work()
 
-    def state_received(self, rank: int, step: int, index: int) -> None:
+    def state_received(self, rank: int, step: int, index: int, confirmed_by: Sequence[str]) -> None:
         """Take note that this rank was brought to the state after a step.
 
         Args:
             rank: The rank that gave the state.
             step: The caller's number of the step.
             index: The coordinator's.
+            confirmed_by: Other nodes that hold the same state.
         """
         self._member.caught_up(index)
-        self.observers.emit("state_received", from_rank=rank, step=step)
+        self.observers.emit("state_received", from_rank=rank, step=step, confirmed_by=list(confirmed_by))
 
     def state_torn(self, step: int, cause: str) -> None:
         """Take note that this rank's state is half overwritten, and counts as none.

@@ -80,9 +80,10 @@ _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Site = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 _MaybeNode = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 _Nodes = Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
-FailureKind: TypeAlias = Literal["failed", "mismatch", "corrupted"]
+FailureKind: TypeAlias = Literal["failed", "mismatch", "corrupted", "differs"]
 """Why a view ends: a failure of a member or a link; ranks that called different things; ranks or messages with
-different bits. Callers get an error of the corresponding class on every rank, whichever rank saw it first."""
+different bits; ranks that found by comparing digests that they hold, or have heard, different things. Callers get an
+error of the corresponding class on every rank, whichever rank saw it first."""
 
 _Losses = Annotated[tuple[tuple[NodeName, _Text], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 _Digest = Annotated[bytes, msgspec.Meta(max_length=MAX_DIGEST)]

@@ -174,9 +174,10 @@ class StateKeeper:
         Returns:
             In what states differ; None where they do not.
         Raises:
+            Corrupted: A rank was told something else than the others.
             PeerError: A rank was lost.
         """
-        unequal = await check.result(view.nodes)
+        unequal = await check.result(view.nodes, view.view_id)
         if unequal is None:
             self._compared, self._first = step - 1, False
         else:

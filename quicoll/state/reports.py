@@ -42,11 +42,11 @@ class StateReports:
                 self.emit("state_handed", step=step, nodes=differing, tensor=unequal.tensor, from_node=giver)
             log.warning("%s; %s gives its own", unequal.text, giver)
         if found.giver is not None:
-            self._received(found, found.giver)
+            self._received(found, found.giver, [view.nodes[rank] for rank in found.confirmed_by])
 
-    def _received(self, found: ViewState, giver: int) -> None:
+    def _received(self, found: ViewState, giver: int, confirmed_by: list[str]) -> None:
         version, own = found.version, found.before.step
-        self._call(self._engine.state_received, giver, version.step, version.decision)
+        self._call(self._engine.state_received, giver, version.step, version.decision, confirmed_by)
         if self._state.own and version != found.before:
             names = [".".join(path) for path in self._state.own]
             self.emit("own_state_kept", names=names, own_step=own, step=version.step)

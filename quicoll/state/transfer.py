@@ -337,6 +337,7 @@ class _Fetch:
                 f"chunk {chunk} of the state, of {names}, came with other bits than rank {self._source} announced",
                 rank=self._source,
                 view=self._view_id,
+                odd=(self._source,),
             )
         self._state.write(chunk, data)
         self._holding.held[chunk] = 1
@@ -355,6 +356,7 @@ class _Fetch:
                     f"the state's {record.path!r}, as rank {self._source} sent it, fails its digest",
                     rank=self._source,
                     view=self._view_id,
+                    odd=(self._source,),
                 )
 
 

@@ -43,6 +43,7 @@ __all__ = [
     "FlatState",
     "FlatTensor",
     "Line",
+    "described_digest",
     "flatten",
     "own_paths",
     "rebuild",
@@ -192,6 +193,29 @@ def rebuild(
     return state
 
 
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """In the place of a tensor that is not here."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: bytes
+
+
+def described_digest(skeleton: bytes, tensors: Sequence[tuple[str, tuple[int, ...], bytes]]) -> bytes:
+    """Return the digest that `flatten` gives for a state of which only a description is here.
+
+    Args:
+        skeleton: Of `flatten`, perhaps on another rank.
+        tensors: Type, shape and digest of each, in their order.
+    Raises:
+        LocalError: The skeleton is none, or is not one of so many tensors.
+    """
+    taken = _Taken(())
+    taken.node(rebuild(skeleton, [_Described(*each) for each in tensors]), (), None)
+    return FlatState(skeleton, (), tuple(taken.lines), {}).digest
+
+
 def _below(place: Any, key: str | int) -> Any:
     if isinstance(place, dict):
         return place.get(key)
@@ -225,6 +249,10 @@ class _Taken:
         if kind is list or kind is tuple:
             self._line(path, key, kind.__name__[0], f"{kind.__name__} of {len(value)}", len(value))
             return [kind.__name__[0], [self.node(item, (*path, at), at) for at, item in enumerate(value)]]
+        if kind is _Described:
+            size = (value.dtype, value.shape)
+            self._line(path, key, "#", f"{value.dtype} {value.shape}", size, value.digest)
+            return None
         if isinstance(value, np.ndarray) or _is_tensor(value):
             return self._tensor(value, path, key)
         return self._small(value, path, key)

@@ -260,7 +260,8 @@ class StepProtocol:
             timeout = max(deadline - clock(), 0.0)
         left = 0
         while True:
-            view = at_work(await self._runtime.call(self._engine.wait_view(timeout, after=left)))
+            version = None if self.state.torn or self.state.save is None else self.state.version
+            view = at_work(await self._runtime.call(self._engine.wait_view(timeout, after=left)), version)
             if view.view_id == self._synchronised:
                 return
             self._context.enter(view)
@@ -353,6 +354,7 @@ class StepProtocol:
         try:
             unequal = await self._keeper.end_check(check, self._context.view, attempt.number)
         except (PeerError, Corrupted, Partitioned) as error:
+            await self._runtime.call(self._engine.break_view(view_id, error))  # nothing, where an operation met it
             raise self._aborted(error, attempt.number) from error
         except BaseException as error:
             await self._give_up(view_id, self._why_given_up(error))
@@ -361,7 +363,8 @@ class StepProtocol:
             return
         # Every rank says so, and all in the same words, whichever the coordinator hears first.
         node = nodes[unequal.ranks[0]] if len(unequal.ranks) == 1 else ""
-        found = Corrupted(unequal.text, rank=unequal.ranks[0] if node else None, node=node, view=view_id)
+        odd = () if unequal.giver is None else unequal.ranks
+        found = Corrupted(unequal.text, rank=unequal.ranks[0] if node else None, node=node, view=view_id, odd=odd)
         await asyncio.shield(asyncio.ensure_future(self._runtime.call(self._engine.break_view(view_id, found))))
         raise self._aborted(found, attempt.number) from found
 
@@ -448,11 +451,19 @@ class StepProtocol:
         return aborted(error, number=number, view_id=self._context.view.view_id)
 
 
-def at_work(found: View | JobOver) -> View:
-    """Return the view that an engine has found. Raises JobDone where it has found that there will be none."""
-    if isinstance(found, JobOver):
-        raise JobDone(
-            "the job is done: its other ranks have ended; its final state is in its last checkpoint, if it wrote any",
-            step=found.step,
-        )
-    return found
+def at_work(found: View | JobOver, version: StateVersion | None = None) -> View:
+    """Return the view that an engine has found.
+
+    Args:
+        found: A view, or that there will be none.
+        version: Of the state that this rank holds whole; None where it holds none.
+    Raises:
+        JobDone: There will be none.
+    """
+    if not isinstance(found, JobOver):
+        return found
+    holds = version is not None and version.step == found.step
+    state = "this rank holds the final state"
+    if not holds:
+        state = f"the final state is not here, but in the checkpoint of step {found.step}, where the job wrote one"
+    raise JobDone(f"the job is done: its other ranks have ended; {state}", step=found.step, holds_state=holds)

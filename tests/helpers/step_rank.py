@@ -120,8 +120,8 @@ class FakeEngine:
     async def break_view(self, view_id: int, error: QuicollError) -> None:
         await self._answer("break_view", view_id, error)
 
-    def state_received(self, rank: int, step: int, index: int) -> None:
-        self.calls.append(("state_received", rank, step, index))
+    def state_received(self, rank: int, step: int, index: int, confirmed_by: list[str]) -> None:
+        self.calls.append(("state_received", rank, step, index, *confirmed_by))
 
     def state_torn(self, step: int, cause: str) -> None:
         self.calls.append(("state_torn", step, cause))
@@ -178,8 +178,12 @@ class FakeContext:
         return b"digest of %d" % step, ((5, b"of group 5"),)
 
 
+HEARD = 2
+"""Words of the digest of what a rank has heard."""
+
+
 class FakeGroup:
-    """Of this rank, and of others that hold `others`, and tell it as rows."""
+    """Of this rank, and of others that hold `others`, tell it as rows, and have heard the same."""
 
     def __init__(self) -> None:
         self.rank = 0
@@ -188,9 +192,11 @@ class FakeGroup:
         self.error: BaseException | None = None
 
     async def all_gather(self, mine: Any) -> Any:
-        self.compared += 1
+        self.compared += len(mine) != HEARD
         if self.error is not None:
             raise self.error
+        if len(mine) == HEARD:
+            return np.concatenate([mine] * (1 + len(self.others)))
         return np.concatenate([*self.others[: self.rank], mine, *self.others[self.rank :]])
 
 

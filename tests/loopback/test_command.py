@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from quicoll import checkpoint
+from quicoll.cli.main import main
 from quicoll_transport.security.authority import create_authority, issue
 
 COMMAND = [sys.executable, "-m", "quicoll.cli.main"]
@@ -32,6 +33,13 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 def quicoll(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def here(*arguments: object) -> int | str | None:
+    """The same in this process, where a process of its own shows nothing more; the exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(each) for each in arguments])
+    return ended.value.code
 
 
 class Terminal:
@@ -198,27 +206,31 @@ def test_an_output_that_cannot_be_written_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("seeds", [["--seed", "2"], ["--seeds", "2:3"]])
-def test_a_report_to_stdout_stands_there_alone(seeds: list[str]) -> None:
-    done = quicoll("sim", *seeds, "--ranks", "2", "--steps", "2", "--json", "-")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["seeds"] == 1
-    assert done.stderr  # what people read
+def test_a_report_to_stdout_stands_there_alone(seeds: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert here("sim", *seeds, "--ranks", "2", "--steps", "2", "--json", "-") == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["seeds"] == 1
+    assert said.err  # what people read
 
 
 @pytest.mark.parametrize(
     "arguments", [["sim", "--seed", "2"], ["sim", "--seeds", "0:9"], ["demo"], ["explain", "barrier"]], ids=" ".join
 )
-def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_file_that_cannot_be_written_is_one_line(
+    tmp_path: Path, arguments: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     missing = tmp_path / "missing" / "file"
-    done = quicoll(*arguments, "--svg" if arguments[0] == "explain" else "--json", missing)
-    assert done.returncode == 2
-    assert done.stderr == f"quicoll: cannot write {missing}: No such file or directory\n"
+    assert here(*arguments, "--svg" if arguments[0] == "explain" else "--json", missing) == 2
+    said = capfd.readouterr()
+    assert said.err == f"quicoll: cannot write {missing}: No such file or directory\n"
     if arguments[0] != "explain":
-        assert done.stdout == ""  # found before the work, not after it
+        assert said.out == ""  # found before the work, not after it
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "0"])
-def test_a_loss_deadline_that_cannot_be_is_refused_before_anything_is_started(tmp_path: Path, seconds: str) -> None:
+def test_a_loss_deadline_that_cannot_be_is_refused_before_anything_is_started(
+    tmp_path: Path, seconds: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "script.py"
     script.write_text("")
     create_authority(tmp_path, job="alpha")
@@ -235,15 +247,13 @@ def test_a_loss_deadline_that_cannot_be_is_refused_before_anything_is_started(tm
         "1",
     ]
     for command in (["run", "--lost-after", seconds, script], [*coordinator, "--lost-after", seconds]):
-        done = quicoll(*command)
-        assert done.returncode == 2
-        (line,) = done.stderr.splitlines()
+        assert here(*command) == 2
+        (line,) = capfd.readouterr().err.splitlines()
         assert line.startswith("quicoll: lost_after must be above 0 and below a million seconds, not ")
 
 
-def test_settings_stand_in_columns() -> None:
-    done = quicoll("env")
-    columns = {
-        len(line) - len(line.split(None, 1)[1]) for line in done.stdout.splitlines() if not line.startswith("site ")
-    }
-    assert len(columns) == 1, done.stdout
+def test_settings_stand_in_columns(capfd: pytest.CaptureFixture[str]) -> None:
+    assert here("env") == 0
+    said = capfd.readouterr().out
+    columns = {len(line) - len(line.split(None, 1)[1]) for line in said.splitlines() if not line.startswith("site ")}
+    assert len(columns) == 1, said

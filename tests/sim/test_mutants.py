@@ -129,7 +129,7 @@ def a_late_voter_is_killed() -> Simulation:
                 async with job.step() as step:
                     part = await job.group.all_reduce(np.ones(3, np.float32), op="avg")
                     step.on_commit(lambda part=part: np.add(total, part, out=total))
-                    await asyncio.sleep(0.3 if job.node == "worker-3" else 0.0)
+                    await asyncio.sleep(0.3 if job.node == "worker-3" else 0.02)
 
     sim = Simulation(worker, settings=Settings(recovery=20.0, limit=60.0))
     sim.at(0.2).crash(3)
@@ -172,7 +172,7 @@ def one_rank_never_calls() -> Simulation:
         with contextlib.suppress(QuicollError):
             async with job.step():
                 if job.rank == 3:
-                    await asyncio.sleep(30.0)
+                    await asyncio.sleep(10.0)
                 await job.group.all_reduce(np.ones(5, np.float32), timeout=2.0)
 
     return Simulation(worker, settings=Settings(limit=120.0))

@@ -14,13 +14,14 @@ from memory_group import Hub, MemoryGroup
 from quicoll.errors import Corrupted, Diverged, LocalError, PeerError
 from quicoll.membership.view import Member, View
 from quicoll.numerics.buffers import tensor_digest
+from quicoll.state.chunks import chunk_digest
 from quicoll.state.rank_state import RankState
 from quicoll.state.synchronisation import StateCheck, ViewState, synchronise
 from quicoll.state.version import StateVersion
 
 V = StateVersion
 VIEW_ID = 7
-MANIFEST, CHUNK = 1, 5  # which message it is: size, manifest, offer, request, ready, chunk
+OFFER, CHUNK = 2, 5  # which message it is: size, manifest, offer, request, ready, chunk
 NODES = ("worker-0", "worker-1", "worker-2", "worker-3")
 NOBODY_LEARNS: Any = None  # no teacher is asked
 
@@ -80,10 +81,11 @@ def givers(found: list[Any]) -> list[int | None]:
 # -- who is behind ---------------------------------------------------------------------------------------------------
 
 
-async def test_ranks_with_one_state_send_nothing_but_one_row() -> None:
+async def test_ranks_with_one_state_send_nothing_but_a_row_and_what_they_have_heard() -> None:
     hub, ranks = Hub(3), [Rank(V(5, 5)) for _ in range(3)]
     found = await bring_together(hub, ranks)
-    assert hub.log == ["all_gather"]
+    assert hub.log == ["all_gather"] * 2
+    assert sum(len(row) * 8 for given in hub.gathered for row in given.values()) == 3 * (88 + 16)
     assert versions(ranks) == [V(5, 5)] * 3
     assert len({each.digest for each in found}) == 1
     assert [(each.giver, each.unequal, each.check_every) for each in found] == [(None, None, 100)] * 3
@@ -343,11 +345,15 @@ async def test_a_load_that_does_not_put_the_state_in_place_is_refused(load: Call
 
 
 async def test_a_tensor_with_other_bits_than_the_manifest_says_is_corrupted_and_nothing_is_loaded() -> None:
+    """A chunk and the digest that was offered for it, which fit each other."""
+
     def tamper(number: int, value: Any) -> Any:
-        """Spoil the digest of the first tensor."""
-        at = value.tobytes().find(tensor_digest(np.ones(2))) if number == MANIFEST else -1
-        if at >= 0:
-            value[at] ^= 1
+        if number == CHUNK:
+            value[1] ^= 1
+        elif number == OFFER:
+            chunk = np.concatenate([np.ones(2), np.ones(3)]).view(np.uint8)
+            chunk[1] ^= 1
+            value[:] = np.frombuffer(chunk_digest(chunk), np.uint8)
         return value
 
     ranks = [Rank(V(2, 2), {"a": np.ones(2), "b": np.ones(3)}), Rank(V(1, 1))]
@@ -356,6 +362,92 @@ async def test_a_tensor_with_other_bits_than_the_manifest_says_is_corrupted_and_
     assert (failed.rank, failed.view) == (0, VIEW_ID)
     assert "'a'" in str(failed)
     assert (ranks[1].loads, ranks[1].state.version) == ([], V(1, 1))
+
+
+# -- a rank that lies ------------------------------------------------------------------------------------------------
+
+
+async def test_a_state_that_is_announced_other_than_its_holders_have_told_is_refused_before_a_byte_of_it_is_taken() -> (
+    None
+):
+    """The giver's manifest, offer and chunks all fit each other, and not what the other holder has."""
+    held = [Rank(V(2, 2), {"a": np.ones(3), "n": 1}) for _ in range(2)]
+    behind = Rank(V(1, 1), {"a": np.zeros(3), "n": 0})
+    mine, read = behind.held["a"], held[0].state.read
+    lying = iter([True])
+
+    def forge() -> Any:
+        """As told at first; then what is given has another bit."""
+        found = read()
+        assert found is not None
+        told = found.digest
+        if next(lying, False):
+            held[0].held = {"a": np.array([1, 1, 1 + 2**-52]), "n": 1}
+            forged = read()
+            assert forged is not None
+            object.__setattr__(forged, "digest", told)
+            return forged
+        return found
+
+    held[0].state.read = forge  # type: ignore[method-assign]
+    hub = Hub(3)
+    found = await bring_together(hub, [*held, behind])
+    failed = found[2]
+    assert isinstance(failed, Corrupted)
+    assert (failed.rank, failed.view) == (0, VIEW_ID)
+    assert "rank 0 announces another state than the one that it and all other holders have told" in str(failed)
+    assert (mine.tolist(), behind.loads, behind.state.torn, behind.state.version) == ([0, 0, 0], [], False, V(1, 1))
+
+
+@pytest.mark.parametrize("word", range(9))
+async def test_a_rank_that_is_told_something_else_than_the_others_takes_part_in_nothing(word: int) -> None:
+    """Whatever it would conclude from it: another giver, that it is not behind, that nobody knows what is right."""
+
+    def mishear(number: int, sender: int, hearer: int, value: Any) -> Any:
+        if (sender, hearer) == (0, 3):
+            value[word if number == 0 else -1] ^= 1
+        return value
+
+    ranks = [*(Rank(V(2, 2)) for _ in range(3)), Rank(V(1, 1))]
+    hub = Hub(4, mishear=mishear)
+    found = await bring_together(hub, ranks)
+    assert set(hub.log) == {"all_gather"}
+    assert all(isinstance(each, Corrupted) for each in found), found
+    assert [each.odd for each in found] == [(3,), (3,), (3,), ()]
+    assert "the ranks were told different things of their states: worker-3, or who sends to it" in str(found[0])
+    assert (ranks[3].loads, ranks[3].state.torn, ranks[3].state.version) == ([], False, V(1, 1))
+
+
+async def test_two_ranks_that_have_heard_different_things_name_nobody() -> None:
+    def mishear(number: int, sender: int, hearer: int, value: Any) -> Any:
+        if number == 0 and sender == 0 and hearer == 1:
+            value[1] += 1
+        return value
+
+    found = await bring_together(Hub(2, mishear=mishear), [Rank(V(2, 2)), Rank(V(1, 1))])
+    assert [(type(each), each.odd) for each in found] == [(Corrupted, ())] * 2
+    assert "who is wrong is not known" in str(found[0])
+
+
+async def test_a_receiver_knows_who_else_holds_what_it_was_given() -> None:
+    found = await bring_together(Hub(3), [Rank(V(2, 2)), Rank(V(1, 1)), Rank(V(2, 2))])
+    assert [each.confirmed_by for each in found] == [(), (2,), ()]
+    found = await bring_together(Hub(2), [Rank(V(2, 2)), Rank(V(1, 1))])
+    assert [(each.giver, each.confirmed_by) for each in found] == [(None, ()), (0, ())]
+
+
+async def test_a_rank_that_is_told_something_else_beside_a_step_says_so() -> None:
+    def mishear(number: int, sender: int, hearer: int, value: Any) -> Any:
+        if (sender, hearer) == (0, 2):
+            value[-1] ^= 1
+        return value
+
+    with pytest.raises(Corrupted) as caught:
+        await check(Hub(3, mishear=mishear), seeded(V(9, 9), 1, 1, 1))
+    assert caught.value.odd == (2,)
+
+
+# -- what else can be wrong with what comes --------------------------------------------------------------------------
 
 
 async def test_a_malformed_manifest_is_the_givers_failure() -> None:
@@ -393,7 +485,7 @@ async def check(hub: Hub, ranks: list[Rank], between: Callable[[], None] = lambd
     groups: list[Any] = [MemoryGroup(hub, number) for number in range(len(ranks))]
     begun = [StateCheck(rank.state, group) for rank, group in zip(ranks, groups, strict=True)]
     between()
-    return await asyncio.gather(*(each.result(NODES) for each in begun))
+    return await asyncio.gather(*(each.result(NODES, VIEW_ID) for each in begun))
 
 
 async def test_a_check_is_of_the_state_at_its_beginning() -> None:
@@ -404,7 +496,7 @@ async def test_a_check_is_of_the_state_at_its_beginning() -> None:
 
     hub = Hub(2)
     assert await check(hub, ranks, between) == [None, None]
-    assert hub.log == ["all_gather"]
+    assert hub.log == ["all_gather"] * 2
     found = await check(Hub(2), ranks)
     assert found[0] == found[1]
     assert (found[0].ranks, found[0].tensor, found[0].giver) == ((0, 1), "net.w", None)

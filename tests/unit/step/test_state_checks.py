@@ -28,7 +28,7 @@ class FakeCheck:
     def __init__(self, state: RankState, group: Any) -> None:
         type(self).begun += 1
 
-    async def result(self, nodes: Any) -> Any:
+    async def result(self, nodes: Any, view_id: int) -> Any:
         if isinstance(self.found, BaseException):
             raise self.found
         if isinstance(self.found, asyncio.Event):

@@ -10,6 +10,7 @@ from step_rank import Rank
 
 from quicoll.errors import JobDone, PeerError, StepAborted, Terminated
 from quicoll.membership.member.actions import JobOver
+from quicoll.state.version import StateVersion
 from quicoll.step.protocol import StepPhase
 
 
@@ -107,5 +108,24 @@ async def test_a_job_that_is_done_is_said_at_the_entry_and_ends_a_program_well()
             caught = error
         assert caught is not None
         assert (caught.step, caught.code, isinstance(caught, SystemExit)) == (7, 0, True)
-        assert "the job is done: its other ranks have ended" in str(caught)
+        assert "its other ranks have ended; the final state is not here, but in the checkpoint of step 7" in str(caught)
+        assert not caught.holds_state
     assert rank.protocol.phase is StepPhase.OUTSIDE
+
+
+@pytest.mark.parametrize(("step", "holds"), [(7, True), (6, False)])
+async def test_a_rank_knows_whether_it_holds_the_final_state(step: int, holds: bool) -> None:
+    rank = Rank()
+    rank.engine.answers["wait_view"] = JobOver(7)
+    rank.state.register(lambda: {}, lambda new: None)
+    rank.state.version = StateVersion(3, step)
+    for torn in (False, True):
+        rank.state.torn = torn
+        caught = None
+        try:
+            await rank.protocol.ready()
+        except JobDone as error:
+            caught = error
+        assert caught is not None
+        assert caught.holds_state is (holds and not torn)
+        assert ("this rank holds the final state" in str(caught)) is caught.holds_state
