@@ -31,7 +31,7 @@ from quicoll.engine.common_settings import DECISION_MARGIN_S, CommonSettings
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.engine.decisions import StepOutcomes
 from quicoll.engine.failures import failed_node, kind_of
-from quicoll.engine.lessons import Lessons
+from quicoll.engine.lessons import LessonTraffic
 from quicoll.engine.messages import Announce, Farewell
 from quicoll.engine.peer_links import PeerLinks
 from quicoll.engine.views import Views
@@ -168,7 +168,7 @@ class Engine:
             on_formed=self._on_links_formed,
             on_reached=self._on_paths_reached,
         )
-        self.lessons = Lessons(
+        self.lessons = LessonTraffic(
             loop=loop, link_to=lambda node: self.endpoint.links.get(Identity(config.job, WORKER, node))
         )
         self._waiting = Waiting(

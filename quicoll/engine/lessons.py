@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.dtypes import Array
     from quicoll_transport.endpoint import Link
 
-__all__ = ["BATCH", "MAX_ASKED", "Answer", "Lessons", "Question"]
+__all__ = ["BATCH", "MAX_ASKED", "Answer", "LessonTraffic", "Question"]
 
 log = logging.getLogger("quicoll")
 
@@ -81,7 +81,7 @@ class _Pupil:
     asked: Question | None = None
 
 
-class Lessons:
+class LessonTraffic:
     """Both ends of all lessons of one rank, on the engine's loop. See the module's head."""
 
     def __init__(self, *, loop: asyncio.AbstractEventLoop, link_to: Callable[[str], Link | None]) -> None:

@@ -53,7 +53,7 @@ from quicoll.state.chunks import DIGEST_BYTES, ChunkedState, ChunkTable
 from quicoll.state.tensor_memory import readable
 
 if TYPE_CHECKING:
-    from quicoll.engine.lessons import Lessons, Question
+    from quicoll.engine.lessons import LessonTraffic, Question
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.numerics.dtypes import Array
@@ -167,7 +167,7 @@ class Lesson:
     state: ChunkedState
 
 
-async def learn(lesson: Lesson, course: Course, lessons: Lessons, runtime: Runtime, *, timeout: float) -> None:
+async def learn(lesson: Lesson, course: Course, lessons: LessonTraffic, runtime: Runtime, *, timeout: float) -> None:
     """Ask for chunks until that is enough. When this ends, however it does, nobody writes to the memory any more.
 
     Args:
@@ -244,7 +244,7 @@ class _Pupil:
 class Teacher:
     """One rank's side of all lessons that it gives, on its caller's loop."""
 
-    def __init__(self, state: RankState, lessons: Lessons, runtime: Runtime) -> None:
+    def __init__(self, state: RankState, lessons: LessonTraffic, runtime: Runtime) -> None:
         """Begin without a learner.
 
         Args:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quicoll.engine.lessons import BATCH, Answer, Lessons
+from quicoll.engine.lessons import BATCH, Answer, LessonTraffic
 from quicoll.engine.messages import MAX_ASKED, Ask, Compared, EndLesson, decode_message, encode_message
 from quicoll.errors import PeerError
 from quicoll_transport.errors import DeadlineExceeded, LinkLost
@@ -39,7 +39,7 @@ class Link:
     def __init__(self, node: str, remote_incarnation: int) -> None:
         self.node, self.remote_incarnation, self.ended, self.cause = node, remote_incarnation, False, ""
         self.other: Link
-        self.to: Lessons
+        self.to: LessonTraffic
         self.heard: list[Any] = []
         self.sent: dict[bytes, tuple[bytes, Transfer]] = {}
         self.posted: dict[bytes, tuple[memoryview, Transfer]] = {}
@@ -81,8 +81,8 @@ class Pair:
         self.to_learner, self.to_teacher = Link("b", B), Link("a", A)
         self.to_learner.other, self.to_teacher.other = self.to_teacher, self.to_learner
         self.links: dict[str, Any] = {"a": self.to_teacher, "b": self.to_learner}
-        self.teacher = Lessons(loop=loop, link_to=lambda node: self.links.get(node))
-        self.learner = Lessons(loop=loop, link_to=lambda node: self.links.get(node))
+        self.teacher = LessonTraffic(loop=loop, link_to=lambda node: self.links.get(node))
+        self.learner = LessonTraffic(loop=loop, link_to=lambda node: self.links.get(node))
         self.to_learner.to, self.to_teacher.to = self.teacher, self.learner
 
     def ask(self, *, lesson: int = LESSON, number: int = 1, sizes: Any = (4, 4, 2), timeout: float = 5.0) -> Any:
