@@ -86,6 +86,7 @@ class Job:
             state_group=Group(self._context, STATE),
             hold_timeout=config.hold_timeout,
             check_every=config.state_check_every,
+            learn_from=config.learn_from_bytes,
             stop=self._stop,
             stop_timeout=config.stop_timeout,
         )

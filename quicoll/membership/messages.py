@@ -8,7 +8,7 @@ anywhere below.
 The shells carry every message exactly once and in order per link; after a link is lost the member sends `Join` again
 on the next one, and nothing of the old link is ever delivered after it. The protocol needs no more than that.
 
-    member -> coordinator    Join Confirm Decline Begin Vote Report Reached Leave
+    member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned Leave
     coordinator -> member    Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Ended
 """
 
@@ -50,6 +50,8 @@ __all__ = [
     "Install",
     "JobEnded",
     "Join",
+    "Learn",
+    "Learned",
     "Leave",
     "MemberMessage",
     "Outdated",
@@ -177,6 +179,16 @@ class Reached(_Message, frozen=True, tag="reached"):
     number: _Number
 
 
+class Learn(_Message, frozen=True, tag="learn"):
+    """I step out of this view, between two steps, and learn its state from a member while it goes on."""
+
+    view_id: ViewId
+
+
+class Learned(_Message, frozen=True, tag="learned"):
+    """I have learned as much as I could, after Learn: have me in views again."""
+
+
 class Leave(_Message, frozen=True, tag="leave"):
     """I leave of my own will: at once, or after the decision of the step that I am inside.
 
@@ -281,7 +293,7 @@ class JobEnded(_Message, frozen=True, tag="ended"):
     step: StepNumber
 
 
-MemberMessage: TypeAlias = Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Leave
+MemberMessage: TypeAlias = Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | Leave
 CoordinatorMessage: TypeAlias = (
     Welcome | RefuseJoin | Adopt | Outdated | Propose | Install | Decide | Aborted | Withhold | Probe | JobEnded
 )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from quicoll.sim.invariants import Checker
     from quicoll.sim.machine import Machine
     from quicoll.state.rank_state import RankState
+    from quicoll.state.synchronisation import ViewState
     from quicoll.state.version import StateVersion
     from quicoll.step.attempt import StepAttempt
     from quicoll.stop import StopRequest
@@ -143,6 +144,7 @@ class CheckedSteps(StepProtocol):
             stop=stop,
             stop_timeout=config.stop_timeout,
             check_every=config.state_check_every,
+            learn_from=config.learn_from_bytes,
         )
         self._config = config
         self._machine = machine
@@ -162,12 +164,14 @@ class CheckedSteps(StepProtocol):
         version = self.state.version
         self._checker.state(self._config.node, version.decision, version.step, self._held())
 
-    async def synchronise(self) -> None:
+    async def synchronise(self) -> ViewState:
         self._look_at_what_is_left()
         self._attempted = None
-        await super().synchronise()
-        self._checker.compared(self._config.node)
-        self._report_state()
+        found = await super().synchronise()
+        if not found.learners:
+            self._checker.compared(self._config.node)
+            self._report_state()
+        return found
 
     async def enter(self, attempt: StepAttempt) -> None:
         # Waiting for a view, then the agreements by which ranks come to one state, each bounded by the job's timeout:

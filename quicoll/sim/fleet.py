@@ -231,6 +231,7 @@ class Fleet:
             hold_timeout=settings.hold_timeout,
             chunk_bytes=settings.chunk_bytes,
             state_check_every=settings.state_check_every,
+            learn_from_bytes=settings.learn_from_bytes,
             handle_sigterm=False,  # the process is the simulator's; its ranks are stopped by events
         )
         engine, runtime = await start_with(

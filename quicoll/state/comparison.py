@@ -1,7 +1,8 @@
 """The ranks of a group tell each other what they hold, and find the first thing in which they differ.
 
-    tell        one row of numbers from each rank: version, able, torn, digests, number of lines, its setting of how
-                often states are compared. All that `quicoll.state.version.compare` needs
+    tell        one row of numbers from each rank: version, able, torn, learned, digests, number of lines and bytes, its
+                settings of how often states are compared and which are learned. All that
+                `quicoll.state.version.compare` and `quicoll.state.learning.who_learns` need
     heard       a digest of all rows as this rank has heard them, from each rank: whoever tells one rank something else
                 than the others would have it take part in another handover than they do, or in none. Where a rank has
                 heard other rows the comparison ends by Corrupted, on every rank, before anything follows from it
@@ -35,16 +36,17 @@ __all__ = ["FirstDifference", "Told", "first_difference", "heard", "read", "row"
 
 RANGES = 1024
 _TEXT = 512  # bytes of a line's text
-_ROW = 9
-_ABLE, _TORN = 1, 2
+_ROW = 11
+_ABLE, _TORN, _LEARNED = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the ranks have told, by rank. check_every: the lowest rank's setting, which holds for all."""
+    """What the ranks have told, by rank. check_every, learn_from: the lowest rank's settings, which hold for all."""
 
     held: tuple[HeldState, ...]
     check_every: int
+    learn_from: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +62,17 @@ class FirstDifference:
         return f"the first difference is in {self.path!r}: {what}" if self.path else f"they are {what}"
 
 
-def row(state: RankState, mine: FlatState | None, *, check_every: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def row(
+    state: RankState, mine: FlatState | None, *, check_every: int, learn_from: int
+) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return what this rank tells of its state. mine: as it was read; None where none is registered."""
     numbers = np.zeros(_ROW, np.int64)
     flags = (0 if mine is None else _ABLE) | (_TORN if state.torn else 0)
-    numbers[:4] = state.version.decision, state.version.step, flags, check_every
+    flags |= _LEARNED if state.learned else 0
+    numbers[:5] = state.version.decision, state.version.step, flags, check_every, learn_from
     if mine is not None:
-        numbers[4] = len(mine.lines)
-        numbers[5:] = np.frombuffer(mine.kind_digest + mine.digest, np.int64)
+        numbers[5:7] = len(mine.lines), mine.nbytes
+        numbers[7:] = np.frombuffer(mine.kind_digest + mine.digest, np.int64)
     return numbers
 
 
@@ -116,13 +121,15 @@ def read(gathered: np.ndarray[Any, np.dtype[np.int64]]) -> Told:
             StateVersion(int(numbers[0]), int(numbers[1])),
             able=bool(numbers[2] & _ABLE),
             torn=bool(numbers[2] & _TORN),
-            kind=numbers[5:7].tobytes(),
-            digest=numbers[7:].tobytes(),
-            lines=int(numbers[4]),
+            kind=numbers[7:9].tobytes(),
+            digest=numbers[9:].tobytes(),
+            lines=int(numbers[5]),
+            nbytes=int(numbers[6]),
+            learned=bool(numbers[2] & _LEARNED),
         )
         for numbers in rows
     )
-    return Told(held, int(rows[0][3]))
+    return Told(held, int(rows[0][3]), int(rows[0][4]))
 
 
 async def first_difference(

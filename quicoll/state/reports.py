@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from quicoll.engine.runtime import Runtime
     from quicoll.errors import Diverged
     from quicoll.membership.view import View
+    from quicoll.state.learning import Course
     from quicoll.state.rank_state import RankState
     from quicoll.state.synchronisation import Unequal, ViewState
 
@@ -55,6 +56,11 @@ class StateReports:
                 ", ".join(names),
                 own,
             )
+
+    def learned(self, course: Course, seconds: float, cause: str) -> None:
+        """This rank has learned a state outside of views. cause: why no further, "" where it has learned enough."""
+        self._torn = True
+        self.emit("state_learned", seconds=round(seconds, 3), passes=course.passes, chunks=course.brought, cause=cause)
 
     def unequal(self, unequal: Unequal, step: int) -> None:
         """States were found to differ while a step was open."""

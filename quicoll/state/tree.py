@@ -20,6 +20,7 @@ Bounds: MAX_NODES lines and MAX_SKELETON bytes at both ends, MAX_DEPTH levels, M
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ __all__ = [
     "flatten",
     "own_paths",
     "rebuild",
+    "tensors_of",
 ]
 
 MAX_DEPTH = 64
@@ -87,7 +89,7 @@ class FlatTensor:
 
 @dataclass(frozen=True, slots=True)
 class FlatState:
-    """A state, taken apart. own: the values that are the rank's own, by path."""
+    """A state, taken apart. own: the values that are the rank's own, by path. nbytes: of all tensors."""
 
     skeleton: bytes
     tensors: tuple[FlatTensor, ...]
@@ -95,6 +97,10 @@ class FlatState:
     own: dict[tuple[str | int, ...], Any]
     digest: bytes = field(init=False)
     kind_digest: bytes = field(init=False)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(math.prod(part.shape) * DType.parse(part.dtype).itemsize for part in self.tensors)
 
     def __post_init__(self) -> None:
         """digest: 16 bytes, equal where all bits are. kind_digest: equal where names, types and shapes are."""
@@ -139,6 +145,22 @@ def flatten(state: object, own: Sequence[tuple[str, ...]] = ()) -> FlatState:
     if len(skeleton) > MAX_SKELETON:
         raise LocalError(f"what is no tensor in the state has {len(skeleton)} bytes; at most {MAX_SKELETON} are taken")
     return FlatState(skeleton, tuple(taken.tensors), tuple(taken.lines), taken.own)
+
+
+def tensors_of(state: object, own: Sequence[tuple[str, ...]] = ()) -> list[tuple[str, Any]]:
+    """Return the tensors of a state with their paths, in the order of `flatten`, without reading any.
+
+    Args:
+        state: A mapping.
+        own: As for `flatten`.
+    Raises:
+        LocalError: It is no state.
+    """
+    if not isinstance(state, Mapping):
+        raise LocalError(f"save() gives a mapping of names to tensors and values, not {type(state).__name__}")
+    taken = _Tensors(tuple(own))
+    taken.node(state, (), None)
+    return taken.values
 
 
 def rebuild(
@@ -264,6 +286,25 @@ class _Taken:
         self, path: tuple[str | int, ...], key: str | int | None, tag: str, what: str, size: Any, content: bytes = b""
     ) -> None:
         self.lines.append(Line(_text(path), what, _encoder.encode((len(path), key, tag, size)), content))
+
+
+class _Tensors(_Taken):
+    """The tensors alone."""
+
+    def __init__(self, own: tuple[tuple[str, ...], ...]) -> None:
+        super().__init__(own)
+        self.values: list[tuple[str, Any]] = []
+
+    def _tensor(self, value: Any, path: tuple[str | int, ...], key: str | int | None) -> Any:
+        self.values.append((_text(path), value))
+
+    def _small(self, value: Any, path: tuple[str | int, ...], key: str | int | None) -> Any:
+        pass
+
+    def _line(
+        self, path: tuple[str | int, ...], key: str | int | None, tag: str, what: str, size: Any, content: bytes = b""
+    ) -> None:
+        pass
 
 
 def _sorted_keys(value: Mapping[Any, Any], path: tuple[str | int, ...]) -> Iterator[str | int]:

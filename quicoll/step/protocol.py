@@ -1,6 +1,7 @@
 """A step: entered on all ranks, voted on by all, committed on all or on none.
 
-    enter   wait for a view that is at work; if it is a new one, bring every rank to the same state; then begin
+    enter   wait for a view that is at work; if it is a new one, bring every rank to the same state, or let those that
+            are far behind learn it outside of views (quicoll.state.learning), and teach them; then begin
     body    compute, call collectives; an error here ends the step on all ranks
     leave   vote with the digest of all results; the coordinator decides; committed on all ranks or on none
 
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.state.rank_state import RankState
-    from quicoll.state.synchronisation import StateCheck
+    from quicoll.state.synchronisation import StateCheck, ViewState
 
 __all__ = ["StepPhase", "StepProtocol", "at_work"]
 
@@ -109,6 +110,7 @@ class StepProtocol:
         state_group: Group,
         hold_timeout: float,
         check_every: int,
+        learn_from: int,
         stop: StopRequest | None = None,
         stop_timeout: float = 5.0,
     ) -> None:
@@ -122,6 +124,7 @@ class StepProtocol:
             state_group: All ranks of the present view, for what is sent when a view begins.
             hold_timeout: Seconds to wait for a view, and for a decision.
             check_every: Committed steps from one comparison of states to the next; 0: only when a view begins.
+            learn_from: Bytes of a state from which on a rank that is behind learns it outside of views; 0: none is.
             stop: Asked, no step is entered; None is never asked.
             stop_timeout: Seconds that the open step has then; the wait for its decision has as many.
         """
@@ -129,7 +132,7 @@ class StepProtocol:
         self._context = context
         self._engine = engine
         self._runtime = runtime
-        self._keeper = StateKeeper(engine, runtime, state, state_group, check_every=check_every)
+        self._keeper = StateKeeper(engine, runtime, state, state_group, check_every=check_every, learn_from=learn_from)
         self._hold_timeout = hold_timeout
         self._stop = stop or StopRequest()
         self._stop_timeout = stop_timeout
@@ -206,6 +209,7 @@ class StepProtocol:
                     step=attempt.number, view=view.view_id, rank=self._context.rank, world=self._context.world_size
                 )
             try:
+                await self._keeper.teach(view, timeout=self._context.config.timeout)
                 self._check = self._keeper.begin_check()
                 await self._runtime.call(self._engine.begin(view.view_id, attempt.number))
             except (PeerError, Corrupted, Partitioned) as error:
@@ -254,17 +258,25 @@ class StepProtocol:
             deadline = clock() + timeout
             await self._settle(self._doubt, timeout)
             timeout = max(deadline - clock(), 0.0)
-        version = None if self.state.torn or self.state.save is None else self.state.version
-        view = at_work(await self._runtime.call(self._engine.wait_view(timeout)), version)
-        if view.view_id == self._synchronised:
-            return
-        self._context.enter(view)
-        await self._synchronise()
-        self._synchronised = view.view_id
+        left = 0
+        while True:
+            version = None if self.state.torn or self.state.save is None else self.state.version
+            view = at_work(await self._runtime.call(self._engine.wait_view(timeout, after=left)), version)
+            if view.view_id == self._synchronised:
+                return
+            self._context.enter(view)
+            found = await self._synchronise()
+            if not found.learners:
+                self._synchronised = view.view_id
+                return
+            # This view ends without a failure; the next one has those that go on, and later those that learned.
+            left = view.view_id
+            if found.lesson is not None:
+                await self._keeper.learn(found.lesson, timeout=self._context.config.timeout)
 
-    async def _synchronise(self) -> None:
+    async def _synchronise(self) -> ViewState:
         try:
-            await self.synchronise()
+            return await self.synchronise()
         except Diverged:
             # All ranks raise it, each when it has all that it needs. To end the view would keep others from that.
             raise
@@ -280,9 +292,9 @@ class StepProtocol:
     def _why_given_up(self, error: BaseException) -> str:
         return "terminated" if self._stop.asked and isinstance(error, asyncio.CancelledError) else reason_of(error)
 
-    async def synchronise(self) -> None:
+    async def synchronise(self) -> ViewState:
         """Bring every rank of the present view to the newest state that any of them holds, and to one state."""
-        await self._keeper.synchronise(self._context.view)
+        return await self._keeper.synchronise(self._context.view)
 
     async def _settle(self, doubt: _Doubt, timeout: float) -> None:
         """Wait for the decision on a vote in doubt, for at most `timeout` seconds. Raises Partitioned without one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HOLD",
+    "LEARN_FROM",
     "FakeAuditor",
     "FakeContext",
     "FakeEngine",
@@ -38,6 +40,8 @@ __all__ = [
 ]
 
 HOLD = 60.0
+TIMEOUT = 30.0
+LEARN_FROM = 64
 
 
 def view(number: int, world: int = 1) -> View:
@@ -76,7 +80,9 @@ class FakeEngine:
             "decision": committed(),
             "give_up": None,
             "break_view": None,
+            "step_out": None,
         }
+        self.lessons: Any = None
 
     async def _answer(self, method: str, *arguments: Any) -> Any:
         self.calls.append((method, *arguments))
@@ -87,8 +93,14 @@ class FakeEngine:
             await answer.wait()
         return answer() if callable(answer) else answer
 
-    async def wait_view(self, timeout: float) -> Any:
-        return await self._answer("wait_view", timeout)
+    async def wait_view(self, timeout: float, *, after: int = 0) -> Any:
+        return await self._answer("wait_view", timeout, *([after] if after else []))
+
+    async def step_out(self, view_id: int) -> None:
+        await self._answer("step_out", view_id)
+
+    def step_in(self) -> None:
+        self.calls.append(("step_in",))
 
     async def begin(self, view_id: int, number: int) -> None:
         await self._answer("begin", view_id, number)
@@ -143,6 +155,7 @@ class FakeContext:
 
     def __init__(self) -> None:
         self.view = view(1)
+        self.config = SimpleNamespace(timeout=TIMEOUT)
         self.rank = 0
         self.world_size = 1
         self.auditor: FakeAuditor | None = None
@@ -191,7 +204,7 @@ def told(version: StateVersion, held: Any) -> Any:
     """The row of a rank that holds this."""
     state = RankState()
     state.version = version
-    return row(state, flatten(held), check_every=0)
+    return row(state, flatten(held), check_every=0, learn_from=LEARN_FROM)
 
 
 class Rank:
@@ -209,6 +222,7 @@ class Rank:
             state_group=self.group,  # type: ignore[arg-type]
             hold_timeout=HOLD,
             check_every=check_every,
+            learn_from=LEARN_FROM,
             stop=self.stop,
             stop_timeout=0.001,
         )

@@ -27,6 +27,7 @@ import quicoll.membership.coordinator.core
 import quicoll.numerics.bundle
 import quicoll.plan
 import quicoll.plan.schedule
+import quicoll.state.transfer
 import quicoll.state.version
 import quicoll_transport.link.inbox
 from quicoll.engine.communicator import Communicator
@@ -154,6 +155,16 @@ def a_majority_starts_anew() -> Simulation:
         sim.at(5.0).heal()
 
     return built_in(script, settings=Settings(ranks=3, recovery=20.0, limit=60.0))
+
+
+def a_rank_learns() -> Simulation:
+    def script(sim: Simulation) -> None:
+        sim.at(0.2).crash(2)
+        sim.at(0.6).restart(2)
+        sim.at(1.0).heal()
+
+    settings = Settings(ranks=3, recovery=10.0, limit=30.0, learn_from_bytes=workload.LEARN_FROM)
+    return of_load(workload.Load(table=True), script, settings)
 
 
 def one_rank_never_calls() -> Simulation:
@@ -314,6 +325,17 @@ def the_oldest_state_is_handed_over(patch: Patch) -> None:
     patch.setattr(quicoll.state.version, "max", min, raising=False)
 
 
+def chunks_that_were_learned_count_as_current(patch: Patch) -> None:
+    async def trusting(self: Any) -> list[int]:
+        count = len(self._state.table)
+        self._offer = await self._group.recv(np.empty(count * 16, np.uint8), source=self._source)
+        self._holding.known(self._offer, np.ones(count, bool))
+        await self._group.send(np.zeros(-(-count // 8), np.uint8), to=self._source)
+        return []
+
+    patch.setattr(quicoll.state.transfer._Fetch, "_ask", trusting)
+
+
 def the_coordinator_is_dialled_once(patch: Patch) -> None:
     dial = CoordinatorLink.dial
 
@@ -422,6 +444,7 @@ MUTANTS = (
     Mutant(aborted_steps_are_applied, a_late_voter_is_killed, "all-or-none"),
     Mutant(a_majority_of_votes_is_enough, a_late_voter_is_killed, "all-or-none"),
     Mutant(the_oldest_state_is_handed_over, restart_of_a_rank, "durable"),
+    Mutant(chunks_that_were_learned_count_as_current, a_rank_learns, "progress"),
     Mutant(the_coordinator_is_dialled_once, coordinator_restarts, "progress"),
     Mutant(a_collective_has_no_deadline, one_rank_never_calls, "deadline"),
     Mutant(callers_are_told_what_their_own_end_saw, two_ranks_lose_each_other, "one-verdict"),

@@ -27,6 +27,9 @@ Rules, and why:
 - A member that is lost, joins anew or breaks a rule ends its view at once: its state may be in doubt. A node that only
   wants to join waits for a step boundary, and a little longer where no step is open (`quiet_ns`), because Begins
   that are on their way would be aborted.
+- A node that is behind by a large state steps out of its view between two steps (`Learn`): it is taken out of the base
+  of quorums, as if it had left, counts as a holder of no step, and is in no view until it says so (`Learned`), joins
+  anew, or the others are too few without it.
 - The first report of a failure ends a view; the announcement may wait for more, so that all members get one cause.
 """
 
@@ -41,7 +44,16 @@ from quicoll.membership.coordinator.diagnosis import ViewFailure
 from quicoll.membership.coordinator.ending import Ending, left_record
 from quicoll.membership.coordinator.evidence import NOBODY, Contradiction, Evidence
 from quicoll.membership.coordinator.formation import Formation
-from quicoll.membership.coordinator.history import Committed, History, InstalledView, Noted, Proposed, Seeded, WentOn
+from quicoll.membership.coordinator.history import (
+    Committed,
+    History,
+    InstalledView,
+    Left,
+    Noted,
+    Proposed,
+    Seeded,
+    WentOn,
+)
 from quicoll.membership.coordinator.joins import Acceptance, Adoption, Refusal, answer_to
 from quicoll.membership.coordinator.probes import Probes
 from quicoll.membership.coordinator.roster import Roster
@@ -52,6 +64,8 @@ from quicoll.membership.messages import (
     Decide,
     Decline,
     Join,
+    Learn,
+    Learned,
     Leave,
     MemberMessage,
     Reached,
@@ -207,6 +221,9 @@ class CoordinatorCore:
         if isinstance(message, Reached):
             self._probes.answered(node, message.number)
             return
+        if isinstance(message, Learned):
+            candidate.learning = False
+            return
         if isinstance(message, Join):
             raise LocalError("a Join makes a candidate, it does not come from one")
         view = self._stage.named(message.view_id)
@@ -216,6 +233,9 @@ class CoordinatorCore:
             self._node_lost(candidate, cause, now_ns)
         elif view is None:
             pass  # of a view that is over: the sender did not know of its end yet
+        elif isinstance(message, Learn):
+            if active is not None and view is active.view:
+                self._step_out(candidate, active, now_ns)
         elif proposal is not None and view is proposal.view:
             proposal.receive(node, message, now_ns=now_ns)
             self._check_proposal(proposal, now_ns)
@@ -296,6 +316,17 @@ class CoordinatorCore:
             # The others cannot finish a step that it did not begin; and a proposal cannot be confirmed without it.
             self._node_lost(candidate, clip(why), now_ns)
 
+    def _step_out(self, candidate: Candidate, active: ActiveView, now_ns: int) -> None:
+        """Go on without a node that learns the state meanwhile."""
+        candidate.learning, candidate.committed_step = True, 0
+        if candidate.node in self._history.base:
+            self._record(Left(candidate.node))
+        why = f"{candidate.node} learns the state before it takes part"
+        if active.ballot is None:
+            self._change_view(active, why, now_ns)
+        else:
+            self._abort_view(active, ViewFailure(clip(why)), now_ns)
+
     # Views
 
     def _reconsider(self, now_ns: int) -> None:
@@ -360,6 +391,8 @@ class CoordinatorCore:
         """Propose a view of `chosen`; at a step boundary, inside the decision of the step."""
         previous = self.view
         view = self._formation.next_view(chosen, self._history)
+        for candidate in chosen:
+            candidate.learning = False
         self._record(Proposed(view.view_id))
         self._evidence.proposed(now_ns=now_ns)
         self._stage.propose(view, weights=self._evidence.weights(view.nodes), now_ns=now_ns)

@@ -12,6 +12,7 @@ import torch
 from memory_group import Hub, MemoryGroup
 
 from quicoll.errors import Corrupted, Diverged, LocalError, PeerError
+from quicoll.membership.view import Member, View
 from quicoll.numerics.buffers import tensor_digest
 from quicoll.state.chunks import chunk_digest
 from quicoll.state.rank_state import RankState
@@ -19,9 +20,15 @@ from quicoll.state.synchronisation import StateCheck, ViewState, synchronise
 from quicoll.state.version import StateVersion
 
 V = StateVersion
-VIEW = 7
+VIEW_ID = 7
 OFFER, CHUNK = 2, 5  # which message it is: size, manifest, offer, request, ready, chunk
 NODES = ("worker-0", "worker-1", "worker-2", "worker-3")
+NOBODY_LEARNS: Any = None  # no teacher is asked
+
+
+def view(world: int, least: int = 1) -> View:
+    members = tuple(Member(rank=rank, node=node, incarnation=rank + 1) for rank, node in enumerate(NODES[:world]))
+    return View(view_id=VIEW_ID, members=members, seed=0, committed_step=0, committed_view=0, min_world_size=least)
 
 
 class Rank:
@@ -46,7 +53,14 @@ async def bring_together(hub: Hub, ranks: list[Rank], *, every: int = 100) -> li
     async def one(number: int, rank: Rank) -> ViewState:
         group: Any = MemoryGroup(hub, number)
         try:
-            return await synchronise(rank.state, group, nodes=NODES, view_id=VIEW, check_every=every + number)
+            return await synchronise(
+                rank.state,
+                group,
+                view(len(ranks)),
+                check_every=every + number,
+                learn_from=0,
+                teacher=NOBODY_LEARNS,
+            )
         except Diverged:
             raise
         except Exception:
@@ -71,7 +85,7 @@ async def test_ranks_with_one_state_send_nothing_but_a_row_and_what_they_have_he
     hub, ranks = Hub(3), [Rank(V(5, 5)) for _ in range(3)]
     found = await bring_together(hub, ranks)
     assert hub.log == ["all_gather"] * 2
-    assert sum(len(row) * 8 for given in hub.gathered for row in given.values()) == 3 * (72 + 16)
+    assert sum(len(row) * 8 for given in hub.gathered for row in given.values()) == 3 * (88 + 16)
     assert versions(ranks) == [V(5, 5)] * 3
     assert len({each.digest for each in found}) == 1
     assert [(each.giver, each.unequal, each.check_every) for each in found] == [(None, None, 100)] * 3
@@ -136,7 +150,10 @@ async def test_the_state_of_torchs_optimizers_is_handed_to_one_that_has_none() -
     hub = Hub(2)
     groups: list[Any] = [MemoryGroup(hub, rank) for rank in range(2)]
     await asyncio.gather(
-        *(synchronise(states[r], groups[r], nodes=NODES, view_id=VIEW, check_every=0) for r in range(2))
+        *(
+            synchronise(states[r], groups[r], view(2), check_every=0, learn_from=0, teacher=NOBODY_LEARNS)
+            for r in range(2)
+        )
     )
     first, second = (state.read() for state in states)
     assert first is not None
@@ -219,7 +236,7 @@ async def test_where_nobody_knows_what_is_right_all_ranks_stop_with_one_message(
     error = found[0]
     assert (error.step, error.view, error.nodes, error.tensor, error.usable) == (
         40,
-        VIEW,
+        VIEW_ID,
         NODES[: len(seeds)],
         "net.w",
         False,
@@ -275,7 +292,7 @@ async def test_a_transfer_that_breaks_leaves_a_torn_state_that_the_next_one_make
     ranks = [Rank(V(2, 2), held), Rank(V(1, 1), mine)]
     _, failed = await bring_together(Hub(2, tamper), ranks)
     assert isinstance(failed, Corrupted)
-    assert (failed.rank, failed.view) == (0, VIEW)
+    assert (failed.rank, failed.view) == (0, VIEW_ID)
     assert (ranks[1].state.torn, ranks[1].loads) == (True, [])
     # Rank 0 has gone and came back from a checkpoint that is older than what is torn: it gives all the same.
     ranks[0].state.version = V(0, 0)
@@ -342,7 +359,7 @@ async def test_a_tensor_with_other_bits_than_the_manifest_says_is_corrupted_and_
     ranks = [Rank(V(2, 2), {"a": np.ones(2), "b": np.ones(3)}), Rank(V(1, 1))]
     _, failed = await bring_together(Hub(2, tamper), ranks)
     assert isinstance(failed, Corrupted)
-    assert (failed.rank, failed.view) == (0, VIEW)
+    assert (failed.rank, failed.view) == (0, VIEW_ID)
     assert "'a'" in str(failed)
     assert (ranks[1].loads, ranks[1].state.version) == ([], V(1, 1))
 
@@ -377,7 +394,7 @@ async def test_a_state_that_is_announced_other_than_its_holders_have_told_is_ref
     found = await bring_together(hub, [*held, behind])
     failed = found[2]
     assert isinstance(failed, Corrupted)
-    assert (failed.rank, failed.view) == (0, VIEW)
+    assert (failed.rank, failed.view) == (0, VIEW_ID)
     assert "rank 0 announces another state than the one that it and all other holders have told" in str(failed)
     assert (mine.tolist(), behind.loads, behind.state.torn, behind.state.version) == ([0, 0, 0], [], False, V(1, 1))
 
@@ -439,7 +456,7 @@ async def test_a_malformed_manifest_is_the_givers_failure() -> None:
 
     _, failed = await bring_together(Hub(2, tamper), [Rank(V(2, 2)), Rank(V(1, 1))])
     assert isinstance(failed, PeerError)
-    assert (failed.rank, failed.view, "malformed state manifest" in str(failed)) == (0, VIEW, True)
+    assert (failed.rank, failed.view, "malformed state manifest" in str(failed)) == (0, VIEW_ID, True)
 
 
 @pytest.mark.parametrize("size", [-1, 1 << 40])
@@ -468,7 +485,7 @@ async def check(hub: Hub, ranks: list[Rank], between: Callable[[], None] = lambd
     groups: list[Any] = [MemoryGroup(hub, number) for number in range(len(ranks))]
     begun = [StateCheck(rank.state, group) for rank, group in zip(ranks, groups, strict=True)]
     between()
-    return await asyncio.gather(*(each.result(NODES, VIEW) for each in begun))
+    return await asyncio.gather(*(each.result(NODES, VIEW_ID) for each in begun))
 
 
 async def test_a_check_is_of_the_state_at_its_beginning() -> None:

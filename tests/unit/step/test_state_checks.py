@@ -68,7 +68,7 @@ async def test_states_are_not_compared_between_views_where_the_setting_is_zero(c
 async def test_the_lowest_ranks_setting_holds(checks: type[FakeCheck]) -> None:
     rank, lowest = Rank(check_every=1), RankState()
     rank.group.rank = 1
-    rank.group.others = [row(lowest, None, check_every=0)]
+    rank.group.others = [row(lowest, None, check_every=0, learn_from=0)]
     for _ in range(3):
         await rank.one()
     assert checks.begun == 0
