@@ -57,11 +57,13 @@ class PlanePeer:
         *,
         seed: int = 0,
         datagram: int = 1452,
+        largest: int = 1452,
         controller: Callable[[int], Controller] = NewReno,
     ) -> None:
         self.handshake = handshake
         self.config = config
         self.datagram = datagram
+        self.largest = max(datagram, largest)  # up to where the path's MTU is searched for
         self.controller = controller
         self.random = random.Random(seed)
         self.planes: list[Plane] = []
@@ -123,7 +125,7 @@ class PlanePeer:
                 handover,
                 reader=self,
                 controller=self.controller,
-                mtu=lambda: PathMtu(base=self.datagram, most=self.datagram),
+                mtu=lambda: PathMtu(base=self.datagram, most=self.largest),
                 key_packets=self.config.key_packets,
                 forged_packets=self.config.forged_packets,
                 initial_rtt_ns=self.config.initial_rtt_ns,

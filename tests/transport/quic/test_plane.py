@@ -87,6 +87,23 @@ def test_the_same_seed_gives_the_same_traffic(join: Join) -> None:
     assert sent[0] == sent[1]
 
 
+def test_a_path_that_begins_to_lose_large_datagrams_is_noticed(
+    credentials_of: CredentialsOf,
+) -> None:
+    a, b = credentials_of("a"), credentials_of("b")
+    net = PairNet(PlanePeer.client(a, largest=8952), lambda first: PlanePeer.server(b, first))
+    net.shake_hands()
+    sender = plane_of(net.client).sender
+    transfer(net, [1_000_000], sides=(0,))
+    assert sender.mtu.size > 8000
+    net.tap = lambda side, data: len(data) <= 1500
+    for _ in range(20):
+        net.client.send(bytes(8 * 8900 + 500))
+        net.run(10 * MS)
+    assert sender.mtu.size <= 1500
+    transfer(net, [100_000], sides=(0,))
+
+
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 def test_keys_change_as_often_as_they_have_to(join: Join, kinds: tuple[str, str]) -> None:
     net = join(*kinds, config=SessionConfig(key_packets=20), loss=0.02)

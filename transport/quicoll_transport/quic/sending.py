@@ -142,7 +142,8 @@ class Sender:
 
     def _arrived(self, pieces: Iterable[tuple[PacketRun[Carried], int, int]], now_ns: int) -> None:
         for run, first, end in pieces:
-            self.mtu.on_acked(run.size, run.sent_ns)
+            # Not the size of the run: its last packet may be short, and pass where all others vanish.
+            self.mtu.on_acked(run.largest(first, end), run.sent_ns)
             if run.is_mtu_probe:
                 self.mtu.on_probe_acked(run.size, now_ns)
                 self._use_size()
@@ -160,10 +161,10 @@ class Sender:
                             self._outbound.on_reset_acked(about)
 
     def _lost(self, pieces: Iterable[tuple[PacketRun[Carried], int, int]], now_ns: int) -> None:
-        for run, _, _ in pieces:
+        for run, first, end in pieces:
             if run.is_mtu_probe:
                 self.mtu.on_probe_lost(run.size, now_ns)
-            elif self.mtu.on_lost(run.size, run.sent_ns, now_ns):
+            elif self.mtu.on_lost(run.largest(first, end), run.sent_ns, now_ns):
                 self._use_size()
         self._again(pieces)
 
