@@ -67,6 +67,8 @@ class OutboundStreams:
         self._limits = limits
         self._control = control
         self._data = PeerLimit(limits.data)
+        # The limit is raised when a part of the window was taken, commonly half: with more kept back it never would be.
+        self._reserve = min(_RESERVE, limits.data // 8)
         self._opened = (PeerLimit(limits.streams_bidi), PeerLimit(limits.streams_uni))
         self._waiting: tuple[deque[SendStream], deque[SendStream]] = (deque(), deque())
         self._streams: dict[int, SendStream] = {}
@@ -194,7 +196,7 @@ class OutboundStreams:
         """Return the next [start, stop) of a stream that may be sent, `most` bytes at most; empty if none may be."""
         start, stop = stream.take(most)
         if stop > stream.next:
-            reserve = 0 if stream.urgent else min(_RESERVE, self._data.limit // 8)
+            reserve = 0 if stream.urgent else self._reserve
             stop = min(stop, max(start, stream.next) + max(0, self._data.room - reserve))
         return start, max(start, stop)
 
