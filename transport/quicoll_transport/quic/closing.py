@@ -113,9 +113,13 @@ class Ending:
         if not self._due:
             return None
         self._due, self._said = False, True
+        self.begin_end(now_ns, pto_ns)
+        return self._words
+
+    def begin_end(self, now_ns: int, pto_ns: int) -> None:
+        """Let the time run that a closed connection is kept for; also where nothing may be said."""
         if self._over_ns is None:
             self._over_ns = now_ns + 3 * pto_ns
-        return self._words
 
     @property
     def has_words(self) -> bool:
@@ -135,4 +139,4 @@ class Ending:
             return
         if self.stage is Stage.OPEN:
             self.cause = EndCause(0, "idle timeout", by_peer=False, is_application=False)
-        self.stage = Stage.OVER
+        self.stage, self._due = Stage.OVER, False
