@@ -96,8 +96,8 @@ class PlaneSide(PlanePeer):
 
     def stream_arrived(self, stream: ReceiveStream) -> None:
         self.streams[stream.id] = stream
-        if not self.reading:
-            return
+        if not self.reading and not stream.is_direct and stream.final != 0:
+            return  # what is empty, or has its place, needs no reader
         if stream.id == _WORDS:
             self.words += stream.read()
             return
@@ -112,10 +112,10 @@ class PlaneSide(PlanePeer):
                 self._stop(stream)
             else:
                 self.received.setdefault(stream.id, bytearray()).extend(stream.read())
-        if target is not None:
+        if target is not None and target.alive:
             self.received[stream.id] = target.memory[: target.filled]
-            if not target.alive and not stream.is_whole:
-                self._stop(stream)
+        elif target is not None:
+            self._stop(stream)
         self.ended[stream.id] = stream.is_whole and stream.id not in self.stopped
 
     def _stop(self, stream: ReceiveStream) -> None:
@@ -235,6 +235,7 @@ class Storm:
         self._count = 0
         self._gone: dict[Address, None] = {}
         self._still = 0
+        self._word_ns = START
         self._given = {}  # type: dict[Address, list[int]]
         self.posted: list[dict[int, Message]] = [{}, {}]
         self._all: list[list[Message]] = [[], []]
@@ -359,6 +360,12 @@ class Storm:
         if sent + size > 3 * received:
             raise StormError(f"{sent + size} bytes to {to}, from where {received} came")
 
+    def _keep_alive(self) -> None:
+        """The client's word, as a link's heartbeat is: a silent one whose address has changed is never found."""
+        if self.ready and 0 < self._word_ns <= self.now:
+            self._word_ns = self.now + 2 * SECOND
+            self.sides[0].ping()
+
     def _deliver(self) -> None:
         arrived: list[list[tuple[bytes, Address]]] = [[], []]
         while self._queue and self._queue[0][0] <= self.now:
@@ -396,6 +403,7 @@ class Storm:
     def due(self) -> int | None:
         due = [self._queue[0][0]] if self._queue else []
         due += [at for side in self.sides if (at := side.next_timer()) is not None]
+        due += [self._word_ns] if self.ready and self._word_ns else []
         return min(due, default=None)
 
     def step(self) -> bool:
@@ -413,6 +421,7 @@ class Storm:
         for peer in self.sides:
             if (at := peer.next_timer()) is not None and at <= self.now:
                 peer.handle_timer(self.now)
+        self._keep_alive()
         return True
 
     def run(self, ns: int) -> None:
@@ -473,8 +482,15 @@ class Storm:
             for _ in range(rng.choice((0, 3, 20))):
                 actions.append(self._speaker(side))
         rng.shuffle(actions)
-        once = [self._mover(host=False), self._mover(host=True), self._hole, self._icmp]
-        once += [self._renewer(0), self._renewer(1), self._pauser(0), self._pauser(1)]
+        once = [self._hole, self._icmp, self._pauser(0), self._pauser(1)]
+        # Stock aioquic opens nothing under the old keys once it has asked for new ones. So if the client has moved at
+        # that time, it hears nothing of the new address, and the client nothing of the new keys.
+        if rng.random() < 0.5 or "stock" not in self.pair:
+            once += [self._mover(host=False), self._mover(host=True)]
+        else:
+            once += [self._renewer(0), self._renewer(1)]
+        if "stock" not in self.pair:
+            once += [self._renewer(0), self._renewer(1)]
         for action in rng.sample(once, rng.choice((0, 1, 3))):
             actions.insert(rng.randrange(len(actions) + 1), action)
         pace = rng.choice((0, MS // 10, 2 * MS, 20 * MS))
@@ -610,7 +626,7 @@ class Storm:
                 got = bytes(receiver.received.get(self._id(sender, message), b""))
                 whole = receiver.ended.get(self._id(sender, message), False)
                 if got != message.copy[: len(got)] or (whole and len(got) != len(message.copy)):
-                    raise StormError(f"{when}: message {self._id(sender, message)} of side {side} was altered")
+                    raise StormError(f"{when}: message {self._id(sender, message)} of side {side} was altered, fate {message.fate}, {len(got)} of {len(message.copy)} bytes, {whole=}")
         for side in self.planes:
             plane, name = side.plane, f"{when}: side {self.sides.index(side)}"
             inbound, recovery = plane.inbound, plane.recovery
@@ -641,7 +657,7 @@ class Storm:
 
     def _end(self) -> None:
         """One side closes; both come to their end."""
-        closer = self.rng.randrange(2)
+        closer, self._word_ns = self.rng.randrange(2), 0
         self.sides[closer].close()
         end = self.now + 120 * SECOND
         while any(side.plane.ending.stage is not Stage.OVER for side in self.planes):
@@ -649,7 +665,8 @@ class Storm:
                 raise StormError("a connection that was closed does not end")
         for number, side in enumerate(self.sides):
             if isinstance(side, PlaneSide) and side.closed != (0x77, "the storm is over"):
-                if self.loss == 0 or side.closed is None or side.closed[0] not in (0, 0x77):
+                # The last words may be lost, and nobody says them again to one that is silent.
+                if not (self.loss or self.flip) or side.closed != (0, "idle timeout"):
                     raise StormError(f"side {number} has ended otherwise: {side.closed}")
         for side in self.planes:
             side.plane.release()
