@@ -32,7 +32,7 @@ from quicoll_fuzz.virtual import today
 from quicoll_fuzz.world import credentials
 
 from quicoll_transport.net.runs import DatagramRun, joined
-from quicoll_transport.quic.closing import Stage
+from quicoll_transport.quic.closing import EndStage
 from quicoll_transport.quic.cubic import Cubic
 from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
 from quicoll_transport.quic.mtu import PathMtu
@@ -660,7 +660,7 @@ class Storm:
         closer, self._word_ns = self.rng.randrange(2), 0
         self.sides[closer].close()
         end = self.now + 120 * SECOND
-        while any(side.plane.ending.stage is not Stage.OVER for side in self.planes):
+        while any(side.plane.ending.stage is not EndStage.OVER for side in self.planes):
             if not self.step() or self.now > end:
                 raise StormError("a connection that was closed does not end")
         for number, side in enumerate(self.sides):

@@ -16,6 +16,7 @@ from datagrams import one
 from quicoll_fuzz.episode import Finding, run_episode
 from quicoll_fuzz.hostile import Tally
 from quicoll_fuzz.mutate import mutate_datagram, mutate_frames, varint
+from stock_session import StockSession
 
 from quicoll_transport.carrier import CLOSE_REFUSED
 from quicoll_transport.endpoint.core.connection import Connection
@@ -146,7 +147,7 @@ def test_the_last_words_to_an_unvalidated_address_stay_within_three_times_what_i
 @pytest.mark.parametrize("word", ["reset_stream", "stop_stream"])
 def test_a_peer_that_gives_up_the_control_stream_breaks_the_protocol(credentials_of: Any, word: str) -> None:
     """Our next word on it was an error inside QUIC, and a traceback in the log for each such connection."""
-    client = Session.client(
+    client = StockSession.client(
         credentials=credentials_of("a"), config=SessionConfig(), address=("127.0.0.1", 2), now_ns=10**18
     )
     server, _, _ = handshake_in_memory(client, Gate(credentials=credentials_of("b"), config=SessionConfig()))
