@@ -78,7 +78,7 @@ class InboundStreams:
         self.holes = 0
         self._most_holes = _HOLES + limits.data // _BYTES_PER_HOLE
         self._stops: dict[int, int] = {}
-        control.answers(Saying.MAX_DATA, lambda _: MaxDataFrame(self._data.limit).encode())
+        control.answers(Saying.MAX_DATA, lambda _: MaxDataFrame(self._data.raised()).encode())
         control.answers(Saying.MAX_STREAM_DATA, self._max_stream_data)
         control.answers(Saying.MAX_STREAMS, lambda uni: MaxStreamsFrame(self._kinds[uni].limit, bool(uni)).encode())
         control.answers(Saying.STOP_SENDING, self._stop_sending)
@@ -233,7 +233,7 @@ class InboundStreams:
         stream = self._streams.get(stream_id)
         if stream is None or stream.final is not None:
             return None
-        return MaxStreamDataFrame(stream_id, stream.allowance.limit).encode()
+        return MaxStreamDataFrame(stream_id, stream.allowance.raised()).encode()
 
     def _stop_sending(self, stream_id: int) -> bytes | None:
         stream, code = self._streams.get(stream_id), self._stops.get(stream_id)
