@@ -16,17 +16,19 @@ from quicoll_transport.quic.receiving import Receiver
 FACTOR = int(os.environ.get("QUICOLL_TEST_STORMS", "1"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60 + 60 * FACTOR)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_what_was_sent_arrives_and_nothing_is_left_behind(pair: tuple[str, str]) -> None:
-    for seed in range(6 * FACTOR):
+    for seed in range(5 * FACTOR):
         run_storm(seed, pair=pair)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60 + 60 * FACTOR)
 def test_datagrams_in_runs_and_one_by_one_lead_to_the_same_bytes() -> None:
     """Every datagram of both planes is the same, and so is when it is sent: no decision depends on a batch."""
-    for seed in range(1000, 1000 + 8 * FACTOR):
+    for seed in range(1000, 1000 + 5 * FACTOR):
         storms = [run_storm(seed, pair=PAIRS[0], batched=batched) for batched in (True, False)]
         assert storms[0].digest == storms[1].digest, seed
         assert storms[0].datagrams > 20
