@@ -10,8 +10,8 @@ import os
 import pytest
 from quic_storm import PAIRS, StormError, run_storm
 
+from quicoll_transport.quic.flow import Allowance
 from quicoll_transport.quic.outbound import OutboundStreams
-from quicoll_transport.quic.receiving import Receiver
 
 FACTOR = int(os.environ.get("QUICOLL_TEST_STORMS", "1"))
 
@@ -55,9 +55,16 @@ def test_a_storm_notices_a_stream_that_is_never_sent(monkeypatch: pytest.MonkeyP
 
 
 def test_a_storm_notices_a_decision_that_depends_on_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    note = Receiver._note_numbers
-    monkeypatch.setattr(
-        Receiver, "_note_numbers", lambda self, numbers, size, *, eliciting: note(self, numbers, 1, eliciting=eliciting)
-    )
-    digests = {run_storm(1003, pair=PAIRS[0], batched=batched).digest for batched in (True, False)}
-    assert len(digests) == 2
+    """A limit that is raised at the packet that makes that due, instead of when it is told."""
+
+    def take(self: Allowance, nbytes: int) -> bool:
+        self.taken += nbytes
+        if self.limit - self.taken >= self.window // 2:
+            return False
+        self.limit = self.taken + self.window
+        return True
+
+    monkeypatch.setattr(Allowance, "take", take)
+    monkeypatch.setattr(Allowance, "raised", lambda self: self.limit)
+    digests = [run_storm(1000, pair=PAIRS[0], batched=batched).digest for batched in (True, False)]
+    assert digests[0] != digests[1]
