@@ -86,12 +86,14 @@ class Target:
 class PlaneFuzz:
     """One plane and its hostile peer. tally: counts by name."""
 
-    def __init__(self, rng: random.Random, tally: dict[str, int]) -> None:
+    forged_packets: tuple[int, ...] = (50, 1 << 52)
+
+    def __init__(self, rng: random.Random, tally: dict[str, int], *, is_client: bool | None = None) -> None:
         self.rng, self.tally = rng, tally
         # Who breaks a rule is cut off at once and reaches little: most are careful, most of the time.
         self.care = rng.choice((0.0, 0.9, 0.99, 0.999, 0.999))
         self.now = 10**18
-        is_client = self.is_client = rng.random() < 0.5
+        is_client = self.is_client = rng.random() < 0.5 if is_client is None else is_client
         parameters = TransportParameters(
             max_idle_timeout=30_000,
             initial_max_data=WINDOW,
@@ -130,7 +132,7 @@ class PlaneFuzz:
             controller=NewReno,
             mtu=lambda: PathMtu(base=1200, most=1452),
             key_packets=rng.choice((20, 1 << 22)),
-            forged_packets=rng.choice((50, 1 << 52)),
+            forged_packets=rng.choice(self.forged_packets),
             initial_rtt_ns=10 * MS,
             reset_key=bytes(32),
             draw=rng.randbytes,

@@ -122,11 +122,13 @@ class Receiver:
         at, count, size = 0, len(run.memory) // run.size, run.size
         known = run.address == self._paths.current.address
         alone, pause = 0, _LEAST_ALONE  # up to where packets are opened one by one, and for how many the next time
+        look = _MOST_RUN
         while at < count and self._ending.is_open:
-            done, together = 0, min(count - at, _MOST_RUN)
+            done, together = 0, min(count - at, look)
             if known and at >= alone and together >= _RUN and self._acknowledgements.has_place(together):
                 done = self._receive_alike(run.memory[at * size :], size, together)
                 # Each look at a run costs as much as all of its packets, even if it turns out that one alone is taken.
+                look = min(2 * look, _MOST_RUN) if done == together else max(2 * _RUN, 2 * done)
                 if done >= _RUN:
                     pause = _LEAST_ALONE
                 else:
