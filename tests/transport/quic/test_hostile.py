@@ -200,7 +200,7 @@ def test_packets_under_keys_of_nobody_cost_no_derivation_and_two_updates_without
         return following(self)
 
     monkeypatch.setattr(Keys, "following", counted)
-    for number in range(500):
+    for number in range(1, 501):
         hostile.give(b"\x40victim00" + number.to_bytes(4, "big") * 12)
     assert derived == []
     assert hostile.plane.keys.forged > 400
