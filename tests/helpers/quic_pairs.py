@@ -228,7 +228,9 @@ class StockPeer:
         return stream_id
 
 
-def stock_configuration(credentials: Credentials, *, is_client: bool, window: int = 16 << 20, datagram: int = 1452) -> QuicConfiguration:
+def stock_configuration(
+    credentials: Credentials, *, is_client: bool, window: int = 16 << 20, datagram: int = 1452
+) -> QuicConfiguration:
     config = handshake_configuration(credentials, SessionConfig(), is_client=is_client)
     config.max_data = config.max_stream_data = window
     config.max_datagram_size = datagram

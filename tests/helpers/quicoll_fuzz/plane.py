@@ -194,7 +194,9 @@ class PlaneFuzz:
         match kind:
             case 0 | 1 | 2 | 3:
                 size = rng.choice((0, 1, 1, 5, 100, 1000))
-                frame: Any = f.StreamFrame(self._stream_id(), self._offset(), rng.randbytes(size), rng.random() > self.care)
+                frame: Any = f.StreamFrame(
+                    self._stream_id(), self._offset(), rng.randbytes(size), rng.random() > self.care
+                )
             case 4 | 5 | 6 if self.plane.sender.number or rng.random() > self.care:
                 frame = f.AckFrame(self._ranges(), rng.choice((0, 1, 1000, (1 << 62) - 1)))
             case 7:
@@ -207,7 +209,9 @@ class PlaneFuzz:
             case 9:
                 frame = f.MaxDataFrame(rng.choice((self._number(), WINDOW + rng.randrange(WINDOW))))
             case 10:
-                frame = f.MaxStreamDataFrame(self._stream_id(receive=False), rng.choice((self._number(), WINDOW + rng.randrange(WINDOW))))
+                frame = f.MaxStreamDataFrame(
+                    self._stream_id(receive=False), rng.choice((self._number(), WINDOW + rng.randrange(WINDOW)))
+                )
             case 11:
                 frame = f.MaxStreamsFrame(rng.choice((rng.randrange(100), 1 << 60)), rng.random() < 0.5)
             case 12:
@@ -215,7 +219,9 @@ class PlaneFuzz:
                     self.cid, max(0, self.cid - rng.randrange(CIDS - 1)), self.cid.to_bytes(8, "big"), rng.randbytes(16)
                 )
                 if rng.random() > self.care:
-                    frame = f.NewConnectionIdFrame(rng.randrange(1, 100), rng.choice((0, 1)), rng.randbytes(8), bytes(16))
+                    frame = f.NewConnectionIdFrame(
+                        rng.randrange(1, 100), rng.choice((0, 1)), rng.randbytes(8), bytes(16)
+                    )
                 self.cid += rng.random() < 0.8
             case 13:
                 issued = [number for number in self.plane.own_ids._by_number if number]
@@ -232,7 +238,11 @@ class PlaneFuzz:
             case 18:
                 frame = f.PingFrame()
             case 19:
-                frame = rng.choice((f.HandshakeDoneFrame(), f.NewTokenFrame(b"t"))) if rng.random() > self.care else f.PingFrame()
+                frame = (
+                    rng.choice((f.HandshakeDoneFrame(), f.NewTokenFrame(b"t")))
+                    if rng.random() > self.care
+                    else f.PingFrame()
+                )
             case 20:
                 frame = f.StreamsBlockedFrame(rng.randrange(100), rng.random() < 0.5)
             case _:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from depth import deep
 from endpoint_world import session_of
 from link_pair import Pair, payload, tag
 
@@ -250,11 +251,11 @@ def process(
 def test_a_large_transfer_costs_both_processes_their_buffers_and_what_quic_holds(
     credentials_of: CredentialsOf, mapped: bool
 ) -> None:
-    """128 MiB; QUICOLL_TEST_TRANSFER_MIB=1024 for the full size. --log-cli-level=INFO shows the figures.
+    """64 MiB; QUICOLL_TEST_TRANSFER_MIB=1024 for the full size. --log-cli-level=INFO shows the figures.
 
     mapped: glibc maps each large block and gives it back at once, so that what is resident is what is held.
     """
-    size = int(os.environ.get("QUICOLL_TEST_TRANSFER_MIB", "128")) << 20
+    size = int(os.environ.get("QUICOLL_TEST_TRANSFER_MIB", deep("64", "128"))) << 20
     fork = multiprocessing.get_context("fork")  # so that the keys need no file
     a, b = credentials_of("a"), credentials_of("b")
     pipes = [fork.Pipe(), fork.Pipe()]

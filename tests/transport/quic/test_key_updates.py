@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from depth import deep
 from endpoint_world import session_of
 from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually, today
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 MS = 1_000_000
 LIMIT, MOST = 4, 1 << 22  # packets under one key: so few that a run of losses covers several keys; the usual limit
 DIALLER, ACCEPTOR = ("10.0.0.1", 1), ("10.0.0.2", 1)
-ROUNDS = int(os.environ.get("QUICOLL_TEST_KEY_ROUNDS", "20"))
+ROUNDS = int(os.environ.get("QUICOLL_TEST_KEY_ROUNDS", deep("16", "40")))
 CredentialsOf = Callable[..., "Credentials"]
 
 
@@ -71,7 +72,7 @@ def phase(link: Link) -> int:
 def test_keys_change_on_a_bad_path_and_every_message_arrives_once(
     virtual_credentials_of: CredentialsOf, limits: tuple[int, int], request: pytest.FixtureRequest
 ) -> None:
-    """QUICOLL_TEST_KEY_ROUNDS=1000 goes through more of them than the 20 rounds."""
+    """QUICOLL_TEST_KEY_ROUNDS=1000 goes through more of them than the 16 rounds."""
     words: dict[str, list[bytes]] = {"a": [], "b": []}
 
     async def main(loop: VirtualLoop) -> None:

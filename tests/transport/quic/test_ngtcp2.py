@@ -137,7 +137,7 @@ def make(shown: dict[Identity, Any], node: str, *, first: bytes | None, **config
 @contextmanager
 def running(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)  # noqa: S603
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)
         try:
             yield process
         finally:
@@ -168,7 +168,9 @@ def test_a_client_of_ngtcp2_gets_all_bytes_from_a_plane(
 
 @pytest.mark.skipif(SERVER is None, reason="gtlsserver is not installed (Debian: ngtcp2-server)")
 @pytest.mark.parametrize("loss", [0.0, 0.03])
-def test_a_plane_gets_all_bytes_from_a_server_of_ngtcp2(shown: dict[Identity, Any], tmp_path: Path, loss: float) -> None:
+def test_a_plane_gets_all_bytes_from_a_server_of_ngtcp2(
+    shown: dict[Identity, Any], tmp_path: Path, loss: float
+) -> None:
     theirs = shown[Identity("ngtcp2", WORKER, "b")]
     encoding, none = serialization.Encoding.PEM, serialization.NoEncryption()
     key = theirs.private_key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, none)

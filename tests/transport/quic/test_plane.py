@@ -110,6 +110,22 @@ def test_each_side_hears_why_the_other_has_closed(join: Join, kinds: tuple[str, 
             return
 
 
+def test_who_goes_on_though_it_was_closed_hears_so_again(join: Join) -> None:
+    net = join()
+    client, server = pair(net)
+    net.run(S)
+    client.plane.close(0x7101, "gone")
+    assert len(client.datagrams(net.now)) == 1
+    said = 0
+    for _ in range(50):
+        server.plane.ping()
+        for run in server.datagrams(net.now):
+            client.plane.receive(DatagramRun(run.memory, run.size, SERVER), net.now)
+        said += len(client.datagrams(net.now))
+    assert 4 <= said <= 7
+    assert client.plane.ending.stage is EndStage.CLOSING
+
+
 @pytest.mark.parametrize("kinds", [("plane", "stock"), ("stock", "plane")], ids="-".join)
 def test_a_stream_is_given_up_by_either_side(join: Join, kinds: tuple[str, str]) -> None:
     net = join(*kinds)

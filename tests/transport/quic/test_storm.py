@@ -50,7 +50,7 @@ def test_a_storm_notices_bytes_that_are_not_those_that_were_sent(monkeypatch: py
 
 def test_a_storm_notices_a_stream_that_is_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OutboundStreams, "on_lost", lambda self, stream, start, stop, *, fin: None)
-    with pytest.raises(StormError, match="it takes too long|held|idle timeout"):
+    with pytest.raises(StormError, match=r"it takes too long|held|idle timeout"):
         run_storm(3)
 
 

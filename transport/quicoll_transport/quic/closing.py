@@ -68,6 +68,11 @@ class ConnectionEnd:
     def is_open(self) -> bool:
         return self.stage is EndStage.OPEN
 
+    @property
+    def listens(self) -> bool:
+        """Whether datagrams are looked at."""
+        return self.stage in (EndStage.OPEN, EndStage.CLOSING)
+
     def heard(self, now_ns: int) -> None:
         """Take note of an authentic packet."""
         if self.stage is EndStage.OPEN:

@@ -63,7 +63,14 @@ if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.credentials import Credentials
 
-__all__ = ["Handover", "Handshake", "TransportParameters", "handshake_configuration", "local_parameters", "short_packet"]
+__all__ = [
+    "Handover",
+    "Handshake",
+    "TransportParameters",
+    "handshake_configuration",
+    "local_parameters",
+    "short_packet",
+]
 
 _EARLY_PACKETS = 32  # short-header packets kept until there are keys for them
 _EARLY_BYTES = 64 * 1024

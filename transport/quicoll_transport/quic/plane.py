@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quicoll_transport.quic.acknowledgements import Acknowledgements
-from quicoll_transport.quic.closing import AEAD_LIMIT_REACHED, ConnectionEnd, EndCause, EndStage
+from quicoll_transport.quic.closing import AEAD_LIMIT_REACHED, ConnectionEnd, EndCause
 from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
 from quicoll_transport.quic.control import ControlFrames, Saying
 from quicoll_transport.quic.flow import StreamLimits
@@ -164,7 +164,7 @@ class Plane:
         self._guard(self._receiver.receive_one, data, address, now_ns)
 
     def _guard(self, work: Callable[..., None], *arguments: object) -> None:
-        if self.ending.stage in (EndStage.DRAINING, EndStage.OVER):
+        if not self.ending.listens:
             return
         try:
             work(*arguments)

@@ -123,9 +123,10 @@ class Receiver:
         known = run.address == self._paths.current.address
         alone, pause = 0, _LEAST_ALONE  # up to where packets are opened one by one, and for how many the next time
         look = _MOST_RUN
-        while at < count and self._ending.is_open:
+        while at < count and self._ending.listens:
             done, together = 0, min(count - at, look)
-            if known and at >= alone and together >= _RUN and self._acknowledgements.has_place(together):
+            is_run = known and at >= alone and together >= _RUN and self._ending.is_open
+            if is_run and self._acknowledgements.has_place(together):
                 done = self._receive_alike(run.memory[at * size :], size, together)
                 # Each look at a run costs as much as all of its packets, even if it turns out that one alone is taken.
                 look = min(2 * look, _MOST_RUN) if done == together else max(2 * _RUN, 2 * done)
@@ -137,7 +138,7 @@ class Receiver:
                 self.receive_one(run.memory[at * size : (at + 1) * size], run.address, now_ns)
                 done = 1
             at += done
-        if rest := run.memory[count * size :]:
+        if (rest := run.memory[count * size :]) and self._ending.listens:
             self.receive_one(rest, run.address, now_ns)
 
     def receive_one(self, data: memoryview | bytes, address: tuple[object, ...], now_ns: int) -> None:
