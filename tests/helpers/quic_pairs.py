@@ -125,7 +125,7 @@ class PlanePeer:
                 handover,
                 reader=self,
                 controller=self.controller,
-                mtu=lambda: PathMtu(base=self.datagram, most=self.largest),
+                mtu=self.begin_search,
                 key_packets=self.config.key_packets,
                 forged_packets=self.config.forged_packets,
                 initial_rtt_ns=self.config.initial_rtt_ns,
@@ -136,6 +136,9 @@ class PlanePeer:
             self.planes.append(plane)
             for packet in handover.early:
                 plane.receive_one(packet, handover.address, now_ns)
+
+    def begin_search(self) -> PathMtu:
+        return PathMtu(base=self.datagram, most=self.largest)
 
     def datagrams(self, now_ns: int) -> list[DatagramRun]:
         out = joined(self.handshake.datagrams_to_send(now_ns))
@@ -182,13 +185,13 @@ class StockPeer:
 
     @classmethod
     def client(cls, credentials: Credentials, **options: Any) -> StockPeer:
-        self = cls(QuicConnection(configuration=_stock(credentials, is_client=True, **options)))
+        self = cls(QuicConnection(configuration=stock_configuration(credentials, is_client=True, **options)))
         self.quic.connect(SERVER, START / 1e9)
         return self
 
     @classmethod
     def server(cls, credentials: Credentials, first: bytes, **options: Any) -> StockPeer:
-        config = _stock(credentials, is_client=False, **options)
+        config = stock_configuration(credentials, is_client=False, **options)
         return cls(QuicConnection(configuration=config, original_destination_connection_id=destination_cid(first)))
 
     def receive(self, run: DatagramRun, now_ns: int) -> None:
@@ -227,10 +230,12 @@ class StockPeer:
         return stream_id
 
 
-def _stock(credentials: Credentials, *, is_client: bool, window: int = 16 << 20) -> QuicConfiguration:
+def stock_configuration(
+    credentials: Credentials, *, is_client: bool, window: int = 16 << 20, datagram: int = 1452
+) -> QuicConfiguration:
     config = handshake_configuration(credentials, SessionConfig(), is_client=is_client)
     config.max_data = config.max_stream_data = window
-    config.max_datagram_size = 1452
+    config.max_datagram_size = datagram
     config.congestion_control_algorithm = "reno"
     return config
 

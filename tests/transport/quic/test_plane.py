@@ -384,7 +384,7 @@ def test_holes_are_bounded(join: Join) -> None:
     else:
         pytest.fail("every hole was kept")
     assert server.closed == (1, "what arrives has too many holes")
-    assert server.plane.inbound._holes <= (1 << 12) + 65
+    assert server.plane.inbound.holes <= (1 << 12) + 65
 
 
 def test_what_a_peer_makes_us_say_is_said_once(join: Join) -> None:

@@ -585,3 +585,19 @@ def test_garbage_on_an_established_session_is_dropped(duo: Duo) -> None:
 )
 def test_codes_have_names(code: int, name: str) -> None:
     assert error_name(code) == name
+
+
+def test_a_session_lets_go_of_its_handshake_once_that_is_confirmed(credentials_of: CredentialsOf) -> None:
+    """It holds all of aioquic's state; what still comes for it is thrown away, but for a short packet at its end."""
+    client = Session.client(credentials=credentials_of("a"), config=SessionConfig(), address=SERVER, now_ns=START)
+    server, _, _ = handshake_in_memory(client, Gate(credentials=credentials_of("b"), config=SessionConfig()))
+    duo = Duo(client, server)
+    client.send_control(b"first")
+    duo.run()
+    for session in (client, server):
+        assert session._handshake is None
+        assert session.peer_address is not None
+    server.receive(one(bytes.fromhex("e000000001") + bytes(1200), CLIENT), duo.now)
+    server.send_control(b"word")
+    duo.run()
+    assert ControlData(b"word") in duo.events[client]

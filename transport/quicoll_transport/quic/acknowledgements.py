@@ -65,6 +65,10 @@ class Acknowledgements:
         self._size = 0  # of the largest datagram
         self._silent = 0
 
+    def has_place(self, count: int) -> bool:
+        """Return whether so many more packets cannot move the floor."""
+        return len(self._known) + count <= _KNOWN
+
     def is_new(self, number: int) -> bool:
         """Return whether a packet with this number has not arrived yet."""
         return number > self.largest or (number >= self.floor and number not in self._known)

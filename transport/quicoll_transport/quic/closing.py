@@ -118,9 +118,13 @@ class ConnectionEnd:
         if not self._due:
             return None
         self._due, self._said = False, True
+        self.begin_end(now_ns, pto_ns)
+        return self._words
+
+    def begin_end(self, now_ns: int, pto_ns: int) -> None:
+        """Let the time run that a closed connection is kept for; also where nothing may be said."""
         if self._over_ns is None:
             self._over_ns = now_ns + 3 * pto_ns
-        return self._words
 
     @property
     def has_words(self) -> bool:
@@ -140,4 +144,4 @@ class ConnectionEnd:
             return
         if self.stage is EndStage.OPEN:
             self.cause = EndCause(0, "idle timeout", by_peer=False, is_application=False)
-        self.stage = EndStage.OVER
+        self.stage, self._due = EndStage.OVER, False

@@ -38,17 +38,18 @@ ControlKey: TypeAlias = tuple[Saying, int]
 class ControlFrames:
     """See the module's head. Whoever knows what to say of a kind registers it (`answers`)."""
 
-    __slots__ = ("_answers", "_waiting")
+    __slots__ = ("_answers", "_count", "_waiting")
 
     def __init__(self) -> None:
-        self._waiting: dict[ControlKey, None] = {}
+        self._waiting: dict[Saying, dict[int, None]] = {kind: {} for kind in Saying}
+        self._count = 0
         self._answers: dict[Saying, Callable[[int], bytes | None]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        return self._count > 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return self._count
 
     def answers(self, kind: Saying, frame: Callable[[int], bytes | None]) -> None:
         """Ask `frame` for the frames of a kind; it returns None when there is nothing to say any more."""
@@ -56,10 +57,14 @@ class ControlFrames:
 
     def want(self, kind: Saying, about: int = 0) -> None:
         """Let a frame be sent; also: again."""
-        self._waiting[kind, about] = None
+        if about not in self._waiting[kind]:
+            self._waiting[kind][about] = None
+            self._count += 1
 
     def fill(self, parts: list[bytes | memoryview], room: int) -> tuple[list[ControlKey], int]:
-        """Append frames to a packet, in the order in which they were wanted.
+        """Append frames to a packet, in the order of kinds, those of a kind in the order in which they were wanted.
+
+        So it does not matter in which order a run of packets made them due.
 
         Args:
             parts: Of the packet.
@@ -69,14 +74,18 @@ class ControlFrames:
             What was sent, and the bytes that are left now.
         """
         sent: list[ControlKey] = []
-        while self._waiting:
-            key = next(iter(self._waiting))
-            frame = self._answers[key[0]](key[1])
-            if frame is not None:
-                if len(frame) > room:
-                    break
-                parts.append(frame)
-                sent.append(key)
-                room -= len(frame)
-            del self._waiting[key]
+        if not self._count:
+            return sent, room
+        for kind, waiting in self._waiting.items():
+            while waiting:
+                about = next(iter(waiting))
+                frame = self._answers[kind](about)
+                if frame is not None:
+                    if len(frame) > room:
+                        return sent, room
+                    parts.append(frame)
+                    sent.append((kind, about))
+                    room -= len(frame)
+                del waiting[about]
+                self._count -= 1
         return sent, room

@@ -55,10 +55,15 @@ class Allowance:
     def take(self, nbytes: int) -> bool:
         """Take note that bytes were taken; return whether the peer is to be told of the next limit."""
         self.taken += nbytes
-        if self.limit - self.taken >= self.window // 2:
-            return False
+        return self.limit - self.taken < self.window // 2
+
+    def raised(self) -> int:
+        """Return the limit that the peer is told now, which holds from now on.
+
+        It is raised when it is told and not when that became due, which may be in the middle of a run of packets.
+        """
         self.limit = self.taken + self.window
-        return True
+        return self.limit
 
 
 class PeerLimit:

@@ -63,7 +63,14 @@ if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.credentials import Credentials
 
-__all__ = ["Handover", "Handshake", "TransportParameters", "handshake_configuration", "local_parameters"]
+__all__ = [
+    "Handover",
+    "Handshake",
+    "TransportParameters",
+    "handshake_configuration",
+    "local_parameters",
+    "short_packet",
+]
 
 _EARLY_PACKETS = 32  # short-header packets kept until there are keys for them
 _EARLY_BYTES = 64 * 1024
@@ -457,6 +464,13 @@ def _after(at: float) -> int:
     again, for as long as the clock stands still.
     """
     return int((at + 4 * math.ulp(at)) * 1e9) + 1
+
+
+def short_packet(data: bytes | memoryview) -> bytes | None:
+    """Return the short-header packet at the end of a datagram; None: there is none."""
+    data = bytes(data)
+    split = _short_header_at(data)
+    return data[split:] or None if split is not None else None
 
 
 def _short_header_at(data: bytes) -> int | None:

@@ -50,7 +50,11 @@ class StreamReader(Protocol):
 
 
 class InboundStreams:
-    """See the module's head. received: bytes of all streams together, those in gaps and of resets too."""
+    """See the module's head.
+
+    received: bytes of all streams together, those in gaps and of resets too.
+    holes: gaps in what has arrived, of all streams.
+    """
 
     def __init__(
         self,
@@ -71,10 +75,10 @@ class InboundStreams:
         self._streams: dict[int, ReceiveStream] = {}
         self._data = Allowance(limits.data)
         self._kinds = (StreamAllowance(limits.streams_bidi), StreamAllowance(limits.streams_uni))
-        self._holes = 0
+        self.holes = 0
         self._most_holes = _HOLES + limits.data // _BYTES_PER_HOLE
         self._stops: dict[int, int] = {}
-        control.answers(Saying.MAX_DATA, lambda _: MaxDataFrame(self._data.limit).encode())
+        control.answers(Saying.MAX_DATA, lambda _: MaxDataFrame(self._data.raised()).encode())
         control.answers(Saying.MAX_STREAM_DATA, self._max_stream_data)
         control.answers(Saying.MAX_STREAMS, lambda uni: MaxStreamsFrame(self._kinds[uni].limit, bool(uni)).encode())
         control.answers(Saying.STOP_SENDING, self._stop_sending)
@@ -155,6 +159,11 @@ class InboundStreams:
             stream.release()
         self._reader = None
 
+    @property
+    def taken(self) -> int:
+        """Bytes of all streams together that make room for others."""
+        return self._data.taken
+
     def __len__(self) -> int:
         return len(self._streams)
 
@@ -190,8 +199,8 @@ class InboundStreams:
             self.received += grown
 
     def _count_holes(self, more: int) -> None:
-        self._holes += more
-        if self._holes > self._most_holes:
+        self.holes += more
+        if self.holes > self._most_holes:
             raise FrameError(_INTERNAL_ERROR, "what arrives has too many holes")
 
     def _tell(self, stream: ReceiveStream) -> None:
@@ -224,7 +233,7 @@ class InboundStreams:
         stream = self._streams.get(stream_id)
         if stream is None or stream.final is not None:
             return None
-        return MaxStreamDataFrame(stream_id, stream.allowance.limit).encode()
+        return MaxStreamDataFrame(stream_id, stream.allowance.raised()).encode()
 
     def _stop_sending(self, stream_id: int) -> bytes | None:
         stream, code = self._streams.get(stream_id), self._stops.get(stream_id)

@@ -22,7 +22,7 @@ Ours: one for each path and probe timeout, of which the last `_ASKED` may be ans
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -82,6 +82,9 @@ class Paths:
         self._all = [self.current]  # the one heard last at the end
         self._fallback = self.current  # the validated path before
         self._settled_host = address[:1]
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self._all)
 
     def accepts(self, address: Address) -> bool:
         """Return whether packets from an address are looked at."""

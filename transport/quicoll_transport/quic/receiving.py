@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Receiver"]
 
-_RUN = 4  # packets from which on a run is opened as one
+_RUN = 4  # packets from which on a run is opened as one,
+_MOST_RUN = 256  # and up to which
+_LEAST_ALONE, _MOST_ALONE = 8, 64  # packets that are opened one by one where a run turned out to be none
 _STREAM_ALIKE = 0x0C  # a STREAM frame with an offset and without a length, whatever its FIN bit
 _MOST_OFFSET = (1 << 62) - 1
 
@@ -119,10 +121,19 @@ class Receiver:
         self._now_ns = now_ns
         at, count, size = 0, len(run.memory) // run.size, run.size
         known = run.address == self._paths.current.address
+        alone, pause = 0, _LEAST_ALONE  # up to where packets are opened one by one, and for how many the next time
+        look = _MOST_RUN
         while at < count and self._ending.listens:
-            done = 0
-            if known and count - at >= _RUN and self._ending.is_open:
-                done = self._receive_alike(run.memory[at * size :], size, count - at)
+            done, together = 0, min(count - at, look)
+            is_run = known and at >= alone and together >= _RUN and self._ending.is_open
+            if is_run and self._acknowledgements.has_place(together):
+                done = self._receive_alike(run.memory[at * size :], size, together)
+                # Each look at a run costs as much as all of its packets, even if it turns out that one alone is taken.
+                look = min(2 * look, _MOST_RUN) if done == together else max(2 * _RUN, 2 * done)
+                if done >= _RUN:
+                    pause = _LEAST_ALONE
+                else:
+                    alone, pause = at + done + pause, min(2 * pause, _MOST_ALONE)
             if not done:
                 self.receive_one(run.memory[at * size : (at + 1) * size], run.address, now_ns)
                 done = 1

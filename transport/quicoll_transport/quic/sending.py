@@ -227,6 +227,8 @@ class Sender:
     def next_timer(self) -> int | None:
         """Return when `datagrams` may have more, or something in flight needs to be looked at."""
         due = self.recovery.deadline()
+        if self._paths.current.room < self._head + TAG + _HEADROOM:
+            return due  # nothing may go there until more comes from there
         for at in (self._acknowledgements.due_ns, self._pacer.due_ns, self._more_ns):
             if at is not None and (due is None or at < due):
                 due = at
@@ -367,7 +369,11 @@ class Sender:
     def _burst(self, now_ns: int) -> DatagramRun | None:
         """Return a run of packets of the oldest bulk stream, if it is worth one now."""
         outbound, recovery, path = self._outbound, self.recovery, self._paths.current
-        stream = outbound.oldest_bulk()
+        while (stream := outbound.oldest_bulk()) is not None:
+            start, stop = outbound.next_piece(stream, 1)
+            if stop > start:
+                break
+            outbound.look_again(stream)
         if stream is None:
             return None
         size = self.mtu.size
@@ -387,9 +393,6 @@ class Sender:
             return None
         count = min(count, room)
         start, stop = outbound.next_piece(stream, count * step)
-        if stop <= start:
-            outbound.look_again(stream)
-            return self._burst(now_ns)
         left = -(-(min(stream.length, stream.limit) - start) // step) if not stream.lost else 0
         if room < min(left, slots.count, recovery.controller.window // 8 // size):
             return None
@@ -445,7 +448,10 @@ class Sender:
 
     def _last_words(self, now_ns: int) -> list[DatagramRun]:
         path = self._paths.current
-        if not self._ending.has_words or path.room < LEAST_DATAGRAM_BYTES:
+        if not self._ending.has_words:
+            return []
+        if path.room < LEAST_DATAGRAM_BYTES:
+            self._ending.begin_end(now_ns, self.probe_timeout_ns)
             return []
         words = self._ending.last_words(now_ns, self.probe_timeout_ns)
         if words is None:

@@ -31,13 +31,13 @@ from quicoll_transport.carrier import (
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.link.frames import HEADER_SIZE, Header
 from quicoll_transport.net.runs import DatagramRun, joined
-from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
+from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters, short_packet
 from quicoll_transport.quic.mtu import PathMtu
 from quicoll_transport.quic.plane import Plane
 from quicoll_transport.quic.terms import CONTROLLERS, DATAGRAM_BYTES, SessionConfig, error_name
 
 if TYPE_CHECKING:
-    from aioquic.quic.logger import QuicLogger
+    from aioquic.quic.logger import QuicLogger, QuicLoggerTrace
 
     from quicoll_transport.link.posted import Inflow
     from quicoll_transport.net.addresses import Address
@@ -81,7 +81,8 @@ class Session:
         self.retired_cids: list[bytes] = []
         self.heard_ns: int | None = None
         self.resets = 0
-        self._handshake = handshake
+        self._handshake: Handshake | None = handshake  # until it is confirmed: it holds all of aioquic's state
+        self._trace: QuicLoggerTrace | None = handshake.trace
         self._plane: Plane | None = None
         self._config = config
         self._reset_key = reset_key
@@ -132,10 +133,13 @@ class Session:
 
     def _receive_one(self, data: memoryview, address: Address, now_ns: int) -> None:
         short: bytes | memoryview | None = data
-        if self._plane is None or data[0] & 0x80:
-            short = self._handshake.receive(data, address, now_ns)
-            if self._plane is None and self._handshake.handover is not None:
-                self._take_over(self._handshake.handover, now_ns)
+        handshake = self._handshake
+        if handshake is not None and (self._plane is None or data[0] & 0x80):
+            short = handshake.receive(data, address, now_ns)
+            if self._plane is None and handshake.handover is not None:
+                self._take_over(handshake.handover, now_ns)
+        elif data[0] & 0x80:
+            short = short_packet(data)
         if short is not None and self._plane is not None:
             self._plane.receive_one(short, address, now_ns)
 
@@ -184,7 +188,7 @@ class Session:
         plane.own_ids.fresh.clear()
         plane.own_ids.gone.clear()
         if plane.confirmed or not plane.ending.is_open:
-            self._handshake.confirm()
+            self._handshake = None
         else:
             self._tell_failure()
         if plane.violation is not None and not self._closed_here:
@@ -192,7 +196,7 @@ class Session:
             raise ProtocolError(plane.violation)
 
     def _tell_failure(self) -> None:
-        failed = self._handshake.failed
+        failed = None if self._handshake is None else self._handshake.failed
         if failed is not None and not self._told:
             self._told = True
             self._events.append(failed)
@@ -208,7 +212,8 @@ class Session:
     def handle_timer(self, now_ns: int) -> None:
         """Do what is due; see Carrier. Raises ProtocolError when the peer has taken too long over a header."""
         self._now_ns = now_ns
-        self._handshake.handle_timer(now_ns)
+        if self._handshake is not None:
+            self._handshake.handle_timer(now_ns)
         if self._plane is not None:
             self._plane.handle_timer(now_ns)
         self._look()
@@ -218,7 +223,7 @@ class Session:
     def next_timer(self) -> int | None:
         if self._end_is_news:
             return self._now_ns
-        due = self._handshake.next_timer()
+        due = None if self._handshake is None else self._handshake.next_timer()
         times = [self._plane.next_timer() if self._plane is not None else None]
         if self._headers:  # they begin in the order of time, so the first is the earliest
             times.append(next(iter(self._headers.values())))
@@ -229,7 +234,7 @@ class Session:
 
     def datagrams_to_send(self, now_ns: int) -> list[DatagramRun]:
         self._now_ns = now_ns
-        out = joined(self._handshake.datagrams_to_send(now_ns))
+        out = [] if self._handshake is None else joined(self._handshake.datagrams_to_send(now_ns))
         if self._plane is not None:
             out += self._plane.datagrams(now_ns)
         return out
@@ -251,7 +256,9 @@ class Session:
 
     @property
     def peer_address(self) -> Address | None:
-        return self._handshake.peer_address if self._plane is None else self._plane.paths.current.address
+        if self._plane is not None:
+            return self._plane.paths.current.address
+        return None if self._handshake is None else self._handshake.peer_address
 
     @property
     def key_updates(self) -> int:
@@ -341,10 +348,11 @@ class Session:
 
     def close(self, code: int, reason: str) -> None:
         if self._plane is None:
-            self._handshake.close(code, reason)
+            if self._handshake is not None:
+                self._handshake.close(code, reason)
         elif self._plane.ending.is_open:
             self._plane.close(code, reason)
-            self._handshake.confirm()  # it has nothing to repeat any more
+            self._handshake = None  # it has nothing to repeat any more
         self._closed_here = True
 
     def release(self) -> None:
@@ -354,7 +362,7 @@ class Session:
             self._plane.release()
         for table in (self._waiting, self._sending, self._early, self._headers):
             table.clear()
-        trace, self._handshake.trace = self._handshake.trace, None
+        trace, self._trace = self._trace, None
         if trace is not None and self._qlog is not None:
             self._qlog.end_trace(trace)
 
