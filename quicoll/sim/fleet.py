@@ -199,14 +199,16 @@ class Fleet:
 
     async def _run_worker(self, machine: Machine) -> Any:
         try:
-            return await self._take_part(machine)
+            result = await self._take_part(machine)
         except JobDone as error:  # which ends a program well, as a SystemExit with status 0
             machine.note("job_done", step=error.step)
-            return None
+            result = None
         except Terminated:
             if not machine.terminated:  # the user's own doing, with the status of a process that was ended
                 raise
             return None
+        machine.terminated = False  # a SIGTERM that found nothing left to stop: status 0, and nobody starts it again
+        return result
 
     async def _take_part(self, machine: Machine) -> Any:
         settings = self._settings

@@ -67,3 +67,13 @@ def test_a_rank_that_comes_back_after_the_others_ended_unheard_is_held_and_the_r
     )
     assert outcome.error is None, outcome.error
     assert [entry.who for entry in recording.entries if entry.kind == "held"].count("worker-1") > 0
+
+
+def test_a_rank_that_is_terminated_when_its_loop_is_at_its_end_is_not_started_again() -> None:
+    """Seed 643: SIGTERM came in the last step, the process ended with status 0, and was started again without end."""
+    outcome, recording = run("sim.at(0.4).terminate(2); sim.at(0.4).heal()", ranks=3, steps=3, disk=False)
+    assert outcome.error is None, outcome.error
+    assert outcome.injected["terminate"] == 1
+    assert outcome.virtual_s < 10.0
+    ends = [entry for entry in recording.entries if entry.kind == "process_ended" and entry.who == "worker-2"]
+    assert len(ends) == 1

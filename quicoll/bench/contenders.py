@@ -1,0 +1,262 @@
+"""Who takes part in a comparison: quicoll, torch.distributed over Gloo, and stock aioquic.
+
+All are made in every rank's process, and wait there while another one works. Each does a case's calls in its own
+ordinary way and returns when this rank has what it was to get; quicoll over its public API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import socket
+import sys
+import time
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quicoll.engine.start import read_access
+from quicoll.errors import LocalError
+from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
+from quicoll_transport.link.frames import TAG_SIZE
+from quicoll_transport.net.udp import UdpSocket
+from quicoll_transport.quic import SessionConfig
+from quicoll_transport.quic.stock import StockReceiver, StockSender
+
+if TYPE_CHECKING:
+    from quicoll.bench.plan import Case, Plan
+    from quicoll.job import Job
+    from quicoll_transport.net.addresses import Address
+
+__all__ = ["Contender", "contenders"]
+
+_WINDOW = 16 << 20  # of flow control, the same for both transports
+_PATIENCE = datetime.timedelta(seconds=600)
+
+
+class Contender(ABC):
+    """One way of doing the cases of a plan. `name` is as in the plan's rivals, or "quicoll"."""
+
+    name: str
+
+    @abstractmethod
+    async def prepare(self, case: Case) -> None:
+        """Make what a case needs: memory, above all."""
+
+    @abstractmethod
+    async def call(self, case: Case) -> None:
+        """Do a case once."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of everything."""
+
+
+async def contenders(plan: Plan, job: Job) -> list[Contender]:
+    """Return all that take part, in the order in which they do.
+
+    Args:
+        plan: What is to be done.
+        job: This rank's.
+    Raises:
+        LocalError: Something that a rival needs is not installed.
+    """
+    if plan.work == "transfer":
+        made: list[Contender] = [await Messages.connected(job, plan.datagram_bytes)]
+        if "aioquic" in plan.rivals:
+            made.append(await StockAioquic.connected(job, plan.datagram_bytes))
+        return made
+    made = [Quicoll(job)]
+    if "gloo" in plan.rivals:
+        made.append(await Gloo.joined(job))
+    return made
+
+
+class Quicoll(Contender):
+    """The collectives and steps of a job."""
+
+    name = "quicoll"
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._tensor = np.zeros(0, np.float32)
+        self._out = self._tensor
+
+    async def prepare(self, case: Case) -> None:
+        self._tensor = np.ones(max(1, case.size // 4), np.float32)
+        self._out = np.empty_like(self._tensor)
+
+    async def call(self, case: Case) -> None:
+        group = self._job.group
+        match case.kind:
+            case "barrier":
+                await group.barrier()
+            case "all_reduce":
+                await group.all_reduce(self._tensor, out=self._out)
+            case "step":
+                async with self._job.step():
+                    if case.size:
+                        await group.all_reduce(self._tensor, out=self._out)
+
+    async def close(self) -> None:
+        """The job is its caller's."""
+
+
+class Gloo(Contender):
+    """torch.distributed over Gloo and plain TCP: no encryption, no checksums, nothing agreed on at a step's end.
+
+    A step is its operations and a barrier, which is the least that ranks need to know that all have come so far.
+    """
+
+    name = "gloo"
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._tensor = torch.zeros(0)
+
+    @classmethod
+    async def joined(cls, job: Job) -> Gloo:
+        """Return it with all ranks of a job."""
+        try:
+            import torch
+            from torch import distributed
+        except ModuleNotFoundError as error:
+            raise LocalError("a comparison with Gloo needs torch: pip install 'quicoll[torch]'") from error
+        torch.set_num_threads(1)
+        if sys.platform == "linux":  # or it takes the interface of the host's name, which need not be this machine's
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        port = _free_port() if job.rank == 0 else 0
+        port = await job.group.broadcast_object(port, root=0)
+
+        def meet() -> None:
+            distributed.init_process_group(
+                "gloo",
+                init_method=f"tcp://127.0.0.1:{port}",
+                rank=job.rank,
+                world_size=job.world_size,
+                timeout=_PATIENCE,
+            )
+
+        await asyncio.to_thread(meet)
+        return cls(torch)
+
+    async def prepare(self, case: Case) -> None:
+        self._tensor = self._torch.ones(max(1, case.size // 4))
+
+    async def call(self, case: Case) -> None:
+        distributed = self._torch.distributed
+        if case.size:
+            distributed.all_reduce(self._tensor)
+            self._tensor.fill_(1.0)  # it is reduced in place, and would overflow
+        if not case.size or case.kind == "step":
+            distributed.barrier()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._torch.distributed.destroy_process_group)
+
+
+class Messages(Contender):
+    """A message from rank 0 into memory that rank 1 has posted: checked end to end, acknowledged by the link."""
+
+    name = "quicoll"
+
+    def __init__(self, job: Job, endpoint: Endpoint, link: Link | None, links: asyncio.Future[Link]) -> None:
+        self._job = job
+        self._endpoint = endpoint
+        self._link = link
+        self._links = links
+        self._number = 0
+        self._memory = memoryview(b"")
+
+    @classmethod
+    async def connected(cls, job: Job, datagram_bytes: int) -> Messages:
+        """Return it with the link between ranks 0 and 1 up, with the certificates that both have for the job."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[Link] = loop.create_future()
+        credentials = read_access(job.config).credentials
+        nodes = job.view.nodes
+        endpoint = Endpoint(
+            credentials=credentials,
+            config=EndpointConfig(
+                lost_after_ns=600_000_000_000,
+                session=SessionConfig(datagram_bytes=datagram_bytes, window_bytes=_WINDOW),
+            ),
+            io=UdpSocket("127.0.0.1", 0, loop=loop),
+            loop=loop,
+            incarnation=time.time_ns(),
+            authorize=lambda identity: None,
+            on_link=found.set_result,
+        )
+        address: Address = tuple(await job.group.broadcast_object(list(endpoint.address), root=1))
+        link: Link | None = None
+        if job.rank == 0:
+            link = endpoint.link(replace(endpoint.identity, node=nodes[1]), addresses=[address], dial=True)
+            await link.wait_up()
+        return cls(job, endpoint, link, found)
+
+    async def prepare(self, case: Case) -> None:
+        self._memory = memoryview(bytearray(case.size))
+        if self._job.rank == 1 and self._link is None:
+            self._link = await self._links
+
+    async def call(self, case: Case) -> None:
+        self._number += 1
+        tag = self._number.to_bytes(TAG_SIZE, "big")
+        if self._link is None:
+            return
+        if self._job.rank == 0:
+            await self._link.send(tag, self._memory).future
+        else:
+            await self._link.post(tag, self._memory).future
+
+    async def close(self) -> None:
+        await self._endpoint.aclose()
+
+
+class StockAioquic(Contender):
+    """A stream of aioquic's own asyncio face, answered by a byte when all of it has come; nothing is checked."""
+
+    name = "aioquic"
+
+    def __init__(self, sender: StockSender | None, receiver: StockReceiver | None) -> None:
+        self._sender = sender
+        self._receiver = receiver
+        self._data = b""
+
+    @classmethod
+    async def connected(cls, job: Job, datagram_bytes: int) -> StockAioquic:
+        """Return it with rank 0 connected to rank 1."""
+        receiver: StockReceiver | None = None
+        address: list[object] = []
+        if job.rank == 1:
+            receiver = await StockReceiver.listening(datagram_bytes, window=_WINDOW)
+            address = list(receiver.address)
+        address = await job.group.broadcast_object(address, root=1)
+        sender = None
+        if job.rank == 0:
+            sender = await StockSender.connected(tuple(address), datagram_bytes, window=_WINDOW)
+        return cls(sender, receiver)
+
+    async def prepare(self, case: Case) -> None:
+        self._data = bytes(case.size)
+
+    async def call(self, case: Case) -> None:
+        if self._sender is not None:
+            await self._sender.send(self._data)
+        elif self._receiver is not None:
+            await self._receiver.received()
+
+    async def close(self) -> None:
+        if self._sender is not None:
+            await self._sender.aclose()
+        if self._receiver is not None:
+            self._receiver.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

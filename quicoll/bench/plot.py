@@ -1,0 +1,72 @@
+"""The picture of a run: time by case, each contender a line with its spread, and how much longer quicoll took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quicoll.bench.plan import size_text
+from quicoll.errors import LocalError
+
+if TYPE_CHECKING:
+    from quicoll.bench.figures import Row
+
+__all__ = ["demand_matplotlib", "draw"]
+
+_COLORS = {"quicoll": "#0b6e4f", "gloo": "#c8553d", "aioquic": "#3d5a80"}
+
+
+def demand_matplotlib() -> None:
+    """Raise LocalError where no picture can be drawn: better before the run than after it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise LocalError("--plot needs matplotlib: pip install 'quicoll[plot]'") from error
+
+
+def draw(path: Path, rows: Sequence[Row], *, title: str, subtitle: str) -> None:
+    """Write the picture; the file's ending (png, svg, pdf) says in which form.
+
+    Args:
+        path: The file.
+        rows: Of the run.
+        title: Above it.
+        subtitle: Below the title: on what it was measured.
+    Raises:
+        LocalError: The file cannot be written, or its ending is not known.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.0, 5.4), layout="constrained")
+    axes = figure.add_subplot()
+    places = list(range(len(rows)))
+    for name in rows[0].figures:
+        color = _COLORS.get(name, "#555555")
+        found = [row.figures[name] for row in rows]
+        times = [1e3 * one.median_s for one in found]
+        spread = [
+            [1e3 * (one.median_s - one.least_s) for one in found],
+            [1e3 * (one.most_s - one.median_s) for one in found],
+        ]
+        axes.errorbar(places, times, yerr=spread, marker="o", capsize=3, linewidth=2, color=color, label=name)
+    _label_ratios(axes, rows)
+    axes.set_yscale("log")
+    axes.set_ylabel("milliseconds (log scale; bars: least to most)")
+    axes.set_xticks(places, [row.name if row.size == 0 else size_text(row.size) for row in rows])
+    axes.grid(visible=True, which="major", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"{title}\n", loc="left", fontweight="bold")
+    axes.text(0.0, 1.01, subtitle, transform=axes.transAxes, fontsize=9, color="#555555")
+    axes.legend(frameon=False)
+    try:
+        figure.savefig(path, dpi=160)
+    except (OSError, ValueError) as error:
+        raise LocalError(f"cannot write {path}: {error}") from error
+
+
+def _label_ratios(axes: Any, rows: Sequence[Row]) -> None:
+    for place, row in enumerate(rows):
+        for ratio in list(row.ratios.values())[:1]:
+            at = (place, 1e3 * row.figures["quicoll"].median_s)
+            axes.annotate(f"x {ratio:.2g}", at, xytext=(0, 9), textcoords="offset points", ha="center", fontsize=9)
