@@ -7,8 +7,10 @@
 #   make types   mypy --strict on both packages
 #   make unit    pytest: tests of one module each that start no process, open no socket and do not take long
 #   make system  pytest: all others, against the source tree
-#   make sim     500 clusters on a virtual clock, each broken in another way; every invariant has to hold
+#   make sim     100 clusters on a virtual clock, each broken in another way; every invariant has to hold
 #   make wheel   what only the wheel can break, in an environment that cannot see the source tree
+#   make deep    before a release: all tests, with every case of which test takes some, and sweep; hours
+#   make sweep   as sim, 5,000 clusters; SEEDS=5000:10000 make sweep takes others
 #   make bench   the benchmarks
 #   make clean   everything that the above have made
 #
@@ -40,7 +42,7 @@ PIP_INSTALL = -m pip install --quiet --constraint constraints.txt
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo check test lint types unit system sim wheel bench clean
+.PHONY: demo check test lint types unit system sim wheel deep sweep bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/quicoll demo --json demo.json
@@ -66,9 +68,20 @@ unit: $(VENV)/.dev
 system: $(VENV)/.dev
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not quick'
 
+# As many seeds as take two minutes; tests/sim/test_swarm.py holds what they have to meet.
 sim: $(VENV)/.dev
 	mkdir -p build
-	$(BIN)/quicoll sim --seeds 0:500 --json build/sim.json
+	$(BIN)/quicoll sim --seeds 0:100 --json build/sim.json
+
+SEEDS ?= 0:5000
+
+sweep: $(VENV)/.dev
+	mkdir -p build
+	$(BIN)/quicoll sim --seeds $(SEEDS) --json build/sweep.json
+
+deep: $(VENV)/.dev
+	QUICOLL_TEST_DEEP=1 $(BIN)/python -m pytest $(PARALLEL) --timeout=0
+	$(MAKE) sweep
 
 # What a user installs is the wheel: a module, a py.typed, an entry point or a dependency that was forgotten shows only
 # there. All runs from an empty directory and with -P, so that no import can find the source tree. Every module is

@@ -1,6 +1,6 @@
 """What it costs to hand a state over: seconds, memory and bytes, between real processes.
 
-    python benchmarks/handover.py [--mib 256] [--workers 2] [--small 0] [--json FILE]
+    python benchmarks/handover.py [--mib 256] [--workers 2] [--small 0] [--beside] [--json FILE]
 
 worker-0 says that its state is the one after step 1, the others have another state of the same shapes; `job.ready()`
 brings them to one. For each worker: seconds of `ready`, and of a core; the most memory that its process held above what
@@ -8,12 +8,18 @@ it held before (VmHWM, which Linux lets a process set back, less VmRSS); how lon
 longest; the payload that its links sent and received. The state's memory has been written before, so it is not in the
 difference.
 --small puts so many tensors of 100 bytes beside the large ones.
+
+--beside lets the ranks train: of the state all but 1 MiB is frozen. The last worker's process ends after some steps and
+is started again, without the state. Told is how long the others committed nothing after it was back, and how many steps
+they committed until it took part again: once where the state is handed over while all wait (learn_from_bytes=0), once
+where it is learned beside the steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import sys
@@ -30,6 +36,8 @@ from quicoll import checkpoint
 from quicoll.launch.supervisor import Supervisor
 
 _TENSORS = 8
+_BEFORE, _AFTER = 10, 10  # steps of the worker that ends, and of the one that is back
+_COMPUTE_S = 0.1
 _MIB = 1 << 20
 
 
@@ -93,20 +101,77 @@ async def work(mib: int, small: int, directory: Path) -> None:
         await job.group.barrier()
 
 
-def measure(mib: int, workers: int, small: int) -> dict[str, Any]:
+async def train(mib: int, directory: Path) -> None:
+    """Until the worker that came back has done _AFTER steps."""
+    node, returned = os.environ["QUICOLL_NODE"], os.environ.get("QUICOLL_RESTARTS", "0") != "0"
+    last = node == f"worker-{int(os.environ['QUICOLL_WORLD_SIZE']) - 1}"
+    state = {"frozen": np.full((mib - 1) * _MIB, 0 if returned else 7, np.uint8), "hot": np.zeros(_MIB // 8)}
+    joined = time.monotonic()
+    commits: list[float] = []
+    done: list[bool] = []
+
+    def load(new: Mapping[str, Any]) -> None:
+        for name, value in new.items():
+            np.copyto(state[name], value)
+
+    def apply(total: Any) -> None:
+        state["hot"] += total[0]
+        commits.append(time.monotonic())
+        done.append(total[1] > 0)
+
+    async with quicoll.join(lost_after=10.0, hold_timeout=600.0) as job:
+        job.register_state(lambda: state, load)
+        while not any(done):
+            try:
+                async with job.step() as step:
+                    await asyncio.sleep(_COMPUTE_S)
+                    mine = [1.0, float(returned and len(commits) >= _AFTER)]
+                    total = await job.group.all_reduce(np.array(mine))
+                    step.on_commit(lambda total=total: apply(total))
+            except quicoll.StepAborted:
+                continue
+            if last and not returned and len(commits) == _BEFORE:
+                os._exit(1)
+    report = {"joined": joined, "commits": commits, "digest": checkpoint.digest(state)}
+    (directory / f"{node}.json").write_text(json.dumps(report))
+
+
+def beside(mib: int, workers: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"mib": mib, "workers": workers}
+    for name, learn_from in (("all wait", 0), ("learned", 64 * _MIB)):
+        os.environ["QUICOLL_LEARN_FROM_BYTES"] = str(learn_from)
+        ranks = run(["--beside", "--mib", str(mib)], workers, restarts=1)
+        back, first = ranks[f"worker-{workers - 1}"], ranks["worker-0"]
+        since, until = back["joined"], back["commits"][0]
+        times = [since, *(at for at in first["commits"] if since < at < until), until]
+        found[name] = {
+            "seconds": round(until - since, 2),
+            "still_s": round(max(after - before for before, after in itertools.pairwise(times)), 2),
+            "steps_meanwhile": len(times) - 2,
+        }
+    return found
+
+
+def run(arguments: list[str], workers: int, *, restarts: int = 0) -> dict[str, Any]:
+    """What each worker has reported."""
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="quicoll-bench-") as directory:
-        command = [sys.executable, __file__, "--mib", str(mib), "--small", str(small), "--directory", directory]
-        run = Supervisor(
-            command, workers=workers, job="handover", max_restarts=0, lost_after=10.0,
+        command = [sys.executable, __file__, *arguments, "--directory", directory]
+        ranks = Supervisor(
+            command, workers=workers, job="handover", max_restarts=restarts, lost_after=10.0,
             output=lambda node, line: lines.append(f"{node}: {line}"),
         )  # fmt: skip
-        outcome = asyncio.run(run.run())
+        outcome = asyncio.run(ranks.run())
         if outcome.exit_status:
             raise SystemExit("\n".join([*lines, outcome.reason]))
         found = {path.stem: json.loads(path.read_text()) for path in sorted(Path(directory).glob("*.json"))}
     if len({each.pop("digest") for each in found.values()}) != 1:
         raise SystemExit("the states differ")
+    return found
+
+
+def measure(mib: int, workers: int, small: int) -> dict[str, Any]:
+    found = run(["--mib", str(mib), "--small", str(small)], workers)
     return {"mib": mib, "small": small, "workers": found}
 
 
@@ -115,11 +180,24 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--small", type=int, default=0)
+    parser.add_argument("--beside", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--directory", type=Path, default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.directory is not None and "QUICOLL_NODE" in os.environ:
-        asyncio.run(work(given.mib, given.small, given.directory))
+        working = train(given.mib, given.directory) if given.beside else work(given.mib, given.small, given.directory)
+        asyncio.run(working)
+        return
+    if given.beside:
+        found = beside(given.mib, given.workers)
+        for name in ("all wait", "learned"):
+            each = found[name]
+            print(
+                f"{name}: back after {each['seconds']} s, in which the others committed {each['steps_meanwhile']} "
+                f"steps; without one for {each['still_s']} s at the longest"
+            )
+        if given.json is not None:
+            given.json.write_text(json.dumps(found, indent=1) + "\n")
         return
     found = measure(given.mib, given.workers, given.small)
     for node, each in found["workers"].items():

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.seed import Seed
     from quicoll.observability.events import Event, JsonLines, Observer
     from quicoll.observability.stragglers import Straggler
-    from quicoll.step import Step
+    from quicoll.step.context import Step
 
 __version__ = "0.1.0"
 
@@ -105,7 +105,7 @@ _HOMES = {
     "ReduceOp": "quicoll.numerics.reduce",
     "Seed": "quicoll.numerics.seed",
     "Shards": "quicoll.collectives.shards",
-    "Step": "quicoll.step",
+    "Step": "quicoll.step.context",
     "Straggler": "quicoll.observability.stragglers",
     "View": "quicoll.membership.view",
     "determinism_report": "quicoll.audit.environment",

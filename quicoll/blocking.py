@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import quicoll.job as _asynchronous
-import quicoll.step as _steps
+import quicoll.step.context as _steps
 from quicoll.collectives.blocking_group import Group, documented_as
 from quicoll.collectives.handle import BlockingHandle
 from quicoll.errors import LocalError

@@ -52,6 +52,7 @@ class JoinSettings(TypedDict, total=False):
     stop_timeout: float | None
     chunk_bytes: int | None
     state_check_every: int | None
+    learn_from_bytes: int | None
     straggler_after: float | None
     events: str | os.PathLike[str] | None
     transport_events: bool | None
@@ -165,6 +166,7 @@ _FIELDS: dict[str, _Field] = {
     "stop_timeout": _Field(_seconds, 5.0),
     "chunk_bytes": _Field(partial(_integer, least=1, most=1 << 40), 1 << 20),
     "state_check_every": _Field(partial(_integer, least=0, most=MAX_WHOLE), 100),
+    "learn_from_bytes": _Field(partial(_integer, least=0, most=MAX_WHOLE), 64 << 20),
     "straggler_after": _Field(_seconds, 0.25),
     "events": _Field(_text, None),
     "transport_events": _Field(_switch, False),
@@ -231,6 +233,9 @@ class Config:
         state_check_every: Committed steps from one comparison of all ranks' states to the next, beside those when a
             view begins and after its first step; 0 compares only when it begins. Where ranks set different ones, the
             lowest rank's holds.
+        learn_from_bytes: Size of a state from which on a rank that is behind first learns it outside of views, while
+            the others go on; 0: it is always handed over while they wait. Where ranks set different ones, the lowest
+            rank's holds.
         straggler_after: How much later than most a rank calls a collective to be reported as a straggler.
         events: Directory for one JSON-lines file of events for each node; None writes none.
         transport_events: Whether the transport's own events (connections, suspicion, resends, refusals) are reported
@@ -257,6 +262,7 @@ class Config:
     stop_timeout: float
     chunk_bytes: int
     state_check_every: int
+    learn_from_bytes: int
     straggler_after: float
     events: str | None
     transport_events: bool

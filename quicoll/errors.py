@@ -115,7 +115,28 @@ class PeerError(QuicollError):
 
 
 class Corrupted(QuicollError):
-    """A payload failed its checksum after all resends, or ranks hold different results; nothing was applied."""
+    """A payload failed its checksum after all resends, or ranks hold different results; nothing was applied.
+
+    Attributes:
+        odd: Where it was found by comparing digests, the ranks that have, or sent, what is not right, or were sent
+            other bits; may be empty. None where a checksum showed it, or the coordinator told it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        node: str = "",
+        view: int | None = None,
+        step: int | None = None,
+        op: str = "",
+        lost: tuple[str, ...] = (),
+        usable: bool | None = None,
+        odd: tuple[int, ...] | None = None,
+    ) -> None:
+        super().__init__(message, rank=rank, node=node, view=view, step=step, op=op, lost=lost, usable=usable)
+        self.odd = odd
 
 
 class Partitioned(QuicollError):
@@ -131,15 +152,18 @@ class JobDone(QuicollError, SystemExit):
 
     That is a good end, so it is a `SystemExit` too: a program that does not catch it ends with status 0 and without a
     traceback, and `quicoll run` counts its worker as done. `except quicoll.JobDone` (or QuicollError) catches it, for a
-    program that wants the final state: that is in the last checkpoint, where the job writes some.
+    program that wants the final state. No rank is left that could hand it over: it is in the checkpoint of that step,
+    where the job wrote one (`quicoll.checkpoint.of_step`, `quicoll.train.final_result`).
 
     Attributes:
         step: The step at which the job ended, as the ranks that ended it count.
+        holds_state: Whether this rank's registered state is the one after that step.
     """
 
-    def __init__(self, message: str, *, step: int) -> None:
+    def __init__(self, message: str, *, step: int, holds_state: bool = False) -> None:
         super().__init__(message, step=step)
         self.step: int = step
+        self.holds_state = holds_state
         self.code = 0
 
 

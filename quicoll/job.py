@@ -23,7 +23,8 @@ from quicoll.errors import LocalError, Terminated
 from quicoll.numerics.seed import Seed
 from quicoll.state.rank_state import RankState
 from quicoll.state.version import StateVersion
-from quicoll.step import Step, StepPhase, StepProtocol, at_work
+from quicoll.step.context import Step
+from quicoll.step.protocol import StepPhase, StepProtocol, at_work
 from quicoll.stop import StopRequest, sigterm_asks
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Job:
             state_group=Group(self._context, STATE),
             hold_timeout=config.hold_timeout,
             check_every=config.state_check_every,
+            learn_from=config.learn_from_bytes,
             stop=self._stop,
             stop_timeout=config.stop_timeout,
         )

@@ -71,6 +71,34 @@ class StopRequest:
 
         return forget
 
+    def limit(self, loop: asyncio.AbstractEventLoop, after: float, overdue: Callable[[], None]) -> Callable[[], None]:
+        """Call a function on a loop some time after it is asked for, if this is not taken back before.
+
+        Args:
+            loop: The loop, of any thread.
+            after: Seconds.
+            overdue: The function.
+        Returns:
+            Takes this back; a call that is on its way then comes all the same.
+        """
+        timers: list[asyncio.TimerHandle] = []
+        taken_back = False
+
+        def asked() -> None:
+            if not timers and not taken_back:
+                timers.append(loop.call_later(after, overdue))
+
+        forget = self.on_ask(loop, asked)
+
+        def unlimit() -> None:
+            nonlocal taken_back
+            taken_back = True
+            forget()
+            for timer in timers:
+                loop.call_soon_threadsafe(timer.cancel)
+
+        return unlimit
+
     @contextlib.contextmanager
     def interrupting(self, *, after: float = 0.0) -> Iterator[None]:
         """Give up what is awaited in the block when it is asked for.

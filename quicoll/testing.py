@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
 from quicoll.checks import seconds as duration
 from quicoll.checks import whole
@@ -28,7 +28,7 @@ from quicoll.membership.journal import MemoryJournal
 from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
 from quicoll.membership.view import MAX_INT
 from quicoll.observability.events import Event, Observer, Observers
-from quicoll.step import at_work
+from quicoll.step.protocol import at_work
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.faults.compose import Cut, Installed, InstalledPayload, PayloadRule, Rule
 from quicoll_transport.net.udp import UdpSocket
@@ -86,21 +86,9 @@ async def disturb_network(job: Job, rule: Rule) -> AsyncIterator[Installed]:
     Yields:
         The installed rule, whose `stats` count.
     """
-    engine, runtime = job.internals.engine, job.internals.runtime
-
-    async def install() -> Installed:
-        engine.observers.emit("fault", what=f"network disturbed: {rule!r}")
-        return engine.faults.add(rule)
-
-    async def remove() -> None:
-        installed.remove()
-
-    installed = await runtime.call(install())
-    try:
+    add = job.internals.engine.faults.add
+    async with _installed(job, f"network disturbed: {rule!r}", lambda: add(rule)) as installed:
         yield installed
-    finally:
-        with suppress(LocalError):  # the job ended inside the block, and its network with it
-            await runtime.call(remove())
 
 
 @asynccontextmanager
@@ -113,20 +101,32 @@ async def corrupt_payloads(job: Job, rule: PayloadRule) -> AsyncIterator[Install
     Yields:
         The installed rule; its `seen` and `changed` count payloads.
     """
+    add = job.internals.engine.faults.add_payload
+    async with _installed(job, f"payloads disturbed: {rule!r}", lambda: add(rule)) as installed:
+        yield installed
+
+
+_InstalledT = TypeVar("_InstalledT", Installed, InstalledPayload)
+
+
+@asynccontextmanager
+async def _installed(job: Job, what: str, add: Callable[[], _InstalledT]) -> AsyncIterator[_InstalledT]:
+    """Add a rule on the engine's loop, say so in its events, and remove it at the end of the block."""
     engine, runtime = job.internals.engine, job.internals.runtime
 
-    async def install() -> InstalledPayload:
-        engine.observers.emit("fault", what=f"payloads disturbed: {rule!r}")
-        return engine.faults.add_payload(rule)
+    async def install() -> _InstalledT:
+        engine.observers.emit("fault", what=what)
+        return add()
+
+    installed = await runtime.call(install())
 
     async def remove() -> None:
         installed.remove()
 
-    installed = await runtime.call(install())
     try:
         yield installed
     finally:
-        with suppress(LocalError):
+        with suppress(LocalError):  # the job ended inside the block, and its network with it
             await runtime.call(remove())
 
 

@@ -62,6 +62,7 @@ TOGETHER_S = 120.0  # until all workers commit again
 END_S = 120.0  # until all workers have ended
 MORE_STEPS = 20  # from the last one seen to the last one of all
 DEATHS = 20  # of processes, by themselves
+KINDS = ("kill", "pause", "long pause", "coordinator", "cut", "bad memory", "false vote")
 INSIDE = "QUICOLL_TEST_CHAOS_NAMESPACE"
 SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
 
@@ -368,6 +369,7 @@ class Run:
     net: Net
     rng: random.Random
     interrupted: list[int]
+    only: tuple[str, ...] = ()  # kinds; () for all
     faults: list[Fault] = field(default_factory=list)
     ending: bool = False
 
@@ -409,7 +411,8 @@ class Run:
             "bad memory": lambda node: self._lie(node, "memory"),
             "false vote": lambda node: self._lie(node, "vote"),
         }
-        return found | ({"cut": self._cut} if self.net.spaces else {})
+        found |= {"cut": self._cut} if self.net.spaces else {}
+        return {kind: found[kind] for kind in found if not self.only or kind in self.only}
 
     def _kill(self, node: str) -> None:
         self.processes.kill(node)
@@ -521,13 +524,20 @@ def interrupts() -> Iterator[list[int]]:
 
 
 def run(
-    seconds: float, *, workers: int, seed: int, keep: bool, say: Callable[[str], None], interrupted: list[int]
+    seconds: float,
+    *,
+    workers: int,
+    seed: int,
+    keep: bool,
+    only: tuple[str, ...],
+    say: Callable[[str], None],
+    interrupted: list[int],
 ) -> int:
     directory = Path(tempfile.mkdtemp(prefix="quicoll-chaos-"))
     net = network(workers)
     processes = Processes(directory, net, workers)
     commits = Commits(directory, processes.nodes)
-    chaos = Run(processes, commits, net, random.Random(seed), interrupted)
+    chaos = Run(processes, commits, net, random.Random(seed), interrupted, only)
     failure = "an error of this program"
     try:
         chaos.go(seconds, say)
@@ -556,6 +566,7 @@ def run(
         say(f"FAILED: {failure}")
         say(
             f"what the processes said is in {directory}; again: python tests/chaos.py --seed {seed} --workers {workers}"
+            + "".join(f" --only '{kind}'" for kind in only)
         )
         return 1
     say(f"all {workers} workers end with the state of the undisturbed training")
@@ -567,9 +578,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--workers", type=int, default=4, help="3 or more")
     parser.add_argument("--seed", type=int, default=None, help="of the faults; drawn, and printed, if not given")
+    parser.add_argument("--only", action="append", choices=KINDS, help="this kind of fault; may be given again")
     parser.add_argument("--keep", action="store_true", help="keep what the processes said, if all went well too")
     parser.add_argument("--no-namespaces", action="store_true", help="stay on the loopback interface, without cuts")
     options = parser.parse_args(arguments)
+    only = tuple(dict.fromkeys(options.only or ()))
     if options.workers < 3:
         parser.error("fewer than 3 workers have no majority without one")
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
@@ -580,11 +593,13 @@ def main(arguments: list[str]) -> int:
         sys.stdout.flush()
 
     say(f"seed {seed}, {options.workers} workers, lost_after {LOST_AFTER:g} s")
-    if why:
+    if why and only == ("cut",):
+        parser.error(f"no cuts: no network namespaces here ({why})")
+    if why and (not only or "cut" in only):
         say(f"no cuts: no network namespaces here ({why})")
     try:
         with interrupts() as interrupted:
-            how = {"workers": options.workers, "seed": seed, "keep": options.keep}
+            how = {"workers": options.workers, "seed": seed, "keep": options.keep, "only": only}
             return run(60 * options.minutes, **how, say=say, interrupted=interrupted)
     except KeyboardInterrupt:
         return 130

@@ -40,24 +40,24 @@ async def fit(job: Job, sim: quicoll.sim.Simulation) -> None:
     assert np.abs(weights - line_fit.TRUE_WEIGHTS).max() < 1.5
 
 
-@quicoll.sim.scenario(seeds=10, ranks=4, steps=STEPS)
+@quicoll.sim.scenario(seeds=3, ranks=4, steps=STEPS)
 async def test_the_loop_survives_whatever_a_seed_breaks(job: Job, sim: quicoll.sim.Simulation) -> None:
     await fit(job, sim)
 
 
-@quicoll.sim.scenario(seeds=2, ranks=4, script=split)
+@quicoll.sim.scenario(seeds=1, ranks=4, script=split)
 async def test_the_loop_survives_a_split(job: Job, sim: quicoll.sim.Simulation) -> None:
     await fit(job, sim)
 
 
-@quicoll.sim.scenario(seeds=2, ranks=4, script=lose_one)
+@quicoll.sim.scenario(seeds=1, ranks=4, script=lose_one)
 async def test_the_loop_survives_the_loss_of_a_machine_and_of_the_coordinator(
     job: Job, sim: quicoll.sim.Simulation
 ) -> None:
     await fit(job, sim)
 
 
-@quicoll.sim.scenario(seeds=2, ranks=4, script=go_deaf)
+@quicoll.sim.scenario(seeds=1, ranks=4, script=go_deaf)
 async def test_the_loop_survives_a_rank_that_hears_nothing(job: Job, sim: quicoll.sim.Simulation) -> None:
     await fit(job, sim)
 

@@ -27,7 +27,7 @@ from quicoll_transport.quic import SessionConfig
 from quicoll_transport.quic.stock import StockReceiver, StockSender
 
 if TYPE_CHECKING:
-    from quicoll.bench.plan import Case, Plan
+    from quicoll.bench.cases import Case, Programme
     from quicoll.job import Job
     from quicoll_transport.net.addresses import Address
 
@@ -55,7 +55,7 @@ class Contender(ABC):
         """Let go of everything."""
 
 
-async def contenders(plan: Plan, job: Job) -> list[Contender]:
+async def contenders(plan: Programme, job: Job) -> list[Contender]:
     """Return all that take part, in the order in which they do.
 
     Args:

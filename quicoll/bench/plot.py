@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quicoll.bench.plan import size_text
+from quicoll.bench.cases import size_text
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
     from quicoll.bench.figures import Row
 
-__all__ = ["demand_matplotlib", "draw"]
+__all__ = ["demand_matplotlib", "draw_figures"]
 
 _COLORS = {"quicoll": "#0b6e4f", "gloo": "#c8553d", "aioquic": "#3d5a80"}
 
@@ -25,7 +25,7 @@ def demand_matplotlib() -> None:
         raise LocalError("--plot needs matplotlib: pip install 'quicoll[plot]'") from error
 
 
-def draw(path: Path, rows: Sequence[Row], *, title: str, subtitle: str) -> None:
+def draw_figures(path: Path, rows: Sequence[Row], *, title: str, subtitle: str) -> None:
     """Write the picture; the file's ending (png, svg, pdf) says in which form.
 
     Args:

@@ -1,6 +1,6 @@
-"""A rank of a benchmark: `python -m quicoll.bench.rank PLAN RESULT`, started by `quicoll bench` through its supervisor.
+"""A rank of a benchmark: `python -m quicoll.bench.rank CASES RESULT`; `quicoll bench` starts it, by its supervisor.
 
-PLAN is a file with the plan; rank 0 writes what it measured to RESULT, one JSON object for a line, a line for a case.
+CASES is a file with the programme; rank 0 writes what it measured to RESULT, one JSON object a line, one line a case.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import quicoll
+from quicoll.bench.cases import Programme
 from quicoll.bench.contenders import contenders
-from quicoll.bench.plan import Plan
 
 if TYPE_CHECKING:
+    from quicoll.bench.cases import Case
     from quicoll.bench.contenders import Contender
-    from quicoll.bench.plan import Case
     from quicoll.job import Job
 
 __all__: list[str] = []
@@ -30,7 +30,7 @@ _JOIN_S = 120.0
 _MOST_CALLS = 10_000
 
 
-async def measure(plan: Plan, result: Path) -> None:
+async def measure(plan: Programme, result: Path) -> None:
     """Carry the plan out as one of its ranks."""
     async with quicoll.join(join_timeout=_JOIN_S) as job:
         made = await contenders(plan, job)
@@ -74,7 +74,7 @@ async def _round(job: Job, contender: Contender, case: Case, calls: int) -> dict
 def main() -> None:
     """Run as one rank."""
     plan, result = Path(sys.argv[1]), Path(sys.argv[2])
-    asyncio.run(measure(msgspec.json.decode(plan.read_bytes(), type=Plan), result))
+    asyncio.run(measure(msgspec.json.decode(plan.read_bytes(), type=Programme), result))
 
 
 if __name__ == "__main__":

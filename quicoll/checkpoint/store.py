@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = np.ndarray[Any, Any] | torch.Tensor
 
-__all__ = ["Checkpoint", "digest", "latest", "load", "save", "snapshot"]
+__all__ = ["Checkpoint", "digest", "latest", "load", "of_step", "save", "snapshot"]
 
 _log = logging.getLogger("quicoll.checkpoint")
 
@@ -247,6 +247,33 @@ def latest(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> Ch
     if found:
         raise CheckpointError(f"none of the {len(found)} checkpoints is whole", path=str(folder))
     return None
+
+
+def of_step(directory: str | os.PathLike[str], step: int, *, disk: Disk | None = None) -> Checkpoint:
+    """Return the checkpoint of one step, such as the last one of a job that is done (`JobDone.step`).
+
+    Args:
+        directory: Where the checkpoints are.
+        step: The step that it was saved for.
+        disk: Where to read; None: the real disk.
+    Returns:
+        The checkpoint.
+    Raises:
+        CheckpointError: There is none of this step, which says of which step the newest is; or it is damaged.
+    """
+    disk = disk or _OS_DISK
+    folder = Path(directory)
+    try:
+        found = dict(_steps(disk, folder))
+    except OSError as error:
+        raise CheckpointError(f"no checkpoint of step {step}: {_reason(error)}", path=str(folder)) from error
+    if step not in found:
+        there = f"the newest is of step {max(found)}" if found else "there is none at all"
+        raise CheckpointError(f"no checkpoint of step {step}; {there}", path=str(folder))
+    checkpoint = load(found[step], disk=disk)
+    if checkpoint.step != step:
+        raise CheckpointError(f"it holds step {checkpoint.step} under the name of {step}", path=str(found[step]))
+    return checkpoint
 
 
 def digest(tensors: Mapping[str, Array]) -> str:

@@ -26,8 +26,8 @@ from quicoll.errors import LocalError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from quicoll.bench.cases import Programme
     from quicoll.bench.figures import Row
-    from quicoll.bench.plan import Plan
 
 __all__ = ["register", "table_of"]
 
@@ -67,10 +67,10 @@ def bench(
     transfer sends a message from one process to another, allreduce sums tensors of many sizes, latency times the
     smallest operations, and step a step with its vote. Exit status 0 when all was measured.
     """
+    from quicoll.bench.cases import WORKS, Programme
     from quicoll.bench.figures import row_of
     from quicoll.bench.limits import measure_limits
-    from quicoll.bench.plan import WORKS, Plan
-    from quicoll.bench.plot import demand_matplotlib, draw
+    from quicoll.bench.plot import demand_matplotlib, draw_figures
     from quicoll_transport.quic import SessionConfig
 
     if work not in WORKS:
@@ -82,7 +82,7 @@ def bench(
     SessionConfig(datagram_bytes=datagram)  # says what it may be
     rivals = tuple(name.strip() for name in versus.split(",")) if versus else ()
     chosen = tuple(size_of(text) for text in sizes.split(",")) if sizes else ()
-    plan = Plan.of(work, rivals=rivals, sizes=chosen, rounds=rounds, datagram_bytes=datagram)
+    plan = Programme.of(work, rivals=rivals, sizes=chosen, rounds=rounds, datagram_bytes=datagram)
     if "gloo" in rivals:
         _demand_torch()
     if plot is not None:
@@ -122,7 +122,7 @@ def bench(
     )
     if plot is not None:
         subtitle = f"{ranks} processes on {machine['cpus']} cores, medians of {rounds} rounds; x: time to the other's"
-        draw(plot, rows, title=f"quicoll bench {work}", subtitle=subtitle)
+        draw_figures(plot, rows, title=f"quicoll bench {work}", subtitle=subtitle)
 
 
 def _demand_torch() -> None:
@@ -132,7 +132,7 @@ def _demand_torch() -> None:
         raise LocalError("--vs gloo needs torch: pip install 'quicoll[torch]'")
 
 
-def _run(plan: Plan, ranks: int) -> list[dict[str, Any]]:
+def _run(plan: Programme, ranks: int) -> list[dict[str, Any]]:
     """Return what rank 0 wrote. Raises typer.Exit with the run's status where it did not end well."""
     import msgspec
 

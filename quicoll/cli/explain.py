@@ -21,7 +21,8 @@ from quicoll.collectives.base import even_rows
 from quicoll.errors import LocalError
 from quicoll.numerics.dtypes import DTYPES
 from quicoll.numerics.reduce import Precision, ReduceOp
-from quicoll.plan.cost import FAR, NEAR, Forecast, NetworkModel, limit, predict
+from quicoll.plan.forecast import Forecast, limit, predict
+from quicoll.plan.network import FAR, NEAR, NetworkModel
 from quicoll.plan.picture import draw
 from quicoll.plan.schedule import ElementFormat, Schedule, element_format, move, reduction, require_ring_options
 

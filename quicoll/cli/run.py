@@ -88,8 +88,8 @@ def run_script(
 ) -> None:
     """Run a script as several workers: quicoll run -n 4 train.py, or -m package.train, or -- python train.py.
 
-    Exit status 0 when all have ended with 0, 1 when one keeps dying; 143 and 130 after SIGTERM and Ctrl-C, which are
-    passed on to the workers. A second one ends them at once.
+    Exit status 0 when all have ended with 0, 1 when one keeps dying; 143 and 130 after SIGTERM and Ctrl-C: the
+    workers get SIGTERM, and --grace to end in. A second one ends them at once.
     """
     supervisor = Supervisor(
         [*(_module(script) if module else _program(script)), *(arguments or ())],

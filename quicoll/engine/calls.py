@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 from quicoll.engine.differences import brief, difference
 from quicoll.engine.messages import Announce, Farewell, size_in_memory
 from quicoll.errors import Mismatch, PeerError
-from quicoll.plan.cost import NetworkModel, agreed, quantised
+from quicoll.plan.network import NetworkModel, agreed, quantised
 
 if TYPE_CHECKING:
     from quicoll.membership.view import View

@@ -14,6 +14,7 @@ A link that ends breaks the communicator if its node is in the view. The parts t
     views.py                              the communicator, what peers say to it, and how earlier views ended
     decisions.py                          what became of steps, for callers who ask late
     waiting.py                            how callers wait, and what they are told
+    lessons.py                            a state on its way to or from a node outside of the view
     certificates.py                       what an operator does with certificates
     common_settings.py                    what this rank takes from the coordinator's settings
 """
@@ -30,6 +31,8 @@ from quicoll.engine.common_settings import DECISION_MARGIN_S, CommonSettings
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.engine.decisions import StepOutcomes
 from quicoll.engine.failures import failed_node, kind_of
+from quicoll.engine.lessons import LessonTraffic
+from quicoll.engine.messages import Announce, Farewell
 from quicoll.engine.peer_links import PeerLinks
 from quicoll.engine.views import Views
 from quicoll.engine.waiting import Waiting, job_closed
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.engine.calls import Call
     from quicoll.engine.decisions import Decision
+    from quicoll.engine.messages import PeerMessage
     from quicoll.membership.messages import CoordinatorMessage
     from quicoll.membership.view import View
     from quicoll.observability.events import Observers
@@ -159,10 +163,13 @@ class Engine:
             job=config.job,
             node=config.node,
             loop=loop,
-            on_message=self._views.receive,
+            on_message=self._on_peer_message,
             on_state=self._on_peer_state,
             on_formed=self._on_links_formed,
             on_reached=self._on_paths_reached,
+        )
+        self.lessons = LessonTraffic(
+            loop=loop, link_to=lambda node: self.endpoint.links.get(Identity(config.job, WORKER, node))
         )
         self._waiting = Waiting(
             loop=loop,
@@ -183,12 +190,13 @@ class Engine:
 
     # -- what callers ask for ------------------------------------------------------------------------------------
 
-    async def wait_view(self, timeout: float, *, joining: bool = False) -> View | JobOver:
+    async def wait_view(self, timeout: float | None, *, joining: bool = False, after: int = 0) -> View | JobOver:
         """Wait for a view at work.
 
         Args:
-            timeout: Seconds.
+            timeout: Seconds; None where the caller ends the wait itself.
             joining: Whether this is the first view of the job, for the error.
+            after: A view that is left, and does not count.
         Returns:
             The view; or that the job is done. That is no error here: `JobDone` is a SystemExit too, which would end the
             loop that this runs on.
@@ -197,7 +205,12 @@ class Engine:
             PeerError: The coordinator refuses this rank; or, when joining, no view came in time.
             Partitioned: No view came in time.
         """
-        return await self._waiting.view(self._views.present, timeout, joining=joining)
+
+        def present() -> View | None:
+            view = self._views.present()
+            return None if view is None or view.view_id == after else view
+
+        return await self._waiting.view(present, timeout, joining=joining)
 
     async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
         """Run a collective in view `view_id`.
@@ -319,23 +332,44 @@ class Engine:
 
         Args:
             view_id: The view.
-            error: What was found; the rank that it names is the culprit.
+            error: What was found; the rank that it names is the culprit, or the ones that it has as odd are.
         """
         communicator = self._views.installed(view_id)
         if communicator is not None:
-            blamed = () if error.rank is None or not isinstance(error, Corrupted) else (error.rank,)
+            odd = error.odd if isinstance(error, Corrupted) else ()
+            blamed = odd if odd is not None else () if error.rank is None else (error.rank,)
             communicator.fail(error, blamed)
 
-    def state_received(self, rank: int, step: int, index: int) -> None:
+    async def step_out(self, view_id: int) -> None:
+        """Leave a view between two steps, to learn its state; `step_in` follows. What this rank held counts as lost.
+
+        Args:
+            view_id: The view that the caller is in.
+        Raises:
+            QuicollError: The view is not at work any more.
+        """
+        self._member.state_lost()
+        if self._views.at_work(view_id) is None or self._member.next_step is None:
+            raise await self._views.why_over(view_id)
+        self._member.step_out()
+        self._work()
+
+    def step_in(self) -> None:
+        """Be in views again, if this rank has stepped out of one and is in no other."""
+        self._member.learned()
+        self._work()
+
+    def state_received(self, rank: int, step: int, index: int, confirmed_by: Sequence[str]) -> None:
         """Take note that this rank was brought to the state after a step.
 
         Args:
             rank: The rank that gave the state.
             step: The caller's number of the step.
             index: The coordinator's.
+            confirmed_by: Other nodes that hold the same state.
         """
         self._member.caught_up(index)
-        self.observers.emit("state_received", from_rank=rank, step=step)
+        self.observers.emit("state_received", from_rank=rank, step=step, confirmed_by=list(confirmed_by))
 
     def state_torn(self, step: int, cause: str) -> None:
         """Take note that this rank's state is half overwritten, and counts as none.
@@ -380,6 +414,7 @@ class Engine:
         if self._timer is not None:
             self._timer.cancel()
         self._peers.stop()
+        self.lessons.stop()
         self._waiting.close()
         await self.endpoint.aclose(reason=f"it {departure(clip(reason))}")
         self.observers.close()
@@ -402,6 +437,7 @@ class Engine:
     def _on_peer_state(self, link: Link) -> None:
         if self._waiting.closed or not link.ended:
             return
+        self.lessons.link_ended(link)
         communicator = self._views.link_ended(link)
         if communicator is None:
             return
@@ -415,6 +451,12 @@ class Engine:
         )
         communicator.fail(lost)
         self._work()
+
+    def _on_peer_message(self, link: Link, message: PeerMessage) -> None:
+        if isinstance(message, Announce | Farewell):
+            self._views.receive(link, message)
+        else:
+            self.lessons.receive(link, message)
 
     def _emit_lost(self, link: Link) -> None:
         silent = link.error.silent_for if link.error is not None else 0.0

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 __all__ = ["error_of_end", "failed_node", "kind_of"]
 
-_KINDS: dict[FailureKind, type[QuicollError]] = {"mismatch": Mismatch, "corrupted": Corrupted}
+_KINDS: dict[FailureKind, type[QuicollError]] = {
+    "mismatch": Mismatch,
+    "corrupted": Corrupted,
+    "differs": Corrupted,
+}
 
 
 def error_of_end(view: View, action: Deactivate) -> QuicollError:
@@ -25,6 +29,8 @@ def error_of_end(view: View, action: Deactivate) -> QuicollError:
 
 def kind_of(error: QuicollError) -> FailureKind:
     """Return how the membership protocol calls a failure of this kind."""
+    if isinstance(error, Corrupted) and error.odd is not None:
+        return "differs"
     return next((kind for kind, known in _KINDS.items() if isinstance(error, known)), "failed")
 
 

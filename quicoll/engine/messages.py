@@ -1,6 +1,6 @@
-"""What the ranks of a view send each other beside payloads: small messages, in order, exactly once.
+"""What ranks send each other beside payloads: small messages, in order, exactly once.
 
-quicoll.engine.calls says what they mean.
+quicoll.engine.calls says what those of a view mean, quicoll.engine.lessons what those of a lesson mean.
 """
 
 from __future__ import annotations
@@ -12,7 +12,20 @@ import msgspec
 from quicoll.checks import MAX_MEMBERS
 from quicoll.errors import PeerError
 
-__all__ = ["MAX_NUMBER", "Announce", "Farewell", "PeerMessage", "decode_message", "encode_message", "size_in_memory"]
+__all__ = [
+    "MAX_ASKED",
+    "MAX_NUMBER",
+    "Announce",
+    "Ask",
+    "Compared",
+    "EndLesson",
+    "Farewell",
+    "LessonMessage",
+    "PeerMessage",
+    "decode_message",
+    "encode_message",
+    "size_in_memory",
+]
 
 _Signature = Annotated[str, msgspec.Meta(max_length=4096)]
 _Counts = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
@@ -20,6 +33,9 @@ _Measured = Annotated[tuple[int, ...], msgspec.Meta(max_length=2 * MAX_MEMBERS)]
 _COST = 400  # bytes of an Announce with its three numbers, in the list or slot that holds it
 _NUMBER_COST = 40  # bytes of a number in a tuple
 MAX_NUMBER = (1 << 62) - 1  # of what is announced
+MAX_ASKED = 48
+"""Chunks that one question is about; they are bits of a number too."""
+_Digests = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16 * MAX_ASKED)]
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=1):
@@ -43,7 +59,33 @@ class Farewell(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     done: bool = False
 
 
-PeerMessage: TypeAlias = Announce | Farewell
+class Ask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=3):
+    """Which chunks are not as these? number: of the question. digests: 16 bytes for each chunk from `first` on."""
+
+    lesson: int
+    number: int
+    first: int
+    digests: _Digests
+
+
+class Compared(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=4):
+    """The first `looked` chunks of the question were looked at; a bit of `changed` is set for each that follows."""
+
+    lesson: int
+    number: int
+    looked: int
+    changed: int
+
+
+class EndLesson(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=5):
+    """I ask no more; or I tell no more."""
+
+    lesson: int
+
+
+LessonMessage: TypeAlias = Ask | Compared | EndLesson
+"""What a rank that learns a state and the one that has it send each other beside chunks."""
+PeerMessage: TypeAlias = Announce | Farewell | LessonMessage
 """What ranks send each other beside payloads."""
 
 _encoder = msgspec.msgpack.Encoder()
@@ -74,9 +116,18 @@ def decode_message(data: bytes, *, node: str) -> PeerMessage:
         message = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PeerError(f"malformed announcement: {error}", node=node) from error
-    numbers: tuple[int, ...] = (message.view_id,)
-    if isinstance(message, Announce):
-        numbers = (message.view_id, message.group, message.seq, *message.counts, *message.measured)
+    numbers: tuple[int, ...]
+    match message:
+        case Announce():
+            numbers = (message.view_id, message.group, message.seq, *message.counts, *message.measured)
+        case Farewell():
+            numbers = (message.view_id,)
+        case Ask():
+            numbers = (message.lesson, message.number, message.first, -(len(message.digests) % 16))
+        case Compared():
+            numbers = (message.lesson, message.number, message.looked, message.changed)
+        case EndLesson():
+            numbers = (message.lesson,)
     if min(numbers) < 0 or max(numbers) > MAX_NUMBER:
         raise PeerError("announcement out of bounds", node=node)
     return message

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from quicoll.engine.messages import PeerMessage
     from quicoll.errors import QuicollError
     from quicoll.membership.member.actions import Deactivate
     from quicoll.membership.view import View
@@ -168,7 +167,7 @@ class Views:
         self._note_lost(link.node)
         return communicator
 
-    def receive(self, link: Link, message: PeerMessage) -> None:
+    def receive(self, link: Link, message: Announce | Farewell) -> None:
         """Hand a peer's message to the communicator of its view, or keep it for that.
 
         Args:

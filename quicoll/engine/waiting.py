@@ -78,12 +78,12 @@ class Waiting:
         self._closed = True
         self.wake()
 
-    async def view(self, at_work: Callable[[], View | None], timeout: float, *, joining: bool) -> View | JobOver:
+    async def view(self, at_work: Callable[[], View | None], timeout: float | None, *, joining: bool) -> View | JobOver:
         """Wait for a view.
 
         Args:
             at_work: Gives the view that is at work, None while there is none.
-            timeout: Seconds.
+            timeout: Seconds; None: whoever calls this ends it.
             joining: Whether this is the first view of the job, for the error.
         Returns:
             The view; or that the job is done.

@@ -16,12 +16,14 @@ worker was started before), torchrun's RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WO
 set, as torchrun does, because workers that each take all cores slow one another down. The RANK is only where a worker
 begins: views decide the rank.
 
-The end: the workers' processes get SIGTERM (or the SIGINT that this one got), and as long as `grace` to end; then all
-that is left of their groups gets SIGKILL. Only the processes are asked, not what they have started, as systemd does
-with KillMode=mixed: a program that ends in order, as `quicoll.train.run` does, may need its own children for that. Then
-the coordinator, which has the last decisions, gets the same. No child outlives this: each has a process group of its
-own, ended in `finally`; if this process is killed with SIGKILL, `quicoll.launch.reaper` ends the groups, and the next
-run removes the temporary directory (`quicoll.launch.scratch`).
+The end: the workers' processes get SIGTERM, and as long as `grace` to end; then all that is left of their groups gets
+SIGKILL. A Ctrl-C becomes a SIGTERM too, as with mpirun: it was meant for the run, at whose terminal it was typed,
+while each worker has a session of its own; and of SIGINT each worker would die with a traceback. Only the processes
+are asked, not what they have started, as systemd does with KillMode=mixed: a program that ends in order, as
+`quicoll.train.run` does, may need its own children for that. Then the coordinator, which has the last decisions, gets
+the same. No child outlives this: each has a process group of its own, ended in `finally`; if this process is killed
+with SIGKILL, `quicoll.launch.reaper` ends the groups, and the next run removes the temporary directory
+(`quicoll.launch.scratch`).
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from quicoll.checks import MAX_SECONDS, seconds
 from quicoll.config import check_variables
 from quicoll.errors import LocalError
 from quicoll.launch import reaper
+from quicoll.launch.child import Child, describe
 from quicoll.launch.restarts import RestartBudget
 from quicoll.launch.scratch import scratch_directory
 from quicoll_transport.net.addresses import format_address, parse_address
@@ -58,9 +61,6 @@ _START_S = 30.0
 """Seconds that a coordinator may take from its start to its report of the address."""
 _STAND_BY_S = 999_999
 """Seconds that a spare may wait for its first view: as long as there are settings for."""
-_READ_REST_S = 1.0
-"""Seconds to read what a process left in its pipe; more only helps if somebody outside its group holds the pipe."""
-_LINE_MAX = 64 * 1024
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -77,17 +77,6 @@ class RunExit:
     exit_status: int
     reason: str
     restarts: Mapping[str, int]
-
-
-@dataclass(slots=True)
-class _Child:
-    node: str
-    budget: RestartBudget
-    process: asyncio.subprocess.Process | None = None
-    reading: asyncio.Task[None] | None = field(default=None, repr=False)
-    restarts: int = 0
-    done: bool = False
-    last_line: str = field(default="", repr=False)
 
 
 class _GivenUp(Exception):
@@ -178,8 +167,9 @@ class Supervisor:
         self._output = output or _print_line
         self._coordinator_command = list(coordinator) if coordinator is not None else None
 
-        def child(node: str) -> _Child:
-            return _Child(node, RestartBudget(max_restarts, window=restart_window, backoff=backoff))
+        def child(node: str) -> Child:
+            budget = RestartBudget(max_restarts, window=restart_window, backoff=backoff)
+            return Child(node, budget, say=self._say, watch=self._watch)
 
         self._coordinator = child(COORDINATOR)
         self._workers = [child(f"worker-{number}") for number in range(workers + spares)]
@@ -205,18 +195,18 @@ class Supervisor:
         """
         for child in (self._coordinator, *self._workers):
             if child.node == node:
-                return child.process.pid if child.process is not None and child.process.returncode is None else None
+                return child.pid
         raise LocalError(f"no node is called {node!r}")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Pass a signal on to the workers and end the run; a second call kills them without grace.
+        """End the run: SIGTERM to the workers. A second call kills them without grace.
 
         Args:
-            number: The signal.
+            number: The signal that the run's exit status is made of.
         """
         if self._ended_by is not None:
             for child in self._workers:
-                _signal_group(child, signal.SIGKILL)
+                child.signal_all(signal.SIGKILL)
             return
         self._ended_by = number
         self._decide("")
@@ -224,7 +214,7 @@ class Supervisor:
     async def run(self) -> RunExit:
         """Start everything, wait until all workers are done, end everything.
 
-        SIGINT and SIGTERM to this process are passed on to the workers.
+        SIGINT and SIGTERM to this process end it, as `stop` does.
 
         Returns:
             How it ended.
@@ -320,13 +310,13 @@ class Supervisor:
         child = self._coordinator
         while True:
             argv = self._coordinator_argv(journal, self._address or self._listen)
-            status = await self._once(child, argv, shared)
+            status = await child.run(argv, shared)
             if self._address is None:
-                detail = child.last_line.removeprefix("quicoll: ") or _describe(status)
+                detail = child.last_line.removeprefix("quicoll: ") or describe(status)
                 raise LocalError(f"the coordinator could not start on {self._listen}: {detail}")
             await self._before_restart(child, status)
 
-    async def _keep_worker(self, rank: int, child: _Child, shared: Mapping[str, str]) -> None:
+    async def _keep_worker(self, rank: int, child: Child, shared: Mapping[str, str]) -> None:
         world = str(self._world_size)
         fixed = {
             **({} if self._world_size == len(self._workers) else {"QUICOLL_JOIN_TIMEOUT": str(_STAND_BY_S)}),
@@ -338,94 +328,22 @@ class Supervisor:
             "WORLD_SIZE": world,
             "LOCAL_WORLD_SIZE": world,
         }
-        while (
-            status := await self._once(child, self._command, {**fixed, "QUICOLL_RESTARTS": str(child.restarts)})
-        ) != 0:
+        while (status := await child.run(self._command, {**fixed, "QUICOLL_RESTARTS": str(child.restarts)})) != 0:
             await self._before_restart(child, status)
         child.done = True
         if all(worker.done for worker in self._workers):
             self._decide("")
 
-    async def _before_restart(self, child: _Child, status: int) -> None:
+    async def _before_restart(self, child: Child, status: int) -> None:
         wait = child.budget.died(asyncio.get_running_loop().time())
         if wait is None:
             times = child.budget.recent
             how = f"{times} times within {self._restart_window:g} s, the last time " if times > 1 else ""
             said = f"; its last line: {child.last_line}" if child.last_line else ""
-            raise _GivenUp(f"{child.node} died {how}with {_describe(status)}; giving up{said}")
+            raise _GivenUp(f"{child.node} died {how}with {describe(status)}; giving up{said}")
         child.restarts += 1
-        self._say(child.node, f"died with {_describe(status)}; start {child.restarts + 1} in {wait:g} s")
+        self._say(child.node, f"died with {describe(status)}; start {child.restarts + 1} in {wait:g} s")
         await asyncio.sleep(wait)
-
-    async def _once(self, child: _Child, argv: Sequence[str], extra: Mapping[str, str]) -> int:
-        """Run one process of the node to its end and return its exit status, negative for a signal.
-
-        Cancelled, it leaves the process and its reader as they are: `_end` takes both to a good end.
-        """
-        environment = {**os.environ, **extra}
-        environment.setdefault("OMP_NUM_THREADS", "1")
-        environment.setdefault("PYTHONUNBUFFERED", "1")
-        child.last_line = ""
-        # A pipe of our own: asyncio's Process.wait() waits for its pipes to close as well, and one that the process
-        # has passed on to a child of its own stays open.
-        readable, writable = os.pipe()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=writable,
-                stderr=asyncio.subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            os.close(readable)
-            raise LocalError(f"cannot start {argv[0]}: {error.strerror or error}") from error
-        finally:
-            os.close(writable)
-        child.process = process
-        child.reading = asyncio.create_task(self._pass_on(child, readable))
-        self._watch(f"+{process.pid}")
-        status = await process.wait()
-        await self._bury(child)
-        return status
-
-    async def _bury(self, child: _Child) -> None:
-        """After the process ended: end what it started itself, which would keep its pipe open too; read the rest."""
-        if child.process is None or child.reading is None:
-            return
-        _signal_group(child, signal.SIGKILL)
-        await asyncio.wait([child.reading], timeout=_READ_REST_S)
-        child.reading.cancel()
-        self._watch(f"-{child.process.pid}")
-        child.process = child.reading = None
-
-    async def _pass_on(self, child: _Child, readable: int) -> None:
-        stream = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(readable, "rb", buffering=0)
-        )
-        try:
-            await self._read_lines(child, stream)
-        finally:
-            transport.close()
-
-    async def _read_lines(self, child: _Child, stream: asyncio.StreamReader) -> None:
-        rest = b""
-        while chunk := await stream.read(_LINE_MAX):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) > _LINE_MAX:
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                self._line(child, line)
-        if rest:
-            self._line(child, rest)
-
-    def _line(self, child: _Child, raw: bytes) -> None:
-        line = raw.decode(errors="replace").rstrip("\r")
-        if line.strip():
-            child.last_line = line.strip()
-        self._say(child.node, line)
 
     def _say(self, node: str, line: str) -> None:
         """Pass a line on. Where that fails (`quicoll run ... | head`), the run is over for a reason of its own: if the
@@ -435,20 +353,19 @@ class Supervisor:
         except Exception as error:
             self._decide(f"what {node} wrote cannot be passed on: {type(error).__name__}: {error}")
 
-    async def _end(self, children: Sequence[_Child]) -> None:
+    async def _end(self, children: Sequence[Child]) -> None:
         """Polite signal to the process, grace, SIGKILL to the whole process group, of each."""
         alive = [child for child in children if child.process is not None]
         for child in alive:
-            # SIGINT is for programs that people write; our coordinator ends in its own way, whatever ended the run.
-            _signal(child, signal.SIGTERM if child is self._coordinator else self._ended_by or signal.SIGTERM)
+            child.ask(signal.SIGTERM)
         waits = [asyncio.create_task(child.process.wait()) for child in alive if child.process is not None]
         if waits:
             await asyncio.wait(waits, timeout=self._grace)
         for child in alive:
-            _signal_group(child, signal.SIGKILL)
+            child.signal_all(signal.SIGKILL)
         await asyncio.gather(*waits)
         for child in alive:
-            await self._bury(child)
+            await child.bury()
 
     def _coordinator_argv(self, journal: Path, listen: str) -> list[str]:
         if self._coordinator_command is not None:
@@ -521,34 +438,6 @@ def _listening(report: Path, offset: int) -> str | None:
         if event.get("kind") == "listening":
             return str(event["address"])
     return None
-
-
-def _signal(child: _Child, number: signal.Signals) -> None:
-    # Not Process.send_signal, which looks first whether the process has ended, and may take its status from who waits.
-    if child.process is not None and child.process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child.process.pid, number)
-
-
-def _signal_group(child: _Child, number: signal.Signals) -> None:
-    if child.process is not None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.process.pid, number)
-
-
-def _describe(status: int) -> str:
-    if status < 0:
-        return _signal_name(-status) or f"signal {-status}"
-    # What shells, and programs that end in order, make of a signal.
-    name = _signal_name(status - 128)
-    return f"exit status {status} ({name})" if name else f"exit status {status}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return ""
 
 
 def _print_line(node: str, line: str) -> None:

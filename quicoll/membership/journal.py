@@ -43,10 +43,12 @@ from quicoll.membership.coordinator.history import (
     InstalledView,
     JournalRecord,
     Left,
+    Noted,
     Proposed,
     Seeded,
     WentOn,
 )
+from quicoll.membership.coordinator.lessons import Lessons
 from quicoll.membership.view import View
 
 if TYPE_CHECKING:
@@ -289,6 +291,8 @@ class Journal:
             execute("INSERT INTO leaves VALUES (?, ?, ?, ?)", (*left, _crc(*left)))
         elif isinstance(record, WentOn):
             self._put("went_on_view_id", str(record.view_id))
+        elif isinstance(record, Noted):
+            self._put("lessons", msgspec.json.encode(record.lessons).decode())
 
     def _put(self, name: str, value: str) -> None:
         self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, value, _crc(name, value)))
@@ -336,6 +340,8 @@ class Journal:
                 history = history.apply(left)
         if commit is not None or leaves:
             raise LocalError("the view of a commit or of a leave is missing")
+        if "lessons" in facts:
+            history = history.apply(Noted(msgspec.json.decode(facts["lessons"], type=Lessons)))
         last_view_id = int(facts.get("last_view_id", "0"))
         if last_view_id == history.last_view_id:
             return history

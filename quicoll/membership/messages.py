@@ -8,7 +8,7 @@ anywhere below.
 The shells carry every message exactly once and in order per link; after a link is lost the member sends `Join` again
 on the next one, and nothing of the old link is ever delivered after it. The protocol needs no more than that.
 
-    member -> coordinator    Join Confirm Decline Begin Vote Report Reached Leave
+    member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned Leave
     coordinator -> member    Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Ended
 """
 
@@ -50,6 +50,8 @@ __all__ = [
     "Install",
     "JobEnded",
     "Join",
+    "Learn",
+    "Learned",
     "Leave",
     "MemberMessage",
     "Outdated",
@@ -78,9 +80,10 @@ _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Site = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 _MaybeNode = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 _Nodes = Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
-FailureKind: TypeAlias = Literal["failed", "mismatch", "corrupted"]
+FailureKind: TypeAlias = Literal["failed", "mismatch", "corrupted", "differs"]
 """Why a view ends: a failure of a member or a link; ranks that called different things; ranks or messages with
-different bits. Callers get an error of the corresponding class on every rank, whichever rank saw it first."""
+different bits; ranks that found by comparing digests that they hold, or have heard, different things. Callers get an
+error of the corresponding class on every rank, whichever rank saw it first."""
 
 _Losses = Annotated[tuple[tuple[NodeName, _Text], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 _Digest = Annotated[bytes, msgspec.Meta(max_length=MAX_DIGEST)]
@@ -174,6 +177,16 @@ class Reached(_Message, frozen=True, tag="reached"):
     """I have a link to each of the nodes that the probe of this number names."""
 
     number: _Number
+
+
+class Learn(_Message, frozen=True, tag="learn"):
+    """I step out of this view, between two steps, and learn its state from a member while it goes on."""
+
+    view_id: ViewId
+
+
+class Learned(_Message, frozen=True, tag="learned"):
+    """I have learned as much as I could, after Learn: have me in views again."""
 
 
 class Leave(_Message, frozen=True, tag="leave"):
@@ -280,7 +293,7 @@ class JobEnded(_Message, frozen=True, tag="ended"):
     step: StepNumber
 
 
-MemberMessage: TypeAlias = Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Leave
+MemberMessage: TypeAlias = Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | Leave
 CoordinatorMessage: TypeAlias = (
     Welcome | RefuseJoin | Adopt | Outdated | Propose | Install | Decide | Aborted | Withhold | Probe | JobEnded
 )

@@ -26,7 +26,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -34,6 +33,7 @@ import xxhash
 
 from quicoll.errors import LocalError
 from quicoll.numerics.dtypes import Array, DType
+from quicoll.numerics.overlap import first_shared, overlaps_itself
 
 __all__ = [
     "IN_PLACE_BYTES",
@@ -281,7 +281,7 @@ def destination(
         raise LocalError(f"out is {tuple(place.shape)} of {dtype}, the result {shape} of {like.dtype}")
     if not writable:
         raise LocalError("out is read-only")
-    if _overlaps_itself(shape, strides, dtype.itemsize):
+    if overlaps_itself(shape, strides, dtype.itemsize):
         raise LocalError(f"out has several elements in one place (strides {strides} bytes); pass a contiguous copy")
     flat = None if apart_from is None else _own_memory(place, kind, dtype)
     if flat is not None and not meet([reach(place)], [reach(value) for value in apart_from or ()]):
@@ -334,17 +334,11 @@ def _demand_place(place: Any, flat: Array) -> None:
 
 def require_apart(places: Sequence[Destination]) -> None:
     """Raise LocalError where two of the destinations of one operation share memory: the later would win."""
-    spans = sorted(
-        ((*_reach(place.place), index) for index, place in enumerate(places) if place.flat.size), key=itemgetter(0)
-    )
-    before: list[tuple[int, int, Array, int]] = []  # those that reach beyond where the present one begins
-    for low, high, array, index in spans:
-        before = [each for each in before if each[1] > low]
-        for *_, other, number in before:
-            if _share_memory(array, other):
-                first, second = sorted((number, index))
-                raise LocalError(f"out has items {first} and {second} in one place; pass tensors that share no memory")
-        before.append((low, high, array, index))
+    indices = [index for index, place in enumerate(places) if place.flat.size]
+    pair = first_shared([places[index].place for index in indices])
+    if pair is not None:
+        first, second = sorted(indices[each] for each in pair)
+        raise LocalError(f"out has items {first} and {second} in one place; pass tensors that share no memory")
 
 
 def wrap(flat: Array, dtype: DType, shape: tuple[int, ...], kind: ArrayKind) -> Any:
@@ -538,57 +532,3 @@ def _write_tensor(out: Any, result: Array) -> None:
     # A tensor made under inference mode may be written only there.
     with torch.inference_mode() if out.is_inference() else torch.no_grad():
         out.copy_(tensor)
-
-
-class _Extent:
-    """Where elements lie, for numpy to compute with; it is never read, so it may lie on any device."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address, True),
-            "shape": shape,
-            "strides": strides,
-            "typestr": f"|V{itemsize}",
-        }
-
-
-def _reach(place: Any) -> tuple[int, int, Array]:
-    """The first address of an array or tensor that is not empty, the one behind its last, and its extent."""
-    if isinstance(place, np.ndarray):
-        address, strides, itemsize = place.__array_interface__["data"][0], place.strides, place.itemsize
-    else:
-        itemsize = place.element_size()
-        address, strides = place.data_ptr(), tuple(step * itemsize for step in place.stride())
-    shape = tuple(place.shape)
-    spans = [stride * (size - 1) for stride, size in zip(strides, shape, strict=True)]
-    low = address + sum(span for span in spans if span < 0)
-    high = address + sum(span for span in spans if span > 0) + itemsize
-    return low, high, np.asarray(_Extent(address, shape, strides, itemsize))
-
-
-def _share_memory(one: Array, other: Array) -> bool:
-    try:
-        # numpy declares only the two extreme values
-        return np.shares_memory(one, other, max_work=_MAX_WORK)  # type: ignore[arg-type]
-    except RuntimeError:  # numpy's TooHardError: as for one tensor, a layout that is too strange is refused
-        return True
-
-
-_MAX_WORK = 100_000
-
-
-def _overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Return whether two elements may share memory: unless each dimension steps over all that the ones below it span.
-
-    Views made by slicing and transposing pass; expanded, broadcast and sliding-window ones do not. A few strange
-    layouts that interleave without overlapping are refused too: to decide those exactly is NP-hard.
-    """
-    if 0 in shape:
-        return False
-    span = itemsize
-    for stride, size in sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True) if size != 1):
-        if stride < span:
-            return True
-        span += stride * (size - 1)
-    return False

@@ -30,9 +30,10 @@ class Event:
     Kinds and fields: listening(address, seed); node_joined(peer, incarnation); view_proposed(view, nodes);
     view_installed(view, world_size, nodes, rank); view_ended(view, cause, lost); step_committed(step, view);
     step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left); held(cause);
-    state_received(from_rank, step); state_handed(step, nodes, tensor, from_node); state_differs(step, nodes,
-    tensor, from_node); state_torn(step, cause); own_state_kept(names, own_step, step); fault(what);
-    refused(reason); straggler(rank, peer, op, seconds, view); job_done(step, nodes);
+    state_received(from_rank, step, confirmed_by); state_handed(step, nodes, tensor, from_node);
+    state_differs(step, nodes, tensor, from_node); state_torn(step, cause); state_learning(from_node, chunks);
+    state_learned(seconds, passes, chunks, cause); own_state_kept(names, own_step, step);
+    fault(what); refused(reason); straggler(rank, peer, op, seconds, view); job_done(step, nodes);
     certificates_rotated(fingerprint); certificate_denied(fingerprint). With `transport_events` also those of
     quicoll.observability.transport.
 

@@ -16,6 +16,7 @@ _SENTENCES = {
     "step_aborted": "step {step} was not committed: {cause}",
     "held": "waits: {cause}",
     "state_received": "has the state after step {step} from rank {from_rank}",
+    "state_learning": "learns the state from {from_node}, {chunks} chunks, before it takes part",
     "refused": "is refused by the coordinator: {reason}",
     "straggler": "rank {rank} ({peer}) called {op} {seconds:.3f} s after most",
     "certificates_rotated": "shows the certificate sha256={fingerprint} from now on",
@@ -40,6 +41,9 @@ def sentence(kind: str, fields: Mapping[str, Any]) -> str:
                 return "rank {rank} of {world_size} in view {view}: {nodes}".format_map(told)
             case "view_installed":
                 return "view {view} is at work, {world_size} ranks: {nodes}".format_map(told)
+            case "state_learned":
+                text = "has learned {chunks} chunks of the state in {seconds:.1f} s".format_map(told)
+                return f"{text}, and no more: {told['cause']}" if told["cause"] else text
             case "peer_lost" if told.get("left"):
                 return str(told["cause"])
             case "peer_lost":

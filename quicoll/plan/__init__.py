@@ -2,8 +2,9 @@
 
 `model` has the parts of a plan and the rules of running one; `reductions` (over `canonical`, `routes` and `ring`),
 `broadcasts`, `moves` and `hierarchical` the algorithms; `chunks` and `lanes` what these share; `check` the proof that
-the plans of all ranks fit together; `cost` what they take, and which is the cheapest; `schedule` the way from a call's
-arguments to a plan. A plan depends on its arguments alone, is immutable and may be kept and used again.
+the plans of all ranks fit together; `forecast` what they take on a `network`, `choice` which is the cheapest;
+`schedule` the way from a call's arguments to a plan. A plan depends on its arguments alone, is immutable and may be
+kept and used again.
 """
 
 from quicoll.plan.broadcasts import all_gather, barrier, broadcast

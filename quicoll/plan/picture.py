@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
-    from quicoll.plan.cost import Flight, Forecast, NetworkModel
+    from quicoll.plan.forecast import Flight, Forecast
+    from quicoll.plan.network import NetworkModel
 
 __all__ = ["MAX_ARROWS", "draw"]
 

@@ -9,9 +9,9 @@ accumulator: wider where sums are rounded once (`quicoll.numerics.reduce`), 44 b
 (`quicoll.numerics.encoding`). Where an accumulator may be many times as large as a leaf, exact or encoded, nodes of so
 few leaves that these are fewer bytes travel as their leaves: the planner's `loose`.
 
-What combining costs. The model's rate is that of adding numbers (`quicoll.plan.cost`); exact sums and blocks of int8
-take longer, and encoding takes a pass of its own at both ends. The rates here are of one core of an AMD EPYC and stand
-for an order of magnitude: a smaller difference between two algorithms means nothing.
+What combining costs. The model's rate is that of adding numbers (`quicoll.plan.forecast`); exact sums and blocks of
+int8 take longer, and encoding takes a pass of its own at both ends. The rates here are of one core of an AMD EPYC and
+stand for an order of magnitude: a smaller difference between two algorithms means nothing.
 
 Everything here is pure.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from quicoll import plan
 from quicoll.errors import LocalError
@@ -29,7 +29,10 @@ from quicoll.numerics.dtypes import DType, NumberKind
 from quicoll.numerics.encoding import Encoding, encoding_for
 from quicoll.numerics.exact import MAX_LEAVES
 from quicoll.numerics.reduce import Precision, ReduceOp, accumulator
-from quicoll.plan.cost import NetworkModel, choose, has_choice
+from quicoll.plan.choice import choose, has_choice
+
+if TYPE_CHECKING:
+    from quicoll.plan.network import NetworkModel
 
 __all__ = [
     "AlgorithmName",

@@ -15,7 +15,8 @@ from quicoll.sim.cluster import Simulation
 from quicoll.sim.decorator import scenario
 from quicoll.sim.errors import InvariantBroken, RunFailed
 from quicoll.sim.outcome import Outcome, Settings
-from quicoll.sim.scenario.events import FaultSchedule, ScenarioEvent
+from quicoll.sim.scenario.events import ScenarioEvent
+from quicoll.sim.scenario.schedule import FaultSchedule
 from quicoll.sim.trace.recording import Recording
 from quicoll_transport.sim import Conditions
 

@@ -32,6 +32,7 @@ from quicoll.sim.invariants import Checker, ReferenceDigest, ReplayedDigest
 from quicoll.sim.misconduct import raise_alarm
 from quicoll.sim.outcome import Outcome, Settings
 from quicoll.sim.scenario import events as scenario
+from quicoll.sim.scenario import schedule
 from quicoll_transport.faults.compose import PayloadCorrupt
 from quicoll_transport.sim import SimulationError, World
 
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from quicoll.job import Job
     from quicoll.sim.disk.disk import SimDisk
     from quicoll.sim.machine import Machine
-    from quicoll.sim.scenario.events import Fault, FaultSchedule, NodeRef, ScenarioEvent
+    from quicoll.sim.scenario.events import Fault, NodeRef, ScenarioEvent
+    from quicoll.sim.scenario.schedule import FaultSchedule
     from quicoll_transport.sim import Recorder
 
 __all__ = ["Simulation", "Worker"]
@@ -110,7 +112,7 @@ class Simulation:
 
     def at(self, seconds: float) -> FaultSchedule:
         """Schedule a fault after so many seconds: `sim.at(1.2).partition({0, 1}, {2, 3})`."""
-        return scenario.at(seconds, self.events.append)
+        return schedule.at(seconds, self.events.append)
 
     def every(self, seconds: float, *, start: float, until: float) -> FaultSchedule:
         """Schedule a fault repeatedly.
@@ -120,7 +122,7 @@ class Simulation:
             start: Time of the first.
             until: They end before this time.
         """
-        return scenario.every(seconds, start=start, until=until, add=self.events.append)
+        return schedule.every(seconds, start=start, until=until, add=self.events.append)
 
     def at_vote(self, node: NodeRef, *, start: float = 0.0, after: float = 0.0) -> FaultSchedule:
         """Schedule a fault for a vote: `sim.at_vote(2, start=1.0, after=0.001).crash("coordinator")`.
@@ -131,7 +133,7 @@ class Simulation:
             after: Seconds from the vote to the fault. With 0 a path breaks before the vote leaves, and a process just
                 after that; a decision takes two ways through the network.
         """
-        return scenario.at_vote(node, start=start, after=after, add=self.events.append)
+        return schedule.at_vote(node, start=start, after=after, add=self.events.append)
 
     # -- what a worker may ask -----------------------------------------------------------------------------------
 

@@ -53,11 +53,12 @@ from quicoll.membership.journal import Journal
 from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
 from quicoll.observability.events import Event as Observed
 from quicoll.observability.events import Observers
-from quicoll.sim.invariants import CheckedJob, CheckedStore
+from quicoll.sim.checked import CheckedJob
+from quicoll.sim.invariants import CheckedStore
 from quicoll.sim.machine import Departed, Machine
 from quicoll.sim.misconduct import Lies
 from quicoll.sim.scenario.events import COORDINATOR_HOST, node_name
-from quicoll.step import at_work
+from quicoll.step.protocol import at_work
 from quicoll.stop import StopRequest
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.security.authority import ephemeral
@@ -230,6 +231,7 @@ class Fleet:
             hold_timeout=settings.hold_timeout,
             chunk_bytes=settings.chunk_bytes,
             state_check_every=settings.state_check_every,
+            learn_from_bytes=settings.learn_from_bytes,
             handle_sigterm=False,  # the process is the simulator's; its ranks are stopped by events
         )
         engine, runtime = await start_with(

@@ -26,6 +26,7 @@ class Settings:
         hold_timeout: As for `quicoll.join`.
         chunk_bytes: As for `quicoll.join`.
         state_check_every: As for `quicoll.join`.
+        learn_from_bytes: As for `quicoll.join`.
         sites: The site of each worker; () for no sites.
         conditions: Of every path.
         restart_after: Time until a process that ended by an error is started again.
@@ -42,6 +43,7 @@ class Settings:
     hold_timeout: float = 60.0
     chunk_bytes: int = 1 << 20
     state_check_every: int = 100
+    learn_from_bytes: int = 64 << 20
     sites: tuple[str, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     restart_after: float = 1.0

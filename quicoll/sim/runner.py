@@ -30,7 +30,7 @@ from quicoll.errors import LocalError
 from quicoll.sim.cluster import Simulation
 from quicoll.sim.scenario.events import LieTo
 from quicoll.sim.scenario.swarm import FAULT_KINDS, Scenario, generate
-from quicoll.sim.workload import Load, Reference, worker
+from quicoll.sim.workload import LEARN_FROM, Load, Reference, worker
 
 if TYPE_CHECKING:
     from quicoll.job import Job
@@ -62,7 +62,7 @@ def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Out
     return Simulation(
         life,
         seed=scenario.seed,
-        settings=scenario.settings,
+        settings=replace(scenario.settings, learn_from_bytes=LEARN_FROM) if load.table else scenario.settings,
         events=scenario.events,
         replay=Reference(load),
         compute=scenario.compute_s,

@@ -11,6 +11,9 @@ Beside the reduction each step calls one operation (quicoll.sim.operations), whi
 `Grouping` is given, some steps work in sub-groups meanwhile (quicoll.sim.subgroups), whose results are part of the
 state too.
 
+A quarter of the seeds have a table in their state, which the first step fills, and of which every later one changes one
+row. It is large enough to be learned beside the steps (quicoll.state.learning), where `LEARN_FROM` is the setting.
+
 Every seed has a load of its own (`Load.of`): an algorithm, a few of the operations, and how often the whole vector is
 reduced. The whole is above the size at which a reduction is divided between two owners, or three; the other steps
 reduce the first `PART` elements, since what a run costs is mostly its datagrams.
@@ -29,7 +32,7 @@ import numpy as np
 
 from quicoll import checkpoint
 from quicoll.errors import CheckpointError, Diverged, LocalError, Mismatch, QuicollError
-from quicoll.sim.invariants import state_digest
+from quicoll.sim.digests import state_digest
 from quicoll.sim.operations import OPERATIONS, CallSite, tree
 from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning, grouping
 
@@ -38,13 +41,15 @@ if TYPE_CHECKING:
     from quicoll.job import Job
     from quicoll.plan.schedule import AlgorithmName
 
-__all__ = ["COMPUTE_S", "WORKLOAD_SHARDS", "Load", "Reference", "worker"]
+__all__ = ["COMPUTE_S", "LEARN_FROM", "WORKLOAD_SHARDS", "Load", "Reference", "worker"]
 
 WORKLOAD_SHARDS = 8
 PART = 777  # odd, so that shares and chunks are uneven
 SIZES = (4_159, 8_255)  # just above 16 and 32 KiB: two owners, three
 CHECKPOINTS = "/data/checkpoints"
 CHECKPOINT_EVERY = 3
+ROWS, ROW_BYTES = 32, 1024  # of the table
+LEARN_FROM = ROWS * ROW_BYTES
 COMPUTE_S = 0.05  # of simulated time in each step by default, so that faults fall between and into collectives
 
 _ALGORITHMS: tuple[AlgorithmName, ...] = ("auto", "direct", "tree", "exchange", "hierarchical")
@@ -57,7 +62,7 @@ class Load:
 
     algorithm: of the reductions. elements: of the vector. whole_every: steps whose numbers are multiples of it reduce
     all of it. operations: called in turn, by name. at_once: while the reduction is in flight. groups: which steps
-    work in sub-groups; None: none does.
+    work in sub-groups; None: none does. table: whether the state has a table.
     """
 
     algorithm: AlgorithmName = "auto"
@@ -66,6 +71,7 @@ class Load:
     operations: tuple[str, ...] = ("all_gather",)
     at_once: bool = False
     groups: Grouping | None = None
+    table: bool = False
 
     @staticmethod
     def of(seed: int) -> Load:
@@ -80,6 +86,7 @@ class Load:
             operations=chosen,
             at_once=draw() < 0.5,
             groups=grouping(seed),
+            table=draw() < 0.25,
         )
 
     def reduced(self, step: int) -> int:
@@ -114,12 +121,26 @@ def applied(vector: Any, mean: Any) -> Any:
     return found
 
 
+def beginning_of_table() -> Any:
+    """The table before the first step."""
+    return np.zeros((ROWS, ROW_BYTES), np.uint8)
+
+
+def change_table(table: Any, step: int) -> None:
+    """Change the table by a step."""
+    if step == 1:
+        table[:] = (np.arange(table.size) % 251).reshape(table.shape) + 1
+    else:
+        table[step % ROWS] = step % 251
+
+
 @dataclass(frozen=True, slots=True)
 class _After:
     """The state after some steps: what a history comes to."""
 
     vector: Any
     rows: Any
+    table: Any
 
 
 class Reference:
@@ -134,25 +155,30 @@ class Reference:
         history = np.asarray(state["history"], np.int64).reshape(-1, 2)
         views = tuple((int(view_id), int(world)) for view_id, world in history[:step])
         found = self._after(views)
-        return state_digest(_state(found.vector, step, views, found.rows))
+        return state_digest(_state(found.vector, step, views, found.rows, found.table))
 
     def _replay(self, views: tuple[tuple[int, int], ...]) -> _After:
         load = self._load
         if not views:
-            return _After(np.zeros(load.elements, np.float32), beginning() if load.groups is not None else None)
+            rows = beginning() if load.groups is not None else None
+            return _After(np.zeros(load.elements, np.float32), rows, beginning_of_table() if load.table else None)
         before, step = self._after(views[:-1]), len(views)
         part = before.vector[: load.reduced(step)]
         number = mark(step, *views[-1])
         total = tree([contribution(part, number, shard) for shard in range(WORKLOAD_SHARDS)])
         rows = after(before.rows, step) if load.in_groups(step) else before.rows
-        return _After(applied(before.vector, total / np.float32(WORKLOAD_SHARDS)), rows)
+        table = before.table
+        if load.table:
+            table = table.copy()
+            change_table(table, step)
+        return _After(applied(before.vector, total / np.float32(WORKLOAD_SHARDS)), rows, table)
 
 
-def _state(vector: Any, count: int, views: tuple[tuple[int, int], ...], rows: Any) -> dict[str, Any]:
-    """rows: what sub-groups have made, where there are any."""
+def _state(vector: Any, count: int, views: tuple[tuple[int, int], ...], rows: Any, table: Any) -> dict[str, Any]:
+    """rows: what sub-groups have made, where there are any. table: None where there is none."""
     history = np.array(views, np.int64).reshape(-1, 2)
     found = {"vector": vector, "count": np.array([count], np.int64), "history": history}
-    return {**found, **({} if rows is None else {"rows": rows})}
+    return found | ({} if rows is None else {"rows": rows}) | ({} if table is None else {"table": table})
 
 
 class _Held:
@@ -164,18 +190,23 @@ class _Held:
         self.count = 0
         self.views: tuple[tuple[int, int], ...] = ()
         self.rows: Any = beginning() if self._grouped else None
+        self.table: Any = beginning_of_table() if load.table else None
 
     def save(self) -> dict[str, Any]:
-        return _state(self.vector, self.count, self.views, self.rows)  # the memory itself, as users' programs give it
+        # The memory itself, as users' programs give it.
+        return _state(self.vector, self.count, self.views, self.rows, self.table)
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.vector, self.count = state["vector"].copy(), int(state["count"][0])
         self.views = tuple((int(view_id), int(world)) for view_id, world in state["history"])
         self.rows = state["rows"].copy() if self._grouped else None
+        self.table = state["table"].copy() if self.table is not None else None
 
     def apply(self, mean: Any, rows: Any, number: int, view: tuple[int, int]) -> None:
         self.vector, self.count, self.rows = applied(self.vector, mean), number, rows
         self.views = (*self.views, view)
+        if self.table is not None:
+            change_table(self.table, number)
 
 
 async def worker(

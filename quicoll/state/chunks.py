@@ -88,15 +88,15 @@ class ChunkTable:
 class ChunkedState:
     """The memory of a state, by chunks."""
 
-    def __init__(self, tensors: Sequence[TensorMemory], limit: int) -> None:
-        """Cut a state into chunks.
+    def __init__(self, tensors: Sequence[TensorMemory], table: ChunkTable) -> None:
+        """Look at a state by its chunks.
 
         Args:
             tensors: Its tensors, in the manifest's order.
-            limit: Bytes of a chunk.
+            table: Of the manifest.
         """
         self.tensors = tensors
-        self.table = ChunkTable([(tensor.elements, tensor.dtype.itemsize) for tensor in tensors], limit)
+        self.table = table
 
     def read(self, chunk: int) -> Array:
         """Return the bytes of a chunk: memory of the tensor's own where it can be, else a copy of the chunk."""

@@ -1,7 +1,11 @@
 """The ranks of a group tell each other what they hold, and find the first thing in which they differ.
 
-    tell        one row of numbers from each rank: version, able, torn, digests, number of lines, its setting of how
-                often states are compared. All that `quicoll.state.version.compare` needs
+    tell        one row of numbers from each rank: version, able, torn, learned, digests, number of lines and bytes, its
+                settings of how often states are compared and which are learned. All that
+                `quicoll.state.version.compare` and `quicoll.state.learning.who_learns` need
+    heard       a digest of all rows as this rank has heard them, from each rank: whoever tells one rank something else
+                than the others would have it take part in another handover than they do, or in none. Where a rank has
+                heard other rows the comparison ends by Corrupted, on every rank, before anything follows from it
     difference  only where digests differ. Three more rows from each rank: digests of up to RANGES ranges of its lines;
                 of each line in the first range that differs; the text of the first line that differs. So at most
                 8 KiB from each rank in each, and every rank finds the same
@@ -18,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from quicoll.errors import Corrupted
 from quicoll.state.tree import MAX_NODES
 from quicoll.state.version import HeldState, StateVersion
 
@@ -27,20 +32,21 @@ if TYPE_CHECKING:
     from quicoll.state.rank_state import RankState
     from quicoll.state.tree import FlatState, Line
 
-__all__ = ["FirstDifference", "Told", "first_difference", "read", "row", "tell_all"]
+__all__ = ["FirstDifference", "Told", "first_difference", "heard", "read", "row", "tell_all"]
 
 RANGES = 1024
 _TEXT = 512  # bytes of a line's text
-_ROW = 9
-_ABLE, _TORN = 1, 2
+_ROW = 11
+_ABLE, _TORN, _LEARNED = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the ranks have told, by rank. check_every: the lowest rank's setting, which holds for all."""
+    """What the ranks have told, by rank. check_every, learn_from: the lowest rank's settings, which hold for all."""
 
     held: tuple[HeldState, ...]
     check_every: int
+    learn_from: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +62,55 @@ class FirstDifference:
         return f"the first difference is in {self.path!r}: {what}" if self.path else f"they are {what}"
 
 
-def row(state: RankState, mine: FlatState | None, *, check_every: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def row(
+    state: RankState, mine: FlatState | None, *, check_every: int, learn_from: int
+) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return what this rank tells of its state. mine: as it was read; None where none is registered."""
     numbers = np.zeros(_ROW, np.int64)
     flags = (0 if mine is None else _ABLE) | (_TORN if state.torn else 0)
-    numbers[:4] = state.version.decision, state.version.step, flags, check_every
+    flags |= _LEARNED if state.learned else 0
+    numbers[:5] = state.version.decision, state.version.step, flags, check_every, learn_from
     if mine is not None:
-        numbers[4] = len(mine.lines)
-        numbers[5:] = np.frombuffer(mine.kind_digest + mine.digest, np.int64)
+        numbers[5:7] = len(mine.lines), mine.nbytes
+        numbers[7:] = np.frombuffer(mine.kind_digest + mine.digest, np.int64)
     return numbers
 
 
 def tell_all(group: Group, mine: np.ndarray[Any, np.dtype[np.int64]]) -> Handle[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Begin to tell all ranks a `row`; `read` reads what comes."""
+    """Begin to tell all ranks a `row`; `heard` takes what comes."""
     return group.all_gather(mine)
+
+
+async def heard(
+    group: Group, gathered: np.ndarray[Any, np.dtype[np.int64]], *, nodes: Sequence[str], view_id: int
+) -> Told:
+    """Compare with the other ranks what has been told, and return it. All ranks call this with what they have heard.
+
+    Args:
+        group: The ranks.
+        gathered: What `tell_all` has brought.
+        nodes: Their names, by rank, for errors.
+        view_id: The view's number, for errors.
+    Raises:
+        Corrupted: A rank has heard something else than another.
+        PeerError: A rank was lost.
+    """
+    digest = np.frombuffer(xxhash.xxh3_128_digest(gathered.tobytes()), np.int64)
+    sides: dict[bytes, list[int]] = {}
+    others = (await group.all_gather(digest)).reshape(-1, len(digest))
+    for rank, other in enumerate(others):
+        sides.setdefault(other.tobytes(), []).append(rank)
+    if len(sides) == 1:
+        return read(gathered)
+    most = max(sides.values(), key=len)
+    odd = [rank for side in sides.values() if side is not most for rank in side] if 2 * len(most) > len(others) else []
+    who = f"{', '.join(nodes[rank] for rank in odd)}, or who sends to it" if odd else "who is wrong is not known"
+    raise Corrupted(
+        f"the ranks were told different things of their states: {who}; nothing was handed over",
+        rank=odd[0] if len(odd) == 1 else None,
+        view=view_id,
+        odd=tuple(odd),
+    )
 
 
 def read(gathered: np.ndarray[Any, np.dtype[np.int64]]) -> Told:
@@ -80,13 +121,15 @@ def read(gathered: np.ndarray[Any, np.dtype[np.int64]]) -> Told:
             StateVersion(int(numbers[0]), int(numbers[1])),
             able=bool(numbers[2] & _ABLE),
             torn=bool(numbers[2] & _TORN),
-            kind=numbers[5:7].tobytes(),
-            digest=numbers[7:].tobytes(),
-            lines=int(numbers[4]),
+            kind=numbers[7:9].tobytes(),
+            digest=numbers[9:].tobytes(),
+            lines=int(numbers[5]),
+            nbytes=int(numbers[6]),
+            learned=bool(numbers[2] & _LEARNED),
         )
         for numbers in rows
     )
-    return Told(held, int(rows[0][3]))
+    return Told(held, int(rows[0][3]), int(rows[0][4]))
 
 
 async def first_difference(

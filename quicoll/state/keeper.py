@@ -3,6 +3,8 @@
     synchronised    when a view begins, and on demand: all ranks' states are compared and made one
     checked         beside a step's body: at the entry of the view's second step (what makes ranks differ mostly does so
                     at once), and of each step before which `check_every` were committed since the last comparison
+    aside           a rank that is behind learns a large state outside of views, which others teach at the entries of
+                    their steps (quicoll.state.learning); then states are synchronised in another view
     diverged        the ranks hold different states and nobody knows which is right. For good: no step begins any more
 
 Invariant: whether a step is checked is the same on all ranks of a view. It depends on `check_every`, which is agreed
@@ -12,9 +14,11 @@ begins; within it, a step that is not committed on all ranks ends it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
-from quicoll.errors import Diverged
+from quicoll.errors import Diverged, QuicollError
+from quicoll.state.learning import Course, Teacher, learn
 from quicoll.state.reports import StateReports
 from quicoll.state.synchronisation import StateCheck, synchronise
 
@@ -23,8 +27,9 @@ if TYPE_CHECKING:
     from quicoll.engine.engine import Engine
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
+    from quicoll.state.learning import Lesson
     from quicoll.state.rank_state import RankState
-    from quicoll.state.synchronisation import Unequal
+    from quicoll.state.synchronisation import Unequal, ViewState
 
 __all__ = ["StateKeeper"]
 
@@ -32,7 +37,9 @@ __all__ = ["StateKeeper"]
 class StateKeeper:
     """See the module's head."""
 
-    def __init__(self, engine: Engine, runtime: Runtime, state: RankState, group: Group, *, check_every: int) -> None:
+    def __init__(
+        self, engine: Engine, runtime: Runtime, state: RankState, group: Group, *, check_every: int, learn_from: int
+    ) -> None:
         """Keep a state that has been compared with nobody's.
 
         Args:
@@ -41,10 +48,15 @@ class StateKeeper:
             state: What this rank holds.
             group: All ranks of the present view, with operations numbered apart from the user's.
             check_every: Committed steps from one comparison to the next; 0: only when a view begins.
+            learn_from: Bytes of a state from which on a rank that is behind learns it outside of views; 0: none is.
         """
+        self._engine = engine
+        self._runtime = runtime
         self._state = state
         self._group = group
         self._reports = StateReports(engine, runtime, state)
+        self._teacher = Teacher(state, engine.lessons, runtime)
+        self._learn_from = learn_from
         self._own_check_every = check_every
         self._check_every = 0  # as all ranks of the view have it
         self._compared = 0  # the step after which states were last found equal
@@ -62,9 +74,11 @@ class StateKeeper:
         if self._diverged is not None:
             raise self._diverged
 
-    async def synchronise(self, view: View) -> None:
+    async def synchronise(self, view: View) -> ViewState:
         """Bring every rank of a view to the newest state that any of them holds, and to one state.
 
+        Returns:
+            What was found and done; where it has learners, the view ends, and the next one has to be synchronised.
         Raises:
             QuicollError: As `quicoll.state.synchronisation.synchronise`.
         """
@@ -72,9 +86,10 @@ class StateKeeper:
             found = await synchronise(
                 self._state,
                 self._group,
-                nodes=view.nodes,
-                view_id=view.view_id,
+                view,
                 check_every=self._own_check_every,
+                learn_from=self._learn_from,
+                teacher=self._teacher,
             )
         except Diverged as error:
             self._diverged = error
@@ -83,9 +98,58 @@ class StateKeeper:
         except BaseException as error:
             self._reports.failed(error)
             raise
-        self._check_every, self._digest = found.check_every, found.digest
-        self._compared, self._first = self._state.version.step, True
-        self._reports.synchronised(found, view)
+        if not found.learners:
+            self._check_every, self._digest = found.check_every, found.digest
+            self._compared, self._first = self._state.version.step, True
+            self._reports.synchronised(found, view)
+        return found
+
+    async def learn(self, lesson: Lesson, *, timeout: float) -> None:
+        """Step out of the view and learn, until that is enough, or this rank is in a view again, or cannot be.
+
+        Args:
+            lesson: What is learned.
+            timeout: Seconds for each answer of the teacher.
+        """
+        course = Course(len(lesson.state.table))
+        clock, loop = asyncio.get_running_loop().time, self._runtime.loop
+        began, cause = clock(), "it ended"
+        try:
+            await self._runtime.call(self._engine.step_out(lesson.number))
+            self._reports.emit("state_learning", from_node=lesson.teacher, chunks=len(lesson.state.table))
+            cause = await self._learn(lesson, course, timeout)
+        except QuicollError as error:
+            cause = error.message
+        finally:  # without an await: also of a process that comes to its end
+            loop.call_soon_threadsafe(self._engine.step_in)
+            self._reports.learned(course, clock() - began, cause)
+
+    async def _learn(self, lesson: Lesson, course: Course, timeout: float) -> str:
+        """Learn until there is a view for this rank. Return why no further, "" if it was enough."""
+        learning = asyncio.ensure_future(learn(lesson, course, self._engine.lessons, self._runtime, timeout=timeout))
+        back = asyncio.ensure_future(self._runtime.call(self._engine.wait_view(None, after=lesson.number)))
+        try:
+            await asyncio.wait((learning, back), return_when=asyncio.FIRST_COMPLETED)
+            if not learning.done():
+                return "there is a view for this rank, or none any more"
+            learning.result()
+            return ""
+        finally:
+            # A task that is cancelled goes no further than the wait that it is in, so it writes nothing any more.
+            for each in (learning, back):
+                each.cancel()
+                each.add_done_callback(_seen)
+
+    async def teach(self, view: View, *, timeout: float) -> None:
+        """Answer a rank that learns, if one has asked and it is time; between two steps of `view`.
+
+        Args:
+            view: At work.
+            timeout: Seconds that a chunk has to arrive.
+        Raises:
+            LocalError: What `save` returned is no state.
+        """
+        await self._teacher.between_steps(view, timeout=timeout)
 
     def begin_check(self) -> StateCheck | None:
         """Begin to compare states beside the step that is about to begin, if it is time.
@@ -110,11 +174,18 @@ class StateKeeper:
         Returns:
             In what states differ; None where they do not.
         Raises:
+            Corrupted: A rank was told something else than the others.
             PeerError: A rank was lost.
         """
-        unequal = await check.result(view.nodes)
+        unequal = await check.result(view.nodes, view.view_id)
         if unequal is None:
             self._compared, self._first = step - 1, False
         else:
             self._reports.unequal(unequal, step)
         return unequal
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    """What a wait raises that nobody is in any more is no news."""
+    if not future.cancelled():
+        future.exception()

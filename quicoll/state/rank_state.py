@@ -24,7 +24,7 @@ from quicoll.checks import plain
 from quicoll.errors import LocalError
 from quicoll.numerics.buffers import empty, source, wrap
 from quicoll.numerics.dtypes import DType
-from quicoll.state.tree import FlatState, flatten, own_paths
+from quicoll.state.tree import FlatState, flatten, own_paths, tensors_of
 from quicoll.state.version import StateVersion
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class RankState:
     Attributes:
         version: Of the state; while it is torn, of the one that was there before.
         torn: Whether it is half overwritten.
+        learned: Whether this rank has learned a state outside of views, since it held a whole one (learning.py).
         save: Reads it; None until it is registered.
         load: Writes it.
         own: Paths of what is this rank's own in it.
@@ -60,6 +61,7 @@ class RankState:
     def __init__(self) -> None:
         self.version = StateVersion()
         self.torn = False
+        self.learned = False
         self.save: Save | None = None
         self.load: Load | None = None
         self.own: tuple[tuple[str, ...], ...] = ()
@@ -88,6 +90,16 @@ class RankState:
         """
         return None if self.save is None else flatten(self.save(), self.own)
 
+    def values(self) -> list[tuple[str, Any]]:
+        """Return the tensors of this rank's state with their paths, in the order in which `read` gives them.
+
+        Raises:
+            LocalError: None is registered, or what save() gives is no state.
+        """
+        if self.save is None:
+            raise LocalError("there is no state: call job.register_state(save, load)")
+        return tensors_of(self.save(), self.own)
+
     def places(self, records: Sequence[TensorRecord], mine: FlatState) -> list[Any]:
         """Return the memory in which tensors that come are to end, in the records' order.
 
@@ -113,7 +125,7 @@ class RankState:
 
     def whole(self, version: StateVersion) -> None:
         """Take note that a state of this version is in place."""
-        self.version, self.torn, self._kept = version, False, []
+        self.version, self.torn, self.learned, self._kept = version, False, False, []
 
 
 def _like(one: TensorRecord, other: TensorRecord) -> bool:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from quicoll.engine.runtime import Runtime
     from quicoll.errors import Diverged
     from quicoll.membership.view import View
+    from quicoll.state.learning import Course
     from quicoll.state.rank_state import RankState
     from quicoll.state.synchronisation import Unequal, ViewState
 
@@ -41,11 +42,11 @@ class StateReports:
                 self.emit("state_handed", step=step, nodes=differing, tensor=unequal.tensor, from_node=giver)
             log.warning("%s; %s gives its own", unequal.text, giver)
         if found.giver is not None:
-            self._received(found, found.giver)
+            self._received(found, found.giver, [view.nodes[rank] for rank in found.confirmed_by])
 
-    def _received(self, found: ViewState, giver: int) -> None:
+    def _received(self, found: ViewState, giver: int, confirmed_by: list[str]) -> None:
         version, own = found.version, found.before.step
-        self._call(self._engine.state_received, giver, version.step, version.decision)
+        self._call(self._engine.state_received, giver, version.step, version.decision, confirmed_by)
         if self._state.own and version != found.before:
             names = [".".join(path) for path in self._state.own]
             self.emit("own_state_kept", names=names, own_step=own, step=version.step)
@@ -55,6 +56,11 @@ class StateReports:
                 ", ".join(names),
                 own,
             )
+
+    def learned(self, course: Course, seconds: float, cause: str) -> None:
+        """This rank has learned a state outside of views. cause: why no further, "" where it has learned enough."""
+        self._torn = True
+        self.emit("state_learned", seconds=round(seconds, 3), passes=course.passes, chunks=course.brought, cause=cause)
 
     def unequal(self, unequal: Unequal, step: int) -> None:
         """States were found to differ while a step was open."""

@@ -16,16 +16,22 @@ buffer that a forward pass changed on one rank. So versions and digests of what 
 
 and `quicoll.state.version.compare` says who gives to whom, or that nobody knows which state is right (Diverged).
 
-    tell            each rank's version and digests                                     all ranks
+    tell, heard     each rank's version and digests; and that all have heard the same   all ranks
+    learners        a rank that is behind by a large state steps out, and learns it beside the steps of the others
+                    before it is handed the rest (learning.py); it gets the manifest. This view ends by that
     difference      the first line in which they differ, only where they do             all ranks
-    manifest        from the giver: size, then skeleton and records                     to each receiver
+    manifest        from the giver: size, then skeleton and records; what it describes  to each receiver
+                    has to have the digest that the holders have told
     transfer        the tensors, into the memory in which they end                      to the receivers
     together        nobody goes on before the tensors are there                         all ranks
     load            once, with the whole state; then save() has to give the giver's digest
 
 Invariants: every rank computes the same from the same numbers, so no
 rank waits for one that does not take part; a state with another digest than the giver's never counts as whole (a load
-that forgets something would differ again at the next comparison, and be handed over again, for ever).
+that forgets something would differ again at the next comparison, and be handed over again, for ever). Nor is a byte
+of a state asked for whose description has another digest than its holders told all ranks: where there are two of them
+or more, a giver that lies is found before anything is applied. One that alone holds a state is believed; then
+`confirmed_by` is empty.
 
 Failures. A rank lost on the way: PeerError, and the next view begins at the top. A transfer that broke leaves its
 receiver torn (rank_state.py). Diverged: all ranks have what they need to raise it when the last row of
@@ -41,17 +47,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quicoll.checks import done
-from quicoll.errors import Diverged, LocalError, PeerError
+from quicoll.errors import Corrupted, Diverged, LocalError, PeerError
 from quicoll.numerics.buffers import detached, memory
-from quicoll.state.comparison import first_difference, read, row, tell_all
+from quicoll.state.chunks import ChunkedState
+from quicoll.state.comparison import first_difference, heard, row, tell_all
+from quicoll.state.learning import Lesson, who_learns
 from quicoll.state.manifest import MAX_MANIFEST, decode_manifest, encode_manifest
-from quicoll.state.transfer import together, transfer
-from quicoll.state.tree import rebuild
+from quicoll.state.transfer import chunks_of, opened, together, transfer
+from quicoll.state.tree import described_digest, rebuild
 from quicoll.state.version import StateVersion, compare
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import Group
+    from quicoll.membership.view import View
     from quicoll.state.comparison import FirstDifference
+    from quicoll.state.learning import Teacher
     from quicoll.state.manifest import Manifest
     from quicoll.state.rank_state import RankState
     from quicoll.state.tree import FlatState, Line
@@ -81,7 +91,8 @@ class ViewState:
     digest: of the state that all ranks have now; b"" where this one registered none. check_every: committed steps from
     one comparison to the next, as all ranks have it. giver: the rank that gave this one its state, with `version`; None
     if it kept its own. before: the version that this rank had. unequal: None where all holders of the newest version
-    held the same.
+    held the same. confirmed_by: ranks but the giver that hold what it gave. learners: ranks that step out of the view,
+    which ends with nothing of this done. lesson: what this rank has to learn, as one of them.
     """
 
     digest: bytes
@@ -90,19 +101,23 @@ class ViewState:
     check_every: int
     giver: int | None = None
     unequal: Unequal | None = None
+    confirmed_by: tuple[int, ...] = ()
+    learners: tuple[int, ...] = ()
+    lesson: Lesson | None = None
 
 
 async def synchronise(
-    state: RankState, group: Group, *, nodes: Sequence[str], view_id: int, check_every: int
+    state: RankState, group: Group, view: View, *, check_every: int, learn_from: int, teacher: Teacher
 ) -> ViewState:
     """Bring every rank of a view to the newest state that any of them holds, and to one state where these differ.
 
     Args:
         state: What this rank holds. Its version is brought up to date.
         group: All ranks of the view, with operations numbered apart from the user's.
-        nodes: Their names, by rank, for errors.
-        view_id: The view's number, for errors.
+        view: The view.
         check_every: This rank's setting.
+        learn_from: This rank's setting `learn_from_bytes`.
+        teacher: Takes the learners of this rank.
     Returns:
         What was found and done.
     Raises:
@@ -110,29 +125,39 @@ async def synchronise(
         LocalError: This rank is behind and nothing can be handed to it, or what `save` returned is no state, or `load`
             does not do what it has to.
         PeerError: A rank was lost, or the giver sent a malformed manifest.
-        Corrupted: A tensor arrived with other bits than the giver announced.
+        Corrupted: A rank was told something else than the others; or what the giver announced is not what the holders
+            have told, or a tensor arrived with other bits than announced.
     """
+    nodes, view_id = view.nodes, view.view_id
     mine = state.read()
     before = state.version
-    told = read(await tell_all(group, row(state, mine, check_every=check_every)))
+    rows = await tell_all(group, row(state, mine, check_every=check_every, learn_from=learn_from))
+    told = await heard(group, rows, nodes=nodes, view_id=view_id)
     found = compare(told.held)
     unequal = await _unequal(group, () if mine is None else mine.lines, told.held, found, nodes)
     if unequal is not None and not found.agreed:
         sides = tuple(nodes[rank] for rank in unequal.ranks)
         raise Diverged(unequal.text, step=found.newest.step, view=view_id, nodes=sides, tensor=unequal.tensor)
+    learners = who_learns(found, told.held, learn_from=told.learn_from, min_world_size=view.min_world_size)
     digest = b"" if mine is None else mine.digest
+    if learners and found.giver is not None:
+        lesson, there = None, told.held[found.giver].digest
+        if mine is not None:
+            lesson = await _begin_lessons(state, mine, group, found, learners, view, teacher, there, told.learn_from)
+        return ViewState(digest, state.version, before, told.check_every, learners=learners, lesson=lesson)
     giver = None
     if found.receivers and found.giver is None:
         _not_given(state, found, group.rank)
     elif group.rank in found.receivers and mine is not None and found.giver is not None:
         giver, digest = found.giver, told.held[found.giver].digest
-        await _receive(state, mine, group, found, digest, view_id)
+        await _receive(state, mine, group, found, digest, view_id, told.learn_from)
     elif found.receivers:
         if group.rank == found.giver and mine is not None:
-            await _give(mine, group, found, view_id)
+            await _give(mine, group, found, view_id, told.learn_from)
         await together(group)
     version = state.version if giver is None else found.newest
-    return ViewState(digest, version, before, told.check_every, giver, unequal)
+    confirmed_by = () if giver is None else tuple(rank for rank in found.sides[0] if rank != giver)
+    return ViewState(digest, version, before, told.check_every, giver, unequal, confirmed_by)
 
 
 class StateCheck:
@@ -150,19 +175,21 @@ class StateCheck:
         self._group = group
         mine = state.read()
         self._lines = () if mine is None else mine.lines  # without the tensors: they may be copies
-        self._told = tell_all(group, row(state, mine, check_every=0))
+        self._told = tell_all(group, row(state, mine, check_every=0, learn_from=0))
 
-    async def result(self, nodes: Sequence[str]) -> Unequal | None:
+    async def result(self, nodes: Sequence[str], view_id: int) -> Unequal | None:
         """Wait for what all ranks have told.
 
         Args:
             nodes: Their names, by rank.
+            view_id: The view's number, for errors.
         Returns:
             In what they differ, and who from whom; None where all hold the same.
         Raises:
+            Corrupted: A rank was told something else than the others.
             PeerError: A rank was lost.
         """
-        held = read(await self._told).held
+        held = (await heard(self._group, await self._told, nodes=nodes, view_id=view_id)).held
         return await _unequal(self._group, self._lines, held, compare(held), nodes)
 
 
@@ -218,11 +245,51 @@ def _not_given(state: RankState, found: StateComparison, rank: int) -> None:
     state.version = StateVersion(found.newest.decision, state.version.step)
 
 
-async def _give(mine: FlatState, group: Group, found: StateComparison, view_id: int) -> None:
-    packed = encode_manifest(mine)
-    for receiver in found.receivers:
+async def _begin_lessons(
+    state: RankState,
+    mine: FlatState,
+    group: Group,
+    found: StateComparison,
+    learners: tuple[int, ...],
+    view: View,
+    teacher: Teacher,
+    digest: bytes,
+    learn_from: int,
+) -> Lesson | None:
+    """Let the learners know what there is to learn; return that on one of them. digest: of it, as it was told."""
+    if group.rank == found.giver:
+        packed = encode_manifest(mine)
+        records = decode_manifest(packed, giver=group.rank, view_id=view.view_id).records
+        await teacher.take(view, learners, records, chunks_of(records, learn_from))
+        await _send_manifest(group, packed, learners)
+    if group.rank not in learners or found.giver is None:
+        return None
+    records = (await _receive_manifest(group, found.giver, digest, view.view_id)).records
+    places = opened(records, state.places(records, mine), writing=True)
+    state.learned = True
+    giver = view.members[found.giver]
+    return Lesson(view.view_id, giver.node, giver.incarnation, ChunkedState(places, chunks_of(records, learn_from)))
+
+
+async def _send_manifest(group: Group, packed: bytes, receivers: Sequence[int]) -> None:
+    for receiver in receivers:
         await group.send(np.array([len(packed)], np.int64), to=receiver)
         await group.send(np.frombuffer(packed, np.uint8), to=receiver)
+
+
+async def _receive_manifest(group: Group, giver: int, digest: bytes, view_id: int) -> Manifest:
+    size = int((await group.recv(np.empty(1, np.int64), source=giver))[0])
+    if not 0 <= size <= MAX_MANIFEST:
+        raise PeerError(f"a state manifest of {size} bytes", rank=giver, view=view_id)
+    packed = await group.recv(np.empty(size, np.uint8), source=giver)
+    manifest = decode_manifest(memory(packed), giver=giver, view_id=view_id)
+    _check_manifest(manifest, digest, giver, view_id)
+    return manifest
+
+
+async def _give(mine: FlatState, group: Group, found: StateComparison, view_id: int, learn_from: int) -> None:
+    packed = encode_manifest(mine)
+    await _send_manifest(group, packed, found.receivers)
     await transfer(
         group,
         giver=group.rank,
@@ -231,20 +298,23 @@ async def _give(mine: FlatState, group: Group, found: StateComparison, view_id: 
         # A state is what its tensors hold; it may be given as parameters that require grad.
         tensors=[detached(part.value) for part in mine.tensors],
         view_id=view_id,
+        learn_from=learn_from,
     )
 
 
 async def _receive(
-    state: RankState, mine: FlatState, group: Group, found: StateComparison, digest: bytes, view_id: int
+    state: RankState,
+    mine: FlatState,
+    group: Group,
+    found: StateComparison,
+    digest: bytes,
+    view_id: int,
+    learn_from: int,
 ) -> None:
     giver = found.giver
     if giver is None or state.load is None:
         raise AssertionError("nobody gives, or this rank cannot take it")
-    size = int((await group.recv(np.empty(1, np.int64), source=giver))[0])
-    if not 0 <= size <= MAX_MANIFEST:
-        raise PeerError(f"a state manifest of {size} bytes", rank=giver, view=view_id)
-    packed = await group.recv(np.empty(size, np.uint8), source=giver)
-    manifest = decode_manifest(memory(packed), giver=giver, view_id=view_id)
+    manifest = await _receive_manifest(group, giver, digest, view_id)
     places = state.places(manifest.records, mine)
     await transfer(
         group,
@@ -253,6 +323,7 @@ async def _receive(
         records=manifest.records,
         tensors=places,
         view_id=view_id,
+        learn_from=learn_from,
     )
     await together(group)
     try:
@@ -264,6 +335,22 @@ async def _receive(
     if after is None or after.digest != digest:
         raise LocalError(f"load() did not put the state in place that was handed over: {_other(after, manifest)}")
     state.whole(found.newest)
+
+
+def _check_manifest(manifest: Manifest, digest: bytes, giver: int, view_id: int) -> None:
+    """Raise Corrupted where a manifest describes another state than the one of this digest."""
+    tensors = [(record.dtype, record.shape, record.digest) for record in manifest.records]
+    try:
+        described = described_digest(manifest.skeleton, tensors)
+    except LocalError as error:
+        raise PeerError(f"the state that is announced is none: {error}", rank=giver, view=view_id) from error
+    if described != digest:
+        raise Corrupted(
+            f"rank {giver} announces another state than the one that it and all other holders have told: it is refused",
+            rank=giver,
+            view=view_id,
+            odd=(giver,),
+        )
 
 
 def _other(after: FlatState | None, manifest: Manifest) -> str:

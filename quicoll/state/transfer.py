@@ -49,6 +49,7 @@ of a rank's own code, and that ends them; until then they touch memory that is r
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -57,7 +58,8 @@ import numpy as np
 
 from quicoll.errors import Corrupted, LocalError, PeerError
 from quicoll.numerics.buffers import begun_digest
-from quicoll.state.chunks import DIGEST_BYTES, ChunkedState, chunk_digest
+from quicoll.numerics.dtypes import DType
+from quicoll.state.chunks import DIGEST_BYTES, ChunkedState, ChunkTable, chunk_digest
 from quicoll.state.tensor_memory import readable, writable
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ if TYPE_CHECKING:
     from quicoll.state.manifest import TensorRecord
     from quicoll.state.tensor_memory import TensorMemory
 
-__all__ = ["CHUNK_BYTES", "WINDOW", "together", "transfer"]
+__all__ = ["CHUNK_BYTES", "WINDOW", "chunks_of", "opened", "together", "transfer"]
 
 CHUNK_BYTES = 4 << 20
 WINDOW = 4
@@ -85,6 +87,7 @@ async def transfer(
     records: Sequence[TensorRecord],
     tensors: Sequence[Any],
     view_id: int,
+    learn_from: int = 0,
 ) -> None:
     """Hand a state from one rank to others. Called by these ranks, and by no other one.
 
@@ -100,6 +103,7 @@ async def transfer(
         tensors: In the order of `records`. On the giver the state, which must not change meanwhile; on a receiver the
             memory where it ends.
         view_id: The view's number, for errors.
+        learn_from: As for `chunks_of`.
     Raises:
         LocalError: A tensor is not as its record says, or cannot be written; or this rank takes no part.
         PeerError: A rank was lost, did nothing in time, or sent what it must not.
@@ -109,7 +113,7 @@ async def transfer(
     if not receivers or len(set(chain)) < len(chain) or group.rank not in chain:
         raise LocalError(f"rank {group.rank} cannot hand over a state from rank {giver} to ranks {receivers}")
     place = chain.index(group.rank)
-    state = ChunkedState(_opened(records, tensors, writing=place > 0), CHUNK_BYTES)
+    state = ChunkedState(opened(records, tensors, writing=place > 0), chunks_of(records, learn_from))
     holding = _Holding(len(state.table))
     work = []
     if place:
@@ -132,12 +136,33 @@ async def together(group: Group) -> None:
     await group.barrier(timeout=_WHOLE_S)
 
 
-def _opened(records: Sequence[TensorRecord], tensors: Sequence[Any], *, writing: bool) -> list[TensorMemory]:
+def chunks_of(records: Sequence[TensorRecord], learn_from: int) -> ChunkTable:
+    """Return the chunks of a state. All ranks that have to do with it compute the same.
+
+    Args:
+        records: The state's manifest.
+        learn_from: Bytes from which on a state is learned (quicoll.state.learning): such a one has 16 chunks or more,
+            or there would be nothing to learn. 0: none is.
+    """
+    most = min(CHUNK_BYTES, max(learn_from // 16, 1)) if learn_from else CHUNK_BYTES
+    return ChunkTable([(math.prod(record.shape), DType.parse(record.dtype).itemsize) for record in records], most)
+
+
+def opened(records: Sequence[TensorRecord], tensors: Sequence[Any], *, writing: bool) -> list[TensorMemory]:
+    """Open a state's tensors for reading or writing.
+
+    Args:
+        records: The state's manifest.
+        tensors: In its order.
+        writing: Whether they are to be written.
+    Raises:
+        LocalError: A tensor is not as its record says, or cannot be written.
+    """
     if len(records) != len(tensors):
         raise LocalError(f"a state of {len(records)} tensors is handed over, and there are {len(tensors)}")
-    opened = writable if writing else readable
+    open_one = writable if writing else readable
     return [
-        opened(record.path, tensor, dtype=record.dtype, shape=record.shape)
+        open_one(record.path, tensor, dtype=record.dtype, shape=record.shape)
         for record, tensor in zip(records, tensors, strict=True)
     ]
 
@@ -312,6 +337,7 @@ class _Fetch:
                 f"chunk {chunk} of the state, of {names}, came with other bits than rank {self._source} announced",
                 rank=self._source,
                 view=self._view_id,
+                odd=(self._source,),
             )
         self._state.write(chunk, data)
         self._holding.held[chunk] = 1
@@ -330,6 +356,7 @@ class _Fetch:
                     f"the state's {record.path!r}, as rank {self._source} sent it, fails its digest",
                     rank=self._source,
                     view=self._view_id,
+                    odd=(self._source,),
                 )
 
 

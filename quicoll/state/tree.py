@@ -20,6 +20,7 @@ Bounds: MAX_NODES lines and MAX_SKELETON bytes at both ends, MAX_DEPTH levels, M
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -42,9 +43,11 @@ __all__ = [
     "FlatState",
     "FlatTensor",
     "Line",
+    "described_digest",
     "flatten",
     "own_paths",
     "rebuild",
+    "tensors_of",
 ]
 
 MAX_DEPTH = 64
@@ -86,7 +89,7 @@ class FlatTensor:
 
 @dataclass(frozen=True, slots=True)
 class FlatState:
-    """A state, taken apart. own: the values that are the rank's own, by path."""
+    """A state, taken apart. own: the values that are the rank's own, by path. nbytes: of all tensors."""
 
     skeleton: bytes
     tensors: tuple[FlatTensor, ...]
@@ -94,6 +97,10 @@ class FlatState:
     own: dict[tuple[str | int, ...], Any]
     digest: bytes = field(init=False)
     kind_digest: bytes = field(init=False)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(math.prod(part.shape) * DType.parse(part.dtype).itemsize for part in self.tensors)
 
     def __post_init__(self) -> None:
         """digest: 16 bytes, equal where all bits are. kind_digest: equal where names, types and shapes are."""
@@ -140,6 +147,22 @@ def flatten(state: object, own: Sequence[tuple[str, ...]] = ()) -> FlatState:
     return FlatState(skeleton, tuple(taken.tensors), tuple(taken.lines), taken.own)
 
 
+def tensors_of(state: object, own: Sequence[tuple[str, ...]] = ()) -> list[tuple[str, Any]]:
+    """Return the tensors of a state with their paths, in the order of `flatten`, without reading any.
+
+    Args:
+        state: A mapping.
+        own: As for `flatten`.
+    Raises:
+        LocalError: It is no state.
+    """
+    if not isinstance(state, Mapping):
+        raise LocalError(f"save() gives a mapping of names to tensors and values, not {type(state).__name__}")
+    taken = _Tensors(tuple(own))
+    taken.node(state, (), None)
+    return taken.values
+
+
 def rebuild(
     skeleton: bytes, tensors: Sequence[Any], own: Mapping[tuple[str | int, ...], Any] | None = None
 ) -> dict[str | int, Any]:
@@ -168,6 +191,29 @@ def rebuild(
             raise LocalError(f"the state that came has no place for this rank's own {_text(path)!r}")
         place[path[-1]] = value
     return state
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """In the place of a tensor that is not here."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: bytes
+
+
+def described_digest(skeleton: bytes, tensors: Sequence[tuple[str, tuple[int, ...], bytes]]) -> bytes:
+    """Return the digest that `flatten` gives for a state of which only a description is here.
+
+    Args:
+        skeleton: Of `flatten`, perhaps on another rank.
+        tensors: Type, shape and digest of each, in their order.
+    Raises:
+        LocalError: The skeleton is none, or is not one of so many tensors.
+    """
+    taken = _Taken(())
+    taken.node(rebuild(skeleton, [_Described(*each) for each in tensors]), (), None)
+    return FlatState(skeleton, (), tuple(taken.lines), {}).digest
 
 
 def _below(place: Any, key: str | int) -> Any:
@@ -203,6 +249,10 @@ class _Taken:
         if kind is list or kind is tuple:
             self._line(path, key, kind.__name__[0], f"{kind.__name__} of {len(value)}", len(value))
             return [kind.__name__[0], [self.node(item, (*path, at), at) for at, item in enumerate(value)]]
+        if kind is _Described:
+            size = (value.dtype, value.shape)
+            self._line(path, key, "#", f"{value.dtype} {value.shape}", size, value.digest)
+            return None
         if isinstance(value, np.ndarray) or _is_tensor(value):
             return self._tensor(value, path, key)
         return self._small(value, path, key)
@@ -236,6 +286,25 @@ class _Taken:
         self, path: tuple[str | int, ...], key: str | int | None, tag: str, what: str, size: Any, content: bytes = b""
     ) -> None:
         self.lines.append(Line(_text(path), what, _encoder.encode((len(path), key, tag, size)), content))
+
+
+class _Tensors(_Taken):
+    """The tensors alone."""
+
+    def __init__(self, own: tuple[tuple[str, ...], ...]) -> None:
+        super().__init__(own)
+        self.values: list[tuple[str, Any]] = []
+
+    def _tensor(self, value: Any, path: tuple[str | int, ...], key: str | int | None) -> Any:
+        self.values.append((_text(path), value))
+
+    def _small(self, value: Any, path: tuple[str | int, ...], key: str | int | None) -> Any:
+        pass
+
+    def _line(
+        self, path: tuple[str | int, ...], key: str | int | None, tag: str, what: str, size: Any, content: bytes = b""
+    ) -> None:
+        pass
 
 
 def _sorted_keys(value: Mapping[Any, Any], path: tuple[str | int, ...]) -> Iterator[str | int]:

@@ -35,7 +35,8 @@ class HeldState:
     """What one rank says of its state.
 
     able: it has registered `save` and `load`. torn: it is half overwritten. kind: digest of names, types and shapes.
-    digest: of all of it. lines: how many lines it has (quicoll.state.tree).
+    digest: of all of it. lines: how many lines it has (quicoll.state.tree). nbytes: of its tensors. learned: it has
+    learned the state outside of views (quicoll.state.learning).
     """
 
     version: StateVersion
@@ -44,6 +45,8 @@ class HeldState:
     kind: bytes = b""
     digest: bytes = b""
     lines: int = 0
+    nbytes: int = 0
+    learned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

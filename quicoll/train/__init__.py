@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from quicoll.train.loop import Bucket, Task, TrainingResult, run
+from quicoll.train.loop import Bucket, Task, TrainingResult, final_result, run
 
-__all__ = ["Bucket", "Task", "TrainingResult", "run"]
+__all__ = ["Bucket", "Task", "TrainingResult", "final_result", "run"]

@@ -14,6 +14,8 @@ What makes it restartable:
    the job go back to the newest checkpoint that any of them holds (`job.resume_from`), and computes the steps since
    then again, with the same bits.
 
+   A rank that comes when the job is done is handed nothing: it takes the final state from the job's last checkpoint
+   (`final_result`).
 4. A rank that is asked to stop (SIGTERM) leaves at a step boundary, and rank 0 writes a checkpoint before it goes.
 
 Rank 0 writes checkpoints after the commit, from a snapshot, in a thread: training does not wait for the disk unless the
@@ -27,7 +29,7 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from quicoll.plan.schedule import AlgorithmName
     from quicoll.train.packing import Packed
 
-__all__ = ["Bucket", "Task", "TrainingResult", "run"]
+__all__ = ["Bucket", "Task", "TrainingResult", "final_result", "run"]
 
 _log = logging.getLogger("quicoll.train")
 
@@ -239,7 +241,8 @@ async def run(
         Mismatch: The ranks called different things.
         Partitioned: There was no quorum for the job's `hold_timeout`.
         Diverged: The ranks hold different states, and nobody knows which is right.
-        JobDone: The other ranks have ended before this one had the state of the last step; it is in their checkpoint.
+        JobDone: The other ranks have ended before this one had the state of the last step, and there is no checkpoint
+            of it in `checkpoint_dir`; says so. Where there is one, its state is loaded and the result returned.
         CheckpointError: The last checkpoint could not be written; raised after all steps are committed, or instead of
             Terminated. Failures of earlier ones are logged, and training goes on.
         Terminated: This rank was asked to stop.
@@ -272,10 +275,19 @@ async def run(
                 except _InDoubt as error:
                     _log.warning("whether the step is committed will be known when this rank is heard again: %s", error)
                     continue
-                except JobDone:
-                    if job.committed_step < steps:
+                except JobDone as error:
+                    if job.committed_step >= steps:
+                        break
+                    if error.step < steps:
                         raise
-                    break
+                    result = await final_result(task, error, checkpoint_dir)
+                    return replace(
+                        result,
+                        committed=committed,
+                        aborted=aborted,
+                        resumed_from=resumed_from,
+                        wall_s=time.monotonic() - began,
+                    )
                 except _Finished:
                     break
                 committed += 1
@@ -302,6 +314,47 @@ async def run(
         committed=committed,
         aborted=aborted,
         resumed_from=resumed_from,
+        wall_s=time.monotonic() - began,
+    )
+
+
+async def final_result(task: Task, done: JobDone, checkpoint_dir: str | os.PathLike[str] | None) -> TrainingResult:
+    """Load the final state of a job that is done into a task, from the job's last checkpoint.
+
+    `run` does so by itself. It is for a process that comes so late that `quicoll.join` raises JobDone:
+
+        try:
+            async with quicoll.join() as job:
+                result = await quicoll.train.run(job, task, steps=1000, checkpoint_dir=directory, checkpoint_every=100)
+        except quicoll.JobDone as done:
+            result = await quicoll.train.final_result(task, done, directory)
+
+    Args:
+        task: What was trained.
+        done: Says at which step the job ended.
+        checkpoint_dir: Where `run` wrote checkpoints; None: nowhere.
+    Returns:
+        The result of a worker that committed no step itself.
+    Raises:
+        JobDone: The final state is not at hand here: there is no whole checkpoint of that step. Says what there is.
+    """
+    began = time.monotonic()
+    try:
+        if checkpoint_dir is None:
+            raise CheckpointError("no checkpoint_dir is given")
+        found = await asyncio.to_thread(checkpoint.of_step, checkpoint_dir, done.step)
+        state = state_of(found)
+    except CheckpointError as error:
+        said = f"the job is done: its other ranks have ended; the final state is not at hand here: {error}"
+        raise JobDone(said, step=done.step) from error
+    task.load_state(state)
+    _log.info("the job is done; its final state is loaded from %s", found.path)
+    return TrainingResult(
+        steps=done.step,
+        digest=packed_state(task.state()).digest,
+        committed=0,
+        aborted=0,
+        resumed_from=None,
         wall_s=time.monotonic() - began,
     )
 

@@ -18,12 +18,19 @@ __all__ = ["Hub", "MemoryGroup"]
 class Hub:
     """What the ranks of one group exchange.
 
-    tamper: changes what the n-th message from one rank to another brings. log: each operation once, in order.
+    tamper: changes what the n-th message from one rank to another brings. mishear: changes what a rank hears of another
+    in the n-th gather, by (number, sender, hearer, value). log: each operation once, in order.
     """
 
-    def __init__(self, world: int, tamper: Callable[[int, Any], Any] = lambda number, value: value) -> None:
+    def __init__(
+        self,
+        world: int,
+        tamper: Callable[[int, Any], Any] = lambda number, value: value,
+        mishear: Callable[[int, int, int, Any], Any] = lambda number, sender, hearer, value: value,
+    ) -> None:
         self.world = world
         self.tamper = tamper
+        self.mishear = mishear
         self.log: list[str] = []
         self.messages = 0
         self.gathered: list[dict[int, Any]] = []
@@ -99,7 +106,8 @@ class MemoryGroup:
 
     async def _all_gather(self, number: int, x: Any) -> Any:
         given = await self.hub.gather(number, self.rank, x)
-        return np.concatenate([given[rank] for rank in range(self.hub.world)])
+        heard = [self.hub.mishear(number, rank, self.rank, given[rank].copy()) for rank in range(self.hub.world)]
+        return np.concatenate(heard)
 
     async def barrier(self, *, timeout: float) -> None:
         await self.hub.meet(self.rank)

@@ -5,9 +5,10 @@ whatever the number of ranks and however often the case is tried. `reductions` a
 all, then await and compare each. They run wherever a job has other ranks that do the same: in a cluster on loopback
 sockets, in a step of a simulated one.
 
-By default each operation meets each type once at each world size, and shapes, numbers of leaves, algorithms,
-precisions, kinds and layouts of memory take turns, so that all of them come up. QUICOLL_TEST_ORACLE=20 takes twenty
-times as many, up to all combinations that there are (and more time than a test has by default: pytest --timeout=0).
+By default each operation meets each type at a world size of 2 or 3 and at one of 4 to 8, and shapes, numbers of leaves,
+algorithms, precisions, kinds and layouts of memory take turns, so that all of them come up. A deep run
+(tests/helpers/depth.py) takes each once at each world size; QUICOLL_TEST_ORACLE=20 takes twenty times as many, up to
+all combinations that there are (and more time than a test has by default: pytest --timeout=0).
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
+from depth import DEEP
 from slow_reference import COMPLEX, DTYPES, FLOATS, INTEGERS, OPS, is_defined, reduced
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ PRECISIONS = ("default", "float64", "exact")
 LAYOUTS = ("numpy", "torch", "numpy strided", "torch strided")
 TOGETHER = 24  # operations in flight
 KEPT = 4 * TOGETHER  # cases whose inputs and results stay in memory
+WHOLE = DEEP or DEPTH > 1
+
+T = TypeVar("T")
 
 Array = np.ndarray[Any, Any]
 
@@ -77,6 +82,12 @@ def cases(world: int, turn: int = 0) -> Iterator[Case]:
             turn += 1
             # Steps of a prime: neighbours in turn differ in every axis, and none comes twice within one round.
             yield Case(name, op, dtype, *every[turn * 1009 % len(every)], turn)
+
+
+def shared(every: Sequence[T], world: int, shares: dict[int, tuple[int, int]]) -> list[T]:
+    """The part of these that a world size has where several divide them: from which on, and one in how many."""
+    first, one_in = (0, 1) if WHOLE else shares[world]
+    return list(every)[first::one_in]
 
 
 @lru_cache(maxsize=64)

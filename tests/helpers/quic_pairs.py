@@ -192,6 +192,9 @@ class StockPeer:
     def receive(self, run: DatagramRun, now_ns: int) -> None:
         for data in run.datagrams():
             self.quic.receive_datagram(bytes(data), run.address, now_ns / 1e9)
+        self._drain()
+
+    def _drain(self) -> None:
         while (event := self.quic.next_event()) is not None:
             match event:
                 case events.HandshakeCompleted():
@@ -214,6 +217,7 @@ class StockPeer:
     def handle_timer(self, now_ns: int) -> None:
         if (at := self.quic.get_timer()) is not None and at * 1e9 <= now_ns:
             self.quic.handle_timer(now_ns / 1e9)
+            self._drain()
 
     def send(self, data: bytes) -> int:
         stream_id: int = self.quic.get_next_available_stream_id(is_unidirectional=True)

@@ -1,7 +1,7 @@
 """A transfer over a simulated link: the real loss recovery and congestion control, packets without contents.
 
-One direction carries data, the other acknowledgements; both lose and delay packets at random, from a seed. What a
-sender may send it sends at once, as one run: the least favourable case for a path that reorders.
+One direction carries data, the other acknowledgements; both lose and delay packets at random, from a seed. Unless it is
+paced, a sender sends at once, as one run, what the window allows: the least favourable case for a path that reorders.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from quicoll_transport.quic.pacer import Pacer
 from quicoll_transport.quic.recovery import LossRecovery, PacketRun
 
 if TYPE_CHECKING:
@@ -102,8 +103,10 @@ class Transfer:
         *,
         recovery: type[LossRecovery[list[int]]] = LossRecovery,
         ack_delay_ns: int = 25 * MS,
+        paced: bool = False,
     ) -> None:
         self.recovery = recovery(controller, rtt_ns=2 * forth.delay_ns, max_ack_delay_ns=ack_delay_ns)
+        self._pacer = Pacer(DATAGRAM, 0) if paced else None
         self.now_ns = 0
         self.timeouts = self.sent = 0
         self._forth, self._back = forth, back
@@ -123,7 +126,8 @@ class Transfer:
 
     def _step(self) -> None:
         recovery = self.recovery
-        due = [at for at in (recovery.deadline(), self._receiver.due_ns) if at is not None]
+        paced_ns = self._pacer.due_ns if self._pacer is not None else None
+        due = [at for at in (recovery.deadline(), self._receiver.due_ns, paced_ns) if at is not None]
         due += [self._events[0][0]] if self._events else []
         assert due, "stuck"
         self.now_ns = max(self.now_ns, min(due))
@@ -166,7 +170,12 @@ class Transfer:
 
     def _send(self, probes: int) -> None:
         recovery, chunks = self.recovery, []
-        room = max(recovery.room // DATAGRAM, probes)
+        room = recovery.room // DATAGRAM
+        if self._pacer is not None and room and self._queue:
+            rate = recovery.controller.rate(recovery.rtt.smoothed_ns)
+            wanted = min(room, len(self._queue)) * DATAGRAM
+            room = self._pacer.allowance(rate, wanted, self.now_ns) // DATAGRAM
+        room = max(room, probes)
         while self._queue and len(chunks) < room:
             chunk = self._queue.popleft()
             if chunk in self._undelivered and chunk not in chunks:
@@ -175,6 +184,8 @@ class Transfer:
             recovery.on_app_limited()
         if not chunks:
             return
+        if self._pacer is not None:
+            self._pacer.spend(len(chunks) * DATAGRAM)
         first = self._number
         self._number += len(chunks)
         self.sent += len(chunks)

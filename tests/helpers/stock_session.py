@@ -253,6 +253,9 @@ class StockSession:
         for stream_id in [stream_id for stream_id, feed in self._open.items() if feed.key is key]:
             self._reset_stream(stream_id)
 
+    def forget_message(self, key: object) -> None:
+        """Nothing of the caller's is held: aioquic has its own copy."""
+
     def close(self, code: int, reason: str) -> None:
         if not self.closed:
             self._quic.close(error_code=code, reason_phrase=reason)

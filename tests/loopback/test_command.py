@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from quicoll import checkpoint
+from quicoll.cli.main import main
 from quicoll_transport.security.authority import create_authority, issue
 
 COMMAND = [sys.executable, "-m", "quicoll.cli.main"]
@@ -33,16 +35,55 @@ def quicoll(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
-def interrupted(process: subprocess.Popen[str], *, after: str) -> tuple[str, str]:
-    """Send SIGINT once a line has come that begins so; what stdout and stderr said from there on."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(after):
-            break
-    else:
-        pytest.fail(process.communicate()[1])
-    process.send_signal(signal.SIGINT)
-    return process.communicate()
+def here(*arguments: object) -> int | str | None:
+    """The same in this process, where a process of its own shows nothing more; the exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(each) for each in arguments])
+    return ended.value.code
+
+
+class Terminal:
+    """The command at a terminal of its own: its processes are that terminal's foreground group, as under a shell.
+
+    It paints the names of the nodes there.
+    """
+
+    def __init__(self, *arguments: object) -> None:
+        self._ours, theirs = os.openpty()
+        take = (
+            "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        with os.fdopen(theirs, "wb") as end:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", take, *COMMAND, *map(str, arguments)],
+                stdin=end,
+                stdout=end,
+                stderr=end,
+                start_new_session=True,
+            )
+
+    def read_until(self, text: str | None, *, times: int = 1) -> str:
+        """What is written until a text has come so often; None: until the command has ended."""
+        said = b""
+        while text is None or said.count(text.encode()) < times:
+            try:
+                part = os.read(self._ours, 4096)
+            except OSError:  # how Linux says that the other end is closed
+                part = b""
+            if not part:
+                assert text is None, said.decode()
+                break
+            said += part
+        return said.decode().replace("\r\n", "\n")
+
+    def ctrl_c(self) -> None:
+        os.write(self._ours, b"\x03")
+
+    def end(self) -> tuple[int, str]:
+        """The exit status, and what was still written; "^C" is the terminal's own."""
+        rest = self.read_until(None).replace("^C", "")
+        os.close(self._ours)
+        return self.process.wait(), rest
 
 
 def test_an_interrupted_coordinator_says_so_in_one_line_and_a_terminated_one_has_done_its_work(tmp_path: Path) -> None:
@@ -64,15 +105,37 @@ def test_an_interrupted_coordinator_says_so_in_one_line_and_a_terminated_one_has
     assert refused.returncode == 2
 
 
-def test_an_interrupted_run_ends_its_children_without_a_traceback_of_ours(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_run_with_one_line_and_no_word_of_the_workers(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\nprint('ready', flush=True)\nsignal.pause()\n"
+        "import asyncio, quicoll\n"
+        "async def main():\n"
+        "    async with quicoll.join():\n"
+        "        print('ready')\n"
+        "        await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
     )
-    process = start("run", "-n", "1", script)
-    out, err = interrupted(process, after="[worker-0] ready")
-    assert process.returncode == 130
-    assert (out, err) == ("", "quicoll: ended by SIGINT\n")
+    terminal = Terminal("run", "-n", "2", script)
+    terminal.read_until(" ready\r\n", times=2)
+    terminal.ctrl_c()
+    assert terminal.end() == (130, "quicoll: ended by SIGINT\n")
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once_whose_worker_does_not_heed_the_first(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import signal\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('not now'))\n"
+        "print('ready')\n"
+        "while True:\n"
+        "    signal.pause()\n"
+    )
+    terminal = Terminal("run", "-n", "1", "--grace", "600", script)
+    terminal.read_until(" ready\r\n")
+    terminal.ctrl_c()
+    terminal.read_until(" not now\r\n")
+    terminal.ctrl_c()
+    assert terminal.end() == (130, "quicoll: ended by SIGINT\n")
 
 
 TRAINING = """
@@ -143,27 +206,31 @@ def test_an_output_that_cannot_be_written_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("seeds", [["--seed", "2"], ["--seeds", "2:3"]])
-def test_a_report_to_stdout_stands_there_alone(seeds: list[str]) -> None:
-    done = quicoll("sim", *seeds, "--ranks", "2", "--steps", "2", "--json", "-")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["seeds"] == 1
-    assert done.stderr  # what people read
+def test_a_report_to_stdout_stands_there_alone(seeds: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert here("sim", *seeds, "--ranks", "2", "--steps", "2", "--json", "-") == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["seeds"] == 1
+    assert said.err  # what people read
 
 
 @pytest.mark.parametrize(
     "arguments", [["sim", "--seed", "2"], ["sim", "--seeds", "0:9"], ["demo"], ["explain", "barrier"]], ids=" ".join
 )
-def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, arguments: list[str]) -> None:
+def test_a_file_that_cannot_be_written_is_one_line(
+    tmp_path: Path, arguments: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     missing = tmp_path / "missing" / "file"
-    done = quicoll(*arguments, "--svg" if arguments[0] == "explain" else "--json", missing)
-    assert done.returncode == 2
-    assert done.stderr == f"quicoll: cannot write {missing}: No such file or directory\n"
+    assert here(*arguments, "--svg" if arguments[0] == "explain" else "--json", missing) == 2
+    said = capfd.readouterr()
+    assert said.err == f"quicoll: cannot write {missing}: No such file or directory\n"
     if arguments[0] != "explain":
-        assert done.stdout == ""  # found before the work, not after it
+        assert said.out == ""  # found before the work, not after it
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "0"])
-def test_a_loss_deadline_that_cannot_be_is_refused_before_anything_is_started(tmp_path: Path, seconds: str) -> None:
+def test_a_loss_deadline_that_cannot_be_is_refused_before_anything_is_started(
+    tmp_path: Path, seconds: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "script.py"
     script.write_text("")
     create_authority(tmp_path, job="alpha")
@@ -180,15 +247,13 @@ def test_a_loss_deadline_that_cannot_be_is_refused_before_anything_is_started(tm
         "1",
     ]
     for command in (["run", "--lost-after", seconds, script], [*coordinator, "--lost-after", seconds]):
-        done = quicoll(*command)
-        assert done.returncode == 2
-        (line,) = done.stderr.splitlines()
+        assert here(*command) == 2
+        (line,) = capfd.readouterr().err.splitlines()
         assert line.startswith("quicoll: lost_after must be above 0 and below a million seconds, not ")
 
 
-def test_settings_stand_in_columns() -> None:
-    done = quicoll("env")
-    columns = {
-        len(line) - len(line.split(None, 1)[1]) for line in done.stdout.splitlines() if not line.startswith("site ")
-    }
-    assert len(columns) == 1, done.stdout
+def test_settings_stand_in_columns(capfd: pytest.CaptureFixture[str]) -> None:
+    assert here("env") == 0
+    said = capfd.readouterr().out
+    columns = {len(line) - len(line.split(None, 1)[1]) for line in said.splitlines() if not line.startswith("site ")}
+    assert len(columns) == 1, said

@@ -23,11 +23,15 @@ async def main() -> None:
                 await job.group.barrier()
         if job.node == "worker-1" and os.environ["QUICOLL_RESTARTS"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
+        if job.node == "worker-0":
+            quicoll.checkpoint.save("checkpoints", step=job.committed_step, tensors={"w": np.full(2, 5.0)})
 
 try:
     asyncio.run(main())
 except quicoll.JobDone as error:
     print("caught", error.step, isinstance(error, quicoll.QuicollError), flush=True)
+    if len(sys.argv) > 1:
+        print("final", quicoll.checkpoint.of_step("checkpoints", error.step).tensors["w"].tolist(), flush=True)
     if len(sys.argv) > 1:
         raise
 """
@@ -43,9 +47,11 @@ def test_a_worker_killed_just_before_the_end_is_done_when_it_comes_back(tmp_path
         text=True,
         check=False,
         timeout=120,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[worker-1] caught 3 True\n" in done.stdout.replace("  ", " ")
+    assert "[worker-1] final [5.0, 5.0]\n" in done.stdout.replace("  ", " ")
     assert "Traceback" not in done.stdout + done.stderr
     assert "job local is done at step 3; nodes that come later are told so" in done.stdout
     told = [json.loads(line) for line in (tmp_path / "events" / "worker-1.jsonl").read_text().splitlines()]
@@ -62,6 +68,7 @@ def test_a_spare_that_was_not_needed_ends_with_the_others(tmp_path: Path) -> Non
         text=True,
         check=False,
         timeout=120,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("caught 3 True") == 1, done.stdout

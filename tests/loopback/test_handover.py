@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from quicoll.state.tree import flatten
 from quicoll.testing import Cluster, cluster, cut_network
 
 if TYPE_CHECKING:
-    from quicoll import Job
+    from quicoll import Event, Job
     from quicoll.state.manifest import TensorRecord
 
 MIB = 1 << 20
@@ -154,3 +155,44 @@ async def test_a_rank_that_is_behind_gets_the_state_through_the_whole_job() -> N
         assert [job.committed_step for job in jobs] == [4] * 3
     assert sorted(got) == ["worker-0", "worker-2"]
     assert all(np.array_equal(new[name], state[name]) for new in got.values() for name in state)
+
+
+async def test_the_others_commit_steps_while_a_rank_that_was_cut_off_learns_the_state() -> None:
+    """While it is away they change 4 MiB, to what they are from then on, and a few bytes in each step."""
+    told: list[Event] = []
+    commits: dict[str, list[int]] = {}
+
+    def commit(job: Job, state: dict[str, Any], number: int) -> None:
+        if job.world_size == 2:
+            state["large"][:] = 7
+        state["hot"] += number
+        commits[job.node].append(number)
+
+    async def work(job: Job, state: dict[str, Any]) -> None:
+        commits[job.node] = []
+        over = False
+        while not over:
+            behind = job.node == "worker-2"
+            learned = any(event.kind == "state_learned" for event in told)
+            with suppress(StepAborted):
+                async with job.step() as step:
+                    await asyncio.sleep(0.02)
+                    over = bool((await job.group.all_reduce(np.array([int(behind and learned)])))[0])
+                    step.on_commit(lambda step=step: commit(job, state, step.number))  # type: ignore[misc]
+                if behind and step.number == 4:
+                    cut_network(job, 1.6)
+
+    states = [{"large": np.zeros(4 * MIB, np.uint8), "hot": np.zeros(8)} for _ in range(3)]
+    async with cluster(3, lost_after=0.8, observer=told.append, learn_from_bytes=MIB) as jobs:
+        for job, state in zip(jobs, states, strict=True):
+            job.register_state(lambda state=state: state, state.update)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(work(job, state) for job, state in zip(jobs, states, strict=True)))
+        (began,) = [event for event in told if event.kind == "state_learning"]
+        (ended,) = [event for event in told if event.kind == "state_learned"]
+        assert (began.node, began.fields["from_node"], began.fields["chunks"]) == ("worker-2", "worker-0", 65)
+        assert ended.fields["cause"] == ""
+        assert 65 <= ended.fields["chunks"] < 75
+        assert len(commits["worker-2"]) < len(commits["worker-0"])
+        assert states[0]["hot"].tolist() == states[2]["hot"].tolist()
+        assert states[2]["large"].tolist() == [7] * (4 * MIB)

@@ -1,8 +1,7 @@
 """Every operation on every type at every world size over real sockets, bit for bit against definitions in slow Python.
 
-The cases, and QUICOLL_TEST_ORACLE for more of them, are those of tests/helpers/oracle.py. Each is met at 1, 2, 3 and 5
-ranks, and either at 4 and 7 or at 8, whose trees and messages cost the most; QUICOLL_TEST_ORACLE=2 or more takes all
-everywhere.
+The cases, and QUICOLL_TEST_ORACLE for more of them, are those of tests/helpers/oracle.py. Each is met at 2 or 3 ranks,
+and at one of 4, 5, 7 and 8 ranks; a deep run, or QUICOLL_TEST_ORACLE=2 or more, takes all everywhere.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from depth import some
 from oracle import (
     DEFINED,
-    DEPTH,
     PRECISIONS,
     REDUCTIONS,
     TOGETHER,
@@ -24,6 +23,7 @@ from oracle import (
     cases,
     moves,
     reductions,
+    shared,
     tensor,
     width,
 )
@@ -32,8 +32,7 @@ from slow_reference import DTYPES, OPS, is_defined
 from quicoll.errors import LocalError
 from quicoll.testing import cluster
 
-HALVES = {4: 0, 7: 0, 8: 1} if DEPTH == 1 else {}
-"""Worlds that meet every second case, and with which they begin."""
+SHARES = {1: (0, 4), 2: (0, 2), 3: (1, 2), 4: (0, 2), 5: (1, 4), 7: (3, 8), 8: (7, 8)}
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -43,15 +42,22 @@ async def test_every_operation_gives_the_bits_of_its_definition(world: int) -> N
     async with cluster(world, sites=sites, chunk_bytes=500) as jobs:
         every = list(cases(world))
         assert {(case.name, case.op, case.dtype) for case in every} == set(DEFINED)
-        every = every[HALVES[world] :: 2] if world in HALVES else every
-        for at in range(0, len(every), TOGETHER):
-            chosen = every[at : at + TOGETHER]
+        mine = shared(every, world, SHARES)
+        for at in range(0, len(mine), TOGETHER):
+            chosen = mine[at : at + TOGETHER]
             await asyncio.gather(*(reductions(job, chosen) for job in jobs))
-        for turn, dtype in enumerate(DTYPES):
+        for turn, dtype in shared(list(enumerate(DTYPES)), world, SHARES):
             await asyncio.gather(*(moves(job, [Move(dtype, turn + world)]) for job in jobs))
 
 
-@pytest.mark.parametrize("world", [3, 8])
+def test_every_operation_meets_every_type_at_a_small_and_at_a_large_world() -> None:
+    for worlds in ((2, 3), (4, 5, 7, 8)):
+        met = [case for world in worlds for case in shared(list(cases(world)), world, SHARES)]
+        assert {(case.name, case.op, case.dtype) for case in met} == set(DEFINED)
+        assert {dtype for world in worlds for dtype in shared(list(DTYPES), world, SHARES)} == set(DTYPES)
+
+
+@pytest.mark.parametrize("world", some([3, 8], 2))
 async def test_a_tensor_with_several_owners_gives_the_bits_of_its_definition(world: int) -> None:
     large = [
         Case("all_reduce", "sum", "float32", (9001,), 3, "direct", "default", "numpy", 1),

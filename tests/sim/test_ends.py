@@ -22,7 +22,7 @@ from quicoll.errors import (
     StepAborted,
 )
 from quicoll.sim import Outcome, RunFailed, Settings, Simulation
-from quicoll.sim.invariants import CheckedGroup
+from quicoll.sim.checked import CheckedGroup
 from quicoll.sim.runner import run_scenario
 from quicoll.sim.scenario.swarm import Scenario
 

@@ -27,6 +27,7 @@ import quicoll.membership.coordinator.core
 import quicoll.numerics.bundle
 import quicoll.plan
 import quicoll.plan.schedule
+import quicoll.state.transfer
 import quicoll.state.version
 import quicoll_transport.link.inbox
 from quicoll.engine.communicator import Communicator
@@ -38,9 +39,10 @@ from quicoll.membership.coordinator.formation import Formation
 from quicoll.membership.coordinator.history import Committed
 from quicoll.membership.journal import Journal
 from quicoll.sim import Conditions, Settings, Simulation, workload
-from quicoll.sim.invariants import CheckedGroup, state_digest
+from quicoll.sim.checked import CheckedGroup
+from quicoll.sim.digests import state_digest
 from quicoll.sim.subgroups import Grouping
-from quicoll.step import StepProtocol
+from quicoll.step.protocol import StepProtocol
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.link.outbox import Outbox
 
@@ -127,7 +129,7 @@ def a_late_voter_is_killed() -> Simulation:
                 async with job.step() as step:
                     part = await job.group.all_reduce(np.ones(3, np.float32), op="avg")
                     step.on_commit(lambda part=part: np.add(total, part, out=total))
-                    await asyncio.sleep(0.3 if job.node == "worker-3" else 0.0)
+                    await asyncio.sleep(0.3 if job.node == "worker-3" else 0.02)
 
     sim = Simulation(worker, settings=Settings(recovery=20.0, limit=60.0))
     sim.at(0.2).crash(3)
@@ -155,12 +157,22 @@ def a_majority_starts_anew() -> Simulation:
     return built_in(script, settings=Settings(ranks=3, recovery=20.0, limit=60.0))
 
 
+def a_rank_learns() -> Simulation:
+    def script(sim: Simulation) -> None:
+        sim.at(0.2).crash(2)
+        sim.at(0.6).restart(2)
+        sim.at(1.0).heal()
+
+    settings = Settings(ranks=3, recovery=10.0, limit=30.0, learn_from_bytes=workload.LEARN_FROM)
+    return of_load(workload.Load(table=True), script, settings)
+
+
 def one_rank_never_calls() -> Simulation:
     async def worker(job: Job) -> None:
         with contextlib.suppress(QuicollError):
             async with job.step():
                 if job.rank == 3:
-                    await asyncio.sleep(30.0)
+                    await asyncio.sleep(10.0)
                 await job.group.all_reduce(np.ones(5, np.float32), timeout=2.0)
 
     return Simulation(worker, settings=Settings(limit=120.0))
@@ -313,6 +325,17 @@ def the_oldest_state_is_handed_over(patch: Patch) -> None:
     patch.setattr(quicoll.state.version, "max", min, raising=False)
 
 
+def chunks_that_were_learned_count_as_current(patch: Patch) -> None:
+    async def trusting(self: Any) -> list[int]:
+        count = len(self._state.table)
+        self._offer = await self._group.recv(np.empty(count * 16, np.uint8), source=self._source)
+        self._holding.known(self._offer, np.ones(count, bool))
+        await self._group.send(np.zeros(-(-count // 8), np.uint8), to=self._source)
+        return []
+
+    patch.setattr(quicoll.state.transfer._Fetch, "_ask", trusting)
+
+
 def the_coordinator_is_dialled_once(patch: Patch) -> None:
     dial = CoordinatorLink.dial
 
@@ -421,6 +444,7 @@ MUTANTS = (
     Mutant(aborted_steps_are_applied, a_late_voter_is_killed, "all-or-none"),
     Mutant(a_majority_of_votes_is_enough, a_late_voter_is_killed, "all-or-none"),
     Mutant(the_oldest_state_is_handed_over, restart_of_a_rank, "durable"),
+    Mutant(chunks_that_were_learned_count_as_current, a_rank_learns, "progress"),
     Mutant(the_coordinator_is_dialled_once, coordinator_restarts, "progress"),
     Mutant(a_collective_has_no_deadline, one_rank_never_calls, "deadline"),
     Mutant(callers_are_told_what_their_own_end_saw, two_ranks_lose_each_other, "one-verdict"),

@@ -5,9 +5,9 @@ A step issues many operations at once. One that the faults abort is tried again,
 was compared counts only where all ranks were in that view. The cases, and QUICOLL_TEST_ORACLE for more of them, are
 those of tests/helpers/oracle.py; their turns begin elsewhere than those of the cases over sockets.
 
-tests/loopback/test_oracle.py holds seven world sizes to all cases. Here faults are added, and each case meets them: at
-2, 3 and 5 ranks one in three of the cases, each time another third, at 8 one in three again.
-QUICOLL_TEST_ORACLE=2 or more takes all cases at all seven.
+tests/loopback/test_oracle.py compares them without faults, up to 8 ranks. Here each case meets faults at one world
+size: half of them at 2 ranks, a quarter at 3 and a quarter at 4, since a case costs the more the more ranks there are.
+A deep run, or QUICOLL_TEST_ORACLE=2 or more, takes all cases at seven world sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from oracle import DEFINED, DEPTH, MOVES, TOGETHER, WORLDS, Case, Move, cases, moves, reductions
+from oracle import DEFINED, MOVES, TOGETHER, WHOLE, WORLDS, Case, Move, cases, moves, reductions, shared
 from slow_reference import DTYPES
 
 from quicoll.errors import LocalError, QuicollError
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from quicoll.job import Job
 
 TURN = 500
-SHARES = {1: 1, 2: 3, 3: 3, 5: 3, 8: 3} if DEPTH == 1 else dict.fromkeys(WORLDS, 1)
-"""World sizes, and of how many cases one is taken."""
-FIRST = {2: 0, 3: 1, 5: 2}
-"""Where the shares begin that are all cases together."""
+SHARES = {1: (0, 8), 2: (0, 2), 3: (1, 4), 4: (3, 4)} if not WHOLE else dict.fromkeys(WORLDS, (0, 1))
+"""World sizes, with which of the cases each begins and how many there are for one that it takes."""
 COMPUTE_S = 0.05
 BAD = Conditions(latency_ns=2_000_000, jitter_ns=5_000_000, loss=0.02, duplicate=0.05, reorder=0.05, corrupt=0.01)
 
@@ -40,19 +38,17 @@ Batch = Callable[["Job"], Awaitable[Sequence[Any]]]
 
 
 def reductions_of(ranks: int) -> list[Case]:
-    return list(cases(ranks, TURN))[FIRST.get(ranks, 0) % SHARES[ranks] :: SHARES[ranks]]
+    return shared(list(cases(ranks, TURN)), ranks, SHARES)
 
 
 def moves_of(ranks: int) -> list[Move]:
-    return [Move(dtype, TURN + ranks + turn) for turn, dtype in enumerate(DTYPES)][
-        FIRST.get(ranks, 0) % SHARES[ranks] :: SHARES[ranks]
-    ]
+    return shared([Move(dtype, TURN + ranks + turn) for turn, dtype in enumerate(DTYPES)], ranks, SHARES)
 
 
 def batches_of(ranks: int) -> list[Batch]:
     """What the steps do, one after the other: as many steps as with all cases, so that the faults meet as many."""
     reduced, moved = reductions_of(ranks), moves_of(ranks)
-    many = TOGETHER // SHARES[ranks]
+    many = TOGETHER // SHARES[ranks][1]
     few = max(1, many // len(MOVES))
     return [
         *(partial(reductions, chosen=reduced[at : at + many]) for at in range(0, len(reduced), many)),
@@ -132,7 +128,7 @@ def test_every_operation_under_faults_gives_the_bits_of_its_definition(ranks: in
     alone = ranks == 1
     everyone = {f"worker-{rank}" for rank in range(ranks)}
     reduced = {(case.name, case.op, case.dtype) for case in reductions_of(ranks)}
-    assert SHARES[ranks] > 1 or reduced == set(DEFINED)
+    assert SHARES[ranks][1] > 1 or reduced == set(DEFINED)
     dtypes = [move.dtype for move in moves_of(ranks)]
     moved = [(name, dtype) for name in MOVES for dtype in dtypes if not (alone and name == "send and recv")]
     assert set(trial.compared) == {*reduced, *moved}

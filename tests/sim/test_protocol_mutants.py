@@ -37,7 +37,7 @@ from quicoll.membership.member.core import MemberCore
 from quicoll.membership.messages import BeginStep, Install, Vote
 from quicoll.sim import Settings, Simulation, workload
 from quicoll.sim.runner import run_seed
-from quicoll.step import StepProtocol
+from quicoll.step.protocol import StepProtocol
 from quicoll_transport.link.receipts import Receipts
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from depth import deep
 
 import quicoll
 import quicoll_transport
@@ -22,7 +23,7 @@ from quicoll.sim.subgroups import grouping
 
 SOURCES = [str(Path(package.__file__ or "").resolve().parent.parent) for package in (quicoll, quicoll_transport)]
 GROUPED = 14  # works in sub-groups
-SEEDS = (*range(int(os.environ.get("QUICOLL_TEST_SAME_SEEDS", "1"))), GROUPED)
+SEEDS = (*range(int(os.environ.get("QUICOLL_TEST_SAME_SEEDS", deep("0", "5")))), GROUPED)
 """Seeds to compare; QUICOLL_TEST_SAME_SEEDS=200 for the long version."""
 
 PROGRAM = """
@@ -52,7 +53,8 @@ def here() -> list[list[object]]:
 
 def test_seeds_differ_and_are_worth_comparing(here: list[list[object]]) -> None:
     assert grouping(GROUPED) is not None
-    assert len({str(digest) for digest, *_ in here}) == len(set(SEEDS))
+    other = run_seed(GROUPED + 1, ranks=2, steps=1)
+    assert len({str(digest) for digest, *_ in here} | {other.digest}) == len(set(SEEDS)) + 1
     assert all(ok and isinstance(events, int) and events > 500 for _, events, _, _, ok in here)
 
 

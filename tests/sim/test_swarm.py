@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quicoll.errors import LocalError
+from quicoll.sim.operations import OPERATIONS
 from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario import swarm
 from quicoll.sim.scenario.events import (
@@ -26,6 +32,7 @@ from quicoll.sim.scenario.events import (
 )
 from quicoll.sim.scenario.language import events_source, parse_events, parse_settings, settings_source
 from quicoll.sim.scenario.swarm import FAULT_KINDS, Scenario, generate, parse_kinds
+from quicoll.sim.workload import Load
 from quicoll_transport.sim import Conditions
 
 SEEDS = range(300)
@@ -191,6 +198,39 @@ def test_each_seed_enables_about_half_of_the_kinds_and_all_kinds_appear() -> Non
     assert set(FAULT_KINDS) <= set(seen)
     assert min(seen[kind] for kind in FAULT_KINDS) >= 5
     assert calm < len(SEEDS) // 20
+
+
+def seeds_of_make_sim() -> range:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    found = re.findall(r"quicoll sim --seeds (\d+):(\d+) ", makefile)
+    assert len(found) == 1, found
+    return range(int(found[0][0]), int(found[0][1]))
+
+
+def test_the_seeds_of_make_sim_meet_every_fault_operation_and_algorithm_again_and_again() -> None:
+    """What one of them shows by chance the others show as well; which faults meet is more than four pairs of five."""
+    counted: Counter[str] = Counter()
+    together: set[tuple[str, ...]] = set()
+    for seed in seeds_of_make_sim():
+        made, load = generate(seed), Load.of(seed)
+        kinds = sorted(found_in(made) & set(FAULT_KINDS))
+        counted.update(f"fault {kind}" for kind in kinds)
+        together |= set(combinations(kinds, 2))
+        if "lie" in kinds:  # these do nothing but exchange
+            continue
+        counted.update(f"operation {name}" for name in load.operations)
+        counted[f"algorithm {load.algorithm}"] += 1
+        counted[f"sites {len(set(made.settings.sites))}"] += 1
+        counted[f"groups {load.groups is not None}"] += 1
+        counted[f"at once {load.at_once}"] += 1
+    every = [
+        *(f"fault {kind}" for kind in FAULT_KINDS),
+        *(f"operation {name}" for name in OPERATIONS),
+        *(f"algorithm {name}" for name in ("auto", "direct", "tree", "exchange", "hierarchical")),
+        *("sites 0", "sites 2", "sites 3", "groups True", "groups False", "at once True", "at once False"),
+    ]
+    assert {name: counted[name] for name in every if counted[name] < 5} == {}
+    assert len(together) > 0.8 * math.comb(len(FAULT_KINDS), 2)
 
 
 def test_only_the_kinds_asked_for_are_injected() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from quicoll.plan.reductions import MIN_SHARE_BYTES
 from quicoll.sim import Recording, Settings, Simulation, workload
-from quicoll.sim.invariants import CheckedGroup, collectives, state_digest
+from quicoll.sim.checked import CheckedGroup, collectives
+from quicoll.sim.digests import state_digest
 from quicoll.sim.operations import OPERATIONS
 from quicoll.sim.subgroups import Grouping
 from quicoll.sim.workload import Load, Reference

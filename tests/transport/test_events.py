@@ -40,6 +40,7 @@ from quicoll_transport.link.core import LinkState
 from quicoll_transport.link.detector import LOST_FLOOR_NS, LOST_START_NS
 from quicoll_transport.link.frames import TAG_SIZE
 from quicoll_transport.net.udp import UdpSocket
+from quicoll_transport.quic.connection_ids import reset_token
 from quicoll_transport.quic.qlog import QlogDirectory
 from quicoll_transport.security.credentials import Credentials
 
@@ -432,11 +433,9 @@ async def test_traces_hold_no_token_that_ends_or_moves_a_connection(world: World
     await exchange(ours, theirs, 1, 1000)
     secrets: list[bytes] = []
     for link in (ours, theirs):
-        quic = session_of(link)._quic
-        secrets += [cid.stateless_reset_token for cid in quic._host_cids if cid.stateless_reset_token]
-        secrets += [quic._peer_token] if quic._peer_token else []
-        for pair in quic._cryptos.values():
-            secrets += [key.secret for key in (pair.send, pair.recv) if key.secret]
+        plane = session_of(link)._plane
+        secrets += [reset_token(session_of(link)._reset_key, cid) for cid in plane.own_ids._active]
+        secrets += [plane.keys.send._secret, plane.keys.receive._secret]
     assert len(secrets) > 4
     await a.aclose()
     await b.aclose()

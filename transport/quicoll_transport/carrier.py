@@ -12,8 +12,9 @@ A carrier is sans-IO: it never reads a clock, and it sends nothing by itself. It
 Units: times are nanoseconds of one monotonic clock, the same for all calls; sizes are bytes.
 
 Memory. The payload of a message stays the caller's. A carrier may read it from `start_message` until the peer's link
-has acknowledged the message, `reset_message` was called, or the carrier was released. It writes into `Inflow.view`, and
-only there and only while `Inflow.alive`; it keeps no reference to it after `release`. Memory of datagrams: net/runs.py.
+has acknowledged the message (`forget_message`), `reset_message` was called, or the carrier was released. It writes into
+`Inflow.view`, and only there and only while `Inflow.alive`; it keeps no reference to it after `release`. Memory of
+datagrams: net/runs.py.
 
 Failures. `receive`, `handle_timer` and `send_control` raise ProtocolError when the peer breaks the protocol; the caller
 closes the carrier then. Everything else that ends a carrier is a Closed event.
@@ -202,6 +203,13 @@ class Carrier(Protocol):
 
     def reset_message(self, key: object) -> None:
         """Stop sending a message; its payload is not read after this call. Unknown keys are ignored."""
+        ...
+
+    def forget_message(self, key: object) -> None:
+        """Take note that the peer's link has all of a message; its payload is not read after this call.
+
+        Unknown keys are ignored.
+        """
         ...
 
     def limit_datagrams(self, most: int) -> None:

@@ -11,6 +11,8 @@ It carries no tensors and knows no clock, socket or disk; messages, losses and t
     diagnosis.py     why a view ended, from the reports of its members
     suspicions.py    which nodes are left out when some cannot reach each other
     evidence.py      which node failed views have in common: it is left out; and how soon views may follow each other
+    elimination.py   who is left out next where digests differ again
+    lessons.py       what of these two is durable
     weighing.py      what a failure costs, before it is announced
     probes.py        who is left out, and how a node that is left out shows that it reaches the others again
     ending.py        whether the job is done, and what is recorded of nodes that go
@@ -25,6 +27,9 @@ Rules, and why:
 - A member that is lost, joins anew or breaks a rule ends its view at once: its state may be in doubt. A node that only
   wants to join waits for a step boundary, and a little longer where no step is open (`quiet_ns`), because Begins
   that are on their way would be aborted.
+- A node that is behind by a large state steps out of its view between two steps (`Learn`): it is taken out of the base
+  of quorums, as if it had left, counts as a holder of no step, and is in no view until it says so (`Learned`), joins
+  anew, or the others are too few without it.
 - The first report of a failure ends a view; the announcement may wait for more, so that all members get one cause.
 """
 
@@ -39,17 +44,28 @@ from quicoll.membership.coordinator.diagnosis import ViewFailure
 from quicoll.membership.coordinator.ending import Ending, left_record
 from quicoll.membership.coordinator.evidence import NOBODY, Contradiction, Evidence
 from quicoll.membership.coordinator.formation import Formation
-from quicoll.membership.coordinator.history import Committed, History, InstalledView, Proposed, Seeded, WentOn
+from quicoll.membership.coordinator.history import (
+    Committed,
+    History,
+    InstalledView,
+    Left,
+    Noted,
+    Proposed,
+    Seeded,
+    WentOn,
+)
 from quicoll.membership.coordinator.joins import Acceptance, Adoption, Refusal, answer_to
 from quicoll.membership.coordinator.probes import Probes
 from quicoll.membership.coordinator.roster import Roster
 from quicoll.membership.coordinator.stage import CoordinatorState, Stage
-from quicoll.membership.coordinator.weighing import weigh
+from quicoll.membership.coordinator.weighing import Weighed, weigh
 from quicoll.membership.messages import (
     BeginStep,
     Decide,
     Decline,
     Join,
+    Learn,
+    Learned,
     Leave,
     MemberMessage,
     Reached,
@@ -99,7 +115,12 @@ class CoordinatorCore:
         self._seed = seed
         self._stage = Stage(config)
         self._roster = Roster(history.view, retry_min_ns=config.retry_min_ns, retry_max_ns=config.retry_max_ns)
-        self._evidence = Evidence(shortest_ns=config.retry_min_ns, longest_ns=config.retry_max_ns)
+        self._evidence = Evidence(
+            shortest_ns=config.retry_min_ns,
+            longest_ns=config.retry_max_ns,
+            lessons=history.lessons,
+            now_ns=now_ns,
+        )
         self._formation = Formation(self._roster, self._evidence, config, history=history)
         self._probes = Probes(self._roster)
         self._ending = Ending(settle_ns=config.settle_ns)
@@ -107,6 +128,7 @@ class CoordinatorCore:
         self._wake_ns: int | None = None  # when to look again although nothing came in
         if history.seed is None:
             self._record(Seeded(seed))
+        self._note_lessons(now_ns)
         self._reconsider(now_ns)
 
     def __repr__(self) -> str:
@@ -199,6 +221,9 @@ class CoordinatorCore:
         if isinstance(message, Reached):
             self._probes.answered(node, message.number)
             return
+        if isinstance(message, Learned):
+            candidate.learning = False
+            return
         if isinstance(message, Join):
             raise LocalError("a Join makes a candidate, it does not come from one")
         view = self._stage.named(message.view_id)
@@ -208,6 +233,9 @@ class CoordinatorCore:
             self._node_lost(candidate, cause, now_ns)
         elif view is None:
             pass  # of a view that is over: the sender did not know of its end yet
+        elif isinstance(message, Learn):
+            if active is not None and view is active.view:
+                self._step_out(candidate, active, now_ns)
         elif proposal is not None and view is proposal.view:
             proposal.receive(node, message, now_ns=now_ns)
             self._check_proposal(proposal, now_ns)
@@ -288,6 +316,17 @@ class CoordinatorCore:
             # The others cannot finish a step that it did not begin; and a proposal cannot be confirmed without it.
             self._node_lost(candidate, clip(why), now_ns)
 
+    def _step_out(self, candidate: Candidate, active: ActiveView, now_ns: int) -> None:
+        """Go on without a node that learns the state meanwhile."""
+        candidate.learning, candidate.committed_step = True, 0
+        if candidate.node in self._history.base:
+            self._record(Left(candidate.node))
+        why = f"{candidate.node} learns the state before it takes part"
+        if active.ballot is None:
+            self._change_view(active, why, now_ns)
+        else:
+            self._abort_view(active, ViewFailure(clip(why)), now_ns)
+
     # Views
 
     def _reconsider(self, now_ns: int) -> None:
@@ -352,6 +391,8 @@ class CoordinatorCore:
         """Propose a view of `chosen`; at a step boundary, inside the decision of the step."""
         previous = self.view
         view = self._formation.next_view(chosen, self._history)
+        for candidate in chosen:
+            candidate.learning = False
         self._record(Proposed(view.view_id))
         self._evidence.proposed(now_ns=now_ns)
         self._stage.propose(view, weights=self._evidence.weights(view.nodes), now_ns=now_ns)
@@ -377,7 +418,7 @@ class CoordinatorCore:
     def _fail(self, view: View, failure: ViewFailure, now_ns: int) -> None:
         """Give up the proposed view."""
         self._stage.give_up()
-        weighed = weigh(failure, view, self._evidence, self._formation, self._history, now_ns=now_ns)
+        weighed = self._weigh(failure, view, now_ns)
         lost, cause = weighed.failure.lost, weighed.failure.cause
         self._out.announce_failed_proposal(view, cause=cause, lost=lost, now_ns=now_ns)
         self._out.withhold_from_all(weighed.left_out)
@@ -409,10 +450,21 @@ class CoordinatorCore:
 
     def _announce(self, diagnosis: Diagnosis, failure: ViewFailure, now_ns: int) -> None:
         diagnosis.announced = True
-        weighed = weigh(failure, diagnosis.view, self._evidence, self._formation, self._history, now_ns=now_ns)
+        weighed = self._weigh(failure, diagnosis.view, now_ns)
         self._out.announce_end(diagnosis.view, diagnosis.ballot, weighed.failure, now_ns=now_ns)
         self._out.withhold_from_all(weighed.left_out)
         self._remove_leavers(now_ns)
+
+    def _weigh(self, failure: ViewFailure, view: View, now_ns: int) -> Weighed:
+        """Hold a failure against those who can have caused it, and write down what follows before it is told."""
+        weighed = weigh(failure, view, self._evidence, self._formation, self._history, now_ns=now_ns)
+        self._note_lessons(now_ns)
+        return weighed
+
+    def _note_lessons(self, now_ns: int) -> None:
+        lessons = self._evidence.news(now_ns=now_ns)
+        if lessons is not None and lessons != self._history.lessons:
+            self._record(Noted(lessons))
 
     def _connected(self, view: View) -> list[str]:
         return [node for node in view.nodes if node in self._roster]
@@ -423,6 +475,7 @@ class CoordinatorCore:
         view = active.view
         self._record(Committed(step, view.view_id, digest))
         self._evidence.committed(view.nodes, now_ns=now_ns)
+        self._note_lessons(now_ns)
         active.step_decided(now_ns=now_ns)
         self._roster.committed(view, step)
         self._out.note(StepCommitted(now_ns=now_ns, view_id=view.view_id, step=step, digest=digest))

@@ -14,6 +14,7 @@ in every failure is better known from all reports than from the fastest.
     failed       who lost whom                         the first of those left out (suspicions.py)
                  who names whom                        who is in most pairs, or whom the first names
     corrupted    who got corrupt bits from whom        who is in most pairs, or the source of the first
+    differs      who has another digest than most      who is in most pairs, or whom the first names
     mismatch     who called something else than whom   who is in most pairs, if in more than half as many as there are
                                                        nodes in any; otherwise nobody
 
@@ -148,7 +149,7 @@ class Diagnosis:
         culprit = (report.culprit,) if report.culprit in others and report.culprit not in unreached else ()
         named = [*blamed, *culprit]
         self._accused |= {(node, other): None for other in named}
-        if (lost or blamed or self._patient) and self.deadline_ns is None:
+        if (lost or blamed or self._waits) and self.deadline_ns is None:
             self.deadline_ns = now_ns + self._gather_ns
 
     def node_lost(self, node: str, cause: str) -> None:
@@ -159,9 +160,14 @@ class Diagnosis:
 
     def complete(self, present: Sequence[str], *, now_ns: int) -> bool:
         """Return whether no further report is waited for. present: nodes of the view that are still connected."""
-        suspected = self._suspicions or ((self._blamed or self._patient) and not self.announced)
+        suspected = self._suspicions or ((self._blamed or self._waits) and not self.announced)
         all_reported = all(node in self._reporters for node in present)
         return self.deadline_ns is None or not suspected or all_reported or now_ns >= self.deadline_ns
+
+    @property
+    def _waits(self) -> bool:
+        """Whether reports are waited for although none names anybody. The odd one cannot say who is odd."""
+        return self._patient or self._kind == "differs"
 
     def failure(self, present: Sequence[str]) -> ViewFailure:
         """Return the failure by the reports so far. present: as in `complete`."""
@@ -182,9 +188,13 @@ class Diagnosis:
             return Contradiction(tuple(self._lost), paths=True)
         pairs = [*self._accused, *self._suspicions.pairs]
         if not pairs:
-            return Contradiction(tuple(self._reporters))
+            differs = self._kind == "differs"
+            return Contradiction(self.view.nodes if differs else tuple(self._reporters), sent=differs)
         # Who names nobody, while others do, most likely saw what followed from it.
         named = contradiction_of(pairs, paths=not self._accused)
+        if self._kind == "differs":  # whoever sent to the odd one may be it, also who reports nothing
+            rest = tuple(node for node in self.view.nodes if node not in named.strong)
+            return Contradiction(named.strong, rest, sent=True)
         rest = tuple(node for node in self._reporters if node not in named)
         return replace(named, weak=(*named.weak, *rest))
 

@@ -32,6 +32,10 @@ Of nodes with equal sums the one goes that was left out less often, so that two 
 then the one of the higher rank. If a view cannot be made without the node in question, those that are left out come
 back first: with them there may be a quorum without it.
 
+Where digests differ, the sums decide when the first node is left out. Who follows it, should they differ again, is
+found by elimination (elimination.py), since the minority may have been lied to: an odd one is back, and its senders
+are left out one by one. Who was left out for nothing is trusted at once.
+
 When the next view may be proposed:
 
     wait        three views that end without a commit between them are each followed by another at once. After the
@@ -41,17 +45,23 @@ When the next view may be proposed:
 
 Invariants. Who names others is in each contradiction that it causes, so one node cannot get two others left out: with
 the second its own sum is the largest. A node is never left out where that would leave no view. What is known is said
-as far as it is known (`Evidence.known`): the members of views that worked narrow it down. Nothing here is durable: a
-coordinator that starts again learns anew, from trust on. Memory: two numbers for each node that was ever part of a
-failure, of which there are as many as certified names; the members of the last 16 failures and of 16 views that worked.
+as far as it is known (`Evidence.known`): the members of views that worked narrow it down. What makes a node stay out is
+durable (lessons.py); a coordinator that starts again has forgotten failures for which nobody was left out. Memory: two
+numbers for each node that was ever part of a failure, of which there are as many as certified names; the members of the
+last 16 failures and of 16 views that worked; one elimination.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from quicoll.membership.coordinator.elimination import Elimination
+from quicoll.membership.coordinator.lessons import MAX_NOTED, Lessons, NodeLesson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 __all__ = ["MAX_VIEWS", "NOBODY", "VIEW_INTERVAL_NS", "Contradiction", "Evidence", "Verdict", "contradiction_of"]
 
@@ -126,13 +136,13 @@ class Verdict:
     Attributes:
         left_out: The node that is left out from now on; "" if none is.
         for_ns: For how long.
-        known: What is known of the cause of the failures, for people; "" where no node is left out.
+        why: Why it is left out, and what is known of the cause, for people; "" where no node is.
         returned: Nodes that take part again, since failures went on without them.
     """
 
     left_out: str = ""
     for_ns: int = 0
-    known: str = ""
+    why: str = ""
     returned: tuple[str, ...] = ()
 
 
@@ -171,6 +181,10 @@ class _Standing:
         self.recent.add(amount, own_ns)
         self.total.add(amount, own_ns)
 
+    def acquit(self, own_ns: int, now_ns: int) -> None:
+        """It was left out for nothing."""
+        self.count, self.until_ns, self.trusted_own_ns = 0, now_ns, own_ns
+
     def halve(self, own_ns: int) -> None:
         for each in (self.recent, self.total):
             each.value = each.at(own_ns) >> 1
@@ -204,9 +218,11 @@ class Evidence:
     Args:
         shortest_ns: Of the first time that a node is left out, and of the first wait.
         longest_ns: Of all waits. A node is left out for up to ten times as long.
+        lessons: What the journal has of an earlier coordinator's.
+        now_ns: The time now.
     """
 
-    def __init__(self, *, shortest_ns: int, longest_ns: int) -> None:
+    def __init__(self, *, shortest_ns: int, longest_ns: int, lessons: Lessons | None = None, now_ns: int = 0) -> None:
         self._shortest_ns = shortest_ns
         self._longest_ns = longest_ns
         self._standings: dict[str, _Standing] = {}
@@ -219,6 +235,11 @@ class Evidence:
         self._begun_ns = 0  # of the last proposal or commit, from which the cost of a failure is counted
         self._wait_ns = 0  # the wait after the last of them ends
         self._spent_ns: int | None = None  # the allowance is full again then
+        self._elimination: Elimination | None = None  # of the contradictions of digests
+        self._news = False  # the journal does not have what `lessons` gives
+        self._noted_own_ns: int | None = None  # the first of those that the journal has is trusted again then
+        if lessons is not None and lessons != Lessons():
+            self._restore(lessons, now_ns)
 
     @property
     def failing(self) -> bool:
@@ -256,7 +277,12 @@ class Evidence:
         absent = [node for node in self.left_out(now_ns=now_ns) if node not in members]
         for node in absent:
             self._standings[node].halve(self._own_ns)
+        cleared = self._eliminate(members, contradiction, now_ns) if contradiction.sent else ()
+        absent = [node for node in absent if node not in cleared]
         verdict = self._judge(members, contradiction, absent, can_spare, now_ns)
+        if cleared:
+            verdict = replace(verdict, returned=(*cleared, *verdict.returned))
+        self._news = self._news or bool(verdict.left_out or verdict.returned)
         over = self._streak - _FREE_FAILURES
         if over > 0 and not verdict.left_out and not verdict.returned:
             self._wait_ns = now_ns + min(self._longest_ns, self._shortest_ns << min(over - 1, 30))
@@ -267,6 +293,9 @@ class Evidence:
         self._own_ns += now_ns - self._mark_ns if self._mark_ns is not None else 0
         self._mark_ns = self._begun_ns = now_ns
         self._streak = 0
+        if self._elimination is not None:
+            self._elimination.worked(members)
+        self._news = self._news or (self._noted_own_ns is not None and self._own_ns >= self._noted_own_ns)
         if self._failures and (not self._worked or self._worked[-1][1] != members):
             self._number += 1
             self._worked.append((self._number, members))
@@ -275,6 +304,44 @@ class Evidence:
         """Take in that a view is proposed, which costs a part of the allowance."""
         self._begun_ns = now_ns
         self._spent_ns = max(now_ns, self._spent_ns or now_ns) + VIEW_INTERVAL_NS
+
+    # What is durable
+
+    def news(self, *, now_ns: int) -> Lessons | None:
+        """Return what the journal has to have from now on; None where it has it already."""
+        if not self._news:
+            return None
+        self._news = False
+        noted = [(node, held) for node, held in self._standings.items() if held.on_probation(self._own_ns)]
+        noted.sort(key=lambda each: each[1].total.at(self._own_ns), reverse=True)
+        noted = noted[:MAX_NOTED]
+        self._noted_own_ns = min((held.trusted_own_ns for _, held in noted), default=None)
+        nodes = tuple(
+            NodeLesson(
+                node,
+                held.count,
+                max(0, held.until_ns - now_ns),
+                held.trusted_own_ns - self._own_ns,
+                held.total.at(self._own_ns),
+            )
+            for node, held in noted
+        )
+        found = self._elimination
+        if found is None or not found.begun or max(len(found.candidates), len(found.tried)) > MAX_NOTED or not nodes:
+            return Lessons(nodes)
+        odd = tuple(node for node in found.odd if node in found.candidates)
+        return Lessons(nodes, tuple(found.candidates), tuple(found.fitting), odd, tuple(found.tried))
+
+    def _restore(self, lessons: Lessons, now_ns: int) -> None:
+        for each in lessons.nodes:
+            held = self._standings[each.node] = _Standing()
+            held.total.value = each.total
+            held.count = each.count
+            held.trusted_own_ns = each.probation_ns
+            if each.out_ns:
+                held.until_ns = now_ns + max(min(self._shortest_ns, each.out_ns), each.out_ns // 2)
+        self._elimination = Elimination.restored(lessons)
+        self._news = True  # half of the time is remitted, which has to be known if that happens again
 
     # What follows
 
@@ -338,16 +405,16 @@ class Evidence:
             standing = self._standings[node]
             return standing.total.at(self._own_ns), -standing.count, rank[node]
 
-        tried = any(self._standings[node].on_probation(self._own_ns) for node in contradiction.strong)
-        pool = [
-            node
-            for node in (*contradiction.strong, *contradiction.weak)
-            if node in rank
-            and (self._standings[node].suspect(self._own_ns) or (tried and node in contradiction.strong))
-        ]
-        worst = max(pool, key=order, default="")
+        elimination = self._elimination if contradiction.sent else None
+        if elimination is not None and elimination.begun:
+            choices = elimination.next(contradiction.strong, contradiction.weak, order)
+        else:
+            choices = [self._worst(members, contradiction, order)]
+        worst = choices[0] if choices else ""
         if not worst or (not contradiction.strong and self._equals(worst, contradiction.weak)):
             return Verdict()
+        if not absent:
+            worst = next((node for node in choices if can_spare(node)), worst)
         if not can_spare(worst):
             for node in absent:
                 self._standings[node].until_ns = now_ns
@@ -356,6 +423,9 @@ class Evidence:
         cleared = tuple(node for node in absent if self._standings[node].recent.at(self._own_ns) < least)
         for node in cleared:
             self._standings[node].until_ns = now_ns
+        why = self._why(worst, elimination)
+        if elimination is not None:
+            elimination.leave_out(worst)
         paths = contradiction.paths
         for_ns = self._standings[worst].leave_out(
             self._own_ns,
@@ -364,7 +434,43 @@ class Evidence:
             longest_ns=self._longest_ns if paths else 10 * self._longest_ns,
             cost_ns=0 if paths else now_ns - self._begun_ns,
         )
-        return Verdict(worst, for_ns, self.known(worst), cleared)
+        return Verdict(worst, for_ns, why, cleared)
+
+    def _worst(
+        self, members: Sequence[str], contradiction: Contradiction, order: Callable[[str], tuple[int, ...]]
+    ) -> str:
+        """Return who is to be left out by the sums; "" where that is nobody."""
+        tried = any(self._standings[node].on_probation(self._own_ns) for node in contradiction.strong)
+        pool = [
+            node
+            for node in (*contradiction.strong, *contradiction.weak)
+            if node in members
+            and (self._standings[node].suspect(self._own_ns) or (tried and node in contradiction.strong))
+        ]
+        return max(pool, key=order, default="")
+
+    def _eliminate(self, members: Sequence[str], contradiction: Contradiction, now_ns: int) -> tuple[str, ...]:
+        """Take in that digests differed; return who was left out for nothing and comes back."""
+        found = self._elimination
+        tried = [] if found is None else [self._standings[node] for node in found.tried if node in self._standings]
+        alive = found is not None and (
+            self._own_ns < found.last_own_ns + _RECENT_NS or any(each.on_probation(self._own_ns) for each in tried)
+        )
+        if found is None or not alive:
+            found = self._elimination = Elimination()
+        found.last_own_ns = self._own_ns
+        cleared = found.failed(members, contradiction.strong, contradiction.weak)
+        for node in cleared:
+            if node in self._standings:
+                self._standings[node].acquit(self._own_ns, now_ns)
+        return cleared
+
+    def _why(self, node: str, elimination: Elimination | None) -> str:
+        if elimination is None or not elimination.begun:
+            return f"for what failed again and again: {self.known(node)}"
+        if elimination.is_trial(node):
+            return f"to see whether it sends wrong bits: {elimination.known()}"
+        return f"for what failed again and again: {elimination.known()}"
 
     def _weight(self, node: str) -> int:
         standing = self._standings.get(node)

@@ -18,6 +18,8 @@ Rules, and why:
   nodes at the coordinator's side of a partition from going on alone. (`admission.shortfall`)
 - A new view has a member that holds the last committed step, unless no node is left that could: a quorum of new
   processes waits for the one whose state they would take back.
+- A node that learns the state beside the steps of a view (`Candidate.learning`) is in none, unless the others are too
+  few for one.
 - Where nodes of the last view are missing although there is a quorum, and nothing was installed a moment ago (after a
   restart of the coordinator, or of everything), the rest get `settle_ns` to arrive: one view instead of several. Once
   a view was formed nobody is waited for, until there are too few nodes for one again: a node that is missing then is
@@ -75,14 +77,18 @@ class Formation:
 
     def choose(self, history: History, *, now_ns: int) -> list[Candidate]:
         """Return who would be in a view proposed now, by rank."""
-        last = history.view
-        preferred = last.nodes if last is not None else ()
-        return self._roster.choose(
-            now_ns=now_ns,
-            limit=self._config.max_world_size,
-            preferred=preferred,
-            without=self._evidence.left_out(now_ns=now_ns),
-        )
+        without = tuple(self._evidence.left_out(now_ns=now_ns))
+        learners = tuple(candidate.node for candidate in self._roster.learners)
+        if learners:
+            rest = self._choose(history, (*without, *learners), now_ns=now_ns)
+            if rest and not self.shortfall(rest, history):
+                return rest
+        return self._choose(history, without, now_ns=now_ns)
+
+    def _choose(self, history: History, without: Collection[str], *, now_ns: int) -> list[Candidate]:
+        preferred = history.view.nodes if history.view is not None else ()
+        limit = self._config.max_world_size
+        return self._roster.choose(now_ns=now_ns, limit=limit, preferred=preferred, without=without)
 
     def unchanged(self, view: View, history: History, *, now_ns: int) -> bool:
         """Return whether a view proposed now would have the members of `view`."""
@@ -181,6 +187,7 @@ class Formation:
             committed_step=committed_step,
             committed_view=history.committed_view,
             tiers=dict(self._config.tiers),
+            min_world_size=self._config.min_world_size,
         )
 
     def _state_absent(self, chosen: list[Candidate], history: History) -> str:

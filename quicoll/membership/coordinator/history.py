@@ -16,10 +16,11 @@ are committed one by one; each is committed by the view installed at that time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from quicoll.errors import LocalError
+from quicoll.membership.coordinator.lessons import Lessons
 
 if TYPE_CHECKING:
     from quicoll.membership.view import View
@@ -31,6 +32,7 @@ __all__ = [
     "InstalledView",
     "JournalRecord",
     "Left",
+    "Noted",
     "Proposed",
     "Seeded",
     "WentOn",
@@ -89,7 +91,14 @@ class WentOn:
     view_id: int
 
 
-JournalRecord: TypeAlias = Seeded | Proposed | InstalledView | Committed | Left | WentOn
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What failed views have taught of nodes, in place of what was noted before."""
+
+    lessons: Lessons
+
+
+JournalRecord: TypeAlias = Seeded | Proposed | InstalledView | Committed | Left | WentOn | Noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +110,7 @@ class History:
     committed_step, committed_view: of the last commit; before any, the step from which the first view went on, and 0.
     committed_digest: of the last commit. finished: nodes whose work ended as it should at `committed_step`, with
     nothing begun after it; final_step: that step, as their users count; crowd: how many nodes were left of the view
-    when the first of them ended.
+    when the first of them ended. lessons: what was noted last.
     """
 
     seed: int | None = None
@@ -115,6 +124,7 @@ class History:
     finished: tuple[str, ...] = ()
     final_step: int = 0
     crowd: int = 0
+    lessons: Lessons = field(default_factory=Lessons)
 
     def apply(self, record: JournalRecord) -> History:
         """Return the history after `record`. Raises LocalError when the record contradicts what is there."""
@@ -132,6 +142,8 @@ class History:
             return self._commit(record)
         if isinstance(record, WentOn):
             return self._go_on(record)
+        if isinstance(record, Noted):
+            return replace(self, lessons=record.lessons)
         return self._leave(record)
 
     @property

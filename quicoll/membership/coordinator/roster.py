@@ -32,6 +32,7 @@ class Candidate:
         committed_step: The last step whose result it holds.
         joined_ns: When it joined.
         leaving: Whether it goes at the next boundary.
+        learning: Whether it learns the state outside of views, which have it only where they need it.
         finished: The step at which its work ended as it should, as it says when it leaves; None where it did not.
         told_end: Whether it was told that the job is done.
         wait_reason: Why it waits, as last sent to it, so that it gets each reason once.
@@ -42,6 +43,7 @@ class Candidate:
     committed_step: int
     joined_ns: int = 0
     leaving: bool = False
+    learning: bool = False
     finished: int | None = None
     told_end: bool = False
     wait_reason: str = ""
@@ -127,6 +129,11 @@ class Roster:
 
     def get(self, node: str) -> Candidate | None:
         return self._candidates.get(node)
+
+    @property
+    def learners(self) -> list[Candidate]:
+        """Those that learn the state outside of views, by rank."""
+        return [candidate for candidate in self if candidate.learning]
 
     @property
     def leavers(self) -> list[Candidate]:

@@ -63,7 +63,7 @@ def weigh(
     verdict = evidence.failed(view.nodes, failure.contradiction, can_spare=can_spare, now_ns=now_ns)
     if not verdict.left_out:
         return Weighed(failure)
-    why = f"left out for {verdict.for_ns / 1e9:g} s, for what failed again and again: {verdict.known}"
+    why = f"left out for {verdict.for_ns / 1e9:g} s, {verdict.why}"
     lost = tuple(node for node in view.nodes if node in (*failure.lost, verdict.left_out))
     cause = clip(f"{failure.cause}; {verdict.left_out} is {why}")
     return Weighed(replace(failure, cause=cause, lost=lost), {verdict.left_out: why})

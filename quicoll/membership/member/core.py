@@ -40,6 +40,8 @@ from quicoll.membership.messages import (
     Install,
     JobEnded,
     Join,
+    Learn,
+    Learned,
     Leave,
     Outdated,
     Probe,
@@ -117,6 +119,7 @@ class MemberCore:
         self._progress = JobProgress(committed_step, seed=seed)
         self._welcomed = False
         self._local: LocalView | None = None  # of the proposed or installed view
+        self._learning = False  # it has stepped out of a view, and not said since that it is to be in the next one
         self._leaving = False
         self._finished: int | None = None  # with _leaving: the step at which the work here ended as it should
         self._held = ""
@@ -182,6 +185,7 @@ class MemberCore:
             return
         cause = f"the coordinator was lost: {cause}"
         self._end_view(ViewEnd(cause, partitioned=True), may_be_committed=True)
+        self._learning = False
         self._wait.end()
         if self._leaving and self._progress.doubt is None:
             self._move(MemberCause.DONE)
@@ -304,6 +308,19 @@ class MemberCore:
         """Take in that the state that was here is whole no more."""
         self._progress.state_lost()
 
+    def step_out(self) -> None:
+        """Leave the active view between two steps, to learn its state. Raises LocalError where no step can begin."""
+        if self._local is None or self.next_step is None:
+            raise LocalError("a view is left between two steps, while it is at work")
+        self._learning = True
+        self._tell(Learn(view_id=self._local.view.view_id))
+
+    def learned(self) -> None:
+        """Ask to be in views again, if this node stepped out of one and is in no other yet."""
+        if self._learning and self._state is not MemberState.LEFT:
+            self._learning = False
+            self._tell(Learned())
+
     def leave(self, reason: str = "", *, finished: int | None = None, now_ns: int) -> None:
         """Leave the job: at once, or after the decision of the step that is open or in doubt.
 
@@ -406,6 +423,7 @@ class MemberCore:
             if self._leaving:
                 return
         self._move(MemberCause.PROPOSED)
+        self._learning = False
         self._local = LocalView(view, self.node)
         self._progress.proposed(view)
         self._wait.begin(Awaited.LINKS, now_ns=now_ns)

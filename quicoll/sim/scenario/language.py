@@ -14,22 +14,26 @@ import ast
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from textwrap import dedent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
 from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario import events as scenario
-from quicoll.sim.scenario.events import FaultSchedule, ScenarioEvent
+from quicoll.sim.scenario import schedule
+from quicoll.sim.scenario.schedule import FaultSchedule
 from quicoll_transport.errors import TransportError
 from quicoll_transport.sim import Conditions
+
+if TYPE_CHECKING:
+    from quicoll.sim.scenario.events import ScenarioEvent
 
 __all__ = ["events_source", "parse_events", "parse_settings", "settings_source"]
 
 _METHODS = tuple(name for name in vars(FaultSchedule) if not name.startswith("_") and name != "fault")
 _TIMES: dict[str, Callable[..., FaultSchedule]] = {
-    "at": scenario.at,
-    "every": scenario.every,
-    "at_vote": scenario.at_vote,
+    "at": schedule.at,
+    "every": schedule.every,
+    "at_vote": schedule.at_vote,
 }
 _LONGEST = 1 << 20  # characters; a deep nesting could exhaust the parser's stack
 

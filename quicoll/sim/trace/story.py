@@ -246,6 +246,11 @@ class _Story:
                 self._together(entry, f"{text}; {giver} gives its own" if giver else text, differing, step)
             case "state_torn":
                 self._together(entry, f"{{who}} has half a state: {cause}", cause)
+            case "state_learning":
+                self._together(entry, f"{{who}} began to learn the state from {entry.field('from_node')}", entry.t_ns)
+            case "state_learned":
+                text = f"{{who}} has learned {entry.field('chunks')} chunks of the state"
+                self._together(entry, f"{text}, and no more: {cause}" if cause else text, entry.t_ns)
             case "refused":
                 self._together(entry, f"{{who}} was refused: {entry.field('reason')}", entry.field("reason"))
 

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 from datagrams import one
+from depth import deep
 from quicoll_fuzz.episode import Finding, run_episode
 from quicoll_fuzz.hostile import Tally
 from quicoll_fuzz.mutate import mutate_datagram, mutate_frames, varint
+from stock_session import StockSession
 
 from quicoll_transport.carrier import CLOSE_REFUSED
 from quicoll_transport.endpoint.core.connection import Connection
@@ -27,7 +29,7 @@ from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_me
 from quicoll_transport.security.identity import Identity
 from quicoll_transport.security.limits import Pace, PaceConfig
 
-INPUTS = int(os.environ.get("QUICOLL_TEST_FUZZ_INPUTS", "15000"))
+INPUTS = int(os.environ.get("QUICOLL_TEST_FUZZ_INPUTS", deep("6000", "15000")))
 SEED = int(os.environ.get("QUICOLL_TEST_FUZZ_SEED", "1"))
 SLICES = 3
 
@@ -80,7 +82,7 @@ def test_the_oracle_notices_an_exception_of_our_own_on_a_peers_bytes(monkeypatch
 def test_the_oracle_notices_a_dialler_that_takes_whoever_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_until_another_member_answers() -> None:
         for number in range(5):  # about every tenth server is one; the first episode has one, as this is written
-            run_episode(9, number, 6000, Tally(), only="servers")
+            run_episode(13, number, 2500, Tally(), only="servers")
 
     monkeypatch.setattr(Identity, "__eq__", lambda self, other: True)
     with pytest.raises(Finding, match="after servers: a link to who is not the node that was dialled"):
@@ -146,7 +148,7 @@ def test_the_last_words_to_an_unvalidated_address_stay_within_three_times_what_i
 @pytest.mark.parametrize("word", ["reset_stream", "stop_stream"])
 def test_a_peer_that_gives_up_the_control_stream_breaks_the_protocol(credentials_of: Any, word: str) -> None:
     """Our next word on it was an error inside QUIC, and a traceback in the log for each such connection."""
-    client = Session.client(
+    client = StockSession.client(
         credentials=credentials_of("a"), config=SessionConfig(), address=("127.0.0.1", 2), now_ns=10**18
     )
     server, _, _ = handshake_in_memory(client, Gate(credentials=credentials_of("b"), config=SessionConfig()))

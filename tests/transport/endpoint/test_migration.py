@@ -178,7 +178,7 @@ def test_a_spoofed_migration_neither_kills_the_link_nor_makes_the_victim_be_floo
 
         def tap(data: bytes, source: Address, target: Address) -> list[tuple[float, bytes, Address]]:
             nonlocal stolen
-            if source == CLIENT and stolen < 10 and world.loop.now > began + 0.01:
+            if source == CLIENT and stolen < 10 and world.loop.now > began + 0.002:
                 stolen += 1
                 late = [(0.003, data, source)] if original == "arrives too" else []
                 return [(0.0, data, victim), *late]
@@ -281,7 +281,8 @@ async def test_a_new_socket_in_the_middle_of_messages_keeps_the_connection(crede
         await ours.wait_up()
         theirs = server.links[client.identity]
         for number in range(3):
-            begun = [begin(ours, theirs, 2 * number, 2 << 20), begin(theirs, ours, 2 * number + 1, 2 << 20)]
+            # The client has the more to send: who only receives has nothing to say from its new address.
+            begun = [begin(ours, theirs, 2 * number, 8 << 20), begin(theirs, ours, 2 * number + 1, 1 << 20)]
             before, session = switching.local_address, session_of(theirs)
             switching.left = 40
             await finish(begun)

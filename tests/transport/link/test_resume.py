@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from link_pair import Flip, Pair, assert_clean, holds, payload, tag
 from quicoll_transport.errors import MessageCorrupted, MessageRefused, ProtocolError
 from quicoll_transport.link.core import LinkState, SendState, StartMessage
 from quicoll_transport.link.frames import MAX_PARTIALS, MESSAGE_COST, Header, Hello, checksum
-from quicoll_transport.quic import Session, SessionConfig
 
 GIB = 1 << 30
 
@@ -297,45 +295,6 @@ def test_a_message_above_4_gib_keeps_its_length_offsets_and_checksum_through_a_r
         assert [target[at] for at in marks] == [source[at] for at in marks]
         assert_clean(pair)
         del inflow, stream, posted, sent, pair
-
-
-class TakesEverything:
-    """Stands where QUIC does, counts what it is given and keeps nothing."""
-
-    def __init__(self) -> None:
-        self._streams: dict[int, Any] = {}
-        self.configuration = SimpleNamespace(max_data=1 << 30)
-        self._loss = SimpleNamespace(congestion_window=1 << 30)
-        self.given: dict[int, int] = {}
-        self.ended: list[int] = []
-
-    def get_next_available_stream_id(self, *, is_unidirectional: bool) -> int:
-        assert is_unidirectional
-        return 3 + 4 * len(self.given)
-
-    def send_stream_data(self, stream: int, data: bytes | memoryview, end_stream: bool = False) -> None:
-        self._streams[stream] = SimpleNamespace(sender=SimpleNamespace(is_finished=False, _buffer=b""))
-        self.given[stream] = self.given.get(stream, 0) + len(data)
-        if end_stream:
-            self.ended.append(stream)
-
-
-def test_a_session_feeds_a_message_above_4_gib_to_its_last_byte_and_reads_no_byte_of_it() -> None:
-    size = 4 * GIB + 70_001
-    quic = TakesEverything()
-    session = Session(quic, is_client=True, cids=[], config=SessionConfig())  # type: ignore[arg-type]
-    with mmap.mmap(-1, size, access=mmap.ACCESS_COPY) as source:
-        header = Header(tag(1), 0, size, 0).encode()
-        session.start_message("large", header, memoryview(source))
-        session.start_message("empty", header, memoryview(b""))
-        calls = 0
-        while 3 not in quic.ended:
-            session._feed()
-            calls += 1
-            assert calls < 200
-    assert quic.given == {3: len(header) + size, 7: len(header)}
-    assert quic.ended == [7, 3]
-    assert session.bytes_fed == size
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("QUICOLL_TEST_RESUME_SEEDS", "20"))))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import heapq
 import inspect
+import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -275,6 +276,22 @@ def test_there_are_no_more_private_names_than_the_head_says() -> None:
     assert [name for name in imported if "._" in name] == ["aioquic._buffer"]
     for name in foreign | {"_request_client_certificate", "_buffer"}:
         assert name in (module.__doc__ or "")
+
+
+def test_no_other_module_of_the_room_imports_private_parts() -> None:
+    found = {}
+    for path in sorted(pathlib.Path(inspect.getfile(module)).parent.glob("*.py")):
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        private = {node.module for node in nodes if node.module and node.module.startswith("aioquic._")}
+        private |= {
+            name.name
+            for node in nodes
+            for name in node.names
+            if "aioquic" in (node.module or "") and name.name[0] == "_"
+        }
+        if private:
+            found[path.stem] = private
+    assert found == {"gate": {"aioquic._buffer"}, "handshake": {"aioquic._buffer"}}
 
 
 def test_aioquic_never_has_a_key_of_its_own_for_what_follows(credentials_of: CredentialsOf) -> None:

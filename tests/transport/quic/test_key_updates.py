@@ -1,9 +1,8 @@
 """Keys that change again and again while datagrams are lost, doubled and late; a network in memory, a virtual clock.
 
-RFC 9001 section 6. What was sent under the keys before and arrives late is opened with the old keys, which are kept for
-three probe timeouts; until then there is no other change. And one bit names the phase: a side two steps ahead could never be understood
-again (section 6.1), so losses also come in runs longer than a key lasts. Neither may cost a message or a connection, or
-deliver anything twice.
+RFC 9001 section 6. Old keys are kept for three probe timeouts, so what was sent under them and arrives late is opened
+all the same. And one bit names the phase: a side two steps ahead could never be understood again (section 6.1), so
+losses also come in runs longer than a key lasts. Neither may cost a message or a connection, or deliver anything twice.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from depth import deep
 from endpoint_world import session_of
 from quicoll_fuzz.virtual import MemoryIO, Net, VirtualLoop, run_virtually, today
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MS = 1_000_000
 LIMIT, MOST = 4, 1 << 22  # packets under one key: so few that a run of losses covers several keys; the usual limit
 DIALLER, ACCEPTOR = ("10.0.0.1", 1), ("10.0.0.2", 1)
-ROUNDS = int(os.environ.get("QUICOLL_TEST_KEY_ROUNDS", "40"))
+ROUNDS = int(os.environ.get("QUICOLL_TEST_KEY_ROUNDS", deep("16", "40")))
 CredentialsOf = Callable[..., "Credentials"]
 
 
@@ -63,7 +63,7 @@ class BadPath:
 
 
 def phase(link: Link) -> int:
-    return session_of(link)._plane.keys.send.phase
+    return int(session_of(link)._plane.keys.send.phase)
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def phase(link: Link) -> int:
 def test_keys_change_on_a_bad_path_and_every_message_arrives_once(
     virtual_credentials_of: CredentialsOf, limits: tuple[int, int], request: pytest.FixtureRequest
 ) -> None:
-    """QUICOLL_TEST_KEY_ROUNDS=1000 goes through more of them than the 40 rounds."""
+    """QUICOLL_TEST_KEY_ROUNDS=1000 goes through more of them than the 16 rounds."""
     words: dict[str, list[bytes]] = {"a": [], "b": []}
 
     async def main(loop: VirtualLoop) -> None:
@@ -104,15 +104,16 @@ def test_keys_change_on_a_bad_path_and_every_message_arrives_once(
             for number in range(ROUNDS):
                 async with asyncio.timeout(60):
                     await asyncio.gather(exchange(ours, theirs, 2 * number), exchange(theirs, ours, 2 * number + 1))
+                await asyncio.sleep(0.2)  # so long, about, old keys are kept, and no new ones asked for
             net.tap = None
             await asyncio.sleep(1)
             sessions: list[Any] = [session_of(ours), session_of(theirs)]
             updates = [session.key_updates for session in sessions]
-            assert min(updates) >= ROUNDS // 2
-            assert updates[0] == updates[1], "at rest both are under the same keys"
-            assert phase(ours) == phase(theirs) == updates[0] % 2, "every change was seen"
+            assert min(updates) >= ROUNDS
+            assert abs(updates[0] - updates[1]) <= 1, "the last step may not have been told yet"
+            assert [phase(ours), phase(theirs)] == [count % 2 for count in updates], "every change was seen"
             assert min(path.counts.values()) >= ROUNDS // 4
-            assert sum(session.forged_packets for session in sessions) == 0, "what came late had its keys still"
+            assert sum(session.forged_packets for session in sessions) == 0, "nothing came too late for its keys"
             assert ours.stats.connections == theirs.stats.connections == 1
             for link in (ours, theirs):
                 assert link.stats.messages_sent == link.stats.messages_received == 2 * ROUNDS

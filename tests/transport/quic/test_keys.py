@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.packet import QuicProtocolVersion
+from aioquic.tls import CipherSuite
 
 from quicoll_transport.quic import keys as keys_module
 from quicoll_transport.quic.keys import (
@@ -353,3 +356,54 @@ def test_many_updates_by_both_on_a_path_that_reorders(suite: int, seed: int) -> 
     assert opened == sent - len(late)
     assert min(a.phases.updates, b.phases.updates) >= 5
     assert abs(a.phases.updates - b.phases.updates) <= 1
+
+
+# -- with stock aioquic ------------------------------------------------------------------------------------------------
+
+
+class StockEnd:
+    """aioquic's keys, with the face of End."""
+
+    def __init__(self, suite: int) -> None:
+        size = 32 if suite == AES_128_GCM_SHA256 else 48
+        self.pair = CryptoPair()
+        for context, secret in ((self.pair.send, b"\2" * size), (self.pair.recv, b"\1" * size)):
+            context.setup(cipher_suite=CipherSuite(suite), secret=secret, version=QuicProtocolVersion.VERSION_1)
+        self.number = 0
+        self.largest = -1
+
+    def say(self) -> bytes:
+        header = bytes((0x41 | self.pair.key_phase << 2,)) + CID + self.number.to_bytes(2, "big")
+        self.number += 1
+        return self.pair.encrypt_packet(header, b"x" * 8, self.number - 1)
+
+    def hear(self, packet: bytes) -> bytes:
+        _, payload, self.largest = self.pair.decrypt_packet(packet, 1 + len(CID), self.largest + 1)
+        return payload
+
+
+@pytest.mark.parametrize("suite", [AES_128_GCM_SHA256, AES_256_GCM_SHA384])
+@pytest.mark.parametrize("leads", ["ours", "stock", "both", "in turn"])
+def test_keys_change_together_with_stock_aioquic(suite: int, leads: str) -> None:
+    ours, stock = End(pair(suite)[0]), StockEnd(suite)
+    for turn in range(8):
+        now = turn * 10 * PTO
+        ours.phases.on_timer(now)
+        assert stock.hear(ours.say(b"y" * 8)) == b"y" * 8
+        ours.phases.on_acknowledged(stock.largest)
+        assert ours.hear(stock.say(), now) == b"x" * 8
+        if leads in ("ours", "both") or (leads == "in turn" and turn % 2):
+            assert ours.phases.update()
+        if leads in ("stock", "both") or (leads == "in turn" and not turn % 2):
+            stock.pair.update_key()
+        if leads == "both":
+            to_ours, to_stock = stock.say(), ours.say(b"y" * 8)
+            assert (ours.hear(to_ours, now), stock.hear(to_stock)) == (b"x" * 8, b"y" * 8)
+        elif ours.phases.updates > turn:
+            assert stock.hear(ours.say(b"y" * 8)) == b"y" * 8
+            assert ours.hear(stock.say(), now) == b"x" * 8
+        else:
+            assert ours.hear(stock.say(), now) == b"x" * 8
+        assert ours.phases.updates == turn + 1
+        assert ours.phases.send.phase == ours.phases.receive.phase == stock.pair.send.key_phase == (turn + 1) % 2
+    assert ours.phases.forged == 0

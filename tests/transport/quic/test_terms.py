@@ -17,7 +17,7 @@ ONE, OTHER = b"12345678", b"12345679"
 
 datagram = st.builds(
     lambda first, flags, cid, rest: bytes([first[0] | flags]) + first[1:] + cid + rest,
-    st.sampled_from([SHORT, LONG, LONG[:5] + b"\x07"]),
+    st.sampled_from([SHORT, LONG, LONG[:5] + b"\x07", b"\xc0"]),
     st.sampled_from([0, 1, 0x3F]),
     st.sampled_from([ONE, OTHER]),
     st.binary(min_size=20, max_size=20),
@@ -59,3 +59,8 @@ def test_a_run_is_split_where_its_form_or_its_connection_changes() -> None:
 def test_a_last_datagram_too_short_for_an_id_is_for_nobody() -> None:
     parts = destinations(run_of([SHORT + ONE + bytes(20)] * 3 + [SHORT + b"123"], 29))
     assert [(cid, len(part)) for cid, part in parts] == [(ONE, 3), (None, 1)]
+
+
+def test_the_same_bytes_behind_another_header_form_lead_elsewhere() -> None:
+    parts = destinations(run_of([SHORT + ONE + bytes(20), b"\xc0" + ONE + bytes(20), SHORT + ONE + bytes(20)], 29))
+    assert [(cid, len(part)) for cid, part in parts] == [(ONE, 1), (None, 1), (ONE, 1)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quicoll.bench.figures import row_of
-from quicoll.bench.plot import demand_matplotlib, draw
+from quicoll.bench.plot import demand_matplotlib, draw_figures
 from quicoll.errors import LocalError
 
 ROWS = [
@@ -28,7 +28,7 @@ ROWS = [
 def test_a_picture_names_the_contenders_the_cases_and_the_ratios(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib draws; pip install 'quicoll[plot]'")
     path = tmp_path / "bench.svg"
-    draw(path, ROWS, title="quicoll bench latency", subtitle="2 processes")
+    draw_figures(path, ROWS, title="quicoll bench latency", subtitle="2 processes")
     svg = path.read_text()
     for text in ("quicoll bench latency", "2 processes", "barrier", "64 KiB", "x 2.5"):
         assert f"<!-- {text} -->" in svg, text
@@ -37,7 +37,7 @@ def test_a_picture_names_the_contenders_the_cases_and_the_ratios(tmp_path: Path)
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib draws; pip install 'quicoll[plot]'")
     with pytest.raises(LocalError, match=r"cannot write .*bench\.docx"):
-        draw(tmp_path / "bench.docx", ROWS, title="", subtitle="")
+        draw_figures(tmp_path / "bench.docx", ROWS, title="", subtitle="")
 
 
 def test_without_matplotlib_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

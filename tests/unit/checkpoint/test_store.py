@@ -179,6 +179,21 @@ def test_latest_skips_a_file_under_another_steps_name(tmp_path: Path) -> None:
     assert found.step == 1
 
 
+def test_the_checkpoint_of_one_step_is_read_and_no_other_is_taken_for_it(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint of step 9"):
+        checkpoint.of_step(tmp_path / "missing", 9)
+    with pytest.raises(CheckpointError, match="no checkpoint of step 9; there is none at all"):
+        checkpoint.of_step(tmp_path, 9)
+    for step in (7, 8):
+        checkpoint.save(tmp_path, step=step, tensors={"w": np.full(2, step)})
+    assert checkpoint.of_step(tmp_path, 7).tensors["w"].tolist() == [7, 7]
+    with pytest.raises(CheckpointError, match="no checkpoint of step 9; the newest is of step 8"):
+        checkpoint.of_step(tmp_path, 9)
+    (tmp_path / "step-00000007.safetensors").replace(tmp_path / "step-00000009.safetensors")
+    with pytest.raises(CheckpointError, match="it holds step 7 under the name of 9"):
+        checkpoint.of_step(tmp_path, 9)
+
+
 def test_latest_raises_only_when_all_are_damaged(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path / "nowhere") is None
     assert checkpoint.latest(tmp_path) is None

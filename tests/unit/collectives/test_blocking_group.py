@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, get_overloads
 
 import pytest
@@ -57,70 +54,3 @@ def test_the_blocking_face_has_every_public_name_with_its_docstring(kind: str) -
     assert [name for name in names if not hasattr(blocking, name)] == []
     for name in names:
         assert getattr(blocking, name).__doc__ == getattr(original, name).__doc__
-
-
-@pytest.mark.slow
-def test_mypy_knows_the_result_of_every_operation(tmp_path: Path) -> None:
-    """An error that is expected has `type: ignore`: strict mypy reports those that ignore nothing."""
-    snippet = tmp_path / "snippet.py"
-    snippet.write_text(SNIPPET)
-    root = Path(quicoll.__file__).parent.parent
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(root / ".mypy_cache"), str(snippet)]
-    checked = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-
-
-SNIPPET = """
-from typing import Any, assert_type
-import numpy as np
-import numpy.typing as npt
-import torch
-import quicoll
-from quicoll import Handle, Shards, blocking
-from quicoll.blocking import BlockingHandle
-
-Floats = npt.NDArray[np.float32]
-
-Tensors = list[torch.Tensor]
-
-async def asynchronous(group: quicoll.Group, shards: Shards, a: Floats, t: torch.Tensor, many: Tensors) -> None:
-    assert_type(group.all_reduce(a), Handle[Floats])
-    assert_type(await group.all_reduce(a, op="max", wire="int8"), Floats)
-    assert_type(await group.all_reduce(t), torch.Tensor)
-    assert_type(await group.all_reduce(many), list[torch.Tensor])
-    assert_type(await group.all_reduce(shards.leaves([a, a])), Floats)
-    assert_type(await group.all_reduce(shards.leaves([many])), list[torch.Tensor])
-    assert_type(await group.reduce(t), torch.Tensor | None)
-    assert_type(await group.reduce_scatter(shards.leaves([t])), torch.Tensor)
-    assert_type(await group.broadcast(many), list[torch.Tensor])
-    assert_type(await group.all_gather(a), Floats)
-    assert_type(await group.gather(a), Floats | None)
-    assert_type(await group.scatter(t), torch.Tensor)
-    assert_type(await group.all_to_all(many), list[torch.Tensor])
-    assert_type(await group.recv(a, source=0), Floats)
-    assert_type(await group.all_gather_object(1), list[Any])
-    assert_type(await group.split(0), quicoll.Group | None)
-    group.all_reduce(3.0)  # type: ignore[arg-type]
-    group.all_gather(many)  # type: ignore[type-var]
-    group.all_reduce(a, wire="int9")  # type: ignore[arg-type]
-    group.send(a, nope=2)  # type: ignore[call-arg]
-
-def synchronous(group: blocking.Group, shards: Shards, a: Floats, t: torch.Tensor, many: Tensors) -> None:
-    assert_type(group.all_reduce(a), Floats)
-    assert_type(group.all_reduce(a, async_op=False), Floats)
-    assert_type(group.all_reduce(a, async_op=True), BlockingHandle[Floats])
-    assert_type(group.all_reduce(shards.leaves([t]), async_op=True).wait(1.0), torch.Tensor)
-    assert_type(group.broadcast(many, async_op=True).wait(), list[torch.Tensor])
-    assert_type(group.gather(t), torch.Tensor | None)
-    assert_type(group.all_gather_object({}, async_op=True), BlockingHandle[list[Any]])
-    assert_type(group.split(1), blocking.Group | None)
-    assert_type(group.split(1, async_op=True), BlockingHandle[blocking.Group | None])
-    group.send(a, nope=2)  # type: ignore[call-overload]
-
-def steps(job: blocking.Job) -> None:
-    assert_type(job.rank, int)
-    assert_type(job.ready(timeout=1.0), None)
-    job.resume_from("one")  # type: ignore[arg-type]
-    with job.step() as step:
-        assert_type(step, blocking.Step)
-"""

@@ -23,7 +23,7 @@ from quicoll.collectives.subgroups import MAX_COLOR, MAX_KEY, STATE, WORLD, Scop
 from quicoll.engine.calls import Known, Work
 from quicoll.errors import LocalError, PeerError
 from quicoll.numerics.canonical_order import leaves_of
-from quicoll.plan.cost import NetworkModel
+from quicoll.plan.network import NetworkModel
 
 if TYPE_CHECKING:
     from quicoll.collectives.operation import Operation

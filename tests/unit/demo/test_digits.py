@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -93,20 +91,9 @@ def test_the_baseline_averages_over_the_canonical_tree() -> None:
     assert checkpoint.digest(task.state()) == checkpoint.digest(baseline(steps=1, seed=5).state())
 
 
-@pytest.mark.slow
-def test_another_process_trains_to_the_same_digest() -> None:
-    script = (
-        "from quicoll import checkpoint; from quicoll.demo.digits import baseline, pin_torch; pin_torch();"
-        "print(checkpoint.digest(baseline(steps=3, seed=2).state()))"
-    )
-    other = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
-    assert other.strip() == checkpoint.digest(baseline(steps=3, seed=2).state())
-
-
-@pytest.mark.slow
-def test_it_learns_the_digits() -> None:
+def test_before_training_it_can_only_guess() -> None:
+    """That it learns, and that another process has the same digest, is seen in tests/loopback/test_demo.py."""
     assert Digits(seed=0).accuracy() < 0.3
-    assert baseline(steps=80, seed=0).accuracy() >= 0.95
 
 
 def test_half_of_the_training_set_is_in_every_step() -> None:

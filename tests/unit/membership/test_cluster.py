@@ -74,6 +74,7 @@ class Process:
         self.log = log
         self.alive = True
         self.leaving = False
+        self.learned = False  # it has stepped out of a view since it held the state
         self.stalled_until = 0
         self.backlog: deque[Callable[[], None]] = deque()
         self.link: Link | None = None
@@ -226,8 +227,15 @@ class Process:
     # The user's loop
 
     def enter(self, view: View) -> None:
-        """Get the state from a member that has it, then take steps."""
+        """Get the state from a member that has it, then take steps. Or step out at first, and learn it."""
         if len(self.log) < view.committed_step:
+            if not self.learned and self.core.next_step is not None and self.world.rng.random() < 0.3:
+                self.learned = True
+                self.log.clear()
+                self.core.state_lost()
+                self.core.step_out()
+                self.later(self.world.delay(10, 3000), self.core.learned)
+                return
             holders = [member for member in view.members if member.committed_step == view.committed_step]
             donors = [self.world.processes[member.node].log for member in holders]
             for log in donors:
@@ -236,6 +244,7 @@ class Process:
             source = donors[0] if donors else self.world.commits
             self.log[:] = source[: view.committed_step]
             self.core.caught_up(view.committed_step)
+            self.learned = False
         assert self.log == self.world.commits[: view.committed_step]
         self.later(self.world.delay(1, 30), lambda: self.begin(view))
 

@@ -23,10 +23,12 @@ from quicoll.membership.coordinator.history import (
     InstalledView,
     JournalRecord,
     Left,
+    Noted,
     Proposed,
     Seeded,
     WentOn,
 )
+from quicoll.membership.coordinator.lessons import Lessons, NodeLesson
 from quicoll.membership.journal import Database, Journal, MemoryJournal, connect_sqlite
 from quicoll.membership.view import Member, View
 from quicoll.sim.disk.disk import SimDisk
@@ -52,6 +54,7 @@ RECORDS: list[JournalRecord] = [
     Committed(91, 2, b"\x00\xff"),
     Committed(92, 2, b""),
     Left("b"),
+    Noted(Lessons((NodeLesson("b", 1, 5_000_000_000, 65_000_000_000, 3 << 20),))),
     Proposed(3),
     InstalledView(view(3, "ac", committed=92, by=2)),
     Committed(93, 3, b"x" * 64),
@@ -70,6 +73,7 @@ RECORDS: list[JournalRecord] = [
     Left("a"),
     Left("a", 135),
     Left("z", 135),
+    Noted(Lessons((NodeLesson("b", 9, 0, 1, 0),), ("a", "b"), ("b",), ("a",), ("a", "b"))),
     Proposed(7),
 ]
 
@@ -141,6 +145,7 @@ def test_each_append_is_synced_to_the_disk_before_it_returns(path: Path, connect
 WRITER = """
 import sys
 from quicoll.membership.coordinator.history import Committed, InstalledView, Proposed, Seeded
+from quicoll.membership.coordinator.lessons import Lessons, NodeLesson
 from quicoll.membership.journal import Journal
 from quicoll.membership.view import Member, View
 journal = Journal.open(sys.argv[1], job="job")
@@ -260,6 +265,7 @@ def alter(path: Path, *statements: str) -> None:
         "UPDATE views SET body = substr(body, 1, 20) WHERE view_id = 2",
         "UPDATE leaves SET node = 'x' WHERE node = 'b'",
         "UPDATE facts SET value = '6' WHERE name = 'seed'",
+        "UPDATE facts SET value = '{}' WHERE name = 'lessons'",
         "UPDATE facts SET value = '1' WHERE name = 'last_view_id'",
         "DELETE FROM facts WHERE name = 'last_view_id'",
         "DROP TABLE leaves",

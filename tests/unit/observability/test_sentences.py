@@ -39,6 +39,16 @@ from quicoll.observability.sentences import sentence
             {"rank": 1, "peer": "b", "op": "barrier#3", "seconds": 0.5, "view": 1},
             "rank 1 (b) called barrier#3 0.500 s after most",
         ),
+        (
+            "state_learned",
+            {"seconds": 3.21, "passes": 2, "chunks": 70, "cause": ""},
+            "has learned 70 chunks of the state in 3.2 s",
+        ),
+        (
+            "state_learned",
+            {"seconds": 3.21, "passes": 0, "chunks": 9, "cause": "lost: silent for 2 s"},
+            "has learned 9 chunks of the state in 3.2 s, and no more: lost: silent for 2 s",
+        ),
         ("link_changed", {"peer": "b", "state": "up"}, "link changed peer=b state=up"),
         ("held", {}, "held"),
     ],

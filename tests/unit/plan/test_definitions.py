@@ -1,11 +1,13 @@
-"""Every collective and every algorithm against its mathematical definition, on every world size from 1 to 33.
+"""Every collective and every algorithm against its mathematical definition, on world sizes from 1 to 33.
 
 Reductions run on words that stand for formulas (`plan_machine.Words`), so that equal results mean equal bits for every
 type and operation. Every set of plans is checked (`validate`) and then run with messages that come late and lanes that
 take turns at random.
 
-By default each world size up to 12 meets two of the combinations of sizes, numbers of leaves and sites, each larger one
-meets one, drawn in turn. QUICOLL_TEST_SWEEP=20 takes twenty times as many (ten minutes), up to all there are.
+By default each world size up to 5 meets two of the combinations of sizes, numbers of leaves and sites, and larger ones
+one, drawn in turn; of those above 12 the ones around powers of two. A deep run (tests/helpers/depth.py) takes all
+sizes.
+QUICOLL_TEST_SWEEP=20 takes twenty times as many combinations (ten minutes), up to all there are.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from depth import deep
 from plan_machine import Words, in_memory, joined, sealed
 
 from quicoll import plan
@@ -27,7 +30,10 @@ from quicoll.plan import ALGORITHMS, CANONICAL, MOVES, Plan, SendStep, validate
 Array = np.ndarray[Any, Any]
 
 SWEEP = int(os.environ.get("QUICOLL_TEST_SWEEP", "1"))
-WORLDS = [pytest.param(world, marks=[pytest.mark.slow] if world > 5 else []) for world in range(1, 34)]
+WORLDS = [
+    pytest.param(world, marks=[pytest.mark.slow] if world > 5 else [])
+    for world in deep((*range(1, 13), 15, 16, 17, 24, 31, 33), tuple(range(1, 34)))
+]
 SIZES = (0, 1, 63, 64, 65, 1009, 4133)
 # Bytes an element is said to have. 16 KiB make a share of 64 elements worth an owner, so that small arrays have many.
 ITEMSIZES = (8, 16 * 1024)
@@ -47,7 +53,7 @@ def cases(*axes: Sequence[Any], most: int, turn: int) -> Iterator[tuple[Any, ...
 
 def few(world: int) -> int:
     """The work grows with the square of the world, and what a larger one shows is its own size."""
-    return 2 if world <= 12 else 1
+    return 2 if world <= deep(5, 12) else 1
 
 
 def leaf_counts(world: int) -> list[int]:

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from quicoll.cli.app import app
 from quicoll.cli.explain import ExplainedCall
 from quicoll.plan import Plan, SendStep
-from quicoll.plan.cost import Flight, Forecast, NetworkModel, predict
+from quicoll.plan.forecast import Flight, Forecast, predict
+from quicoll.plan.network import NetworkModel
 from quicoll.plan.picture import MAX_ARROWS, draw
 
 SPACE = "{http://www.w3.org/2000/svg}"

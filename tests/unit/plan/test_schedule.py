@@ -24,7 +24,7 @@ from quicoll.numerics.dtypes import DTYPES
 from quicoll.numerics.exact import MAX_LEAVES
 from quicoll.numerics.reduce import ReduceOp
 from quicoll.plan import MOVES, Plan, SendStep, validate
-from quicoll.plan.cost import NetworkModel
+from quicoll.plan.network import NetworkModel
 from quicoll.plan.schedule import element_format
 
 if TYPE_CHECKING:

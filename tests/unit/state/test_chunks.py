@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from quicoll.numerics.buffers import tensor_digest
 from quicoll.state.chunks import ChunkedState, ChunkTable, Piece, chunk_digest
-from quicoll.state.tensor_memory import readable, writable
+from quicoll.state.tensor_memory import TensorMemory, readable, writable
 
 
 def cut(sizes: list[tuple[int, int]], limit: int) -> list[list[Piece]]:
     table = ChunkTable(sizes, limit)
     return [list(table.pieces(chunk)) for chunk in range(len(table))]
+
+
+def state_of(tensors: Sequence[TensorMemory], limit: int) -> ChunkedState:
+    return ChunkedState(tensors, ChunkTable([(each.elements, each.dtype.itemsize) for each in tensors], limit))
 
 
 def test_a_large_tensor_is_chunks_of_its_own_and_small_ones_share_one() -> None:
@@ -63,7 +68,7 @@ def test_what_is_read_from_one_state_and_written_to_another_makes_them_equal() -
     taken[1] = np.zeros((4, 30), np.float32).T  # the same elements, in another order of memory
 
     def state(values: list[np.ndarray], opened: object) -> ChunkedState:
-        return ChunkedState(
+        return state_of(
             [opened(f"t{i}", v, dtype=v.dtype.name, shape=v.shape) for i, v in enumerate(values)],  # type: ignore[operator]
             limit=64,
         )
@@ -80,6 +85,6 @@ def test_what_is_read_from_one_state_and_written_to_another_makes_them_equal() -
 
 def test_a_chunk_names_the_first_and_the_last_of_its_tensors() -> None:
     values = {name: np.zeros(4, np.uint8) for name in "abc"}
-    state = ChunkedState([readable(n, v, dtype="uint8", shape=(4,)) for n, v in values.items()], limit=12)
+    state = state_of([readable(n, v, dtype="uint8", shape=(4,)) for n, v in values.items()], limit=12)
     assert state.names(0) == "'a' to 'c'"
-    assert ChunkedState(state.tensors, limit=4).names(1) == "'b'"
+    assert state_of(state.tensors, limit=4).names(1) == "'b'"

@@ -12,15 +12,23 @@ import torch
 from memory_group import Hub, MemoryGroup
 
 from quicoll.errors import Corrupted, Diverged, LocalError, PeerError
+from quicoll.membership.view import Member, View
 from quicoll.numerics.buffers import tensor_digest
+from quicoll.state.chunks import chunk_digest
 from quicoll.state.rank_state import RankState
 from quicoll.state.synchronisation import StateCheck, ViewState, synchronise
 from quicoll.state.version import StateVersion
 
 V = StateVersion
-VIEW = 7
-MANIFEST, CHUNK = 1, 5  # which message it is: size, manifest, offer, request, ready, chunk
+VIEW_ID = 7
+OFFER, CHUNK = 2, 5  # which message it is: size, manifest, offer, request, ready, chunk
 NODES = ("worker-0", "worker-1", "worker-2", "worker-3")
+NOBODY_LEARNS: Any = None  # no teacher is asked
+
+
+def view(world: int, least: int = 1) -> View:
+    members = tuple(Member(rank=rank, node=node, incarnation=rank + 1) for rank, node in enumerate(NODES[:world]))
+    return View(view_id=VIEW_ID, members=members, seed=0, committed_step=0, committed_view=0, min_world_size=least)
 
 
 class Rank:
@@ -45,7 +53,14 @@ async def bring_together(hub: Hub, ranks: list[Rank], *, every: int = 100) -> li
     async def one(number: int, rank: Rank) -> ViewState:
         group: Any = MemoryGroup(hub, number)
         try:
-            return await synchronise(rank.state, group, nodes=NODES, view_id=VIEW, check_every=every + number)
+            return await synchronise(
+                rank.state,
+                group,
+                view(len(ranks)),
+                check_every=every + number,
+                learn_from=0,
+                teacher=NOBODY_LEARNS,
+            )
         except Diverged:
             raise
         except Exception:
@@ -66,10 +81,11 @@ def givers(found: list[Any]) -> list[int | None]:
 # -- who is behind ---------------------------------------------------------------------------------------------------
 
 
-async def test_ranks_with_one_state_send_nothing_but_one_row() -> None:
+async def test_ranks_with_one_state_send_nothing_but_a_row_and_what_they_have_heard() -> None:
     hub, ranks = Hub(3), [Rank(V(5, 5)) for _ in range(3)]
     found = await bring_together(hub, ranks)
-    assert hub.log == ["all_gather"]
+    assert hub.log == ["all_gather"] * 2
+    assert sum(len(row) * 8 for given in hub.gathered for row in given.values()) == 3 * (88 + 16)
     assert versions(ranks) == [V(5, 5)] * 3
     assert len({each.digest for each in found}) == 1
     assert [(each.giver, each.unequal, each.check_every) for each in found] == [(None, None, 100)] * 3
@@ -134,7 +150,10 @@ async def test_the_state_of_torchs_optimizers_is_handed_to_one_that_has_none() -
     hub = Hub(2)
     groups: list[Any] = [MemoryGroup(hub, rank) for rank in range(2)]
     await asyncio.gather(
-        *(synchronise(states[r], groups[r], nodes=NODES, view_id=VIEW, check_every=0) for r in range(2))
+        *(
+            synchronise(states[r], groups[r], view(2), check_every=0, learn_from=0, teacher=NOBODY_LEARNS)
+            for r in range(2)
+        )
     )
     first, second = (state.read() for state in states)
     assert first is not None
@@ -217,7 +236,7 @@ async def test_where_nobody_knows_what_is_right_all_ranks_stop_with_one_message(
     error = found[0]
     assert (error.step, error.view, error.nodes, error.tensor, error.usable) == (
         40,
-        VIEW,
+        VIEW_ID,
         NODES[: len(seeds)],
         "net.w",
         False,
@@ -273,7 +292,7 @@ async def test_a_transfer_that_breaks_leaves_a_torn_state_that_the_next_one_make
     ranks = [Rank(V(2, 2), held), Rank(V(1, 1), mine)]
     _, failed = await bring_together(Hub(2, tamper), ranks)
     assert isinstance(failed, Corrupted)
-    assert (failed.rank, failed.view) == (0, VIEW)
+    assert (failed.rank, failed.view) == (0, VIEW_ID)
     assert (ranks[1].state.torn, ranks[1].loads) == (True, [])
     # Rank 0 has gone and came back from a checkpoint that is older than what is torn: it gives all the same.
     ranks[0].state.version = V(0, 0)
@@ -326,19 +345,109 @@ async def test_a_load_that_does_not_put_the_state_in_place_is_refused(load: Call
 
 
 async def test_a_tensor_with_other_bits_than_the_manifest_says_is_corrupted_and_nothing_is_loaded() -> None:
+    """A chunk and the digest that was offered for it, which fit each other."""
+
     def tamper(number: int, value: Any) -> Any:
-        """Spoil the digest of the first tensor."""
-        at = value.tobytes().find(tensor_digest(np.ones(2))) if number == MANIFEST else -1
-        if at >= 0:
-            value[at] ^= 1
+        if number == CHUNK:
+            value[1] ^= 1
+        elif number == OFFER:
+            chunk = np.concatenate([np.ones(2), np.ones(3)]).view(np.uint8)
+            chunk[1] ^= 1
+            value[:] = np.frombuffer(chunk_digest(chunk), np.uint8)
         return value
 
     ranks = [Rank(V(2, 2), {"a": np.ones(2), "b": np.ones(3)}), Rank(V(1, 1))]
     _, failed = await bring_together(Hub(2, tamper), ranks)
     assert isinstance(failed, Corrupted)
-    assert (failed.rank, failed.view) == (0, VIEW)
+    assert (failed.rank, failed.view) == (0, VIEW_ID)
     assert "'a'" in str(failed)
     assert (ranks[1].loads, ranks[1].state.version) == ([], V(1, 1))
+
+
+# -- a rank that lies ------------------------------------------------------------------------------------------------
+
+
+async def test_a_state_that_is_announced_other_than_its_holders_have_told_is_refused_before_a_byte_of_it_is_taken() -> (
+    None
+):
+    """The giver's manifest, offer and chunks all fit each other, and not what the other holder has."""
+    held = [Rank(V(2, 2), {"a": np.ones(3), "n": 1}) for _ in range(2)]
+    behind = Rank(V(1, 1), {"a": np.zeros(3), "n": 0})
+    mine, read = behind.held["a"], held[0].state.read
+    lying = iter([True])
+
+    def forge() -> Any:
+        """As told at first; then what is given has another bit."""
+        found = read()
+        assert found is not None
+        told = found.digest
+        if next(lying, False):
+            held[0].held = {"a": np.array([1, 1, 1 + 2**-52]), "n": 1}
+            forged = read()
+            assert forged is not None
+            object.__setattr__(forged, "digest", told)
+            return forged
+        return found
+
+    held[0].state.read = forge  # type: ignore[method-assign]
+    hub = Hub(3)
+    found = await bring_together(hub, [*held, behind])
+    failed = found[2]
+    assert isinstance(failed, Corrupted)
+    assert (failed.rank, failed.view) == (0, VIEW_ID)
+    assert "rank 0 announces another state than the one that it and all other holders have told" in str(failed)
+    assert (mine.tolist(), behind.loads, behind.state.torn, behind.state.version) == ([0, 0, 0], [], False, V(1, 1))
+
+
+@pytest.mark.parametrize("word", range(9))
+async def test_a_rank_that_is_told_something_else_than_the_others_takes_part_in_nothing(word: int) -> None:
+    """Whatever it would conclude from it: another giver, that it is not behind, that nobody knows what is right."""
+
+    def mishear(number: int, sender: int, hearer: int, value: Any) -> Any:
+        if (sender, hearer) == (0, 3):
+            value[word if number == 0 else -1] ^= 1
+        return value
+
+    ranks = [*(Rank(V(2, 2)) for _ in range(3)), Rank(V(1, 1))]
+    hub = Hub(4, mishear=mishear)
+    found = await bring_together(hub, ranks)
+    assert set(hub.log) == {"all_gather"}
+    assert all(isinstance(each, Corrupted) for each in found), found
+    assert [each.odd for each in found] == [(3,), (3,), (3,), ()]
+    assert "the ranks were told different things of their states: worker-3, or who sends to it" in str(found[0])
+    assert (ranks[3].loads, ranks[3].state.torn, ranks[3].state.version) == ([], False, V(1, 1))
+
+
+async def test_two_ranks_that_have_heard_different_things_name_nobody() -> None:
+    def mishear(number: int, sender: int, hearer: int, value: Any) -> Any:
+        if number == 0 and sender == 0 and hearer == 1:
+            value[1] += 1
+        return value
+
+    found = await bring_together(Hub(2, mishear=mishear), [Rank(V(2, 2)), Rank(V(1, 1))])
+    assert [(type(each), each.odd) for each in found] == [(Corrupted, ())] * 2
+    assert "who is wrong is not known" in str(found[0])
+
+
+async def test_a_receiver_knows_who_else_holds_what_it_was_given() -> None:
+    found = await bring_together(Hub(3), [Rank(V(2, 2)), Rank(V(1, 1)), Rank(V(2, 2))])
+    assert [each.confirmed_by for each in found] == [(), (2,), ()]
+    found = await bring_together(Hub(2), [Rank(V(2, 2)), Rank(V(1, 1))])
+    assert [(each.giver, each.confirmed_by) for each in found] == [(None, ()), (0, ())]
+
+
+async def test_a_rank_that_is_told_something_else_beside_a_step_says_so() -> None:
+    def mishear(number: int, sender: int, hearer: int, value: Any) -> Any:
+        if (sender, hearer) == (0, 2):
+            value[-1] ^= 1
+        return value
+
+    with pytest.raises(Corrupted) as caught:
+        await check(Hub(3, mishear=mishear), seeded(V(9, 9), 1, 1, 1))
+    assert caught.value.odd == (2,)
+
+
+# -- what else can be wrong with what comes --------------------------------------------------------------------------
 
 
 async def test_a_malformed_manifest_is_the_givers_failure() -> None:
@@ -347,7 +456,7 @@ async def test_a_malformed_manifest_is_the_givers_failure() -> None:
 
     _, failed = await bring_together(Hub(2, tamper), [Rank(V(2, 2)), Rank(V(1, 1))])
     assert isinstance(failed, PeerError)
-    assert (failed.rank, failed.view, "malformed state manifest" in str(failed)) == (0, VIEW, True)
+    assert (failed.rank, failed.view, "malformed state manifest" in str(failed)) == (0, VIEW_ID, True)
 
 
 @pytest.mark.parametrize("size", [-1, 1 << 40])
@@ -376,7 +485,7 @@ async def check(hub: Hub, ranks: list[Rank], between: Callable[[], None] = lambd
     groups: list[Any] = [MemoryGroup(hub, number) for number in range(len(ranks))]
     begun = [StateCheck(rank.state, group) for rank, group in zip(ranks, groups, strict=True)]
     between()
-    return await asyncio.gather(*(each.result(NODES) for each in begun))
+    return await asyncio.gather(*(each.result(NODES, VIEW_ID) for each in begun))
 
 
 async def test_a_check_is_of_the_state_at_its_beginning() -> None:
@@ -387,7 +496,7 @@ async def test_a_check_is_of_the_state_at_its_beginning() -> None:
 
     hub = Hub(2)
     assert await check(hub, ranks, between) == [None, None]
-    assert hub.log == ["all_gather"]
+    assert hub.log == ["all_gather"] * 2
     found = await check(Hub(2), ranks)
     assert found[0] == found[1]
     assert (found[0].ranks, found[0].tensor, found[0].giver) == ((0, 1), "net.w", None)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from quicoll.errors import LocalError
 from quicoll.numerics.buffers import tensor_digest
 from quicoll.state import tree
-from quicoll.state.tree import MAX_DEPTH, flatten, own_paths, rebuild
+from quicoll.state.tree import MAX_DEPTH, flatten, own_paths, rebuild, tensors_of
 
 
 def again(state: Any) -> Any:
@@ -299,3 +299,19 @@ def test_a_state_without_a_place_for_what_is_a_ranks_own_is_refused() -> None:
 def test_own_is_a_sequence_of_names(own: Any) -> None:
     with pytest.raises(LocalError, match="own names"):
         own_paths(own)
+
+
+def test_the_tensors_alone_are_those_of_the_whole_in_the_same_order_and_the_very_same_objects() -> None:
+    state = {"b": [np.ones(2), {"x": torch.ones(3), 7: 1.5}], "a": np.zeros((2, 2)), "own": np.ones(9), "n": None}
+    own = own_paths(["own"])
+    found = tensors_of(state, own)
+    flat = flatten(state, own)
+    assert [path for path, _ in found] == [part.path for part in flat.tensors] == ["a", "b.0", "b.1.x"]
+    assert all(value is part.value for (_, value), part in zip(found, flat.tensors, strict=True))
+    assert flat.nbytes == 32 + 16 + 12
+
+
+@pytest.mark.parametrize("state", [[np.ones(1)], {1.5: np.ones(1)}])
+def test_the_tensors_of_what_is_no_state_are_refused(state: Any) -> None:
+    with pytest.raises(LocalError):
+        tensors_of(state)

@@ -14,8 +14,8 @@ import torch
 
 from quicoll import checkpoint
 from quicoll.collectives.shards import Leaves, Shards
-from quicoll.errors import CheckpointError, LocalError, Mismatch, Partitioned, StepAborted, Terminated
-from quicoll.train import Task, run
+from quicoll.errors import CheckpointError, JobDone, LocalError, Mismatch, Partitioned, StepAborted, Terminated
+from quicoll.train import Task, final_result, run
 from quicoll.train.loop import Bucket
 
 
@@ -168,6 +168,45 @@ async def test_a_rank_that_comes_after_the_last_step_runs_none() -> None:
     task = Counting()
     result = await train(Late(), task, steps=4)
     assert (result.digest, task.asked) == (checkpoint.digest(trained(4).state()), [])
+
+
+class Over(Job):
+    """Its other ranks have ended."""
+
+    async def ready(self) -> None:
+        raise JobDone("the job is done", step=4)
+
+
+async def test_a_rank_that_comes_when_the_job_is_done_takes_the_final_state_from_its_checkpoint(tmp_path: Path) -> None:
+    whole = await train(Job(), Counting(), steps=4, checkpoint_dir=tmp_path, checkpoint_every=4)
+    late = Counting()
+    job = Over()
+    job.resume_from = lambda step: None  # type: ignore[method-assign]  # the checkpoint came after it had looked
+    result = await train(job, late, steps=4, checkpoint_dir=tmp_path, checkpoint_every=4)
+    assert (result.steps, result.committed, result.digest) == (4, 0, whole.digest)
+    assert late.weights.tolist() == trained(4).weights.tolist()
+    again = Counting()
+    assert (await final_result(again, JobDone("done", step=4), tmp_path)).digest == whole.digest
+    assert again.weights.tolist() == trained(4).weights.tolist()
+
+
+async def test_where_there_is_no_checkpoint_of_the_final_step_that_is_said_and_nothing_is_loaded(
+    tmp_path: Path,
+) -> None:
+    await train(Job(), Counting(), steps=3, checkpoint_dir=tmp_path, checkpoint_every=3)
+    for directory, said in (
+        (tmp_path, "no checkpoint of step 4; the newest is of step 3"),
+        (None, "no checkpoint_dir"),
+    ):
+        late, caught = Counting(), None
+        try:
+            await final_result(late, JobDone("done", step=4), directory)
+        except JobDone as error:
+            caught = error
+        assert caught is not None
+        assert (caught.step, caught.code) == (4, 0)
+        assert f"the final state is not at hand here: {said}" in str(caught)
+        assert late.weights.tolist() == Counting().weights.tolist()
 
 
 async def test_an_error_that_trying_again_cannot_mend_gets_out_and_nothing_was_applied() -> None:

@@ -65,11 +65,20 @@ from quicoll_transport.link.frames import (
     encode_control,
 )
 from quicoll_transport.link.inbox import Inbox
-from quicoll_transport.link.outbox import Outbox, Outgoing, ResetMessage, SendControl, SendState, StartMessage
+from quicoll_transport.link.outbox import (
+    ForgetMessage,
+    Outbox,
+    Outgoing,
+    ResetMessage,
+    SendControl,
+    SendState,
+    StartMessage,
+)
 from quicoll_transport.link.posted import Inflow, Posted
 
 __all__ = [
     "LINK_TRANSITIONS",
+    "ForgetMessage",
     "Inflow",
     "LinkConfig",
     "LinkCore",
@@ -126,7 +135,7 @@ class LinkConfig:
     max_resends: int = 3
 
 
-LinkAction = SendControl | StartMessage | ResetMessage
+LinkAction = SendControl | StartMessage | ResetMessage | ForgetMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +196,9 @@ class LinkCore:
         self._connected = False
         self._connections = 0
         self._actions: deque[LinkAction] = deque()
-        self._outbox = Outbox(peer=peer, control=self._control, start=self._start, reset=self._reset)
+        self._outbox = Outbox(
+            peer=peer, control=self._control, start=self._start, reset=self._reset, forget=self._forget
+        )
         self._inbox = Inbox(
             peer=peer,
             credit_bytes=config.credit_bytes,
@@ -468,3 +479,7 @@ class LinkCore:
     def _reset(self, message: Outgoing) -> None:
         if self._connected:
             self._actions.append(ResetMessage(message))
+
+    def _forget(self, message: Outgoing) -> None:
+        if self._connected:
+            self._actions.append(ForgetMessage(message))

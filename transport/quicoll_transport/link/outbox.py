@@ -46,7 +46,7 @@ from quicoll_transport.link.frames import (
 )
 from quicoll_transport.link.ranges import Ranges
 
-__all__ = ["Outbox", "Outgoing", "ResetMessage", "SendControl", "SendState", "StartMessage"]
+__all__ = ["ForgetMessage", "Outbox", "Outgoing", "ResetMessage", "SendControl", "SendState", "StartMessage"]
 
 _MAX_APP_MESSAGES = 4096  # application messages that the peer has not acknowledged
 _MAX_APP_BYTES = 16 << 20
@@ -114,8 +114,13 @@ class ResetMessage:
     message: Outgoing
 
 
+@dataclass(frozen=True, slots=True)
+class ForgetMessage:
+    message: Outgoing
+
+
 class Outbox:
-    """See the module's head. Actions go to `start` and `reset`, words for the peer to `control`."""
+    """See the module's head. Actions go to `start`, `reset` and `forget`, words for the peer to `control`."""
 
     def __init__(
         self,
@@ -124,6 +129,7 @@ class Outbox:
         control: Callable[[Control], None],
         start: Callable[[Outgoing], None],
         reset: Callable[[Outgoing], None],
+        forget: Callable[[Outgoing], None],
     ) -> None:
         self.messages_sent = 0
         self.bytes_sent = 0
@@ -133,6 +139,7 @@ class Outbox:
         self._control = control
         self._start = start
         self._reset = reset
+        self._forget = forget
         self._open = False  # Hello was exchanged on the present connection
         self._next = 0
         self._outgoing: dict[int, Outgoing] = {}
@@ -413,6 +420,7 @@ class Outbox:
         del self._outgoing[message.sequence]
         self.messages_sent += 1
         self.bytes_sent += len(message.payload)
+        self._forget(message)
         self._finish(message, SendState.ACKED, None)
 
     def _finish(self, message: Outgoing, state: SendState, error: TransportError | None) -> None:

@@ -1,18 +1,30 @@
 """QUIC: above it there are messages, not packets. The one package that touches aioquic, its private parts included.
 
-    terms        settings, names of close codes, what a datagram says without a key
-    patched      aioquic's connection with what it lacks: client certificates, bounded windows, an order of streams
-    session      one connection as messages, sans-IO: a Carrier
-    gate         how a stranger becomes a session: a Listener
-    delivery     the rate at which the peer acknowledges
-    selfcheck    refuses to run on an aioquic that is not built as expected
-    seeded       every source of chance and of wall-clock time in here, from a seed: for simulations
-    qlog         traces
-    logs         aioquic's log, one level down
+aioquic does the handshake. Everything after it is ours, in runs of packets: plain RFC 9000, 9001 and 9002 on the wire,
+so that either side may be any QUIC. From the top:
 
-Supported: aioquic >=1.7.2, <1.8. Each module lists the private names that it uses; the canaries are in
-tests/transport/quic/test_session.py and test_seeded.py. Connection ids and keys come from the operating system's
-randomness unless `entropy` says otherwise.
+    gate              how a stranger becomes a session: a Listener
+    session           one connection as messages, sans-IO: a Carrier; first its handshake, then its plane
+    handshake         aioquic's handshake, and what is handed over at its end
+    plane             the connection after the handshake, tied together
+    receiving         from datagrams to frames to the parts that they are for
+    sending           what goes into the next packet, and which packets go now
+    inbound           the peer's streams; `outbound` ours; `streams` one of them, `flow` what they may hold
+    recovery          what is in flight, acknowledged, lost: over runs; `records` what they carried; `rtt`
+    controller        how much may be in flight: `cubic`, `newreno`; `pacer` when it may leave; `mtu` how large
+    acknowledgements  what has arrived, and when the peer is told
+    connection_ids, paths, closing, control
+    packets           protection of packets, one and many; `keys` what protects them
+    frames, varint    how they are written
+    terms             settings, names of close codes, what a datagram says without a key
+    selfcheck         refuses to run on an aioquic that is not built as expected
+    seeded            every source of chance and of wall-clock time in here, from a seed: for simulations
+    qlog, tracing     traces
+    logs              aioquic's log, one level down
+
+Supported: aioquic >=1.7.2, <1.8. Of its private names `handshake` lists those that are used (`gate` shares one, and
+`seeded` replaces module names); canaries are in tests/transport/quic/test_handshake.py, test_selfcheck.py and
+test_seeded.py. Connection ids and keys come from the operating system's randomness unless `entropy` says otherwise.
 """
 
 from __future__ import annotations

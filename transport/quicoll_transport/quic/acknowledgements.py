@@ -28,7 +28,7 @@ from quicoll_transport.quic.varint import varint_size
 __all__ = ["Acknowledgements", "ToldNumbers"]
 
 _KNOWN = 1024  # ranges; see the module's head
-_OPEN = 256
+_OPEN = 512
 _LATE_NS = 1_000_000
 _EARLY_NS = 250_000  # so long after the first packet an ACK may go with whatever else is sent
 _MOST_BYTES = 128 * 1024

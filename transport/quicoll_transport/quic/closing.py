@@ -20,13 +20,13 @@ from typing import NamedTuple
 
 from quicoll_transport.quic.frames import CloseFrame
 
-__all__ = ["AEAD_LIMIT_REACHED", "EndCause", "Ending", "Stage"]
+__all__ = ["AEAD_LIMIT_REACHED", "ConnectionEnd", "EndCause", "EndStage"]
 
 AEAD_LIMIT_REACHED = 0x0F
 _MOST_REASON = 512  # bytes: last words fit a datagram of any path
 
 
-class Stage(Enum):
+class EndStage(Enum):
     """States of a connection; see the module's head."""
 
     OPEN = "open"
@@ -48,12 +48,12 @@ class EndCause(NamedTuple):
     is_application: bool
 
 
-class Ending:
+class ConnectionEnd:
     """See the module's head. stage: the state. cause: None while it is open."""
 
     def __init__(self, *, idle_ns: int, now_ns: int) -> None:
         """idle_ns: the smaller of both sides' times; 0: never."""
-        self.stage = Stage.OPEN
+        self.stage = EndStage.OPEN
         self.cause: EndCause | None = None
         self._idle_ns = idle_ns
         self._idle_since_ns = now_ns
@@ -66,11 +66,16 @@ class Ending:
 
     @property
     def is_open(self) -> bool:
-        return self.stage is Stage.OPEN
+        return self.stage is EndStage.OPEN
+
+    @property
+    def listens(self) -> bool:
+        """Whether datagrams are looked at."""
+        return self.stage in (EndStage.OPEN, EndStage.CLOSING)
 
     def heard(self, now_ns: int) -> None:
         """Take note of an authentic packet."""
-        if self.stage is Stage.OPEN:
+        if self.stage is EndStage.OPEN:
             self._idle_since_ns, self._asked = now_ns, False
 
     def asked(self, now_ns: int) -> None:
@@ -80,9 +85,9 @@ class Ending:
 
     def close(self, code: int, reason: str, *, is_application: bool) -> None:
         """End the connection from here, unless it has ended."""
-        if self.stage is not Stage.OPEN:
+        if self.stage is not EndStage.OPEN:
             return
-        self.stage, self._due = Stage.CLOSING, True
+        self.stage, self._due = EndStage.CLOSING, True
         self.cause = EndCause(code, reason, by_peer=False, is_application=is_application)
         text = reason.encode()[:_MOST_REASON]
         self._words = CloseFrame(code, None if is_application else 0, text).encode()
@@ -97,14 +102,14 @@ class Ending:
         self._drain(EndCause(0, "the peer knows nothing of this connection", True, False), now_ns, pto_ns)
 
     def _drain(self, cause: EndCause, now_ns: int, pto_ns: int) -> None:
-        if self.stage in (Stage.OPEN, Stage.CLOSING):
+        if self.stage in (EndStage.OPEN, EndStage.CLOSING):
             self.cause = self.cause or cause
-            self.stage, self._due = Stage.DRAINING, False
+            self.stage, self._due = EndStage.DRAINING, False
             self._over_ns = now_ns + 3 * pto_ns
 
     def on_packet(self) -> None:
         """Take note of a datagram that came while closing."""
-        if self.stage is Stage.CLOSING:
+        if self.stage is EndStage.CLOSING:
             self._packets += 1
             self._due = self._due or self._packets & (self._packets - 1) == 0
 
@@ -124,15 +129,15 @@ class Ending:
 
     def next_timer(self, pto_ns: int) -> int | None:
         """Return when `on_timer` is due."""
-        if self.stage is Stage.OPEN:
+        if self.stage is EndStage.OPEN:
             return self._idle_since_ns + max(self._idle_ns, 3 * pto_ns) if self._idle_ns else None
-        return None if self.stage is Stage.OVER else self._over_ns
+        return None if self.stage is EndStage.OVER else self._over_ns
 
     def on_timer(self, now_ns: int, pto_ns: int) -> None:
         """Do what is due."""
         at = self.next_timer(pto_ns)
         if at is None or now_ns < at:
             return
-        if self.stage is Stage.OPEN:
+        if self.stage is EndStage.OPEN:
             self.cause = EndCause(0, "idle timeout", by_peer=False, is_application=False)
-        self.stage = Stage.OVER
+        self.stage = EndStage.OVER

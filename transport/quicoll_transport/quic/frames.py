@@ -88,7 +88,7 @@ class AckFrame(NamedTuple):
 
     ranges: half-open, descending, with at least one number missing between two.
     delay: as on the wire, in units of the sender's 2 ** ack_delay_exponent microseconds.
-    ecn: counts of ECT(0), ECT(1) and CE.
+    ecn: the three counts of section 19.3.2.
     """
 
     ranges: Sequence[tuple[int, int]]

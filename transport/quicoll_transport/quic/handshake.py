@@ -348,6 +348,7 @@ class Handshake:
             early=tuple(self._early),
             trace=self.trace,
         )
+        quic.secrets.clear()
         self._early.clear()
 
 

@@ -106,7 +106,7 @@ class PathMtu:
         self._look_up(now_ns)
 
     def on_acked(self, size: int, sent_ns: int) -> None:
-        """Datagrams of `size` bytes have arrived, probes among them."""
+        """Datagrams of at most `size` bytes, and one of that size, have arrived, be they probes or not."""
         if size > LEAST_DATAGRAM_BYTES:
             self._passed_ns = max(self._passed_ns, sent_ns)
             if self._passed_ns >= self._lost_ns:
@@ -116,7 +116,7 @@ class PathMtu:
         """Datagrams of `size` bytes were declared lost, no probes; return whether `size` has changed.
 
         Args:
-            size: Of each datagram.
+            size: Of the largest datagram.
             sent_ns: When they were sent.
             now_ns: The present time: losses noticed together count once.
         """

@@ -67,6 +67,7 @@ class OutboundStreams:
         self._limits = limits
         self._control = control
         self._data = PeerLimit(limits.data)
+        self._reserve = min(_RESERVE, limits.data // 8)  # less than what a peer waits for with its next limit
         self._opened = (PeerLimit(limits.streams_bidi), PeerLimit(limits.streams_uni))
         self._waiting: tuple[deque[SendStream], deque[SendStream]] = (deque(), deque())
         self._streams: dict[int, SendStream] = {}
@@ -119,6 +120,13 @@ class OutboundStreams:
             self._blocked.pop(stream.id, None)
             self._control.want(Saying.RESET_STREAM, stream.id)
             self.on_gone(stream)
+
+    def finish(self, stream: SendStream) -> None:
+        """Take note that the peer has all of a stream, as it has said by other means; its memory is let go of."""
+        if stream.id < 0:
+            self.reset(stream, 0)
+        elif stream.reset_code is None:
+            self.on_acked(stream, 0, stream.length, fin=True)
 
     def release(self) -> None:
         """Let go of all memory."""
@@ -194,7 +202,7 @@ class OutboundStreams:
         """Return the next [start, stop) of a stream that may be sent, `most` bytes at most; empty if none may be."""
         start, stop = stream.take(most)
         if stop > stream.next:
-            reserve = 0 if stream.urgent else min(_RESERVE, self._data.limit // 8)
+            reserve = 0 if stream.urgent else self._reserve
             stop = min(stop, max(start, stream.next) + max(0, self._data.room - reserve))
         return start, max(start, stop)
 

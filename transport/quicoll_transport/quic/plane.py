@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quicoll_transport.quic.acknowledgements import Acknowledgements
-from quicoll_transport.quic.closing import AEAD_LIMIT_REACHED, EndCause, Ending, Stage
+from quicoll_transport.quic.closing import AEAD_LIMIT_REACHED, ConnectionEnd, EndCause
 from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
 from quicoll_transport.quic.control import ControlFrames, Saying
 from quicoll_transport.quic.flow import StreamLimits
@@ -34,6 +34,7 @@ from quicoll_transport.quic.paths import Paths
 from quicoll_transport.quic.receiving import Receiver
 from quicoll_transport.quic.recovery import LossRecovery
 from quicoll_transport.quic.sending import Sender
+from quicoll_transport.quic.tracing import PlaneTrace
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
@@ -114,7 +115,8 @@ class Plane:
             is_client=is_client, limits=_limits(local), outbound=self.outbound, control=self.control, reader=reader
         )
         self.paths = Paths(handover.address, is_client=is_client, draw=draw)
-        self.ending = Ending(idle_ns=_idle_ns(local, remote), now_ns=now_ns)
+        self.ending = ConnectionEnd(idle_ns=_idle_ns(local, remote), now_ns=now_ns)
+        trace = None if handover.trace is None else PlaneTrace(handover.trace)
         acknowledgements = Acknowledgements(exponent=local.ack_delay_exponent)
         self.sender = Sender(
             keys=self.keys,
@@ -129,6 +131,7 @@ class Plane:
             mtu=first,
             ending=self.ending,
             ack_delay_exponent=remote.ack_delay_exponent,
+            trace=trace,
         )
         self._receiver = Receiver(
             is_client=is_client,
@@ -141,6 +144,7 @@ class Plane:
             outbound=self.outbound,
             sender=self.sender,
             ending=self.ending,
+            trace=trace,
         )
         if not is_client:
             self.control.want(Saying.HANDSHAKE_DONE)
@@ -160,7 +164,7 @@ class Plane:
         self._guard(self._receiver.receive_one, data, address, now_ns)
 
     def _guard(self, work: Callable[..., None], *arguments: object) -> None:
-        if self.ending.stage in (Stage.DRAINING, Stage.OVER):
+        if not self.ending.listens:
             return
         try:
             work(*arguments)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.quic.acknowledgements import Acknowledgements
-    from quicoll_transport.quic.closing import Ending
+    from quicoll_transport.quic.closing import ConnectionEnd
     from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
     from quicoll_transport.quic.inbound import InboundStreams
     from quicoll_transport.quic.keys import KeyPhases
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from quicoll_transport.quic.paths import Path, Paths
     from quicoll_transport.quic.sending import Sender
     from quicoll_transport.quic.streams import Rows
+    from quicoll_transport.quic.tracing import PlaneTrace
 
 __all__ = ["Receiver"]
 
@@ -66,8 +67,11 @@ class Receiver:
         inbound: InboundStreams,
         outbound: OutboundStreams,
         sender: Sender,
-        ending: Ending,
+        ending: ConnectionEnd,
+        trace: PlaneTrace | None,
     ) -> None:
+        """trace: None: nobody traces."""
+        self._trace = trace
         self.confirmed = not is_client
         self.heard_ns: int | None = None
         self._is_client = is_client
@@ -115,15 +119,15 @@ class Receiver:
         self._now_ns = now_ns
         at, count, size = 0, len(run.memory) // run.size, run.size
         known = run.address == self._paths.current.address
-        while at < count and self._ending.is_open:
+        while at < count and self._ending.listens:
             done = 0
-            if known and count - at >= _RUN:
+            if known and count - at >= _RUN and self._ending.is_open:
                 done = self._receive_alike(run.memory[at * size :], size, count - at)
             if not done:
                 self.receive_one(run.memory[at * size : (at + 1) * size], run.address, now_ns)
                 done = 1
             at += done
-        if rest := run.memory[count * size :]:
+        if (rest := run.memory[count * size :]) and self._ending.listens:
             self.receive_one(rest, run.address, now_ns)
 
     def receive_one(self, data: memoryview | bytes, address: tuple[object, ...], now_ns: int) -> None:
@@ -135,10 +139,14 @@ class Receiver:
             opened = open_packet(self._keys, data, len(cid), self._acknowledgements.largest, now_ns)
         if opened is None:
             self._look_for_reset(data)
+            if self._trace is not None:
+                self._trace.packets_dropped(1, len(data))
             return
         number, payload = opened
         if not self._acknowledgements.is_new(number):
             return
+        if self._trace is not None:
+            self._trace.packet_received(number, len(data), payload)
         if not self._ending.is_open:
             self._close_only(payload)
             return
@@ -161,6 +169,10 @@ class Receiver:
         for place in opened.forged:
             self._look_for_reset(memory[place * size : (place + 1) * size])
         numbers, text = self._only_new(opened.numbers, opened.text)
+        if self._trace is not None:
+            self._trace.packets_dropped(len(opened.forged), size)
+            for number, row in zip(numbers.tolist(), text, strict=True):
+                self._trace.packet_received(number, size, row.tobytes())
         self._path, self._cid = self._paths.current, cid
         if len(numbers):
             self._path = self._paths.heard(self._path.address, len(numbers) * size)

@@ -41,13 +41,13 @@ Failure cases
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from statistics import median_low
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from quicoll_transport.quic.controller import AckSample, Controller, LossSample
+from quicoll_transport.quic.numbers import KnownNumbers, split_ranges
 from quicoll_transport.quic.rtt import GRANULARITY_NS, RoundTrips
 
 __all__ = ["AckOutcome", "LossRecovery", "PacketRun", "TimeoutOutcome"]
@@ -112,6 +112,10 @@ class PacketRun(Generic[Item]):
         """Return how many bytes the datagrams of packets [start, stop) have."""
         return (stop - start) * self.size - (self.short if stop == self.stop else 0)
 
+    def largest(self, start: int, stop: int) -> int:
+        """Return the bytes of the largest datagram of packets [start, stop), which is what they show of the MTU."""
+        return self.size - (self.short if start + 1 == stop == self.stop else 0)
+
 
 Piece: TypeAlias = tuple[PacketRun[Item], int, int]  # packets [start, stop) of a run
 
@@ -163,7 +167,7 @@ class LossRecovery(Generic[Item]):
         self._max_ack_delay_ns = max_ack_delay_ns
         self._runs: deque[PacketRun[Item]] = deque()
         self._packets = 0
-        self._known = _Numbers()
+        self._known = KnownNumbers()
         self._late: deque[_Lost[Item]] = deque()
         self._late_packets = 0
         # timers
@@ -255,7 +259,7 @@ class LossRecovery(Generic[Item]):
         """Begin again on another path; see the module's head."""
         self.controller = controller
         self.rtt = RoundTrips(initial_ns=rtt_ns, max_ack_delay_ns=self._max_ack_delay_ns)
-        for run in self._runs:
+        for run in (*self._runs, *(lost.run for lost in self._late)):
             run._is_present = False
         self.in_flight = self._backoff = 0
         self._reordering, self._patience_ns, self._real = _REORDERING, 0, 0
@@ -281,7 +285,7 @@ class LossRecovery(Generic[Item]):
             if news[at][0] <= run.first and run.stop <= news[at][1]:
                 hits, run.missing = run.missing, []
             else:
-                hits, run.missing = _split(run.missing, news, at)
+                hits, run.missing = split_ranges(run.missing, news, at)
             for start, stop in hits:
                 acked.append((run, start, stop))
                 self._packets -= stop - start
@@ -297,7 +301,7 @@ class LossRecovery(Generic[Item]):
         hits: list[Piece[Item]] = []
         rest: deque[_Lost[Item]] = deque()
         for lost in self._late:
-            found, left = _split([(lost.start, lost.stop)], news, 0)
+            found, left = split_ranges([(lost.start, lost.stop)], news, 0)
             for start, stop in found:
                 hits.append((lost.run, start, stop))
                 self._mistaken(lost, start, stop, max(largest, self.largest_acked), now_ns)
@@ -489,73 +493,3 @@ class LossRecovery(Generic[Item]):
                     self._patience_ns = self._patience_ns * 3 // 4
         first = self._runs[0].missing[0][0] if self._runs else self.largest_acked + 1
         self._known.forget(min(first, late[0].start) if late else first)
-
-
-class _Numbers:
-    """Numbers that the peer has acknowledged, as disjoint ascending ranges; all below some number count as known."""
-
-    __slots__ = ("_starts", "_stops")
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._stops: list[int] = []
-
-    def learn_all(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Add descending ranges; return what of them is new, ascending."""
-        news: list[tuple[int, int]] = []
-        for start, stop in reversed(ranges):
-            self._learn(start, stop, news)
-        return news
-
-    def _learn(self, start: int, stop: int, news: list[tuple[int, int]]) -> None:
-        starts, stops = self._starts, self._stops
-        i = bisect_left(stops, start)
-        if i < len(starts) and starts[i] <= start and stop <= stops[i]:
-            return  # what nearly all ranges of a frame are
-        j = bisect_right(starts, stop, i)
-        at = start
-        for k in range(i, j):
-            if at < starts[k]:
-                news.append((at, starts[k]))
-            at = max(at, stops[k])
-        if at < stop:
-            news.append((at, stop))
-        if i < j:
-            start, stop = min(start, starts[i]), max(stop, stops[j - 1])
-        starts[i:j], stops[i:j] = [start], [stop]
-
-    def overlaps(self, start: int, stop: int) -> bool:
-        """Return whether any of [start, stop) is known."""
-        i = bisect_right(self._stops, start)
-        return i < len(self._starts) and self._starts[i] < stop
-
-    def forget(self, below: int) -> None:
-        """Take everything below a number for known."""
-        count = bisect_right(self._starts, below)
-        if count > 1 or (count == 1 and self._starts[0] > 0) or (count == 0 and below > 0):
-            stop = max(self._stops[count - 1], below) if count else below
-            self._starts[:count], self._stops[:count] = [0], [stop]
-
-
-def _split(
-    pieces: list[tuple[int, int]], ranges: list[tuple[int, int]], at: int
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return what of the pieces lies in the ranges from the one at `at` on, and what does not; all ascending."""
-    hits: list[tuple[int, int]] = []
-    rest: list[tuple[int, int]] = []
-    for start, stop in pieces:
-        while at < len(ranges) and ranges[at][1] <= start:
-            at += 1
-        i = at
-        while start < stop and i < len(ranges) and ranges[i][0] < stop:
-            low, high = ranges[i]
-            if low > start:
-                rest.append((start, low))
-                start = low
-            end = min(stop, high)
-            hits.append((start, end))
-            start = end
-            i += 1
-        if start < stop:
-            rest.append((start, stop))
-    return hits, rest

@@ -3,9 +3,9 @@
 In this order, again and again until nothing may go:
 
     probes of paths     a challenge or a response, alone in a datagram of 1200 bytes to the path that it is about
+    a probe of the MTU  when there is something to send; the window is kept free for it, once it is twice as large
     packets             ACK, control frames, urgent streams, small streams, lost pieces of bulk; several in one packet
     a run               of the oldest bulk stream: packets of one size that carry nothing but its bytes
-    a probe of the MTU  behind whatever else was sent
 
 After `_SMALL` packets of small streams a run goes, so that small ones without end do not starve bulk.
 
@@ -49,7 +49,7 @@ from quicoll_transport.quic.varint import varint, varint_size
 
 if TYPE_CHECKING:
     from quicoll_transport.quic.acknowledgements import Acknowledgements
-    from quicoll_transport.quic.closing import Ending
+    from quicoll_transport.quic.closing import ConnectionEnd
     from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
     from quicoll_transport.quic.control import ControlFrames
     from quicoll_transport.quic.controller import Controller
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from quicoll_transport.quic.pacer import Pacer
     from quicoll_transport.quic.paths import Path, Paths
     from quicoll_transport.quic.streams import SendStream
+    from quicoll_transport.quic.tracing import PlaneTrace
 
 __all__ = ["Sender"]
 
@@ -88,10 +89,12 @@ class Sender:
         recovery: LossRecovery[Carried],
         pacer: Pacer,
         mtu: PathMtu,
-        ending: Ending,
+        ending: ConnectionEnd,
         ack_delay_exponent: int,
+        trace: PlaneTrace | None,
     ) -> None:
-        """ack_delay_exponent: the peer's."""
+        """ack_delay_exponent: the peer's. trace: None: nobody traces."""
+        self._trace = trace
         self.number = 0
         self.recovery = recovery
         self._keys = keys
@@ -125,6 +128,8 @@ class Sender:
         delay_ns = min(frame.delay << self._delay_shift, 1 << 40) * 1000
         self._keys.on_acknowledged(largest)
         outcome = self.recovery.on_ack(frame.ranges, delay_ns, now_ns)
+        if self._trace is not None:
+            self._trace.metrics(self.recovery)
         self._arrived(outcome.acked, now_ns)
         self._lost(outcome.lost, now_ns)
 
@@ -203,6 +208,8 @@ class Sender:
         out: list[DatagramRun] = []
         if self._paths.has_probe(now_ns):
             self._send_path_probes(out, now_ns)
+        if (probe := self._mtu_probe(now_ns)) is not None:
+            out.append(probe)
         self._outbound.bulk_bytes = min(_BULK * self.mtu.size, _BULK_BYTES)
         while self._keys.room:
             packet = None if self._small >= _SMALL and self._outbound.oldest_bulk() else self._packet(now_ns)
@@ -212,8 +219,6 @@ class Sender:
             if packet is None:
                 break
             out.append(packet)
-        if out and self._keys.room and (probe := self._mtu_probe(now_ns)) is not None:
-            out.append(probe)
         if self.recovery.room and self._outbound.oldest_bulk() is None:
             self.recovery.on_app_limited()
         return out
@@ -238,11 +243,15 @@ class Sender:
     def _head(self) -> int:
         return 1 + len(self._peer_ids.current) + NUMBER
 
-    @property
-    def _reserve(self) -> int:
-        """Bytes of the window that only control frames and urgent streams may use."""
-        window = self.recovery.controller.window
-        return min(window // 16, 2 * self.mtu.size) if window >= 8 * self.mtu.size else 0
+    def _reserve(self, now_ns: int) -> int:
+        """Return how many bytes of the window are not for small streams and bulk.
+
+        A part is for control frames and urgent streams only; and a probe of the MTU needs its whole size.
+        """
+        window, size = self.recovery.controller.window, self.mtu.size
+        reserve = min(window // 16, 2 * size) if window >= 8 * size else 0
+        probe = self.mtu.probe_size(now_ns) or 0
+        return reserve + probe if window >= 2 * probe else reserve
 
     def _packet(self, now_ns: int) -> DatagramRun | None:
         """Return one packet of whatever is due, bar what goes as runs."""
@@ -251,7 +260,7 @@ class Sender:
         vital = data = bool(self._probes)
         if not self._probes:
             vital = bool(self._control or self._outbound.has_urgent()) and recovery.room >= min(_FLOOR, size)
-            if recovery.room >= size + self._reserve and (self._outbound.has_small() or self._has_scraps()):
+            if recovery.room >= size + self._reserve(now_ns) and (self._outbound.has_small() or self._has_scraps()):
                 data = self._allowance(size, now_ns) >= size
         accompanied = vital or data
         with_ack = acknowledgements.is_due(now_ns, accompanied=accompanied)
@@ -296,6 +305,8 @@ class Sender:
         self.number = number + 1
         size = len(packet)
         path.sent += size
+        if self._trace is not None:
+            self._trace.packet_sent(number, size, payload)
         if eliciting:
             self.recovery.on_sent(PacketRun(number, number + 1, size, 0, now_ns, items, is_mtu_probe=is_mtu_probe))
             self._pacer.spend(size)
@@ -365,7 +376,7 @@ class Sender:
         together = max(1, min(_GROUP, _GROUP_BYTES // size))
         base = -(-self._used // size)
         count = slots.count // together * together - base
-        room = min((recovery.room - self._reserve) // size, path.room // size, self._keys.room)
+        room = min((recovery.room - self._reserve(now_ns)) // size, path.room // size, self._keys.room)
         prefix = varint(stream.id)
         step = size - self._head - 9 - len(prefix) - TAG
         if room <= 0 or self._has_scraps():
@@ -394,7 +405,10 @@ class Sender:
         )
         self.number += packets
         item = SentStripe(stream, start, step, stop, fin)
-        recovery.on_sent(PacketRun(first, first + packets, size, packets * size - made, now_ns, (item,)))
+        run: PacketRun[Carried] = PacketRun(first, first + packets, size, packets * size - made, now_ns, (item,))
+        recovery.on_sent(run)
+        if self._trace is not None:
+            self._trace.run_sent(run, item)
         self._pacer.spend(made)
         self._ending.asked(now_ns)
         path.sent += made
@@ -419,11 +433,13 @@ class Sender:
                 out.append(self._seal(path, payload.ljust(size, b"\0"), (), now_ns, eliciting=True))
 
     def _mtu_probe(self, now_ns: int) -> DatagramRun | None:
-        size, path, head = self.mtu.probe_size(now_ns), self._paths.current, self._head
-        if size is None or not path.validated or self.recovery.room < size:
+        size, path, outbound = self.mtu.probe_size(now_ns), self._paths.current, self._outbound
+        if size is None or not path.validated or self.recovery.room < size or not self._keys.room:
+            return None
+        if not (outbound.has_small() or outbound.oldest_bulk()):
             return None
         self.mtu.on_probe_sent(size)
-        payload = b"\x01".ljust(size - head - TAG, b"\0")
+        payload = b"\x01".ljust(size - self._head - TAG, b"\0")
         return self._seal(path, payload, (), now_ns, eliciting=True, is_mtu_probe=True)
 
     def _last_words(self, now_ns: int) -> list[DatagramRun]:

@@ -183,7 +183,7 @@ class Session:
         self.retired_cids += plane.own_ids.gone
         plane.own_ids.fresh.clear()
         plane.own_ids.gone.clear()
-        if plane.confirmed:
+        if plane.confirmed or not plane.ending.is_open:
             self._handshake.confirm()
         else:
             self._tell_failure()
@@ -333,11 +333,18 @@ class Session:
             for stream in list(self._sending.get(id(key), ())):
                 self._plane.outbound.reset(stream, CLOSE_NORMAL)
 
+    def forget_message(self, key: object) -> None:
+        """Let go of a message that has arrived, whether its last acknowledgement is here or not; see Carrier."""
+        if self._plane is not None:
+            for stream in list(self._sending.get(id(key), ())):
+                self._plane.outbound.finish(stream)
+
     def close(self, code: int, reason: str) -> None:
         if self._plane is None:
             self._handshake.close(code, reason)
         elif self._plane.ending.is_open:
             self._plane.close(code, reason)
+            self._handshake.confirm()  # it has nothing to repeat any more
         self._closed_here = True
 
     def release(self) -> None:

@@ -264,7 +264,7 @@ class ReceiveStream:
         else:
             self._arrived.add(max(offset, low), stop)
             self.upto = self._arrived.absorb(low)
-        if self._target is not None and self.upto > self._base:
+        if self._target is not None and self._target.alive and self.upto > self._base:
             self._target.filled = self.upto - self._zero
 
     def _hold(self, offset: int, data: memoryview | Rows, size: int) -> None:
@@ -276,10 +276,10 @@ class ReceiveStream:
         self._held[begin - self._read : end] = flat[begin - offset :]
 
     def _put(self, target: StreamTarget, offset: int, data: memoryview | Rows, size: int) -> None:
-        end = offset + size - self._zero
-        self._fit(target, end)
         if not target.alive:
             return
+        end = offset + size - self._zero
+        self._fit(target, end)
         begin = max(offset, self.upto, self._base)
         if begin > offset:
             target.view[begin - self._zero : end] = _flat(data)[begin - offset :]

@@ -59,8 +59,8 @@ _MOST_FORGED = 1 << 52  # packets that may fail their authentication, for AES-GC
 class SessionConfig:
     """Settings of one QUIC connection.
 
-    datagram_bytes: UDP payload to send, at most what the path carries (no discovery yet). 0: 1452, or 8900 on the
-        loopback interface.
+    datagram_bytes: UDP payload to send, at most what the path carries. 0: from 1452 up to what is found to pass, 8952
+        at the most, or 65000 on the loopback interface.
     idle_ns: QUIC's own idle timeout; a backstop, failures are noticed by the link's detector long before.
     window_bytes: QUIC flow-control window, per stream and per connection: what a peer can make us hold of streams
         with holes, and an upper limit on the rate, window_bytes per RTT.
@@ -92,7 +92,9 @@ class SessionConfig:
                 raise ConfigurationError(f"{name} must be positive, is {getattr(self, name)}")
         if self.congestion not in CONTROLLERS:
             known = ", ".join(sorted(CONTROLLERS))
-            raise ConfigurationError(f"congestion {self.congestion!r} is not known; there are {known}")
+            raise ConfigurationError(
+                f"congestion {self.congestion!r} is not known; take {known} or one that is registered"
+            )
         if not 1 <= self.forged_packets <= _MOST_FORGED:
             raise ConfigurationError(f"forged_packets must be 1 to {_MOST_FORGED}, is {self.forged_packets}")
         if self.header_ns <= 0:

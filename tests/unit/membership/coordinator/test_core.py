@@ -375,3 +375,103 @@ def test_who_is_not_a_member_has_no_say_in_the_view(message: m.MemberMessage) ->
     assert bench.core.state is CoordinatorState.INSTALLED
     bench.commit(*"ab")
     assert bench.core.history.committed_step == 1
+
+
+# Learners
+
+
+def learning(*nodes: str, learner: str = "c", **config: Any) -> Bench:
+    """A view of these at step 1; the learner has come anew, and steps out of the view that has it again."""
+    bench = Bench(len(nodes), **config)
+    bench.installed(*nodes)
+    bench.commit(*nodes)
+    bench.lose(learner)
+    if len(nodes) > 2:
+        bench.confirm()
+    bench.join(learner, incarnation=2)
+    bench.advance(SECOND)
+    bench.confirm()
+    bench.inbox.clear()
+    bench.say(learner, m.Learn(view_id=bench.view_id))
+    return bench
+
+
+def test_a_learner_is_taken_out_of_its_view_as_if_it_had_left_and_stays_out() -> None:
+    bench = learning(*"abc")
+    assert Left("c") in bench.records
+    assert bench.all_told(*"abc") == {"a": [m.Propose], "b": [m.Propose], "c": [m.Aborted]}
+    assert bench.confirm().nodes == ("a", "b")
+    for _ in range(3):
+        bench.commit(*"ab")
+        bench.advance(5 * SECOND)
+    assert bench.core.view is not None
+    assert bench.core.view.nodes == ("a", "b")
+
+
+def test_a_learner_that_has_learned_is_in_the_next_view() -> None:
+    bench = learning(*"abc")
+    bench.confirm()
+    bench.say("c", m.Learned())
+    bench.begin(*"ab")
+    bench.vote(*"ab")
+    view = bench.confirm()
+    assert (view.nodes, view.committed_step) == (("a", "b", "c"), 2)
+    assert [member.committed_step for member in view.members] == [2, 2, 0]
+
+
+def test_a_learner_is_in_a_view_at_once_where_the_others_are_too_few() -> None:
+    bench = learning(*"abc", min_world_size=3)
+    assert bench.proposed().nodes == ("a", "b", "c")
+    assert bench.confirm().min_world_size == 3
+
+
+def test_a_learner_takes_the_place_of_one_that_leaves_where_a_view_needs_it() -> None:
+    bench = learning(*"abc", min_world_size=2)
+    bench.confirm()
+    bench.say("b", m.Leave(reason="done"))
+    assert bench.confirm().nodes == ("a", "c")
+
+
+def test_the_last_of_two_goes_on_alone_and_may_come_to_its_end() -> None:
+    bench = Bench(2)
+    bench.installed(*"ab")
+    bench.commit(*"ab")
+    bench.say("b", m.Leave(reason="terminated"))
+    assert bench.confirm().nodes == ("a",)
+    bench.join("b", incarnation=2)
+    bench.advance(SECOND)
+    assert bench.confirm().nodes == ("a", "b")
+    bench.say("b", m.Learn(view_id=bench.view_id))
+    assert bench.confirm().nodes == ("a",)
+    bench.commit("a")
+    bench.say("a", m.Leave(reason="done", finished=2, committed_step=2))
+    bench.inbox.clear()
+    bench.advance(60 * SECOND)
+    assert bench.told("b", m.JobEnded).step == 2
+
+
+def test_a_learner_that_joins_anew_learns_no_more() -> None:
+    bench = learning(*"abc")
+    bench.confirm()
+    bench.lose("c")
+    bench.join("c", incarnation=3)
+    bench.advance(SECOND)
+    assert bench.proposed().nodes == ("a", "b", "c")
+
+
+def test_who_learns_while_a_step_is_open_aborts_it() -> None:
+    bench = Bench(3)
+    bench.installed(*"abc")
+    bench.begin("a")
+    bench.inbox.clear()
+    bench.say("c", m.Learn(view_id=1))
+    assert isinstance(bench.inbox["a"][0], m.Decide)
+    assert bench.inbox["a"][0].commit is False
+    assert bench.proposed().nodes == ("a", "b")
+
+
+def test_a_word_of_learning_that_is_not_of_the_view_changes_nothing() -> None:
+    bench = learning(*"abc")
+    bench.say("c", m.Learn(view_id=1))
+    bench.say("a", m.Learned())
+    assert bench.confirm().nodes == ("a", "b")

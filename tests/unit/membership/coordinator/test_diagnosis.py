@@ -110,6 +110,35 @@ def test_a_node_of_no_part_in_the_view_that_is_gone_explains_nothing() -> None:
     assert heard.failure("abc") == ViewFailure("b: why", contradiction=Contradiction(("b",)))
 
 
+def odd(*nodes: str) -> dict[str, Any]:
+    return {"blamed": nodes, "culprit": nodes[0] if len(nodes) == 1 else "", "kind": "differs", "reason": "differs"}
+
+
+@pytest.mark.parametrize(
+    ("words", "strong", "weak"),
+    [
+        ([("d", odd()), ("a", odd("d")), ("b", odd("d")), ("c", odd("d"))], "d", "abc"),
+        ([("a", odd("d")), ("b", odd("d"))], "d", "abc"),  # who reports nothing may have sent to it all the same
+        ([("a", odd("c", "d")), ("b", odd("c", "d"))], "abcd", ""),
+        ([("a", odd()), ("b", odd())], "abcd", ""),
+    ],
+)
+def test_where_ranks_find_that_digests_differ_the_odd_one_may_have_been_lied_to(
+    words: Any, strong: str, weak: str
+) -> None:
+    failure = judged("abcd", words)
+    assert failure.kind == "differs"
+    found = failure.contradiction
+    assert (sorted(found.strong), sorted(found.weak), found.sent) == (list(strong), list(weak), True)
+
+
+def test_the_odd_one_cannot_say_who_is_odd_so_the_others_are_waited_for() -> None:
+    heard = diagnosis("abc")
+    heard.add_report("c", m.Report(view_id=1, **odd()), connected="abc", now_ns=10)
+    assert not heard.complete("abc", now_ns=10 + GATHER_NS - 1)
+    assert heard.complete("abc", now_ns=10 + GATHER_NS)
+
+
 def test_an_accusation_waits_for_the_others_and_anything_else_for_nobody() -> None:
     heard = diagnosis("abc")
     heard.add_report("a", m.Report(view_id=1, reason="left its step", culprit="a"), connected="abc", now_ns=0)

@@ -91,7 +91,9 @@ def test_who_is_in_most_pairs_is_a_strong_part(pairs: list[str], paths: bool, st
 def test_two_failures_have_nobody_left_out_and_the_third_has_the_minority() -> None:
     trial = Trial()
     assert trial.differ("abc", "b") == trial.differ("abc", "b") == Verdict()
-    assert trial.differ("abc", "b") == Verdict("b", 1 * SECOND, "b, or who sends to it")
+    assert trial.differ("abc", "b") == Verdict(
+        "b", 1 * SECOND, "for what failed again and again: b, or who sends to it"
+    )
     assert trial.out() == "b"
     trial.now += 1 * SECOND
     assert trial.out() == ""
@@ -101,11 +103,11 @@ def test_on_probation_one_failure_is_enough_and_the_times_double_up_to_a_bound()
     trial = Trial()
     times = []
     for _ in range(3):
-        verdict = trial.differ("abc", "b")
+        verdict = trial.fail("abc", "b")
     for _ in range(12):
         times.append(verdict.for_ns // SECOND)
         trial.work("ac", verdict.for_ns / SECOND)
-        verdict = trial.differ("abc", "b")
+        verdict = trial.fail("abc", "b")
     assert times == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]
 
 
@@ -164,7 +166,7 @@ def test_who_costs_much_each_time_is_left_out_for_ten_times_as_long_in_the_end()
     for _ in range(16):
         trial.evidence.proposed(now_ns=trial.now)
         trial.now += 100 * SECOND
-        verdict = trial.differ("abc", "b")
+        verdict = trial.fail("abc", "b")
         times.append(verdict.for_ns // SECOND)
         trial.work("ac", verdict.for_ns / SECOND)
     assert times == [0, 0, 1, 100, 200, 300, 400, 500, 600, 700, 800, 900, 1000, 1000, 1000, 1000]
@@ -203,7 +205,7 @@ def test_one_that_is_in_every_contradiction_is_named_alone() -> None:
     trial = Trial()
     trial.fail("abcd", "ab")
     trial.fail("abcd", "ac")
-    assert trial.fail("abcd", "ad") == Verdict("a", 1 * SECOND, "a")
+    assert trial.fail("abcd", "ad") == Verdict("a", 1 * SECOND, "for what failed again and again: a")
 
 
 # Who is left out
@@ -240,12 +242,15 @@ def test_who_names_one_node_after_the_other_is_itself_left_out_before_the_second
     assert set(out[1:]) == {"a"}
 
 
-def test_where_nobody_can_be_spared_those_that_are_out_come_back() -> None:
+@pytest.mark.parametrize(("sent", "failures"), [(True, 1), (False, 2)])
+def test_where_nobody_can_be_spared_those_that_are_out_come_back(sent: bool, failures: int) -> None:
+    """Of digests the first failure shows that it was left out for nothing."""
     trial = Trial()
     for _ in range(3):
-        trial.differ("abc", "b")
-    for _ in range(2):
-        verdict = trial.fail("ac", "ac", sent=True, can_spare=nobody)
+        trial.fail("abc", "b", "ac", sent=sent)
+    for _ in range(failures):
+        assert trial.out() == "b"
+        verdict = trial.fail("ac", "ac", sent=sent, can_spare=nobody)
     assert verdict == Verdict(returned=("b",))
     assert trial.out() == ""
 
@@ -345,7 +350,7 @@ def names_anybody(bench: Bench, node: str, rng: random.Random) -> None:
     assert bench.core.view is not None
     others = [other for other in bench.core.view.nodes if other != node]
     named = tuple(rng.sample(others, rng.randint(0, len(others))))
-    kind = rng.choice(["failed", "mismatch", "corrupted"])
+    kind = rng.choice(["failed", "mismatch", "corrupted", "differs"])
     lost = tuple((other, "silence") for other in others if rng.random() < 0.3)
     fields = {"blamed": named, "kind": kind, "lost": lost, "culprit": rng.choice(["", *others])}
     bench.say(node, m.Report(view_id=bench.view_id, reason="because", **fields))
@@ -395,6 +400,8 @@ class Hour:
         report(lost=(("a", "silence"),), culprit="a"),
         report(lost=(("f", "silence"),), culprit="f"),
         report(blamed=("a",), culprit="a", kind="corrupted", reason="spoiled"),
+        report(blamed=("a",), culprit="a", kind="differs", reason="heard otherwise"),
+        report(blamed=tuple("abdef"), kind="differs", reason="heard otherwise"),
         report(blamed=tuple("abdef"), kind="mismatch", reason="differs"),
         report(culprit="a", reason="a did not call"),
         votes_no,

@@ -632,3 +632,44 @@ def test_in_a_view_neither_is_said(message: m.CoordinatorMessage) -> None:
     bench = Bench()
     bench.active()
     assert isinstance(bench.hear(message)[-1], a.Refused)
+
+
+# Learning outside of views
+
+
+def test_a_member_steps_out_between_two_steps_and_asks_to_be_back_once() -> None:
+    bench = Bench()
+    bench.active()
+    bench.core.step_out()
+    assert bench.drain() == [a.TellCoordinator(m.Learn(view_id=1))]
+    bench.hear(m.Aborted(view_id=1, cause="not in view 2"))
+    assert bench.core.state is MemberState.JOINING
+    bench.core.learned()
+    bench.core.learned()
+    assert bench.drain() == [a.TellCoordinator(m.Learned())]
+
+
+def test_nobody_steps_out_of_an_open_step_or_of_no_view() -> None:
+    bench = Bench()
+    with pytest.raises(LocalError):
+        bench.core.step_out()
+    bench.in_step()
+    with pytest.raises(LocalError):
+        bench.core.step_out()
+
+
+def test_who_is_proposed_anew_or_has_lost_the_coordinator_learns_no_more() -> None:
+    for end in ("proposed", "disconnected", "left"):
+        bench = Bench()
+        bench.active()
+        bench.core.step_out()
+        bench.hear(m.Aborted(view_id=1, cause="not in view 2"))
+        if end == "proposed":
+            bench.hear(m.Propose(view=view(2)))
+        elif end == "disconnected":
+            bench.do("disconnected", "silence")
+        else:
+            bench.do("leave")
+        bench.drain()
+        bench.core.learned()
+        assert bench.drain() == []

@@ -53,7 +53,7 @@ from quicoll_transport.endpoint.core.terms import (
 from quicoll_transport.endpoint.core.traffic import Traffic
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.events import DialStarted
-from quicoll_transport.link.core import LinkState, ResetMessage, SendControl, StartMessage
+from quicoll_transport.link.core import ForgetMessage, LinkState, ResetMessage, SendControl, StartMessage
 from quicoll_transport.net.runs import joined
 from quicoll_transport.security.limits import Pace
 
@@ -407,6 +407,8 @@ class EndpointCore:
                         carrier.start_message(message, message.header(), message.rest())
                 case ResetMessage():
                     carrier.reset_message(action.message)
+                case ForgetMessage():
+                    carrier.forget_message(action.message)
 
     def _peer_timer(self, peer: Peer, now_ns: int) -> None:
         connection = self.connections.of_link.get(peer)

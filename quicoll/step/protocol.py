@@ -1,6 +1,7 @@
 """A step: entered on all ranks, voted on by all, committed on all or on none.
 
-    enter   wait for a view that is at work; if it is a new one, bring every rank to the same state; then begin
+    enter   wait for a view that is at work; if it is a new one, bring every rank to the same state, or let those that
+            are far behind learn it outside of views (quicoll.state.learning), and teach them; then begin
     body    compute, call collectives; an error here ends the step on all ranks
     leave   vote with the digest of all results; the coordinator decides; committed on all ranks or on none
 
@@ -40,10 +41,10 @@ import asyncio
 import enum
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from quicoll.checks import done, plain, seconds
+from quicoll.checks import seconds
 from quicoll.errors import (
     AuditError,
     Corrupted,
@@ -59,11 +60,10 @@ from quicoll.errors import (
 from quicoll.membership.member.actions import JobOver
 from quicoll.state.keeper import StateKeeper
 from quicoll.state.version import StateVersion
+from quicoll.step.attempt import StepAttempt, aborted, not_committed, reason_of
 from quicoll.stop import StopRequest
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from quicoll.collectives.context import CallContext
     from quicoll.collectives.group import Group
     from quicoll.engine.decisions import Decision
@@ -71,9 +71,9 @@ if TYPE_CHECKING:
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.state.rank_state import RankState
-    from quicoll.state.synchronisation import StateCheck
+    from quicoll.state.synchronisation import StateCheck, ViewState
 
-__all__ = ["Step", "StepAttempt", "StepPhase", "StepProtocol", "at_work"]
+__all__ = ["StepPhase", "StepProtocol", "at_work"]
 
 
 class StepPhase(enum.Enum):
@@ -85,74 +85,12 @@ class StepPhase(enum.Enum):
     END = "end"
 
 
-@dataclass(slots=True, eq=False)
-class StepAttempt:
-    """What the protocol knows of one `async with job.step()`.
-
-    number: The step's number; 0 until it is entered. view: The view in which it runs; None until then.
-    over: It has been left.
-    """
-
-    number: int = 0
-    view: View | None = None
-    over: bool = False
-    callbacks: list[Callable[[], None]] = field(default_factory=list)
-
-    def run_callbacks(self) -> None:
-        """Run the callbacks in order. None of them runs another time, even if one raises."""
-        callbacks, self.callbacks = self.callbacks, []
-        for callback in callbacks:
-            done(callback(), "a callback of on_commit")
-
-
 @dataclass(frozen=True, slots=True)
 class _Doubt:
     """A vote that was cast, or is about to be, and whose decision is not known here."""
 
     attempt: StepAttempt
     view_id: int
-
-
-class Step:
-    """One attempt at a step; a context manager that is entered once. `Job.step` makes it."""
-
-    def __init__(self, protocol: StepProtocol) -> None:
-        self._protocol = protocol
-        self._attempt = StepAttempt()
-
-    @property
-    def number(self) -> int:
-        """The step's number, from 1; 0 before it is entered. A step that is attempted again keeps its number."""
-        return self._attempt.number
-
-    @property
-    def view(self) -> View | None:
-        """The view in which the step runs; None before it is entered."""
-        return self._attempt.view
-
-    def on_commit(self, callback: Callable[[], None]) -> None:
-        """Run a function if, and only if, the step is committed, before its context is left.
-
-        Callbacks run in the order of these calls. One that raises leaves this rank's state half changed: the caller
-        gets the error, and the rank counts as behind until another one has handed it the state.
-
-        Args:
-            callback: A plain function without arguments. A coroutine would never be awaited.
-        Raises:
-            LocalError: The step has been left, or callback is no plain function.
-        """
-        if self._attempt.over:
-            raise LocalError(f"step {self.number} has been left: nothing can be done at its commit any more")
-        self._attempt.callbacks.append(plain(callback, "a callback of on_commit"))
-
-    async def __aenter__(self) -> Self:
-        await self._protocol.enter(self._attempt)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._protocol.leave(self._attempt, error)
 
 
 class StepProtocol:
@@ -172,6 +110,7 @@ class StepProtocol:
         state_group: Group,
         hold_timeout: float,
         check_every: int,
+        learn_from: int,
         stop: StopRequest | None = None,
         stop_timeout: float = 5.0,
     ) -> None:
@@ -185,6 +124,7 @@ class StepProtocol:
             state_group: All ranks of the present view, for what is sent when a view begins.
             hold_timeout: Seconds to wait for a view, and for a decision.
             check_every: Committed steps from one comparison of states to the next; 0: only when a view begins.
+            learn_from: Bytes of a state from which on a rank that is behind learns it outside of views; 0: none is.
             stop: Asked, no step is entered; None is never asked.
             stop_timeout: Seconds that the open step has then; the wait for its decision has as many.
         """
@@ -192,7 +132,7 @@ class StepProtocol:
         self._context = context
         self._engine = engine
         self._runtime = runtime
-        self._keeper = StateKeeper(engine, runtime, state, state_group, check_every=check_every)
+        self._keeper = StateKeeper(engine, runtime, state, state_group, check_every=check_every, learn_from=learn_from)
         self._hold_timeout = hold_timeout
         self._stop = stop or StopRequest()
         self._stop_timeout = stop_timeout
@@ -269,6 +209,7 @@ class StepProtocol:
                     step=attempt.number, view=view.view_id, rank=self._context.rank, world=self._context.world_size
                 )
             try:
+                await self._keeper.teach(view, timeout=self._context.config.timeout)
                 self._check = self._keeper.begin_check()
                 await self._runtime.call(self._engine.begin(view.view_id, attempt.number))
             except (PeerError, Corrupted, Partitioned) as error:
@@ -288,24 +229,12 @@ class StepProtocol:
         for fails there; its step is aborted, on all ranks, and at the next entry it finds that it was asked to stop.
         """
         loop = self._runtime.loop
-        timers: list[asyncio.TimerHandle] = []
 
         def overdue() -> None:
             if self._open is attempt:
                 self._giving_up = loop.create_task(self._engine.give_up(view_id, "terminated"))
 
-        def asked() -> None:
-            if not timers and self._open is attempt:
-                timers.append(loop.call_later(self._stop_timeout, overdue))
-
-        forget = self._stop.on_ask(loop, asked)
-
-        def unlimit() -> None:
-            forget()
-            for timer in timers:
-                loop.call_soon_threadsafe(timer.cancel)
-
-        self._unlimit = unlimit
+        self._unlimit = self._stop.limit(loop, self._stop_timeout, overdue)
 
     @contextmanager
     def _alone(self, phase: StepPhase) -> Iterator[None]:
@@ -329,16 +258,25 @@ class StepProtocol:
             deadline = clock() + timeout
             await self._settle(self._doubt, timeout)
             timeout = max(deadline - clock(), 0.0)
-        view = at_work(await self._runtime.call(self._engine.wait_view(timeout)))
-        if view.view_id == self._synchronised:
-            return
-        self._context.enter(view)
-        await self._synchronise()
-        self._synchronised = view.view_id
+        left = 0
+        while True:
+            version = None if self.state.torn or self.state.save is None else self.state.version
+            view = at_work(await self._runtime.call(self._engine.wait_view(timeout, after=left)), version)
+            if view.view_id == self._synchronised:
+                return
+            self._context.enter(view)
+            found = await self._synchronise()
+            if not found.learners:
+                self._synchronised = view.view_id
+                return
+            # This view ends without a failure; the next one has those that go on, and later those that learned.
+            left = view.view_id
+            if found.lesson is not None:
+                await self._keeper.learn(found.lesson, timeout=self._context.config.timeout)
 
-    async def _synchronise(self) -> None:
+    async def _synchronise(self) -> ViewState:
         try:
-            await self.synchronise()
+            return await self.synchronise()
         except Diverged:
             # All ranks raise it, each when it has all that it needs. To end the view would keep others from that.
             raise
@@ -352,11 +290,11 @@ class StepProtocol:
             raise
 
     def _why_given_up(self, error: BaseException) -> str:
-        return "terminated" if self._stop.asked and isinstance(error, asyncio.CancelledError) else _reason(error)
+        return "terminated" if self._stop.asked and isinstance(error, asyncio.CancelledError) else reason_of(error)
 
-    async def synchronise(self) -> None:
+    async def synchronise(self) -> ViewState:
         """Bring every rank of the present view to the newest state that any of them holds, and to one state."""
-        await self._keeper.synchronise(self._context.view)
+        return await self._keeper.synchronise(self._context.view)
 
     async def _settle(self, doubt: _Doubt, timeout: float) -> None:
         """Wait for the decision on a vote in doubt, for at most `timeout` seconds. Raises Partitioned without one."""
@@ -408,7 +346,7 @@ class StepProtocol:
             # The view is dead, so no vote of ours can come from this step any more: it is committed nowhere.
             raise self._aborted(error, attempt.number) from error
         elif not isinstance(error, Mismatch | StepAborted):  # those two say that all ranks know
-            await self._give_up(view_id, _reason(error))
+            await self._give_up(view_id, reason_of(error))
 
     async def _end_check(self, attempt: StepAttempt, view_id: int, check: StateCheck) -> None:
         """Look at the comparison that began at the step's entry. Raises StepAborted where states differ."""
@@ -416,6 +354,7 @@ class StepProtocol:
         try:
             unequal = await self._keeper.end_check(check, self._context.view, attempt.number)
         except (PeerError, Corrupted, Partitioned) as error:
+            await self._runtime.call(self._engine.break_view(view_id, error))  # nothing, where an operation met it
             raise self._aborted(error, attempt.number) from error
         except BaseException as error:
             await self._give_up(view_id, self._why_given_up(error))
@@ -424,7 +363,8 @@ class StepProtocol:
             return
         # Every rank says so, and all in the same words, whichever the coordinator hears first.
         node = nodes[unequal.ranks[0]] if len(unequal.ranks) == 1 else ""
-        found = Corrupted(unequal.text, rank=unequal.ranks[0] if node else None, node=node, view=view_id)
+        odd = () if unequal.giver is None else unequal.ranks
+        found = Corrupted(unequal.text, rank=unequal.ranks[0] if node else None, node=node, view=view_id, odd=odd)
         await asyncio.shield(asyncio.ensure_future(self._runtime.call(self._engine.break_view(view_id, found))))
         raise self._aborted(found, attempt.number) from found
 
@@ -474,7 +414,7 @@ class StepProtocol:
             await self.apply(attempt, decision.index)
             return
         self._doubt = None
-        raise _not_committed(decision, number=attempt.number, view_id=self._context.view.view_id)
+        raise not_committed(decision, number=attempt.number, view_id=self._context.view.view_id)
 
     async def apply(self, attempt: StepAttempt, index: int) -> None:
         """Change the state of a step that is committed, and say that it is changed, in this order.
@@ -508,39 +448,22 @@ class StepProtocol:
         await self._runtime.call(self._engine.give_up(view_id, reason))
 
     def _aborted(self, error: QuicollError, number: int) -> StepAborted:
-        return StepAborted(
-            f"step {number} was not committed: {error.message}",
-            lost=error.lost,
-            rank=error.rank,
-            node=error.node,
-            view=self._context.view.view_id,
-            step=number,
-            op=error.op,
-        )
+        return aborted(error, number=number, view_id=self._context.view.view_id)
 
 
-def at_work(found: View | JobOver) -> View:
-    """Return the view that an engine has found. Raises JobDone where it has found that there will be none."""
-    if isinstance(found, JobOver):
-        raise JobDone(
-            "the job is done: its other ranks have ended; its final state is in its last checkpoint, if it wrote any",
-            step=found.step,
-        )
-    return found
+def at_work(found: View | JobOver, version: StateVersion | None = None) -> View:
+    """Return the view that an engine has found.
 
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _not_committed(decision: Decision, *, number: int, view_id: int) -> QuicollError:
-    """Return the error for a step that the coordinator decided not to commit."""
-    if decision.kind == "mismatch":
-        return Mismatch(decision.cause, node=decision.culprit, view=view_id, step=number)
-    return StepAborted(
-        f"step {number} was not committed: {decision.cause}",
-        lost=decision.lost,
-        node=decision.culprit,
-        view=view_id,
-        step=number,
-    )
+    Args:
+        found: A view, or that there will be none.
+        version: Of the state that this rank holds whole; None where it holds none.
+    Raises:
+        JobDone: There will be none.
+    """
+    if not isinstance(found, JobOver):
+        return found
+    holds = version is not None and version.step == found.step
+    state = "this rank holds the final state"
+    if not holds:
+        state = f"the final state is not here, but in the checkpoint of step {found.step}, where the job wrote one"
+    raise JobDone(f"the job is done: its other ranks have ended; {state}", step=found.step, holds_state=holds)

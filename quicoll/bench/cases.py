@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from quicoll.errors import LocalError
 
-__all__ = ["RIVALS", "WORKS", "Case", "Plan", "size_text"]
+__all__ = ["RIVALS", "WORKS", "Case", "Programme", "size_text"]
 
 WORKS = ("transfer", "allreduce", "latency", "step")
 """transfer: a message between two processes. allreduce: sums by size. latency: the smallest operations. step: steps."""
@@ -44,7 +44,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Programme:
     """A whole run.
 
     Attributes:
@@ -72,7 +72,7 @@ class Plan:
         sizes: tuple[int, ...] = (),
         rounds: int = 5,
         datagram_bytes: int = 0,
-    ) -> Plan:
+    ) -> Programme:
         """Return the plan for a work.
 
         Args:

@@ -1,0 +1,121 @@
+"""A network as the cost of a plan sees it, and how ranks make one out of what each has measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quicoll.errors import LocalError
+from quicoll.plan.routes import normal_sites
+
+__all__ = ["FAR", "NEAR", "NetworkModel", "agreed", "quantised"]
+
+# What sites are like where nothing says so: (one-way seconds, bytes/s) within one, and between two.
+NEAR, FAR = (1e-4, 125e6), (25e-3, 25e6)
+# Where nothing is measured yet.
+_DEFAULT_RATE = 1 << 27  # bytes/s: about what one core encrypts and checks
+_MESSAGE_S = 100e-6
+_COMBINE_RATE = 2e9  # bytes/s read
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkModel:
+    """A network as the cost model sees it.
+
+    Attributes:
+        latency: latency[a][b] is the one-way seconds from rank a to b.
+        rate: rate[a][b] is the bytes a second of the path from a to b.
+        sites: A number for each rank; paths between two sites are shared.
+        message: Seconds of a processor for each message, at each end.
+        combine: Bytes that a processor combines in a second.
+    Raises:
+        LocalError: The tables have another size than `sites`, or a value is out of its range.
+    """
+
+    latency: tuple[tuple[float, ...], ...]
+    rate: tuple[tuple[float, ...], ...]
+    sites: tuple[int, ...]
+    message: float = _MESSAGE_S
+    combine: float = _COMBINE_RATE
+
+    def __post_init__(self) -> None:
+        world = len(self.sites)
+        for name, table in (("latency", self.latency), ("rate", self.rate)):
+            if len(table) != world or any(len(row) != world for row in table):
+                raise LocalError(f"{name} must be {world} rows of {world}")
+        if not all(0 <= value < math.inf for row in self.latency for value in row):
+            raise LocalError("a latency is not negative, and finite")
+        if not all(0 < value < math.inf for row in self.rate for value in row):
+            raise LocalError("a rate is above 0 and finite")
+
+    @property
+    def world(self) -> int:
+        return len(self.sites)
+
+    @staticmethod
+    def between(
+        sites: Sequence[int],
+        *,
+        latency: float,
+        rate: float,
+        far_latency: float | None = None,
+        far_rate: float | None = None,
+        message: float = _MESSAGE_S,
+    ) -> NetworkModel:
+        """Make a network with two kinds of path: within a site, and between any two sites (by default the same).
+
+        Args:
+            sites: A number for each rank.
+            latency: One-way seconds within a site.
+            rate: Bytes a second within a site.
+            far_latency: One-way seconds between sites.
+            far_rate: Bytes a second between sites.
+            message: Seconds of a processor for each message.
+        Returns:
+            The network.
+        Raises:
+            LocalError: A value is out of its range.
+        """
+        across = (latency if far_latency is None else far_latency, rate if far_rate is None else far_rate)
+        kinds = [[(latency, rate) if a == b else across for b in sites] for a in sites]
+        return NetworkModel(
+            tuple(tuple(kind[0] for kind in row) for row in kinds),
+            tuple(tuple(kind[1] for kind in row) for row in kinds),
+            normal_sites(sites, len(sites)),
+            message=message,
+        )
+
+    def port(self, rank: int) -> float:
+        """Bytes per second of a rank's own port: its fastest path."""
+        return max((rate for peer, rate in enumerate(self.rate[rank]) if peer != rank), default=float("inf"))
+
+
+def quantised(value: int) -> int:
+    """Return the next power of two, at least 1."""
+    return 1 << max(0, value - 1).bit_length()
+
+
+def agreed(measured: Sequence[Sequence[int]], sites: Sequence[int]) -> NetworkModel:
+    """Make the network that all ranks use for their choice out of what each has measured.
+
+    Args:
+        measured: By rank: latency to each rank in microseconds, then rate to each in bytes a second, 0 where not known;
+            as `quantised` returns them.
+        sites: A number for each rank.
+    Returns:
+        The elementwise maximum, of both directions.
+    Raises:
+        LocalError: A row has the wrong length or a value out of bounds.
+    """
+    world = len(measured)
+    if any(len(row) != 2 * world or not all(0 <= value < 1 << 62 for value in row) for row in measured):
+        raise LocalError("measurements of another world size")
+    ranks = range(world)
+    latency = [[max(1, measured[a][b], measured[b][a]) / 1e6 if a != b else 0.0 for b in ranks] for a in ranks]
+    rate = [[max(measured[a][world + b], measured[b][world + a]) for b in ranks] for a in ranks]
+    return NetworkModel(
+        tuple(map(tuple, latency)),
+        tuple(tuple(float(value or _DEFAULT_RATE) for value in row) for row in rate),
+        normal_sites(sites, world),
+    )

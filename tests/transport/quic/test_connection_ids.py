@@ -1,0 +1,153 @@
+"""Ours are replaced, the peer's are followed, and neither can be made to grow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from quicoll_transport.quic.connection_ids import (
+    CONNECTION_ID_LIMIT_ERROR,
+    RESET_LEAST,
+    OwnIds,
+    PeerIds,
+    reset_datagram,
+    reset_token,
+)
+from quicoll_transport.quic.frames import (
+    PROTOCOL_VIOLATION,
+    FrameError,
+    NewConnectionIdFrame,
+    RetireConnectionIdFrame,
+    read_frames,
+)
+
+KEY, FIRST = bytes(32), b"12345678"
+
+
+def ours(limit: int = 8) -> OwnIds:
+    return OwnIds(FIRST, limit=limit, key=KEY, draw=random.Random(1).randbytes)
+
+
+def theirs(limit: int = 4, **options: bytes) -> PeerIds:
+    return PeerIds(FIRST, limit=limit, **options)
+
+
+def told(number: int, before: int = 0, cid: bytes | None = None) -> NewConnectionIdFrame:
+    return NewConnectionIdFrame(number, before, cid or number.to_bytes(8, "big"), reset_token(KEY, bytes([number])))
+
+
+def refused(work: Callable[[], object], code: int) -> None:
+    with pytest.raises(FrameError) as caught:
+        work()
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(("limit", "count"), [(2, 2), (3, 3), (8, 4), (1 << 40, 4)])
+def test_the_peer_gets_as_many_as_it_keeps_and_no_more_than_we_want(limit: int, count: int) -> None:
+    ids = ours(limit)
+    assert len(ids) == count
+    assert ids.news == list(range(1, count))
+    for number in ids.news:
+        (frame,) = read_frames(ids.frame(number) or b"")
+        assert isinstance(frame, NewConnectionIdFrame)
+        assert frame.cid in ids
+        assert frame.reset_token == reset_token(KEY, frame.cid)
+
+
+def test_what_is_retired_is_gone_and_replaced() -> None:
+    ids = ours()
+    for number in range(50):
+        before = len(ids)
+        ids.retire(number, b"another")
+        ids.retire(number, b"another")  # a repetition
+        assert len(ids) == before
+        assert ids.frame(number) is None
+    assert ids.gone[0] == FIRST
+    assert len(ids.gone) == 50
+    assert FIRST not in ids
+
+
+def test_retirements_that_cannot_be_are_refused() -> None:
+    ids = ours()
+    refused(lambda: ids.retire(4, b"another"), PROTOCOL_VIOLATION)
+    refused(lambda: ids.retire(0, FIRST), PROTOCOL_VIOLATION)
+
+
+def test_ids_of_the_peer_are_used_in_their_order_when_it_asks_for_that() -> None:
+    ids = theirs()
+    for number in (1, 2, 3):
+        ids.add(told(number))
+    ids.add(told(1))  # again
+    assert ids.current == FIRST
+    ids.add(told(4, before=2))
+    assert ids.current == told(2).cid
+    assert ids.news == [0, 1]
+    (frame,) = read_frames(ids.frame(1) or b"")
+    assert frame == RetireConnectionIdFrame(1)
+    ids.on_acked(1)
+    assert ids.frame(1) is None
+
+
+def test_an_id_that_comes_after_its_retirement_is_retired_at_once() -> None:
+    ids = theirs()
+    ids.add(told(5, before=4))
+    ids.add(told(2))
+    assert ids.news == [0, 2]
+    assert ids.current == told(5).cid
+
+
+def test_another_path_gets_another_id_if_there_is_one() -> None:
+    ids = theirs()
+    assert not ids.change()
+    ids.add(told(1))
+    assert ids.change()
+    assert ids.current == told(1).cid
+    assert ids.news == [0]
+
+
+def test_ids_that_cannot_be_are_refused() -> None:
+    ids = theirs()
+    ids.add(told(1))
+    refused(lambda: ids.add(told(1, cid=b"different")), PROTOCOL_VIOLATION)
+    refused(lambda: ids.add(told(2, cid=told(1).cid)), PROTOCOL_VIOLATION)
+    refused(lambda: PeerIds(b"", limit=4).add(told(1)), PROTOCOL_VIOLATION)
+    ids.add(told(2))
+    ids.add(told(3))
+    refused(lambda: ids.add(told(4)), CONNECTION_ID_LIMIT_ERROR)
+
+
+def test_a_peer_that_has_ids_retired_faster_than_it_says_that_it_knows_is_cut_off() -> None:
+    def flood() -> None:
+        ids = theirs()
+        for number in range(1, 200):
+            ids.add(told(number, before=number))
+
+    refused(flood, CONNECTION_ID_LIMIT_ERROR)
+    ids = theirs()
+    for number in range(1, 200):
+        ids.add(told(number, before=number))
+        ids.on_acked(number - 1)
+
+
+def test_a_reset_is_known_by_the_token_of_any_id_in_use() -> None:
+    ids = theirs(token=reset_token(KEY, FIRST))
+    ids.add(NewConnectionIdFrame(1, 0, b"abcdefgh", reset_token(KEY, b"abcdefgh")))
+    draw = random.Random(2).randbytes
+    for cid in (FIRST, b"abcdefgh"):
+        datagram = reset_datagram(KEY, cid, 100, draw)
+        assert datagram is not None
+        assert ids.is_reset(datagram)
+        assert not ids.is_reset(datagram[:-1] + bytes([datagram[-1] ^ 1]))
+        assert datagram[0] & 0xC0 == 0x40
+    other = reset_datagram(KEY, b"nobody's", 100, draw)
+    assert other is not None
+    assert not ids.is_reset(other)
+
+
+def test_a_reset_is_shorter_than_what_it_answers_or_not_sent() -> None:
+    for size in range(1, 100):
+        datagram = reset_datagram(KEY, FIRST, size, random.Random(3).randbytes)
+        assert (datagram is None) == (size <= RESET_LEAST)
+        assert datagram is None or RESET_LEAST <= len(datagram) < size

@@ -1,0 +1,125 @@
+"""Where the peer is: it moves, or seems to; nothing much goes where it has not shown that it is."""
+
+from __future__ import annotations
+
+import random
+
+from quicoll_transport.quic.paths import Path, Paths
+
+MS = 1_000_000
+PTO = 100 * MS
+HOME, PORT, AWAY = ("10.0.0.1", 1), ("10.0.0.1", 2), ("10.0.0.9", 1)
+
+
+def server() -> Paths:
+    return Paths(HOME, is_client=False, draw=random.Random(1).randbytes)
+
+
+def moved(paths: Paths, address: tuple[str, int], now_ns: int = 0) -> Path:
+    path = paths.heard(address, 100)
+    paths.move(path, now_ns, PTO)
+    return path
+
+
+def challenges(paths: Paths, now_ns: int) -> dict[tuple[object, ...], bytes]:
+    return {path.address: challenge for path, challenge, _ in paths.probes(now_ns, PTO) if challenge is not None}
+
+
+def test_a_client_takes_packets_from_its_server_only() -> None:
+    paths = Paths(HOME, is_client=True, draw=random.Random(1).randbytes)
+    assert paths.accepts(HOME)
+    assert not paths.accepts(PORT)
+    assert server().accepts(AWAY)
+
+
+def test_a_packet_from_elsewhere_that_moves_nothing_changes_nothing() -> None:
+    paths = server()
+    assert paths.heard(AWAY, 100).address == AWAY
+    assert paths.current.address == HOME
+    assert challenges(paths, 0) == {}
+
+
+def test_both_paths_are_challenged_on_a_move_and_little_goes_to_the_new_one() -> None:
+    paths = server()
+    path = moved(paths, AWAY)
+    assert paths.current is path
+    assert path.room == 300
+    path.sent += 250
+    assert path.room == 50
+    asked = challenges(paths, 0)
+    assert sorted(asked) == [HOME, AWAY]
+    paths.on_response(asked[AWAY])
+    assert path.validated
+    assert path.room > 1 << 40
+    assert paths.changed, "nothing is known of the capacity of a path to another host"
+
+
+def test_another_port_of_the_same_host_is_the_same_path() -> None:
+    paths = server()
+    moved(paths, PORT)
+    paths.on_response(challenges(paths, 0)[PORT])
+    assert paths.current.validated
+    assert not paths.changed
+
+
+def test_a_path_that_does_not_answer_is_left_for_the_one_before() -> None:
+    paths = server()
+    moved(paths, AWAY)
+    asked = 0
+    now_ns = 0
+    while paths.current.address == AWAY:
+        asked += len(challenges(paths, now_ns))
+        at = paths.next_timer()
+        assert at is not None
+        assert at > now_ns or asked == 0 or paths.has_probe(at)
+        now_ns = max(at, now_ns + 1)
+        paths.on_timer(now_ns)
+    assert now_ns >= 3000 * MS
+    assert asked <= 2 * 31
+    assert paths.current.address == HOME
+    assert not paths.changed
+    assert paths.next_timer() is None
+
+
+def test_a_spoofed_move_ends_with_the_next_packet_from_home() -> None:
+    paths = server()
+    moved(paths, AWAY)
+    moved(paths, HOME)
+    assert paths.current.address == HOME
+    assert paths.current.validated
+    assert not paths.changed
+
+
+def test_only_an_answer_to_what_was_asked_validates() -> None:
+    paths = server()
+    path = moved(paths, AWAY)
+    paths.on_response(bytes(8))
+    assert not path.validated
+    first = challenges(paths, 0)[AWAY]
+    challenges(paths, PTO)
+    paths.on_response(first)
+    assert path.validated, "an answer may be late"
+
+
+def test_a_challenge_is_answered_once_by_the_path_that_it_came_by() -> None:
+    paths = server()
+    path = paths.heard(AWAY, 1200)
+    paths.on_challenge(path, b"first--1")
+    paths.on_challenge(path, b"second-2")
+    assert paths.has_probe(0)
+    assert [(p.address, c, r) for p, c, r in paths.probes(0, PTO)] == [(AWAY, None, b"second-2")]
+    assert not paths.has_probe(0)
+    assert paths.probes(0, PTO) == []
+
+
+def test_paths_are_bounded_and_those_that_count_stay() -> None:
+    paths = server()
+    for number in range(100):
+        moved(paths, (f"192.0.2.{number}", number), number)
+    assert len(paths._all) <= 4
+    assert paths.current.address == ("192.0.2.99", 99)
+    for number in range(100, 200):
+        paths.heard((f"192.0.2.{number}", number), 100)
+    assert paths.current.address == ("192.0.2.99", 99)
+    moved(paths, HOME)
+    assert paths.current.validated, "the one that was validated last is not forgotten"

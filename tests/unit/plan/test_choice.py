@@ -1,0 +1,100 @@
+"""Which algorithm is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from plan_networks import MS, alike, plans, reductions, two_sites
+
+from quicoll import plan
+from quicoll.errors import LocalError
+from quicoll.plan.choice import MAX_WALKED, choose
+from quicoll.plan.forecast import predict
+from quicoll.plan.network import NetworkModel
+
+
+def test_few_bytes_over_a_long_way_are_exchanged_many_go_by_sites_and_on_one_site_directly() -> None:
+    far, near = two_sites(4), NetworkModel.between((0,) * 8, latency=1e-4, rate=1.25e8)
+    assert choose("all_reduce", 8, 64, 8, far.sites, far) == "exchange"
+    assert choose("all_reduce", 8, 64 << 20, 8, far.sites, far) == "hierarchical"
+    assert choose("all_reduce", 8, 64 << 20, 8, near.sites, near) == "direct"
+    assert choose("reduce_scatter", 8, 64 << 20, 8, far.sites, far) == "hierarchical"
+    # Ranks of two sites in turns: no two leaves of a site make up a node, so there is nothing to save.
+    mixed = NetworkModel.between((0, 1) * 4, latency=1e-4, rate=1.25e8, far_latency=25 * MS, far_rate=1e7)
+    assert choose("reduce", 8, 64 << 20, 8, mixed.sites, mixed) == "direct"
+    many = NetworkModel.between((0,) * 24, latency=2e-5, rate=1.25e8)
+    assert choose("all_reduce", 24, 64, 24, many.sites, many) == "tree"
+
+
+def test_the_chosen_one_is_the_cheapest_of_those_that_keep_the_canonical_bits() -> None:
+    for network in (two_sites(2), two_sites(3), alike(5, message=1e-4), alike(3, latency=1e-4, message=1e-4)):
+        for nbytes in (4, 1 << 14, 1 << 18):
+            seconds = {
+                name: predict(reductions(name, network, nbytes), network).seconds
+                for name in plan.CANONICAL["all_reduce"]
+            }
+            taken = choose("all_reduce", network.world, nbytes, network.world, network.sites, network)
+            assert seconds[taken] == min(seconds.values())
+
+
+def test_the_choice_hangs_on_nothing_but_its_arguments_and_the_size_counts_by_powers_of_two() -> None:
+    far = two_sites(4)
+    for nbytes in (5, 1000, 70_000, 3 << 20):
+        rounded = 1 << (nbytes - 1).bit_length()
+        assert choose("all_reduce", 8, nbytes, 8, far.sites, far) == choose("all_reduce", 8, rounded, 8, far.sites, far)
+    assert choose("all_reduce", 8, 1000, 8, (5, 5, 5, 5, 2, 2, 2, 2), far) == choose(
+        "all_reduce", 8, 1000, 8, (0, 0, 0, 0, 1, 1, 1, 1), far
+    )
+
+
+def test_worlds_too_large_to_walk_go_by_rule() -> None:
+    world = MAX_WALKED + 1
+    one, two = (
+        alike(world, latency=1e-5, message=1e-4),
+        NetworkModel.between(tuple(rank % 2 for rank in range(world)), latency=1e-4, rate=1e8),
+    )
+    assert choose("all_reduce", world, 100, world, one.sites, one) == "tree"
+    assert choose("all_reduce", world, 1 << 20, world, one.sites, one) == "direct"
+    assert choose("all_reduce", world, 100, world, alike(world).sites, alike(world)) == "direct"
+    assert choose("all_reduce", world, 100, world, two.sites, two) == "hierarchical"
+
+
+def test_nothing_to_choose_is_direct_and_what_has_one_algorithm_is_refused() -> None:
+    assert choose("reduce", 1, 100, 1, (), alike(1)) == "direct"
+    assert choose("reduce_scatter", 3, 0, 3, (), alike(3)) == "direct"
+    assert choose("broadcast", 3, 100, 0, (), alike(3)) == "tree"
+    assert choose("all_gather", 3, 100, 0, (), alike(3)) == "direct"
+    assert choose("gather", 20, 100, 0, (), alike(20)) == "direct"
+    with pytest.raises(LocalError, match="all_to_all has one algorithm"):
+        choose("all_to_all", 3, 10, 3, (), alike(3))
+
+
+def test_moves_go_by_sites_where_that_is_cheaper() -> None:
+    """3 + 3 ranks: a binomial tree from rank 1 crosses three times, one by sites once."""
+    network = two_sites(3)
+    for nbytes in (64, 1 << 20):
+        assert choose("broadcast", 6, nbytes, 0, network.sites, network, root=1) == "hierarchical"
+        assert choose("all_gather", 6, nbytes, 0, network.sites, network) == "hierarchical"
+    assert choose("broadcast", 8, 64, 0, two_sites(4).sites, two_sites(4)) == "tree"  # its first half is one site
+    many = NetworkModel.between(tuple(rank // 10 for rank in range(30)), latency=1e-4, rate=1e8)
+    assert {choose(op, 30, 64, 0, many.sites, many) for op in plan.MOVES} == {"hierarchical"}
+
+
+@pytest.mark.parametrize("op", sorted(plan.MOVES))
+def test_the_chosen_way_of_a_move_is_the_cheapest(op: str) -> None:
+    for network in (two_sites(2), two_sites(5), NetworkModel.between((0, 1, 1, 1, 2), latency=1e-4, rate=1e8)):
+        world = network.world
+        for size in (64, 1 << 20):
+            sized: dict[str, Any] = {"elements": size} if op == "broadcast" else {"counts": [size // world] * world}
+            if op != "all_gather":
+                sized["root"] = world - 1
+            seconds = {
+                name: predict(
+                    plans(op, world, algorithm=name, sites=network.sites, itemsize=1, **sized), network
+                ).seconds
+                for name in plan.MOVES[op]
+            }
+            total = size if op == "broadcast" else size // world * world
+            taken = choose(op, world, total, 0, network.sites, network, itemsize=1, root=world - 1)
+            assert seconds[taken] <= min(seconds.values()) * 1.02
