@@ -28,7 +28,8 @@ from quicoll.checks import seconds
 from quicoll.collectives.subgroups import STATE, is_derived
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
-from quicoll.numerics.buffers import meet, memory, reach
+from quicoll.numerics.buffers import memory, reach
+from quicoll.numerics.overlap import meet
 
 if TYPE_CHECKING:
     from quicoll.audit.recorder import Auditor, PendingEntry

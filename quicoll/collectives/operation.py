@@ -23,9 +23,9 @@ from quicoll.numerics.buffers import reach
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
     from quicoll.engine.calls import Known, Work
-    from quicoll.numerics.buffers import Reach
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
+    from quicoll.numerics.overlap import Reach
 
 __all__ = ["Operation", "flattened"]
 

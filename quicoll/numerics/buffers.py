@@ -33,13 +33,12 @@ import xxhash
 
 from quicoll.errors import LocalError
 from quicoll.numerics.dtypes import Array, DType
-from quicoll.numerics.overlap import first_shared, overlaps_itself
+from quicoll.numerics.overlap import Reach, first_shared, meet, overlaps_itself, reach_of
 
 __all__ = [
     "IN_PLACE_BYTES",
     "ArrayKind",
     "Destination",
-    "Reach",
     "Source",
     "allocate",
     "argument",
@@ -47,7 +46,6 @@ __all__ = [
     "destination",
     "detached",
     "empty",
-    "meet",
     "memory",
     "reach",
     "require_apart",
@@ -57,7 +55,6 @@ __all__ = [
 ]
 
 ArrayKind: TypeAlias = Literal["numpy", "torch"]
-Reach: TypeAlias = tuple[int, int]
 
 # Below this a copy of the result costs nothing beside the operation, and an operation that fails leaves `out` alone.
 IN_PLACE_BYTES = 1 << 20
@@ -284,7 +281,7 @@ def destination(
     if overlaps_itself(shape, strides, dtype.itemsize):
         raise LocalError(f"out has several elements in one place (strides {strides} bytes); pass a contiguous copy")
     flat = None if apart_from is None else _own_memory(place, kind, dtype)
-    if flat is not None and not meet([reach(place)], [reach(value) for value in apart_from or ()]):
+    if flat is not None and not meet([reach_of(place)], [reach(value) for value in apart_from or ()]):
         return Destination(out, place, flat, dtype, shape, kind, fresh=False, in_place=True)
     return Destination(out, place, empty(math.prod(shape), dtype), dtype, shape, kind, fresh=False)
 
@@ -293,14 +290,7 @@ def reach(value: Any) -> Reach:
     """Return where the memory of an array or tensor begins and ends, as addresses; (0, 0) where it has no elements."""
     torch = _torch()
     place = value if torch is not None and isinstance(value, torch.Tensor) else _as_array(value)
-    if place is None or 0 in place.shape:
-        return (0, 0)
-    return _reach(place)[:2]
-
-
-def meet(some: Sequence[Reach], others: Sequence[Reach]) -> bool:
-    """Return whether memory of `some` may be memory of `others`: what lies between elements counts as theirs."""
-    return any(a < stop and start < b for a, b in some for start, stop in others)
+    return (0, 0) if place is None else reach_of(place)
 
 
 def _own_memory(place: Any, kind: ArrayKind, dtype: DType) -> Array | None:
@@ -322,7 +312,7 @@ def _own_memory(place: Any, kind: ArrayKind, dtype: DType) -> Array | None:
 
 def _demand_place(place: Any, flat: Array) -> None:
     """Raise ValueError unless `flat` is still the memory of `place`, and tell autograd that it was written."""
-    if _reach(place)[0] != flat.__array_interface__["data"][0]:
+    if reach_of(place)[0] != flat.__array_interface__["data"][0]:
         raise ValueError("its memory is another one")
     if isinstance(place, np.ndarray):
         if not place.flags.writeable:
