@@ -15,8 +15,10 @@ import asyncio
 import concurrent.futures
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
@@ -26,7 +28,8 @@ from quicoll.checks import seconds
 from quicoll.collectives.subgroups import STATE, is_derived
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
-from quicoll.numerics.buffers import memory
+from quicoll.numerics.buffers import memory, reach
+from quicoll.numerics.overlap import meet
 
 if TYPE_CHECKING:
     from quicoll.audit.recorder import Auditor, PendingEntry
@@ -47,10 +50,23 @@ _NOTHING: Any = object()
 class Pending(Generic[T]):
     """An operation that has been issued. Its methods may be called from every thread but the engine's.
 
-    future: of the operation's number in its group. Once that is there the result can be taken.
+    future: of the operation's number in its group. Once that is there the result can be taken. released: done when
+    the engine writes no more to an `out` that it writes in place, which after a cancellation is a moment after
+    `future`; None where it does not.
     """
 
-    __slots__ = ("_context", "_number", "_recorded", "_result", "_step", "entry", "future", "operation")
+    __slots__ = (
+        "__weakref__",
+        "_context",
+        "_number",
+        "_recorded",
+        "_result",
+        "_step",
+        "entry",
+        "future",
+        "operation",
+        "released",
+    )
 
     future: Numbered
 
@@ -64,6 +80,13 @@ class Pending(Generic[T]):
         self._recorded = False
         self._result: T = _NOTHING
         self.operation = operation
+        self.released: concurrent.futures.Future[None] | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the operation has ended without a result."""
+        future = self.future
+        return future.done() and (future.cancelled() or future.exception() is not None)
 
     def block(self, timeout: float | None) -> bool:
         """Block this thread until the operation has ended, or `timeout` seconds have passed. Return whether it has.
@@ -131,6 +154,8 @@ class CallContext:
         self._voted_groups: dict[int, None] = {}  # an ordered set: sub-groups that the open step's vote tells of
         # Of the open step, by order of issue. One leaves when its result is taken: nothing else keeps results.
         self._issued: dict[int, Pending[Any]] = {}
+        # Whose tensors are in use, by order of issue: until the result is taken, or nobody holds the operation.
+        self._in_use: dict[int, tuple[weakref.ref[Operation[Any]], weakref.ref[Pending[Any]]]] = {}
         self._unsettled: deque[Pending[Any]] = deque()  # audited ones of threads, which no event loop settles
         self._count = 0
 
@@ -222,6 +247,7 @@ class CallContext:
         within = self.config.timeout if timeout is None else seconds(timeout)
         call, here, group = operation.call(), operation.here, operation.group_id
         with self.lock:
+            self._separate(operation)
             step, auditor = self.step, self.auditor
             if step is not None and operation.shared and is_derived(group):
                 if group not in self._voted_groups and len(self._voted_groups) == MAX_GROUPS:
@@ -237,24 +263,64 @@ class CallContext:
             number = self._count
             self._count += 1
             pending = Pending(self, operation, number, step, entry)
+            run = partial(self.engine.collective, here.view_id, call, group=group, timeout=within, step=step)
+            if operation.in_place:
+                pending.released = concurrent.futures.Future()
+                work = _releasing(run, pending.released)
+            else:
+                work = run()
             try:
-                pending.future = start(
-                    self.engine.collective(here.view_id, call, group=group, timeout=within, step=step)
-                )
+                pending.future = start(work)
             except BaseException:
                 if entry is not None and auditor is not None:
                     auditor.over(entry)
                 raise
+            self._use(number, operation, pending)
             if step is not None:
                 self._issued[number] = pending
         return pending
+
+    # -- whose memory is whose -----------------------------------------------------------------------------------
+
+    def _separate(self, operation: Operation[Any]) -> None:
+        """Keep apart what is written while it is under way: the `out` of one operation from the tensors of all others.
+
+        It is settled by what the program has awaited and not by what has ended meanwhile, so it is the same on every
+        rank. Raises LocalError for a tensor that an earlier operation writes.
+        """
+        writes: list[Operation[Any]] = []
+        others: list[Operation[Any]] = []
+        for owner, handle in list(self._in_use.values()):
+            other, pending = owner(), handle()
+            if other is not None and not (pending is not None and pending.failed):
+                (writes if other.in_place else others).append(other)
+        if not (writes or operation.in_place):
+            return
+        mine = operation.reaches()
+        for other in writes:
+            if meet(mine, [reach(other.given[-1])]):
+                raise LocalError(
+                    f"{operation.name} is given memory that an {other.name} under way writes its result to: "
+                    "await that one first, or give it another out"
+                )
+        if operation.in_place:
+            out = [reach(operation.given[-1])]
+            if any(meet(out, other.reaches()) for other in (*writes, *others)):
+                operation.step_aside()
+
+    def _use(self, number: int, operation: Operation[Any], pending: Pending[Any]) -> None:
+        gone = partial(self._disuse, number)
+        self._in_use[number] = weakref.ref(operation, gone), weakref.ref(pending)
+
+    def _disuse(self, number: int, _: object = None) -> None:
+        self._in_use.pop(number, None)
 
     # -- what has ended ------------------------------------------------------------------------------------------
 
     def ended(self, operation: Operation[Any], step: int | None, entry: PendingEntry | None, seq: int | None) -> None:
         """Note the end of an operation. seq: its number in its group; None: it failed."""
         if seq is not None:
-            if operation.shared and step == self.step:
+            if operation.shared and step is not None and step == self.step:
                 self.record(operation.group_id, seq, xxhash.xxh3_128_digest(memory(operation.bits())))
             if entry is not None and self.auditor is not None:
                 self.auditor.succeeded(entry, seq)
@@ -262,8 +328,9 @@ class CallContext:
             self.auditor.over(entry)
 
     def forget(self, number: int) -> None:
-        """Drop an operation of the open step: its result has been taken."""
+        """Drop an operation: its result has been taken."""
         self._issued.pop(number, None)
+        self._disuse(number)
 
     def record(self, group: int, seq: int, result: bytes) -> None:
         """Note the digest of a result that has to be equal on all ranks, for the vote of the open step."""
@@ -309,3 +376,11 @@ class CallContext:
             self._unsettled.clear()
             if self.auditor is not None:
                 self.auditor.close()
+
+
+async def _releasing(run: Callable[[], Coroutine[Any, Any, int]], released: concurrent.futures.Future[None]) -> int:
+    """Run an operation, and say when it is over."""
+    try:
+        return await run()
+    finally:
+        released.set_result(None)

@@ -132,7 +132,9 @@ class Group:
             op: "sum", "avg", "min", "max", "product", "band", "bor" or "bxor". "avg" divides by the number of leaves,
                 once, at the end.
             out: A tensor, or a list of tensors for a list, that the result is written to once the operation has
-                succeeded. May be x.
+                succeeded. May be x. One contiguous tensor of 1 MiB or more that shares no memory with x is written as
+                the result comes: leave it alone until the handle was awaited, and count on nothing in it after a
+                failure.
             reduce_order: "canonical", as said; or "ring", the classic ring (Patarasuk & Yuan 2009), whose bits depend
                 on the world size too, and for a list on where its tensors lie in it.
             algorithm: How the canonical order is carried out; the bits are the same. "direct": two delays and the
@@ -190,7 +192,7 @@ class Group:
             x: A tensor, a list of tensors of one dtype, or `Leaves` of either. Equal shapes and dtype on all ranks.
             root: The rank that gets the result.
             op: As for `all_reduce`.
-            out: What the result is written to; looked at on the root only.
+            out: What the result is written to, as for `all_reduce`; looked at on the root only.
             algorithm: As for `all_reduce`, but for "exchange".
             precision: As for `all_reduce`.
             exact: As for `all_reduce`.
@@ -226,7 +228,7 @@ class Group:
             op: As for `all_reduce`.
             counts: Rows for each rank, n in all, equal on all ranks; by default ceil(n / p) each, so that the last
                 ones may get fewer or none.
-            out: A tensor that the result is written to.
+            out: A tensor that the result is written to, as for `all_reduce`.
             algorithm: As for `all_reduce`, but for "exchange".
             precision: As for `all_reduce`.
             exact: As for `all_reduce`.

@@ -8,13 +8,15 @@ An operation starts when it is called. The order of the calls tells operations a
 which they end or are waited for.
 
 A handle that nobody waits for neither leaks nor hangs: its operation runs to its end or its deadline on the engine, its
-failure breaks the view as any does, and its `out` is left as it was, because results are handed over by the wait. A
-step that is left while one of its operations has not ended is not committed.
+failure breaks the view as any does, and its `out` is left as it was, because results are handed over by the wait (but
+for a large one of a reduction, which is written as the result comes: docs/collectives.md). A step that is left while
+one of its operations has not ended is not committed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["BlockingHandle", "Handle"]
 
 T = TypeVar("T")
+
+# For the engine to let go of an `out` that it writes in place. It does so in its loop's next turn.
+_RELEASE_S = 10.0
 
 
 class Handle(Generic[T]):
@@ -67,6 +72,8 @@ class Handle(Generic[T]):
         try:
             await future
         except asyncio.CancelledError:
+            if pending.released is not None and not pending.released.done():
+                await asyncio.wait({asyncio.wrap_future(pending.released)}, timeout=_RELEASE_S)
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
@@ -108,6 +115,8 @@ class BlockingHandle(Generic[T]):
             raise
         except BaseException:
             pending.future.cancel()
+            if pending.released is not None:
+                concurrent.futures.wait({pending.released}, _RELEASE_S)
             raise
         if not ended:
             raise TimeoutError(f"{pending.operation.name} has not ended within {within:g} s; it goes on")

@@ -68,6 +68,7 @@ class Broadcast(Movement[Any]):
 
     def __init__(self, here: GroupView, x: Any, *, root: int = 0, out: Any = None, algorithm: str = "auto") -> None:
         super().__init__(here)
+        self.given = (x, out)
         require_algorithm("broadcast", algorithm)
         _demand_model("broadcast", x, "of the same shape and dtype")
         self.like = like = bundle(x)
@@ -105,11 +106,12 @@ class Rows(Movement[T]):
 
     gathers = True
 
-    def announce(self, like: Bundle, rest: tuple[int, ...], head: str, out: Any) -> None:
+    def announce(self, x: Any, like: Bundle, rest: tuple[int, ...], head: str, out: Any) -> None:
         """Set the signature, and check `out` as far as it can be before the others' n are known.
 
         rest: the trailing shape. head: what stands before it in the signature.
         """
+        self.given = (x, out)
         self.like, self.rest, self.out = like, rest, out
         self.width = math.prod(rest)
         if out is not None:
@@ -163,7 +165,7 @@ class Gather(Rows[Any]):
         self.holds = root is None or here.rank == self.root
         self.where = "" if root is None else f" root={self.root}"
         head = f"{self.name}/{algorithm}{self.where}"
-        self.announce(Bundle((like,), many=False), shape[1:], head, out if self.holds else None)
+        self.announce(x, Bundle((like,), many=False), shape[1:], head, out if self.holds else None)
         self.measures = depends(self.name, algorithm, world=here.world_size, sites=here.sites)
 
     def prepare(self, known: Known) -> Work:
@@ -207,7 +209,7 @@ class Scatter(Rows[Any]):
         self.algorithm, self.gives = algorithm, here.rank == root
         if self.gives:
             self.counts = rows_given(counts, like.shape[0], here.world_size)
-        self.announce(Bundle((like,), many=False), like.shape[1:], f"scatter/{algorithm} root={root}", out)
+        self.announce(x, Bundle((like,), many=False), like.shape[1:], f"scatter/{algorithm} root={root}", out)
         self.measures = depends("scatter", algorithm, world=here.world_size, sites=here.sites)
 
     def prepare(self, known: Known) -> Work:
@@ -249,7 +251,7 @@ class AllToAll(Rows[Any]):
         given = tuple(shape[0] for shape in parts.shapes)
         self.counts = given if parts.many else rows_given(counts, given[0], world)
         self.coming: list[int] = []  # rows for this rank, by the rank that sends them
-        self.announce(parts, rest, "all_to_all", out)
+        self.announce(x, parts, rest, "all_to_all", out)
 
     def prepare(self, known: Known) -> Work:
         table = [row or () for row in known.counts]

@@ -11,20 +11,23 @@ Who issues an operation, from which thread, and how its end is waited for, is no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from quicoll.audit.recorder import IssuedCall
+from quicoll.collectives.shards import Leaves
 from quicoll.engine.calls import Call
 from quicoll.engine.messages import MAX_NUMBER
 from quicoll.errors import LocalError
+from quicoll.numerics.buffers import reach
 
 if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
     from quicoll.engine.calls import Known, Work
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
+    from quicoll.numerics.overlap import Reach
 
-__all__ = ["Operation"]
+__all__ = ["Operation", "flattened"]
 
 T = TypeVar("T")
 
@@ -41,6 +44,9 @@ class Operation(Generic[T]):
     watched = True  # whether a rank that comes late is a straggler
     shared = False  # whether all ranks get the same bits
     holds = True  # whether this rank gets a result
+    given: tuple[
+        Any, ...
+    ] = ()  # the caller's tensors, inputs and `out`; of a list or leaves each, None where there is none
 
     def __init__(self, here: GroupView) -> None:
         self.here = here
@@ -56,6 +62,18 @@ class Operation(Generic[T]):
     def bits(self) -> Array:
         """Return the result as flat memory; asked for only where this rank `holds` one."""
         raise NotImplementedError
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the caller's `out` changes while the operation is under way."""
+        return False
+
+    def step_aside(self) -> None:
+        """Leave the caller's `out` alone until `result`. Before the operation is issued."""
+
+    def reaches(self) -> list[Reach]:
+        """Return where the memory of the caller's tensors lies."""
+        return [reach(value) for value in flattened(self.given)]
 
     @property
     def group_id(self) -> int:
@@ -115,3 +133,12 @@ class Operation(Generic[T]):
             terms=self.terms(),
             members=0 if self.ranks is None else len(self.ranks),
         )
+
+
+def flattened(values: Any) -> list[Any]:
+    """Return the tensors in what a caller passed: tensors, lists of them, leaves of either, None."""
+    if isinstance(values, Leaves):
+        return flattened(values.values)
+    if isinstance(values, list | tuple):
+        return [each for value in values for each in flattened(value)]
+    return [] if values is None else [values]

@@ -66,9 +66,11 @@ class PointToPoint(Movement[Any]):
 class Send(PointToPoint):
     def __init__(self, here: GroupView, x: Any, *, to: int) -> None:
         super().__init__(here, bundle(x), here.rank, to, None)
+        self.given = (x, None)
 
 
 class Receive(PointToPoint):
     def __init__(self, here: GroupView, like: Any, *, source: int, out: Any = None) -> None:
         given = bundle(like)
         super().__init__(here, given, source, here.rank, results(out, given))
+        self.given = (like, out)

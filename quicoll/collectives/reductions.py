@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from quicoll.collectives.base import rows_given, rows_text
-from quicoll.collectives.operation import Operation
+from quicoll.collectives.operation import Operation, flattened
 from quicoll.collectives.shards import Leaves, Shards
 from quicoll.engine.calls import Work
 from quicoll.errors import LocalError
@@ -66,12 +66,14 @@ class Reduction(Operation[Any]):
             self.like.dtype, self.op, leaves=self.total, precision=self.precision, wire=wire
         )
         self.wire = wire
+        self.x = x
         if isinstance(x, Leaves):
             _demand_own(here, x.shards)
 
-    def plan(self, target: Results, algorithm: str, **sizes: Any) -> None:
+    def plan(self, out: Any, target: Results, algorithm: str, **sizes: Any) -> None:
         """Settle what is run, as far as this rank can alone. sizes: the planner's own arguments."""
         here, how, form = self.here, self.how, self.how.form
+        self.given = (self.x, out)
         self.target = target
         self.schedule, algorithm, text = _scheduled(
             self.name,
@@ -91,12 +93,21 @@ class Reduction(Operation[Any]):
         self.signature = f"{self.name}/{algorithm} {text} {self.like.text} op={self.op} precision={self.precision}"
         if form is None:
             self.flats: list[Array | Joined] = [leaf.flat for leaf in self.leaves]
-            self.output = target.flat
+            self.output: Array = target.flat
         else:
             self.signature += f" wire={form.codec.name}"
             self.flats = [form.encode(leaf) for leaf in self.leaves]
             self.output = np.empty(sizes["elements"], how.dtype.storage)
         self.decoded = form is None
+
+    @property
+    def in_place(self) -> bool:
+        return self.target.in_place
+
+    def step_aside(self) -> None:
+        self.target = self.target.aside()
+        if self.how.form is None:
+            self.output = self.target.flat
 
     def prepare(self, known: Known) -> Work:
         plan = self.settled
@@ -152,7 +163,9 @@ class AllReduce(Reduction):
         super().__init__(here, "all_reduce", x, op, algorithm, precision, exact=exact, wire=wire)
         form, like = self.how.form, self.like
         elements = like.elements if form is None else form.elements(each.flat.size for each in like.sources)
-        self.plan(results(out, like), "ring" if self.ring else algorithm, elements=elements)
+        self.plan(
+            out, results(out, like, apart_from=flattened(x)), "ring" if self.ring else algorithm, elements=elements
+        )
 
     def text(self) -> str:
         form = self.how.form
@@ -179,8 +192,9 @@ class Reduce(Reduction):
         self.root = here.checked("root", root)
         super().__init__(here, "reduce", x, op, algorithm, precision, exact=exact)
         self.holds = here.rank == self.root
-        target = results(out, self.like) if self.holds else nothing_like(self.like)
-        self.plan(target, algorithm, root=self.root, elements=self.like.elements)
+        out = out if self.holds else None
+        target = results(out, self.like, apart_from=flattened(x)) if self.holds else nothing_like(self.like)
+        self.plan(out, target, algorithm, root=self.root, elements=self.like.elements)
 
     def text(self) -> str:
         return f"{super().text()} root={self.root}"
@@ -208,8 +222,8 @@ class ReduceScatter(Reduction):
             raise LocalError("reduce_scatter divides rows; a 0-dim tensor has none")
         self.rows = rows_given(counts, shape[0], here.world_size)
         width = like.elements // shape[0] if shape[0] else 0
-        target = results(out, like, (self.rows[here.rank], *shape[1:]))
-        self.plan(target, algorithm, counts=tuple(count * width for count in self.rows))
+        target = results(out, like, (self.rows[here.rank], *shape[1:]), apart_from=flattened(x))
+        self.plan(out, target, algorithm, counts=tuple(count * width for count in self.rows))
 
     def terms(self) -> str:
         return rows_text(self.rows)

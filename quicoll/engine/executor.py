@@ -146,10 +146,20 @@ class Execution:
         return transfer
 
     def _run_lanes(self) -> _Runner:
-        for lane in self._lanes:
-            yield from self._run_lane(lane)
+        unacknowledged: list[Transfer] = []
+        try:
+            for lane in self._lanes:
+                before = len(unacknowledged)
+                yield from self._run_lane(lane, unacknowledged)
+                yield from _all_arrived(unacknowledged[:before])
+                del unacknowledged[:before]
+            yield from _all_arrived(unacknowledged)
+        finally:
+            for transfer in unacknowledged:
+                transfer.abort()
 
-    def _run_lane(self, lane: Lane) -> _Runner:
+    def _run_lane(self, lane: Lane, unacknowledged: list[Transfer]) -> _Runner:
+        """Run a lane until its result is there. unacknowledged: gets those of its Sends that may be awaited later."""
         work = self._work
         scratch = [np.empty(slot.elements, (work.acc if slot.wide else work.dtype).storage) for slot in lane.scratch]
 
@@ -171,7 +181,8 @@ class Execution:
                     if not _arrived(future := posted[position].future):
                         yield future
                 if isinstance(step, SendStep):
-                    sent.append(self._send(step, memory(array(step.src))))
+                    later = posted and step.src.buf is not Buf.SCRATCH  # as the plan's model has it
+                    (unacknowledged if later else sent).append(self._send(step, memory(array(step.src))))
                 elif isinstance(step, CopyStep):
                     np.copyto(array(step.dst), array(step.src))
                 elif isinstance(step, ReduceStep):
@@ -185,12 +196,16 @@ class Execution:
                         final=step.finish,
                         leaves=work.plan.leaves,
                     )
-            for transfer in [*posted.values(), *sent]:
-                if not _arrived(future := transfer.future):
-                    yield future
+            yield from _all_arrived([*posted.values(), *sent])
         finally:
             for transfer in [*posted.values(), *sent]:
                 transfer.abort()
+
+
+def _all_arrived(transfers: Sequence[Transfer]) -> _Runner:
+    for transfer in transfers:
+        if not _arrived(future := transfer.future):
+            yield future
 
 
 _Runner = Generator["asyncio.Future[None]", None, None]

@@ -8,7 +8,8 @@ bytearray, memoryview, ctypes, ...); results for it are numpy arrays, unless it 
   tensors on a CUDA device are copied once, to the host);
 - `allocate`: none; the collective writes into the memory that the caller gets (for a CUDA device one, as below);
 - `destination`: one, in `Destination.commit`. A collective works in a buffer of its own, so that one that is
-  aborted leaves the caller's `out` as it was.
+  aborted leaves the caller's `out` as it was. None where it may be written meanwhile (`apart_from` says what may not),
+  and is large, contiguous and shares no memory with what may not: then results come straight into it.
 
 Autograd. No gradient goes through an operation, so a tensor that requires grad would leave its graph without a word: an
 `argument` or `destination` that autograd records at the time of the call is refused, and says what to write instead.
@@ -24,7 +25,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -32,9 +33,10 @@ import xxhash
 
 from quicoll.errors import LocalError
 from quicoll.numerics.dtypes import Array, DType
-from quicoll.numerics.overlap import first_shared, overlaps_itself
+from quicoll.numerics.overlap import Reach, first_shared, meet, overlaps_itself, reach_of
 
 __all__ = [
+    "IN_PLACE_BYTES",
     "ArrayKind",
     "Destination",
     "Source",
@@ -45,6 +47,7 @@ __all__ = [
     "detached",
     "empty",
     "memory",
+    "reach",
     "require_apart",
     "source",
     "tensor_digest",
@@ -52,6 +55,9 @@ __all__ = [
 ]
 
 ArrayKind: TypeAlias = Literal["numpy", "torch"]
+
+# Below this a copy of the result costs nothing beside the operation, and an operation that fails leaves `out` alone.
+IN_PLACE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +99,7 @@ class Destination:
         shape: Of the value.
         kind: "numpy" or "torch".
         fresh: Whether the value was made here.
+        in_place: Whether `flat` is the memory of an `out` that was passed.
     """
 
     value: Any
@@ -102,6 +109,11 @@ class Destination:
     shape: tuple[int, ...]
     kind: ArrayKind
     fresh: bool
+    in_place: bool = False
+
+    def aside(self) -> Destination:
+        """Return one with a buffer beside the value. Raises LocalError where there is no memory for it."""
+        return replace(self, flat=empty(self.flat.size, self.dtype), in_place=False) if self.in_place else self
 
     def commit(self, flat: Array | None = None) -> Any:
         """Write the finished result into `value`.
@@ -121,12 +133,14 @@ class Destination:
             raise LocalError(
                 f"a result of {result.size} {result.dtype} does not fit {self.flat.size} {self.dtype.storage}"
             )
+        if (self.fresh or self.in_place) and result is not self.flat:
+            np.copyto(self.flat, result)
         if self.fresh:
-            if result is not self.flat:
-                np.copyto(self.flat, result)
             return self.value
         try:
-            if self.kind == "numpy":
+            if self.in_place:
+                _demand_place(self.place, self.flat)
+            elif self.kind == "numpy":
                 np.copyto(self.place, result.view(self.place.dtype).reshape(self.shape))
             else:
                 _write_tensor(self.place, result.reshape(self.shape))
@@ -225,7 +239,9 @@ def _allocate(like: Source, shape: tuple[int, ...]) -> Destination:
     return Destination(value, value, flat, like.dtype, shape, like.kind, fresh=True)
 
 
-def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) -> Destination:
+def destination(
+    out: Any, like: Source, shape: tuple[int, ...] | None = None, *, apart_from: Sequence[Any] | None = None
+) -> Destination:
     """Check a caller's `out` and put a buffer beside it; `commit` writes it.
 
     While the Destination lives, a bytearray or array.array that is `out` cannot change its length.
@@ -235,6 +251,8 @@ def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) ->
             or overlap the input.
         like: The dtype that it must have.
         shape: The shape that it must have; None: that of `like`.
+        apart_from: Arrays and tensors that must stay as they are. If given, an `out` of IN_PLACE_BYTES or more that
+            shares no memory with them needs no buffer, where it is contiguous and on the host.
     Returns:
         The destination.
     Raises:
@@ -262,7 +280,46 @@ def destination(out: Any, like: Source, shape: tuple[int, ...] | None = None) ->
         raise LocalError("out is read-only")
     if overlaps_itself(shape, strides, dtype.itemsize):
         raise LocalError(f"out has several elements in one place (strides {strides} bytes); pass a contiguous copy")
+    flat = None if apart_from is None else _own_memory(place, kind, dtype)
+    if flat is not None and not meet([reach_of(place)], [reach(value) for value in apart_from or ()]):
+        return Destination(out, place, flat, dtype, shape, kind, fresh=False, in_place=True)
     return Destination(out, place, empty(math.prod(shape), dtype), dtype, shape, kind, fresh=False)
+
+
+def reach(value: Any) -> Reach:
+    """Return where the memory of an array or tensor begins and ends, as addresses; (0, 0) where it has no elements."""
+    torch = _torch()
+    place = value if torch is not None and isinstance(value, torch.Tensor) else _as_array(value)
+    return (0, 0) if place is None else reach_of(place)
+
+
+def _own_memory(place: Any, kind: ArrayKind, dtype: DType) -> Array | None:
+    """The memory of a large `out` as a flat array that can be written; None where it cannot be had without a copy."""
+    if kind == "numpy":
+        if place.nbytes < IN_PLACE_BYTES or not (place.flags.c_contiguous and place.flags.aligned):
+            return None
+        return np.asarray(place).reshape(-1).view(dtype.storage)
+    if place.numel() * place.element_size() < IN_PLACE_BYTES or place.device.type != "cpu":
+        return None
+    if not place.is_contiguous() or place.is_neg() or place.is_conj():
+        return None
+    try:
+        flat = _flat_tensor(place.detach())
+    except (RuntimeError, TypeError, NotImplementedError):  # subclasses that only stand for data elsewhere
+        return None
+    return flat if flat.flags.writeable else None
+
+
+def _demand_place(place: Any, flat: Array) -> None:
+    """Raise ValueError unless `flat` is still the memory of `place`, and tell autograd that it was written."""
+    if reach_of(place)[0] != flat.__array_interface__["data"][0]:
+        raise ValueError("its memory is another one")
+    if isinstance(place, np.ndarray):
+        if not place.flags.writeable:
+            raise ValueError("it is read-only")
+        return
+    with _torch().inference_mode() if place.is_inference() else _torch().no_grad():
+        place.reshape(-1)[:0].zero_()  # writes nothing, and counts as a change of the whole
 
 
 def require_apart(places: Sequence[Destination]) -> None:

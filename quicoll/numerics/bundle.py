@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +149,18 @@ class Results:
     _whole: Destination | None
     _shapes: tuple[tuple[int, ...], ...]
 
+    @property
+    def in_place(self) -> bool:
+        """Whether the memory is the caller's `out` itself, which changes as the result comes."""
+        return self._whole is not None and self._whole.in_place
+
+    def aside(self) -> Results:
+        """Return them with memory beside `out`. Raises LocalError where there is none."""
+        if self._whole is None or not self._whole.in_place:
+            return self
+        whole = self._whole.aside()
+        return replace(self, flat=whole.flat, _whole=whole)
+
     def commit(self) -> Any:
         """Return the result; with `out`, write it there now."""
         if self._whole is None:
@@ -161,13 +173,16 @@ class Results:
         return [value[ends[i] : ends[i + 1]].reshape(shape) for i, shape in enumerate(self._shapes)]
 
 
-def results(out: Any, like: Bundle, shape: tuple[int, ...] | None = None) -> Results:
+def results(
+    out: Any, like: Bundle, shape: tuple[int, ...] | None = None, *, apart_from: Sequence[Any] | None = None
+) -> Results:
     """Provide memory for results.
 
     Args:
         out: None, or where the caller wants them: a tensor, or a list of as many as there are.
         like: The results are like these.
         shape: Another shape, where `like` is no list.
+        apart_from: As for `destination`, where `out` is no list.
     Returns:
         The memory.
     Raises:
@@ -175,7 +190,7 @@ def results(out: Any, like: Bundle, shape: tuple[int, ...] | None = None) -> Res
     """
     first = like.sources[0]
     if not like.many:
-        whole = allocate(first, shape) if out is None else destination(out, first, shape)
+        whole = allocate(first, shape) if out is None else destination(out, first, shape, apart_from=apart_from)
         return Results(whole.flat, (), whole, ())
     if out is None:
         whole = allocate(first, (like.elements,))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["first_shared", "overlaps_itself"]
+__all__ = ["Reach", "first_shared", "meet", "overlaps_itself", "reach_of"]
+
+Reach: TypeAlias = tuple[int, int]
 
 _MAX_WORK = 100_000  # of numpy, for the exact answer
 
@@ -35,6 +37,16 @@ def overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: 
             return True
         span += stride * (size - 1)
     return False
+
+
+def reach_of(place: Any) -> Reach:
+    """Return where the memory of an array or tensor begins and ends, as addresses; (0, 0) where it has no elements."""
+    return (0, 0) if 0 in place.shape else _reach(place)[:2]
+
+
+def meet(some: Sequence[Reach], others: Sequence[Reach]) -> bool:
+    """Return whether memory of `some` may be memory of `others`: what lies between elements counts as theirs."""
+    return any(a < stop and start < b for a, b in some for start, stop in others)
 
 
 def first_shared(places: Sequence[Any]) -> tuple[int, int] | None:

@@ -13,7 +13,10 @@ the same number on every rank, messages find their receiver ready, or nearly so.
 
 - all Recv are posted when the lane starts, wherever they are in the lane;
 - the other steps run in order, each after the Recv that stand before it and whose span it reads (`Lane.waits`);
-- a Send is started when it is reached, and awaited at the lane's end, as is every Recv.
+- a Send is started when it is reached. Every Recv is awaited at the lane's end, and every Send of scratch, which ends
+  with the lane. Other Sends are awaited before the lane after the next is started in this one's place: their memory
+  stays, and nothing depends on them, so a lane need not stay open for the time that an acknowledgement takes. In a
+  lane without a Recv they are awaited at its end: nothing else holds back a rank that only sends.
 
 `Plan.open_lanes` says how many are open at a time: LANES_PER_WIDTH times what keeps all ranks busy, so that the
 path is never idle between chunks.

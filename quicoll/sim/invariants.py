@@ -15,7 +15,8 @@
     one-verdict     of a view that ended, operations that blame a node all blame one, on every rank, and for one kind of
                     failure (but for who has run out of time; and of two calls that differ each may be the wrong one)
     together        a collective that went well on a rank was called by all ranks of its group before it ended there
-    untouched       inputs of a collective are the same after it, and `out` as well where it failed
+    untouched       inputs of a collective are the same after it, and `out` as well where it failed and was not written
+                    in place
     memory          what a link holds beyond posted buffers is within its credit; there are no links to strangers
     no-leftover     a process that ended by itself has no task, timer or socket left
     progress        after the last healing every rank commits a step within the run's `recovery` seconds, or is done

@@ -20,6 +20,7 @@ import torch
 from depth import some
 
 from quicoll import Corrupted, Group, Job, PeerError, QuicollError, StepAborted
+from quicoll.numerics.buffers import reach
 from quicoll.testing import cluster, corrupt_payloads, disturb_network
 from quicoll_transport.faults.compose import Datagram, Delivery, PayloadCorrupt, Rng
 
@@ -32,16 +33,32 @@ CHUNK = 100_000
 
 @dataclass
 class Buffers:
-    """A rank's own: inputs, which nothing may change, and outputs, which only success may."""
+    """A rank's own: inputs, which nothing may change, and outputs, which only success may, but for what of them is
+    written in place (`given`): that has to stay as it is from the moment at which the caller hears (`heard`)."""
 
     x: Array = field(default_factory=lambda: np.arange(float(ROWS)))
     tensor: torch.Tensor = field(default_factory=lambda: torch.arange(float(ROWS)))
     out: Array = field(default_factory=lambda: np.full(3 * ROWS, -1.0))
+    in_place: Array = field(default_factory=lambda: np.zeros(3 * ROWS, bool))
+    known: bytes | None = None
+
+    def given(self, handles: list[Any]) -> list[Any]:
+        for handle in handles:
+            if handle.pending.operation.in_place:
+                low, high = (address - reach(self.out)[0] for address in reach(handle.pending.operation.given[-1]))
+                self.in_place[low // 8 : high // 8] = True
+        return handles
+
+    def heard(self) -> None:
+        self.known = self.out.tobytes()
 
     def untouched(self) -> bool:
         ramp = np.arange(float(ROWS))
         return bool(
-            (self.x == ramp).all() and (self.tensor.numpy() == ramp.astype("float32")).all() and (self.out == -1).all()
+            (self.x == ramp).all()
+            and (self.tensor.numpy() == ramp.astype("float32")).all()
+            and (self.out[~self.in_place] == -1).all()
+            and self.known in (None, self.out.tobytes())
         )
 
 
@@ -187,11 +204,12 @@ async def broken_step(
             if rule is not None:
                 rule.armed = True
             try:
-                await wait(job, call(Groups(job.group, pairs[rank]), buffers[rank]))
+                await wait(job, buffers[rank].given(call(Groups(job.group, pairs[rank]), buffers[rank])))
                 through[rank] = True
                 await job.group.barrier()  # who has no part in it, or is through with its own, hears of it here
             except BaseException as error:
                 raised[rank] = error
+                buffers[rank].heard()
                 raise
 
     results = asyncio.gather(*(step(job) for job in jobs), return_exceptions=True)

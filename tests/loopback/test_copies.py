@@ -27,6 +27,7 @@ import pytest
 import torch
 from depth import some
 
+from quicoll.numerics.buffers import IN_PLACE_BYTES, source
 from quicoll.testing import cluster
 from quicoll_transport.endpoint.link import Link
 
@@ -250,6 +251,25 @@ async def test_out_is_written_once_by_one_copy(monkeypatch: pytest.MonkeyPatch, 
     assert counted.bytes_by_place(inputs, results) == {"sent input": (P - 1) * size, "posted other": (P - 1) * size}
     assert sum(counted.copied) == size + P * size
     assert counted.held <= P * size + SMALL
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "bfloat16"])
+async def test_a_reduction_comes_straight_into_a_large_out(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Nothing is copied, and the only memory of ours is what the leaves of the chunks under way come into."""
+    rows = IN_PLACE_BYTES // (2 if kind == "bfloat16" else 4)
+    inputs, outs = ([tensor(kind, rank, rows) for rank in range(WORLD)] for _ in range(2))
+    async with cluster(WORLD, chunk_bytes=4 * CHUNK) as jobs:
+        counted, results = await whole(
+            monkeypatch,
+            jobs,
+            lambda job: job.group.all_reduce(inputs[job.rank], out=outs[job.rank], algorithm="direct"),
+        )
+    assert all(got is out for got, out in zip(results, outs, strict=True))
+    found = counted.bytes_by_place(inputs, results)
+    assert found["posted result"] == found["sent result"] == found["sent input"] == (P - 1) * inputs[0].nbytes
+    if kind != "bfloat16":  # which is widened and rounded: that is computing
+        assert counted.copied == []
+    assert [source(out).flat.tobytes() for out in outs] == [source(outs[0]).flat.tobytes()] * P
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])

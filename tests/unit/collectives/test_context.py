@@ -19,13 +19,17 @@ from quicoll.audit.recorder import Auditor
 from quicoll.collectives.base import GroupView
 from quicoll.collectives.context import CallContext, Pending
 from quicoll.collectives.handle import BlockingHandle, Handle
-from quicoll.collectives.movements import Barrier, Gather
-from quicoll.collectives.reductions import AllReduce
+from quicoll.collectives.movements import Barrier, Broadcast, Gather
+from quicoll.collectives.point_to_point import Send
+from quicoll.collectives.reductions import AllReduce, Reduce, ReduceScatter
+from quicoll.collectives.shards import Shards
 from quicoll.collectives.subgroups import STATE, WORLD, Scope
 from quicoll.errors import AuditError, LocalError, Mismatch, PeerError
 from quicoll.membership.view import Member, View
+from quicoll.numerics.buffers import IN_PLACE_BYTES
 
 if TYPE_CHECKING:
+    from quicoll.collectives.operation import Operation
     from quicoll.engine.calls import Call
 
 
@@ -95,6 +99,106 @@ class Desk:
         if isinstance(pending.operation, AllReduce):
             pending.operation.output[:] = value
         pending.future.set_result(seq)
+
+
+LARGE = IN_PLACE_BYTES // 8  # of float64
+
+
+def test_what_an_operation_writes_meanwhile_is_given_to_no_other_until_its_result_is_taken() -> None:
+    desk = Desk()
+    x, out = np.ones(LARGE), np.zeros(LARGE)
+
+    def operations() -> list[Operation[Any]]:
+        here = desk.here()
+        return [
+            AllReduce(here, out),
+            AllReduce(here, x, out=out),
+            AllReduce(here, [np.ones(3), out[5:]]),
+            Broadcast(here, x, out=out[:]),
+            Gather(here, out[-2:]),
+            Send(here, out[:1], to=0),
+        ]
+
+    first = desk.context.submit(AllReduce(desk.here(), x, out=out), None)
+    assert first.operation.in_place
+    for ended in (False, True):
+        for operation in operations():
+            with pytest.raises(LocalError, match="is given memory that an all_reduce under way writes its result to"):
+                desk.context.submit(operation, None)
+        if not ended:
+            desk.end(first, 0)
+    assert first.take() is out
+    for operation in operations():
+        desk.context.submit(operation, None)
+    assert len(desk.runtime.futures) == 1 + 6
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled", "dropped"])
+def test_memory_of_an_operation_that_is_over_can_be_used_again(how: str) -> None:
+    desk = Desk()
+    out = np.zeros(LARGE)
+    pending = desk.context.submit(AllReduce(desk.here(), np.ones(LARGE), out=out), None)
+    if how == "failed":
+        pending.future.set_exception(PeerError("lost"))
+    elif how == "cancelled":
+        pending.future.cancel()
+    else:
+        desk.end(pending, 0)
+        del pending
+        desk.runtime.futures.clear()
+    again = desk.context.submit(AllReduce(desk.here(), np.ones(LARGE), out=out), None)
+    assert again.operation.in_place
+
+
+def test_an_out_that_an_earlier_operation_reads_or_will_write_is_left_alone_until_the_end() -> None:
+    given = np.ones(LARGE)
+    for earlier in (
+        lambda here: AllReduce(here, given),
+        lambda here: AllReduce(here, np.ones(2), out=given[:2]),
+        lambda here: Send(here, given[-1:], to=0),
+        lambda here: AllReduce(here, Shards(2, 1, 1, 1).leaves([given])),
+    ):
+        desk = Desk()
+        first = desk.context.submit(earlier(desk.here()), None)
+        second = desk.context.submit(AllReduce(desk.here(), np.ones(LARGE), out=given), None)
+        assert not second.operation.in_place
+        desk.end(second, 1, 5.0)
+        assert given[0] == 1
+        assert second.take() is given
+        assert given[-1] == 5
+        given[:] = 1
+        del first
+
+
+def test_an_operation_whose_inputs_and_out_share_memory_leaves_it_alone() -> None:
+    given = np.ones(2 * LARGE)
+    here = Desk().here()
+    for operation in (
+        AllReduce(here, given, out=given),
+        AllReduce(here, given[::2], out=given[:LARGE]),
+        AllReduce(here, Shards(3, 1, 2, 1).leaves([np.ones(2 * LARGE), given]), out=given),
+        Reduce(here, given, root=1, out=given),
+        ReduceScatter(here, given, out=given[LARGE:]),
+    ):
+        assert not operation.in_place
+    assert Reduce(here, given, root=1, out=np.ones(2 * LARGE)).in_place
+    assert not Reduce(here, given, root=0, out=np.ones(2 * LARGE)).in_place
+    assert ReduceScatter(here, given, out=np.ones(LARGE)).in_place
+
+
+async def test_a_cancelled_wait_ends_when_nobody_writes_the_out_any_more() -> None:
+    desk = Desk()
+    pending = desk.context.issue(AllReduce(desk.here(), np.ones(LARGE), out=np.zeros(LARGE)), None)
+    released = pending.released = concurrent.futures.Future()
+    waiting = asyncio.ensure_future(Handle(pending))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    released.set_result(None)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
 
 
 def test_an_operation_is_taken_once_and_gives_the_same_result_each_time() -> None:

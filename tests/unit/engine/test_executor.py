@@ -114,6 +114,64 @@ def test_memory_is_posted_first_and_a_step_waits_for_what_it_reads(world: World)
     assert run.output.tolist() == [11.0, 22.0]
 
 
+def test_a_lane_whose_result_is_there_makes_room_before_what_it_sent_is_acknowledged(world: World) -> None:
+    run = Run(world, [exchange(2 * number) for number in range(7)])
+    for number in range(4):  # all that are open
+        run.of("post", 2 * number + 1).arrive(bytes(16))
+    run.turn()
+    assert [transfer.index for transfer in run.log if transfer.kind == "send"] == [0, 2, 4, 6, 8, 10, 12]
+    for number in range(4, 7):
+        run.of("post", 2 * number + 1).arrive(bytes(16))
+    run.turn()
+    assert not run.task.done()
+    for transfer in run.log:
+        if transfer.kind == "send":
+            transfer.go()
+    run.turn()
+    run.task.result()
+
+
+def test_no_more_than_one_lane_in_each_place_is_ahead_of_its_acknowledgements(world: World) -> None:
+    run = Run(world, [exchange(2 * number) for number in range(13)])
+    for number in range(8):
+        run.of("post", 2 * number + 1).arrive(bytes(16))
+        run.turn()
+    assert [transfer.index for transfer in run.log if transfer.kind == "send"] == [2 * number for number in range(8)]
+    run.of("send", 0).go()
+    run.turn()
+    assert run.log[-1].index == 16
+
+
+def test_scratch_stays_with_its_lane_until_what_was_sent_of_it_is_acknowledged(world: World) -> None:
+    lane = [
+        Lane(
+            (
+                RecvStep(1, 2 * number, scratch(0)),
+                ReduceStep(scratch(1), (IN, scratch(0)), False),
+                SendStep(2, 2 * number + 1, scratch(1)),
+            ),
+            (Scratch(2, False), Scratch(2, True)),
+        )
+        for number in range(5)
+    ]
+    run = Run(world, lane)
+    run.of("post", 0).arrive(bytes(16))
+    run.turn()
+    assert run.seen[-1] == "send 1 rank 2"
+    run.of("send", 1).go()
+    run.turn()
+    assert run.seen[-1] == "post 8 rank 1"
+
+
+def test_a_failure_takes_back_what_earlier_lanes_have_sent(world: World) -> None:
+    run = Run(world, [exchange(2 * number) for number in range(6)])
+    run.of("post", 1).arrive(bytes(16))
+    run.turn()
+    run.of("post", 9).fail(lost())
+    run.failure()
+    assert run.of("send", 0).future.cancelled()
+
+
 def test_a_message_is_named_by_the_operation_and_its_index(world: World) -> None:
     run = Run(world, [exchange(258)])
     assert [transfer.tag for transfer in run.log] == [b"prefix\x00\x00\x01\x03", b"prefix\x00\x00\x01\x02"]

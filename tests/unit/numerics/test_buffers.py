@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from quicoll.errors import LocalError
 from quicoll.numerics.buffers import (
+    IN_PLACE_BYTES,
     allocate,
     argument,
     destination,
@@ -453,6 +454,62 @@ def test_autograd_sees_that_out_was_written() -> None:
     version = out._version
     destination(out, source(out)).commit(np.ones(3, np.float32))
     assert out._version > version
+
+
+LARGE = IN_PLACE_BYTES // 4  # of float32
+
+
+@pytest.mark.parametrize("make", [np.zeros, torch.zeros])
+def test_a_large_out_apart_from_what_must_stay_is_written_as_the_result_comes(make: Any) -> None:
+    out = make(LARGE, dtype=np.float32 if make is np.zeros else torch.float32)
+    place = destination(out, source(out), apart_from=[np.ones(LARGE, np.float32)])
+    assert place.in_place
+    place.flat[:] = 7
+    assert float(out[-1]) == 7
+    assert place.commit() is out
+    beside = place.aside()
+    beside.flat[:] = 8
+    assert float(out[-1]) == 7
+    assert beside.commit() is out
+    assert float(out[-1]) == 8
+
+
+def test_an_out_that_may_not_be_written_meanwhile_gets_a_buffer_beside_it() -> None:
+    whole = np.zeros(3 * LARGE, np.float32)
+    cases: list[tuple[Any, list[Any]]] = [
+        (whole[:LARGE], [whole]),
+        (whole[:LARGE], [whole[LARGE - 1 : 2 * LARGE]]),
+        (whole[:LARGE], [whole[:: LARGE * 2]]),
+        (torch.from_numpy(whole)[:LARGE], [whole]),
+        (whole[: 2 * LARGE : 2], [np.ones(1)]),
+        (torch.from_numpy(whole)[: 2 * LARGE : 2], [np.ones(1)]),
+        (whole[: LARGE - 1], [np.ones(1)]),
+    ]
+    for out, apart in cases:
+        assert not destination(out, source(out), apart_from=apart).in_place
+    assert destination(whole[:LARGE], source(whole[:LARGE]), apart_from=[whole[LARGE:]]).in_place
+    assert not destination(whole, source(whole)).in_place
+
+
+def test_autograd_sees_an_out_that_was_written_in_place() -> None:
+    weights, out = torch.ones(LARGE, requires_grad=True), torch.ones(LARGE)
+    loss = (weights * out).sum()
+    destination(out, source(out), apart_from=[]).commit()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()  # type: ignore[no-untyped-call]
+    with torch.inference_mode():
+        made = torch.zeros(LARGE)
+    assert destination(made, source(torch.zeros(LARGE)), apart_from=[]).commit() is made
+
+
+def test_an_out_whose_memory_was_exchanged_meanwhile_is_refused() -> None:
+    read_only, other = np.zeros(LARGE, np.float32), torch.zeros(LARGE)
+    places = [destination(out, source(out), apart_from=[]) for out in (read_only, other)]
+    read_only.flags.writeable = False
+    other.data = torch.zeros(LARGE)
+    for place in places:
+        with pytest.raises(LocalError, match="out was changed while"):
+            place.commit()
 
 
 def test_out_made_under_inference_mode_is_written() -> None:
