@@ -91,10 +91,8 @@ class SessionConfig:
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be positive, is {getattr(self, name)}")
         if self.congestion not in CONTROLLERS:
-            known = ", ".join(sorted(CONTROLLERS))
-            raise ConfigurationError(
-                f"congestion {self.congestion!r} is not known; take {known} or one that is registered"
-            )
+            known = " or ".join(sorted(CONTROLLERS))
+            raise ConfigurationError(f"congestion {self.congestion!r} is not known; take {known}")
         if not 1 <= self.forged_packets <= _MOST_FORGED:
             raise ConfigurationError(f"forged_packets must be 1 to {_MOST_FORGED}, is {self.forged_packets}")
         if self.header_ns <= 0:
