@@ -95,7 +95,8 @@ class InboundStreams:
         before, holes = stream.taken, stream.holes
         low = stream.upto
         stream.place(offset, data, size)
-        self._count_holes(stream.holes - holes)
+        if (more := stream.holes - holes) != 0:
+            self._count_holes(more)
         if (stream.upto > low and not stream.is_direct) or stream.is_whole or stream.is_orphaned:
             self._tell(stream)
         self._settle(stream, before)
