@@ -92,10 +92,8 @@ class InboundStreams:
         if stream is None:
             return
         self._grow(stream.admit(offset + size, fin=fin))
-        before, holes = stream.taken, stream.holes
-        low = stream.upto
-        stream.place(offset, data, size)
-        if (more := stream.holes - holes) != 0:
+        before, low = stream.taken, stream.upto
+        if (more := stream.place(offset, data, size)) != 0:
             self._count_holes(more)
         if (stream.upto > low and not stream.is_direct) or stream.is_whole or stream.is_orphaned:
             self._tell(stream)

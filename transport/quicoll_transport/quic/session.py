@@ -203,7 +203,7 @@ class Session:
     def _end_is_news(self) -> bool:
         """Whether the connection has ended by itself and nobody was told; after the last words."""
         plane = self._plane
-        if plane is None or plane.cause is None or self._told or self._closed_here:
+        if plane is None or plane.ending.is_open or self._told or self._closed_here:
             return False
         return not plane.ending.has_words
 

@@ -244,8 +244,8 @@ class ReceiveStream:
             raise FrameError(FINAL_SIZE_ERROR, f"stream {self.id}: another final size")
         self.final = final
 
-    def place(self, offset: int, data: memoryview | Rows, size: int) -> None:
-        """Put bytes that were admitted where they belong.
+    def place(self, offset: int, data: memoryview | Rows, size: int) -> int:
+        """Put bytes that were admitted where they belong; return how many more holes there are now.
 
         Args:
             offset: Of the first.
@@ -260,13 +260,16 @@ class ReceiveStream:
                 self._hold(offset, data, size)
             else:
                 self._put(self._target, offset, data, size)
-        if offset <= low and not self._arrived:
+        holes = len(self._arrived)
+        if offset <= low and not holes:
             self.upto = max(low, stop)
         else:
             self._arrived.add(max(offset, low), stop)
             self.upto = self._arrived.absorb(low)
+            holes = len(self._arrived) - holes
         if self._target is not None and self._target.alive and self.upto > self._base:
             self._target.filled = self.upto - self._zero
+        return holes
 
     def _hold(self, offset: int, data: memoryview | Rows, size: int) -> None:
         flat = _flat(data)
