@@ -141,9 +141,8 @@ class Fleet:
     @property
     def workers(self) -> list[Machine]:
         """Those that have come, by rank."""
-        return [
-            machine for machine in self.machines.values() if machine is not self.coordinator and not machine.awaited
-        ]
+        coordinator = self.coordinator
+        return [machine for machine in self.machines.values() if machine is not coordinator and not machine.awaited]
 
     def start(self) -> None:
         for machine in self.machines.values():

@@ -111,7 +111,10 @@ class RuleStats:
         self.delayed += deliveries[0].delay_ns > 0
         self.copies += len(deliveries) - 1
         data = datagram.data
-        self.altered += any(delivery.data is not data and delivery.data != data for delivery in deliveries)
+        for delivery in deliveries:
+            if delivery.data is not data and delivery.data != data:
+                self.altered += 1
+                return
 
 
 def _release(rule: Rule, now_ns: int, rng: Rng) -> list[Released]:
@@ -161,7 +164,10 @@ class Chain:
                     through.append(delivery)
                     continue
                 decided = True
-                through.extend(Delivery(after.data, delivery.delay_ns + after.delay_ns) for after in answer)
+                if delivery.delay_ns:
+                    through += [Delivery(after.data, delivery.delay_ns + after.delay_ns) for after in answer]
+                else:
+                    through += answer
             deliveries = through[:_MAX_COPIES]
             if not deliveries:
                 break

@@ -274,7 +274,7 @@ def _check(message: Control) -> None:
         # A sequence below 2^63 leaves room for the end of its range, and for sums, in what msgpack can carry. A digest
         # (`found`) has all 64 bits; msgpack has no more.
         limit = 2 * _LIMIT64 if name == "found" else _LIMIT64
-        if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value < limit:
+        if type(value) is int and not 0 <= value < limit:
             raise ProtocolError(f"{type(message).__name__}.{name} = {value} is out of range")
         if name == "partial":
             _check_partial(value)

@@ -90,5 +90,8 @@ def joined(datagrams: Iterable[tuple[bytes | memoryview, Address]]) -> list[Data
 def apart(runs: Iterable[DatagramRun]) -> Iterator[tuple[bytes, Address]]:
     """Iterate over copies of the datagrams of all runs, in order, each with its address; undoes `joined`."""
     for run in runs:
-        for datagram in run.datagrams():
-            yield bytes(datagram), run.address
+        if len(run.memory) <= run.size:
+            yield bytes(run.memory), run.address
+        else:
+            for datagram in run.datagrams():
+                yield bytes(datagram), run.address

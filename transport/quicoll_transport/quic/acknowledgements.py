@@ -86,11 +86,8 @@ class Acknowledgements:
         in_order = start == self.largest + 1
         self._known.add(start, stop)
         self._open.add(start, stop)
-        if len(self._known) > _KNOWN:
-            self.floor = self._known.first[1]
-            self._known.subtract(0, self.floor)
-        if len(self._open) > _OPEN:
-            self._open.subtract(0, self._open.first[1])
+        if not in_order:  # in order they only prolong the last range
+            self._bound()
         if stop > self.largest + 1:
             self.largest, self._largest_ns = stop - 1, now_ns
         self._heard += nbytes
@@ -101,6 +98,13 @@ class Acknowledgements:
             self._unacknowledged += nbytes
             if not in_order or self._unacknowledged >= min(_MOST_BYTES, max(2 * self._size, self._heard >> 3)):
                 self.due_ns = min(self.due_ns, now_ns)
+
+    def _bound(self) -> None:
+        if len(self._known) > _KNOWN:
+            self.floor = self._known.first[1]
+            self._known.subtract(0, self.floor)
+        if len(self._open) > _OPEN:
+            self._open.subtract(0, self._open.first[1])
 
     def is_due(self, now_ns: int, *, accompanied: bool) -> bool:
         """Return whether an ACK is to go now. accompanied: something else goes anyway, and a young one may go along."""

@@ -49,11 +49,12 @@ class EndCause(NamedTuple):
 
 
 class ConnectionEnd:
-    """See the module's head. stage: the state. cause: None while it is open."""
+    """See the module's head. stage: the state; is_open: it is the first. cause: None while it is open."""
 
     def __init__(self, *, idle_ns: int, now_ns: int) -> None:
         """idle_ns: the smaller of both sides' times; 0: never."""
         self.stage = EndStage.OPEN
+        self.is_open = True
         self.cause: EndCause | None = None
         self._idle_ns = idle_ns
         self._idle_since_ns = now_ns
@@ -64,18 +65,17 @@ class ConnectionEnd:
         self._packets = 0  # that came while closing
         self._over_ns: int | None = None
 
-    @property
-    def is_open(self) -> bool:
-        return self.stage is EndStage.OPEN
+    def _enter(self, stage: EndStage) -> None:
+        self.stage, self.is_open = stage, False  # none leads back
 
     @property
     def listens(self) -> bool:
         """Whether datagrams are looked at."""
-        return self.stage in (EndStage.OPEN, EndStage.CLOSING)
+        return self.is_open or self.stage is EndStage.CLOSING
 
     def heard(self, now_ns: int) -> None:
         """Take note of an authentic packet."""
-        if self.stage is EndStage.OPEN:
+        if self.is_open:
             self._idle_since_ns, self._asked = now_ns, False
 
     def asked(self, now_ns: int) -> None:
@@ -85,9 +85,10 @@ class ConnectionEnd:
 
     def close(self, code: int, reason: str, *, is_application: bool) -> None:
         """End the connection from here, unless it has ended."""
-        if self.stage is not EndStage.OPEN:
+        if not self.is_open:
             return
-        self.stage, self._due = EndStage.CLOSING, True
+        self._enter(EndStage.CLOSING)
+        self._due = True
         self.cause = EndCause(code, reason, by_peer=False, is_application=is_application)
         text = reason.encode()[:_MOST_REASON]
         self._words = CloseFrame(code, None if is_application else 0, text).encode()
@@ -104,7 +105,8 @@ class ConnectionEnd:
     def _drain(self, cause: EndCause, now_ns: int, pto_ns: int) -> None:
         if self.stage in (EndStage.OPEN, EndStage.CLOSING):
             self.cause = self.cause or cause
-            self.stage, self._due = EndStage.DRAINING, False
+            self._enter(EndStage.DRAINING)
+            self._due = False
             self._over_ns = now_ns + 3 * pto_ns
 
     def on_packet(self) -> None:
@@ -133,7 +135,7 @@ class ConnectionEnd:
 
     def next_timer(self, pto_ns: int) -> int | None:
         """Return when `on_timer` is due."""
-        if self.stage is EndStage.OPEN:
+        if self.is_open:
             return self._idle_since_ns + max(self._idle_ns, 3 * pto_ns) if self._idle_ns else None
         return None if self.stage is EndStage.OVER else self._over_ns
 
@@ -142,6 +144,7 @@ class ConnectionEnd:
         at = self.next_timer(pto_ns)
         if at is None or now_ns < at:
             return
-        if self.stage is EndStage.OPEN:
+        if self.is_open:
             self.cause = EndCause(0, "idle timeout", by_peer=False, is_application=False)
-        self.stage, self._due = EndStage.OVER, False
+        self._due = False
+        self._enter(EndStage.OVER)

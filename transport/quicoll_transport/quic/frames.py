@@ -305,9 +305,12 @@ Frame: TypeAlias = (
 )
 
 
+_SILENT = (AckFrame, CloseFrame)
+
+
 def asks_for_acknowledgement(frame: Frame) -> bool:
     """Return whether a packet with this frame is to be acknowledged (RFC 9000 section 13.2)."""
-    return not isinstance(frame, AckFrame | CloseFrame)
+    return type(frame) not in _SILENT
 
 
 def stream_head(stream_id: int, offset: int, length: int | None, *, fin: bool = False) -> bytes:

@@ -96,10 +96,9 @@ class InboundStreams:
         if stream is None:
             return
         self._grow(stream.admit(offset + size, fin=fin))
-        before, holes = stream.taken, stream.holes
-        low = stream.upto
-        stream.place(offset, data, size)
-        self._count_holes(stream.holes - holes)
+        before, low = stream.taken, stream.upto
+        if (more := stream.place(offset, data, size)) != 0:
+            self._count_holes(more)
         if (stream.upto > low and not stream.is_direct) or stream.is_whole or stream.is_orphaned:
             self._tell(stream)
         self._settle(stream, before)

@@ -194,7 +194,8 @@ class KeyPhases:
     @property
     def room(self) -> int:
         """How many packets may still be sealed before new keys; none: close with AEAD_LIMIT_REACHED (6.6)."""
-        return max(0, MOST_SEALED - _LAST_WORDS - self.send.packets)
+        room = MOST_SEALED - _LAST_WORDS - self.send.packets
+        return room if room > 0 else 0
 
     @property
     def is_due(self) -> bool:

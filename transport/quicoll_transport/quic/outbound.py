@@ -202,9 +202,9 @@ class OutboundStreams:
         """Return the next [start, stop) of a stream that may be sent, `most` bytes at most; empty if none may be."""
         start, stop = stream.take(most)
         if stop > stream.next:
-            reserve = 0 if stream.urgent else self._reserve
-            stop = min(stop, max(start, stream.next) + max(0, self._data.room - reserve))
-        return start, max(start, stop)
+            room = self._data.room if stream.urgent else self._data.room - self._reserve
+            stop = min(stop, stream.next + room if room > 0 else stream.next)  # what was sent before is paid for
+        return start, stop
 
     def sent(self, stream: SendStream, start: int, stop: int, *, fin: bool) -> None:
         """Take note that a piece of a stream was sent."""

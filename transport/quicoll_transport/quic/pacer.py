@@ -55,11 +55,15 @@ class Pacer:
             wanted: What there is to send, and the window has room for; at least one datagram is assumed.
             now_ns: The present time.
         """
-        self._fill(rate, now_ns)
+        elapsed, self._at_ns = max(now_ns - self._at_ns, 0), max(now_ns, self._at_ns)
+        before, self._rate = self._rate, rate
         self.due_ns = None
         if rate is None:
             return wanted
-        needed = min(max(wanted, 1), self._burst(rate)) * _NS
+        burst = max(_LEAST_DATAGRAMS * self._datagram, rate * _BURST_NS // _NS)
+        bucket = max(_BUCKET_DATAGRAMS * self._datagram, _BURSTS * burst) * _NS
+        self._credit = min(self._credit + elapsed * (before or 0), bucket)
+        needed = min(max(wanted, 1), burst) * _NS
         if self._credit >= needed:
             return min(wanted, self._credit // _NS)
         self.due_ns = self._at_ns - (self._credit - needed) // rate
@@ -73,14 +77,3 @@ class Pacer:
     def on_datagram_size(self, size: int) -> None:
         """Datagrams are of this size from now on."""
         self._datagram = size
-
-    def _burst(self, rate: int) -> int:
-        return max(_LEAST_DATAGRAMS * self._datagram, rate * _BURST_NS // _NS)
-
-    def _fill(self, rate: int | None, now_ns: int) -> None:
-        elapsed, self._at_ns = max(now_ns - self._at_ns, 0), max(now_ns, self._at_ns)
-        before, self._rate = self._rate, rate
-        if rate is None:
-            return
-        bucket = max(_BUCKET_DATAGRAMS * self._datagram, _BURSTS * self._burst(rate)) * _NS
-        self._credit = min(self._credit + elapsed * (before or 0), bucket)

@@ -164,8 +164,12 @@ class Paths:
 
     def next_timer(self) -> int | None:
         """Return when a challenge is to be repeated or has failed."""
-        due = [min(path.ask_ns, path.fails_ns) for path in self._all if path.ask_ns is not None]
-        return min(due, default=None)
+        due: int | None = None
+        for path in self._all:
+            if path.ask_ns is not None:
+                at = min(path.ask_ns, path.fails_ns)
+                due = at if due is None or at < due else due
+        return due
 
     def on_timer(self, now_ns: int) -> None:
         """Give up challenges that were not answered; leave a path that was not validated for the one before."""

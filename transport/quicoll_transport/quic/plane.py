@@ -201,7 +201,7 @@ class Plane:
 
     def next_timer(self) -> int | None:
         """Return when `handle_timer` is due, and `datagrams` after it."""
-        due = self.ending.next_timer(self.sender.probe_timeout_ns)
+        due = self.ending.next_timer(self.recovery.rtt.probe_timeout_ns)
         if self.ending.is_open:
             for at in (self.sender.next_timer(), self.keys.next_timer(), self.paths.next_timer()):
                 if at is not None and (due is None or at < due):

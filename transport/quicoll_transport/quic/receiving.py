@@ -119,6 +119,10 @@ class Receiver:
         if not self._paths.accepts(run.address):
             return
         self._now_ns = now_ns
+        if len(run.memory) <= run.size:
+            if self._ending.listens:
+                self.receive_one(run.memory, run.address, now_ns)
+            return
         at, count, size = 0, len(run.memory) // run.size, run.size
         known = run.address == self._paths.current.address
         alone, pause = 0, _LEAST_ALONE  # up to where packets are opened one by one, and for how many the next time

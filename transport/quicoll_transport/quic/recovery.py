@@ -194,7 +194,8 @@ class LossRecovery(Generic[Item]):
     @property
     def room(self) -> int:
         """Bytes that the window has room for."""
-        return max(self.controller.window - self.in_flight, 0)
+        room = self.controller.window - self.in_flight
+        return room if room > 0 else 0
 
     @property
     def delivery_rate(self) -> int | None:

@@ -13,9 +13,12 @@ _LEAST_NS = 1_000
 
 
 class RoundTrips:
-    """Round trips of one path."""
+    """Round trips of one path.
 
-    __slots__ = ("_max_ack_delay_ns", "latest_ns", "min_ns", "smoothed_ns", "variance_ns")
+    probe_timeout_ns: how long an acknowledgement may take, without backing off (section 6.2.1).
+    """
+
+    __slots__ = ("_max_ack_delay_ns", "latest_ns", "min_ns", "probe_timeout_ns", "smoothed_ns", "variance_ns")
 
     def __init__(self, *, initial_ns: int, max_ack_delay_ns: int) -> None:
         """Begin a path.
@@ -29,6 +32,7 @@ class RoundTrips:
         self.variance_ns = self.smoothed_ns // 2  # section 5.3
         self.latest_ns = self.smoothed_ns
         self.min_ns: int | None = None
+        self.probe_timeout_ns = self._probe_timeout()
 
     def on_sample(self, elapsed_ns: int, ack_delay_ns: int) -> None:
         """Take a measurement.
@@ -42,18 +46,17 @@ class RoundTrips:
         if self.min_ns is None:
             self.min_ns = self.smoothed_ns = latest
             self.variance_ns = latest // 2
-            return
-        self.min_ns = min(self.min_ns, latest)
-        delay = min(ack_delay_ns, self._max_ack_delay_ns)
-        adjusted = latest - delay if latest >= self.min_ns + delay else latest
-        self.variance_ns = (3 * self.variance_ns + abs(self.smoothed_ns - adjusted)) // 4
-        self.smoothed_ns = (7 * self.smoothed_ns + adjusted) // 8
+        else:
+            self.min_ns = min(self.min_ns, latest)
+            delay = min(ack_delay_ns, self._max_ack_delay_ns)
+            adjusted = latest - delay if latest >= self.min_ns + delay else latest
+            self.variance_ns = (3 * self.variance_ns + abs(self.smoothed_ns - adjusted)) // 4
+            self.smoothed_ns = (7 * self.smoothed_ns + adjusted) // 8
+        self.probe_timeout_ns = self._probe_timeout()
 
     def on_persistent_congestion(self) -> None:
         """Take the newest sample for the shortest: the path may be another one by now (section 5.2)."""
         self.min_ns = self.latest_ns
 
-    @property
-    def probe_timeout_ns(self) -> int:
-        """How long an acknowledgement may take, without backing off (section 6.2.1)."""
+    def _probe_timeout(self) -> int:
         return self.smoothed_ns + max(4 * self.variance_ns, GRANULARITY_NS) + self._max_ack_delay_ns

@@ -203,24 +203,26 @@ class Sender:
         self._used, self._more_ns, self._pacer.due_ns = 0, None, None
         if not self._ending.is_open:
             return self._last_words(now_ns)
-        self._tell_ids()
-        if self._keys.is_due:
-            self._keys.update()
+        keys, outbound = self._keys, self._outbound
+        if self._own_ids.news or self._peer_ids.news:
+            self._tell_ids()
+        if keys.is_due:
+            keys.update()
         out: list[DatagramRun] = []
         if self._paths.has_probe(now_ns):
             self._send_path_probes(out, now_ns)
         if (probe := self._mtu_probe(now_ns)) is not None:
             out.append(probe)
-        self._outbound.bulk_bytes = min(_BULK * self.mtu.size, _BULK_BYTES)
-        while self._keys.room:
-            packet = None if self._small >= _SMALL and self._outbound.oldest_bulk() else self._packet(now_ns)
+        outbound.bulk_bytes = min(_BULK * self.mtu.size, _BULK_BYTES)
+        while keys.room:
+            packet = None if self._small >= _SMALL and outbound.oldest_bulk() else self._packet(now_ns)
             if packet is None:
                 packet = self._burst(now_ns) or (self._packet(now_ns) if self._small >= _SMALL else None)
                 self._small = 0
             if packet is None:
                 break
             out.append(packet)
-        if self.recovery.room and self._outbound.oldest_bulk() is None:
+        if outbound.oldest_bulk() is None and self.recovery.room:
             self.recovery.on_app_limited()
         return out
 
@@ -258,19 +260,23 @@ class Sender:
 
     def _packet(self, now_ns: int) -> DatagramRun | None:
         """Return one packet of whatever is due, bar what goes as runs."""
-        path, recovery, acknowledgements = self._paths.current, self.recovery, self._acknowledgements
+        outbound, acknowledgements = self._outbound, self._acknowledgements
+        has_streams = outbound.has_small() or self._has_scraps()
+        if not (has_streams or self._control or self._probes or acknowledgements.is_due(now_ns, accompanied=False)):
+            return None  # nothing waits, as the last call of every turn finds
+        path, window = self._paths.current, self.recovery.room
         size = min(LEAST_DATAGRAM_BYTES if self._probes else self.mtu.size, path.room)
         vital = data = bool(self._probes)
         if not self._probes:
-            vital = bool(self._control or self._outbound.has_urgent()) and recovery.room >= min(_FLOOR, size)
-            if recovery.room >= size + self._reserve(now_ns) and (self._outbound.has_small() or self._has_scraps()):
+            vital = window >= min(_FLOOR, size) and bool(self._control or outbound.has_urgent())
+            if has_streams and window >= size + self._reserve(now_ns):
                 data = self._allowance(size, now_ns) >= size
         accompanied = vital or data
         with_ack = acknowledgements.is_due(now_ns, accompanied=accompanied)
         if not (accompanied or with_ack):
             return None
         if accompanied and not self._probes:
-            size = min(size, recovery.room)
+            size = min(size, window)
         room = size - self._head - TAG
         if room < _HEADROOM:
             return None
@@ -294,7 +300,8 @@ class Sender:
             eliciting = True
         if not parts:
             return None
-        self._probes = max(0, self._probes - 1)
+        if self._probes:
+            self._probes -= 1
         return self._seal(path, b"".join(parts), tuple(items), now_ns, eliciting=eliciting)
 
     def _seal(

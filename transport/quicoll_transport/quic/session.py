@@ -183,10 +183,12 @@ class Session:
             self._tell_failure()
             return
         self.heard_ns = plane.heard_ns
-        self.cids += plane.own_ids.fresh
-        self.retired_cids += plane.own_ids.gone
-        plane.own_ids.fresh.clear()
-        plane.own_ids.gone.clear()
+        own_ids = plane.own_ids
+        if own_ids.fresh or own_ids.gone:
+            self.cids += own_ids.fresh
+            self.retired_cids += own_ids.gone
+            own_ids.fresh.clear()
+            own_ids.gone.clear()
         if plane.confirmed or not plane.ending.is_open:
             self._handshake = None
         else:
@@ -205,7 +207,7 @@ class Session:
     def _end_is_news(self) -> bool:
         """Whether the connection has ended by itself and nobody was told; after the last words."""
         plane = self._plane
-        if plane is None or plane.cause is None or self._told or self._closed_here:
+        if plane is None or plane.ending.is_open or self._told or self._closed_here:
             return False
         return not plane.ending.has_words
 
@@ -224,20 +226,20 @@ class Session:
         if self._end_is_news:
             return self._now_ns
         due = None if self._handshake is None else self._handshake.next_timer()
-        times = [self._plane.next_timer() if self._plane is not None else None]
+        if self._plane is not None and (at := self._plane.next_timer()) is not None:
+            due = at if due is None or at < due else due
         if self._headers:  # they begin in the order of time, so the first is the earliest
-            times.append(next(iter(self._headers.values())))
-        for at in times:
-            if at is not None and (due is None or at < due):
-                due = at
+            at = next(iter(self._headers.values()))
+            due = at if due is None or at < due else due
         return due
 
     def datagrams_to_send(self, now_ns: int) -> list[DatagramRun]:
         self._now_ns = now_ns
-        out = [] if self._handshake is None else joined(self._handshake.datagrams_to_send(now_ns))
-        if self._plane is not None:
-            out += self._plane.datagrams(now_ns)
-        return out
+        first = [] if self._handshake is None else self._handshake.datagrams_to_send(now_ns)
+        if self._plane is None:
+            return joined(first)
+        out = self._plane.datagrams(now_ns)
+        return joined(first) + out if first else out
 
     def next_event(self) -> CarrierEvent | None:
         if self._events:

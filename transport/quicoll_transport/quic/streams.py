@@ -88,7 +88,7 @@ class SendStream:
         """Return whether anything is to be sent, if the peer's limits allow it."""
         if self.reset_code is not None:
             return False
-        return bool(self.lost) or self.next < self.length or self.fin_lost or (self.fin and not self.fin_sent)
+        return self.next < self.length or self.fin_lost or (self.fin and not self.fin_sent) or bool(self.lost)
 
     def take(self, most: int) -> tuple[int, int]:
         """Return the next [start, stop) to send, in one piece of memory, `most` bytes at most; nothing is noted."""
@@ -111,11 +111,12 @@ class SendStream:
         """Take note that [start, stop) has been sent; return how many of these bytes were so for the first time."""
         if self.lost:
             self.lost.subtract(start, stop)
-        fresh = max(0, stop - self.next)
-        self.next = max(self.next, stop)
+        fresh = stop - self.next
+        if fresh > 0:
+            self.next = stop
         if fin:
             self.fin_sent, self.fin_lost = True, False
-        return fresh
+        return fresh if fresh > 0 else 0
 
     def on_acked(self, start: int, stop: int, *, fin: bool) -> bool:
         """Take note that the peer has [start, stop); return whether it has everything now."""
@@ -243,8 +244,8 @@ class ReceiveStream:
             raise FrameError(FINAL_SIZE_ERROR, f"stream {self.id}: another final size")
         self.final = final
 
-    def place(self, offset: int, data: memoryview | Rows, size: int) -> None:
-        """Put bytes that were admitted where they belong.
+    def place(self, offset: int, data: memoryview | Rows, size: int) -> int:
+        """Put bytes that were admitted where they belong; return how many more holes there are now.
 
         Args:
             offset: Of the first.
@@ -259,13 +260,16 @@ class ReceiveStream:
                 self._hold(offset, data, size)
             else:
                 self._put(self._target, offset, data, size)
-        if offset <= low and not self._arrived:
+        holes = len(self._arrived)
+        if offset <= low and not holes:
             self.upto = max(low, stop)
         else:
             self._arrived.add(max(offset, low), stop)
             self.upto = self._arrived.absorb(low)
+            holes = len(self._arrived) - holes
         if self._target is not None and self._target.alive and self.upto > self._base:
             self._target.filled = self.upto - self._zero
+        return holes
 
     def _hold(self, offset: int, data: memoryview | Rows, size: int) -> None:
         flat = _flat(data)

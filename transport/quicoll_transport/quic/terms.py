@@ -114,10 +114,11 @@ def destination_cid(data: bytes | memoryview) -> bytes | None:
 
 def destinations(run: DatagramRun) -> list[tuple[bytes | None, DatagramRun]]:
     """Return a run in parts, in order, each of one header form (RFC 8999) and with the connection id that it is for."""
-    memory, size, count = run.memory, run.size, len(run)
+    memory, size = run.memory, run.size
+    if len(memory) <= size:
+        return [(destination_cid(memory), run)]
+    count = len(run)
     cid = destination_cid(memory[:size])
-    if count == 1:
-        return [(cid, run)]
     whole = len(memory) // size
     if cid is not None and whole > 1:
         # The usual case, seen at once: all have the first one's head, up to the end of its id.

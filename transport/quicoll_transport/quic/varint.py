@@ -42,6 +42,8 @@ def pull(data: bytes | bytearray | memoryview, at: int) -> tuple[int, int]:
     first = data[at]
     if first < 0x40:
         return first, at + 1
+    if first < 0x80:
+        return (first & 0x3F) << 8 | data[at + 1], at + 2
     end = at + (1 << (first >> 6))
     if end > len(data):
         raise IndexError("a variable-length integer is cut short")

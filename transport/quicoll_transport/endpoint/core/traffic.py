@@ -89,8 +89,8 @@ class Traffic:
 
         Mostly nothing waits: the shell sends after each call of the core.
         """
-        before = connection.sending
-        if before is not None and any(action is before for action in self._actions.queue):
+        before, queue = connection.sending, self._actions.queue
+        if before is not None and queue and any(action is before for action in queue):
             before.runs = [run.kept() for run in before.runs]
 
     def guard(self, connection: Connection, work: Callable[..., object], *arguments: object) -> bool:
