@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from aioquic._crypto import CryptoError
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicProtocolVersion
 from aioquic.tls import CipherSuite
@@ -407,3 +408,26 @@ def test_keys_change_together_with_stock_aioquic(suite: int, leads: str) -> None
         assert ours.phases.updates == turn + 1
         assert ours.phases.send.phase == ours.phases.receive.phase == stock.pair.send.key_phase == (turn + 1) % 2
     assert ours.phases.forged == 0
+
+
+def test_whoever_follows_and_steps_again_before_an_acknowledgement_is_not_understood() -> None:
+    """Section 6.1 forbids it. `update` refuses; stock aioquic does not look, and seals two steps ahead."""
+    ours, stock, other = End(pair()[0]), StockEnd(AES_128_GCM_SHA256), End(pair()[1])
+    first = ours.say(b"y" * 8)
+    assert stock.hear(first) == other.hear(first) == b"y" * 8
+    assert ours.hear(stock.say()) == b"x" * 8
+    ours.phases.on_acknowledged(0)
+    assert ours.phases.update()
+    step = ours.say(b"y" * 8)
+    assert stock.hear(step) == other.hear(step) == b"y" * 8
+    other.phases.on_timer(10 * PTO)  # no old keys are in the way
+    assert not other.phases.update()
+    other.say()
+    other.phases.on_acknowledged(0)
+    assert other.phases.update()
+    stock.pair.update_key()
+    before = ours.phases.receive
+    assert ours.hear(stock.say()) is None  # the bit is that of the present phase, the keys are not
+    assert (ours.phases.forged, ours.phases.receive) == (1, before)
+    with pytest.raises(CryptoError):
+        stock.hear(ours.say(b"y" * 8))
