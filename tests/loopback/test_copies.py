@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 WORLD = 3
 CHUNK = 1 << 16
 ROWS = 60_000  # of a rank: 240,000 bytes of float32, chunks of which the last is not full
-SMALL = 1 << 12  # bytes of arrays that are no payload
+SMALL = 1 << 15  # bytes of arrays that are no payload: nonces and numbers of runs of packets, above all
 LISTED = (ROWS // 2, ROWS // 6, ROWS // 3)
 
 
