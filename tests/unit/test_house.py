@@ -118,3 +118,18 @@ def test_every_module_is_in_one_layer(contract: dict[str, Any]) -> None:
 
 def test_the_first_level_of_quicoll_has_twelve_files_at_most() -> None:
     assert len(list(ROOTS[0].glob("*.py"))) <= 12
+
+
+def test_no_text_has_marks_of_a_merge_that_was_not_finished() -> None:
+    """Neither the linter nor a test reads documents, the changelog or a Makefile."""
+    names = ("benchmarks", "certs", "docs", "examples", "quicoll", "tests", "transport")
+    folders = [REPOSITORY / name for name in names]
+    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in (".md", ".py", ".toml")]
+    files += sorted(path for path in REPOSITORY.iterdir() if path.is_file())
+    marked = [
+        str(path.relative_to(REPOSITORY))
+        for path in files
+        if re.search(r"^(<{7}|>{7}) ", path.read_text(errors="replace"), re.MULTILINE)
+    ]
+    assert len(files) > 500
+    assert marked == []
