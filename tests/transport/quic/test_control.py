@@ -26,8 +26,19 @@ def test_what_is_wanted_again_is_said_once_and_as_it_is_now() -> None:
         control.want(Saying.MAX_STREAM_DATA, 4)
         control.want(Saying.PING)
     assert len(control) == 2
-    assert filled(control) == ([b"new", b"\x01"], [(Saying.MAX_STREAM_DATA, 4), (Saying.PING, 0)])
+    assert filled(control) == ([b"\x01", b"new"], [(Saying.PING, 0), (Saying.MAX_STREAM_DATA, 4)])
     assert not control
+
+
+def test_the_order_is_that_of_kinds_whatever_was_wanted_first() -> None:
+    orders = []
+    for order in ((Saying.PING, Saying.MAX_STREAM_DATA), (Saying.MAX_STREAM_DATA, Saying.PING)):
+        control, says = frames()
+        says[0] = b"a"
+        for kind in order:
+            control.want(kind)
+        orders.append(filled(control)[1])
+    assert orders[0] == orders[1] == [(Saying.PING, 0), (Saying.MAX_STREAM_DATA, 0)]
 
 
 def test_what_there_is_no_more_to_say_of_is_not_said() -> None:
