@@ -100,9 +100,9 @@ import asyncio
 import numpy as np
 import quicoll
 
-async def train(job, done):
+async def train(job, steps):
     job.register_state(dict, lambda state: None)
-    while not done():
+    while job.committed_step < steps:
         try:
             async with job.step():
                 await asyncio.sleep(0.1)

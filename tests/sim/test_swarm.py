@@ -22,7 +22,6 @@ from quicoll.sim.scenario import swarm
 from quicoll.sim.scenario.events import (
     Crash,
     Fault,
-    FaultSchedule,
     Heal,
     ScenarioEvent,
     SetConditions,
@@ -31,6 +30,7 @@ from quicoll.sim.scenario.events import (
     newcomers,
 )
 from quicoll.sim.scenario.language import events_source, parse_events, parse_settings, settings_source
+from quicoll.sim.scenario.schedule import FaultSchedule
 from quicoll.sim.scenario.swarm import FAULT_KINDS, Scenario, generate, parse_kinds
 from quicoll.sim.workload import Load
 from quicoll_transport.sim import Conditions
