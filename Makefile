@@ -33,6 +33,8 @@ export PIP_PROGRESS_BAR := off
 # A path of the caller's must not decide what the checks import.
 unexport PYTHONPATH
 unexport PYTHONHOME
+# Nor may one that keeps no bytecode: hundreds of processes would compile hundreds of modules each, and every test file.
+unexport PYTHONDONTWRITEBYTECODE
 
 UNIT = $(BIN)/python -m pytest $(PARALLEL) -m quick tests/unit tests/transport
 LINT = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && $(BIN)/lint-imports --no-cache --no-logo
