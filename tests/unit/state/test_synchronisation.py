@@ -442,7 +442,8 @@ async def test_who_says_that_it_holds_what_was_never_committed_is_refused_by_all
     held[2].state.torn = torn
     found = await bring_together(Hub(4), held, committed=2)
     del found[2]
-    assert [(type(each), each.rank, each.odd) for each in found] == [(Corrupted, 2, (2,))] * 3
+    assert [type(each) for each in found] == [Corrupted] * 3
+    assert {(each.rank, each.odd) for each in found} == {(2, (2,))}
     assert "worker-2 says that it holds the state after decision 3, and the last one was 2" in str(found[0])
     assert [rank.loads for rank in held] == [[]] * 4
 
