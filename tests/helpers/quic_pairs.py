@@ -12,6 +12,7 @@ from aioquic.quic import events
 from aioquic.quic.connection import QuicConnection
 
 from quicoll_transport.net.runs import DatagramRun, joined
+from quicoll_transport.quic.connection_ids import reset_token
 from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
 from quicoll_transport.quic.mtu import PathMtu
 from quicoll_transport.quic.newreno import NewReno
@@ -87,6 +88,7 @@ class PlanePeer:
         handshake = Handshake(
             handshake_configuration(credentials, config, is_client=False),
             local_parameters(config),
+            reset_token=lambda own: reset_token(RESET_KEY, own),
             original_cid=destination_cid(first),
         )
         return cls(handshake, config, **options)

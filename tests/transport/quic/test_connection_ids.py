@@ -98,13 +98,52 @@ def test_an_id_that_comes_after_its_retirement_is_retired_at_once() -> None:
     assert ids.current == told(5).cid
 
 
-def test_another_path_gets_another_id_if_there_is_one() -> None:
+def test_each_path_has_an_id_and_retires_it_when_it_is_left() -> None:
     ids = theirs()
-    assert not ids.change()
-    ids.add(told(1))
-    assert ids.change()
-    assert ids.current == told(1).cid
+    for number in (1, 2):
+        ids.add(told(number))
+    assert ids.of(7) == told(1).cid
+    assert ids.current == FIRST, "a probe has gone by another path, no more"
+    ids.use(7)
+    assert (ids.current, ids.of(7), ids.of(0)) == (told(1).cid, told(1).cid, FIRST)
+    ids.leave(0)
     assert ids.news == [0]
+    ids.leave(0)  # a repetition, as of a path that nothing was sent by
+    assert ids.of(8) == told(2).cid
+    ids.leave(8)
+    assert ids.news == [0, 2]
+    assert ids.current == told(1).cid
+
+
+def test_two_paths_share_an_id_where_the_peer_has_given_too_few() -> None:
+    ids = theirs()
+    ids.use(1)
+    assert (ids.current, ids.of(0)) == (FIRST, FIRST)
+    ids.leave(0)
+    assert ids.news == [], "the other path needs it"
+    ids.add(told(1))
+    assert ids.of(2) == told(1).cid
+
+
+def test_ids_of_all_paths_are_replaced_where_the_peer_asks_for_that() -> None:
+    ids = theirs()
+    ids.add(told(1))
+    ids.use(5)
+    ids.add(told(2, before=2))
+    assert ids.current == told(2).cid
+    assert ids.of(0) == told(2).cid, "there is no other"
+    assert ids.news == [0, 1]
+
+
+def test_an_id_that_comes_late_is_taken_where_nothing_else_is_left() -> None:
+    ids = theirs()
+    ids.add(told(2))
+    ids.of(1)
+    ids.leave(1)
+    assert ids.news == [2]
+    ids.add(told(1, before=1))
+    assert ids.current == told(1).cid
+    assert ids.news == [2, 0]
 
 
 def test_ids_that_cannot_be_are_refused() -> None:
@@ -131,19 +170,19 @@ def test_a_peer_that_has_ids_retired_faster_than_it_says_that_it_knows_is_cut_of
         ids.on_acked(number - 1)
 
 
-def test_a_reset_is_known_by_the_token_of_any_id_in_use() -> None:
+def test_a_reset_is_known_by_the_token_of_an_id_that_is_in_use_and_no_other() -> None:
+    """RFC 9000 section 10.3.1: nobody can have answered a packet that carried an id which was never used."""
     ids = theirs(token=reset_token(KEY, FIRST))
     ids.add(NewConnectionIdFrame(1, 0, b"abcdefgh", reset_token(KEY, b"abcdefgh")))
     draw = random.Random(2).randbytes
-    for cid in (FIRST, b"abcdefgh"):
-        datagram = reset_datagram(KEY, cid, 100, draw)
-        assert datagram is not None
-        assert ids.is_reset(datagram)
-        assert not ids.is_reset(datagram[:-1] + bytes([datagram[-1] ^ 1]))
-        assert datagram[0] & 0xC0 == 0x40
-    other = reset_datagram(KEY, b"nobody's", 100, draw)
-    assert other is not None
-    assert not ids.is_reset(other)
+    first, second, other = (reset_datagram(KEY, cid, 100, draw) or b"" for cid in (FIRST, b"abcdefgh", b"nobody's"))
+    assert [ids.is_reset(datagram) for datagram in (first, second, other)] == [True, False, False]
+    assert not ids.is_reset(first[:-1] + bytes([first[-1] ^ 1]))
+    assert first[0] & 0xC0 == 0x40
+    ids.use(1)
+    assert [ids.is_reset(datagram) for datagram in (first, second, other)] == [True, True, False]
+    ids.leave(0)
+    assert [ids.is_reset(datagram) for datagram in (first, second, other)] == [False, True, False]
 
 
 def test_a_reset_is_shorter_than_what_it_answers_or_not_sent() -> None:

@@ -165,7 +165,7 @@ class Receiver:
         if not self._ending.is_open:
             self._close_only(payload)
             return
-        path = self._path = self._paths.heard(address, len(data))
+        path = self._path = self._paths.heard(address, len(data), cid)
         self._cid = cid
         eliciting, probing = self._frames(payload)
         self._note(number, number + 1, len(data), eliciting=eliciting)
@@ -190,7 +190,7 @@ class Receiver:
                 self._trace.packet_received(number, size, row.tobytes())
         self._path, self._cid = self._paths.current, cid
         if len(numbers):
-            self._path = self._paths.heard(self._path.address, len(numbers) * size)
+            self._path = self._paths.heard(self._path.address, len(numbers) * size, cid)
         i, total = 0, len(numbers)
         while i < total and self._ending.is_open:
             done, eliciting = 0, True

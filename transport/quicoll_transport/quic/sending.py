@@ -311,7 +311,7 @@ class Sender:
         number = self.number
         if len(payload) < _LEAST_TEXT:
             payload = payload.ljust(_LEAST_TEXT, b"\0")
-        packet = seal(self._keys.send, self._peer_ids.current, number, payload)
+        packet = seal(self._keys.send, self._peer_ids.of(path.ids), number, payload)
         self.number = number + 1
         size = len(packet)
         path.sent += size
@@ -439,7 +439,8 @@ class Sender:
                     payload += b"\x01"  # no mere probe: it says that we are here (RFC 9000 section 9.3.3)
             if challenge is not None:
                 payload += PathChallengeFrame(challenge).encode()
-            size = min(LEAST_DATAGRAM_BYTES, path.room) - self._head - TAG
+            head = 1 + len(self._peer_ids.of(path.ids)) + NUMBER
+            size = min(LEAST_DATAGRAM_BYTES, path.room) - head - TAG
             if size >= len(payload):
                 out.append(self._seal(path, payload.ljust(size, b"\0"), (), now_ns, eliciting=True))
 
