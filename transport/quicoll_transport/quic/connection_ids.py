@@ -2,10 +2,13 @@
 
 Ours (`OwnIds`). The first comes from the handshake; then so many are issued as the peer keeps, `_MOST` at most. What
 the peer retires is replaced, so that it always has one for a new path. Each has a stateless reset token that follows
-from the id and a key of the process (section 10.3.2), so nothing has to be remembered to say "this connection is gone".
+from the id and a key that outlives the process (`reset_key`, section 10.3.2), so nothing has to be remembered to say
+"this connection is gone", not even by a process that was started anew.
 
 The peer's (`PeerIds`). One is in use. The peer may issue up to our limit, and ask that those below a number be retired,
 which is done at once. An id that we retire is remembered by number until the peer has the RETIRE_CONNECTION_ID frame.
+Only the token of the one in use means anything (section 10.3.1). A client's first id has none, so its server uses
+another one as soon as there is one.
 
 Bounds. A peer cannot make us keep more ids than our limit (CONNECTION_ID_LIMIT_ERROR), nor owe it more retirements
 than `_MOST_OWED` (the same). It cannot make us issue more than it retires, and what waits to be told is what is active.
@@ -27,14 +30,37 @@ from quicoll_transport.quic.frames import (
     RetireConnectionIdFrame,
 )
 
-__all__ = ["CONNECTION_ID_LIMIT_ERROR", "RESET_LEAST", "OwnIds", "PeerIds", "reset_datagram", "reset_token"]
+__all__ = [
+    "CONNECTION_ID_LIMIT_ERROR",
+    "RESET_LEAST",
+    "TOKEN_BYTES",
+    "OwnIds",
+    "PeerIds",
+    "reset_datagram",
+    "reset_key",
+    "reset_token",
+]
 
 CONNECTION_ID_LIMIT_ERROR = 0x09
 TOKEN_BYTES = 16
 RESET_LEAST = 21  # bytes of the smallest stateless reset (RFC 9000 section 10.3)
 _RESET_MOST = 43  # of ours: as long as a packet that would be answered by one that is no longer
+_PACKET_MORE = 22  # bytes that any packet is longer than the least id, so that it may be answered (section 10.3)
 _MOST = 4  # of our ids that are active; the peer needs one for each path, and one to go to
 _MOST_OWED = 64
+
+
+def reset_key(secret: bytes, port: int) -> bytes:
+    """Return the static key of an endpoint: the same one after a restart, and not that of another endpoint.
+
+    Two endpoints with one key would answer for each other: whoever sees a packet to one could send it to the other, and
+    have the token (sections 10.3.2 and 21.11). So the port is part of it.
+
+    Args:
+        secret: What nobody else has, and what lasts: of the node's private key.
+        port: Where it listens.
+    """
+    return hmac.digest(secret, b"quicoll: keys of stateless resets" + port.to_bytes(2, "big"), sha256)
 
 
 def reset_token(key: bytes, cid: bytes) -> bytes:
@@ -51,7 +77,7 @@ def reset_datagram(key: bytes, cid: bytes, size: int, draw: Callable[[int], byte
     """Return what tells the sender of a short-header packet that its connection is gone, or None: say nothing.
 
     It is shorter than what it answers, so that two who know nothing of each other do not answer for ever (section
-    10.3.3), and looks like any other packet.
+    10.3.3), and looks like any other packet. What is too short for a packet is not answered.
 
     Args:
         key: As for `reset_token`.
@@ -60,7 +86,7 @@ def reset_datagram(key: bytes, cid: bytes, size: int, draw: Callable[[int], byte
         draw: Returns so many bytes of chance.
     """
     length = min(size - 1, _RESET_MOST)
-    if length < RESET_LEAST:
+    if length < RESET_LEAST or size < len(cid) + _PACKET_MORE:
         return None
     noise = draw(length - TOKEN_BYTES)
     return bytes((noise[0] & 0x3F | 0x40,)) + noise[1:] + reset_token(key, cid)
@@ -140,7 +166,7 @@ class OwnIds:
 class PeerIds:
     """The peer's ids; see the module's head.
 
-    current: the one that our packets carry.
+    current: the one that our packets carry. token: its stateless reset token; None: it has none.
     news: numbers of retired ones, of which the peer is to be told (`frame`); whoever sends takes them out.
     """
 
@@ -152,7 +178,7 @@ class PeerIds:
             limit: Our active_connection_id_limit.
             token: Its stateless reset token, if the peer's transport parameters have one.
         """
-        self.current = first
+        self.current, self.token = first, token
         self._limit = limit
         self._number = 0  # of the one in use
         self._known: dict[int, tuple[bytes, bytes | None]] = {0: (first, token)}
@@ -174,6 +200,8 @@ class PeerIds:
                 self._owe(frame.sequence)
             else:
                 self._known[frame.sequence] = (frame.cid, frame.reset_token)
+        if self.token is None:
+            self.change()
         if frame.retire_prior_to > self._before:
             self._before = frame.retire_prior_to
             old = [number for number in self._known if number < self._before]
@@ -199,15 +227,11 @@ class PeerIds:
     def is_reset(self, datagram: bytes | memoryview) -> bool:
         """Return whether a datagram that is no packet for us says that the peer knows nothing of us (section 10.3.1).
 
-        All tokens are compared, each in constant time.
+        Tokens are compared in constant time.
         """
-        if len(datagram) < RESET_LEAST:
+        if len(datagram) < RESET_LEAST or self.token is None:
             return False
-        end = bytes(datagram[-TOKEN_BYTES:])
-        found = False
-        for _, token in self._known.values():
-            found |= token is not None and hmac.compare_digest(end, token)
-        return found
+        return hmac.compare_digest(bytes(datagram[-TOKEN_BYTES:]), self.token)
 
     def frame(self, number: int) -> bytes | None:
         """Return the RETIRE_CONNECTION_ID frame for a number; None if the peer has it."""
@@ -219,7 +243,7 @@ class PeerIds:
 
     def _use(self, number: int) -> None:
         self._number = number
-        self.current = self._known[number][0]
+        self.current, self.token = self._known[number]
 
     def _owe(self, number: int) -> None:
         if number not in self._owed:
