@@ -105,7 +105,7 @@ class Receiver:
             quic.PathResponseFrame: lambda frame: paths.on_response(frame.data),
             quic.HandshakeDoneFrame: self._on_handshake_done,
             quic.NewTokenFrame: self._on_new_token,
-            quic.CloseFrame: self._on_close,
+            quic.CloseFrame: ending.on_close,
         }
 
     def receive(self, run: DatagramRun, now_ns: int) -> None:
@@ -120,16 +120,16 @@ class Receiver:
             return
         self._now_ns = now_ns
         if len(run.memory) <= run.size:
-            if self._ending.listens:
+            if self._ending.is_open:
                 self.receive_one(run.memory, run.address, now_ns)
             return
         at, count, size = 0, len(run.memory) // run.size, run.size
         known = run.address == self._paths.current.address
         alone, pause = 0, _LEAST_ALONE  # up to where packets are opened one by one, and for how many the next time
         look = _MOST_RUN
-        while at < count and self._ending.listens:
+        while at < count and self._ending.is_open:
             done, together = 0, min(count - at, look)
-            is_run = known and at >= alone and together >= _RUN and self._ending.is_open
+            is_run = known and at >= alone and together >= _RUN
             if is_run and self._acknowledgements.has_place(together):
                 done = self._receive_alike(run.memory[at * size :], size, together)
                 # Each look at a run costs as much as all of its packets, even if it turns out that one alone is taken.
@@ -142,7 +142,7 @@ class Receiver:
                 self.receive_one(run.memory[at * size : (at + 1) * size], run.address, now_ns)
                 done = 1
             at += done
-        if (rest := run.memory[count * size :]) and self._ending.listens:
+        if (rest := run.memory[count * size :]) and self._ending.is_open:
             self.receive_one(rest, run.address, now_ns)
 
     def receive_one(self, data: memoryview | bytes, address: tuple[object, ...], now_ns: int) -> None:
@@ -162,9 +162,6 @@ class Receiver:
             return
         if self._trace is not None:
             self._trace.packet_received(number, len(data), payload)
-        if not self._ending.is_open:
-            self._close_only(payload)
-            return
         path = self._path = self._paths.heard(address, len(data), cid)
         self._cid = cid
         eliciting, probing = self._frames(payload)
@@ -263,16 +260,9 @@ class Receiver:
                 take(frame)
         return eliciting, probing
 
-    def _close_only(self, payload: bytes) -> None:
-        """While closing, only the peer's own close is of interest (RFC 9000 section 10.2.1)."""
-        self._ending.on_packet()
-        for frame in read_frames(payload):
-            if isinstance(frame, quic.CloseFrame):
-                self._on_close(frame)
-
     def _look_for_reset(self, data: memoryview | bytes) -> None:
-        if self._ending.is_open and self._peer_ids.is_reset(data):
-            self._ending.on_reset(self._now_ns, self._sender.probe_timeout_ns)
+        if self._peer_ids.is_reset(data):
+            self._ending.on_reset()
 
     # -- frames --------------------------------------------------------------------------------------------------
 
@@ -292,9 +282,6 @@ class Receiver:
     def _on_new_token(self, frame: quic.NewTokenFrame) -> None:
         if not self._is_client:
             raise FrameError(PROTOCOL_VIOLATION, "a client gives no tokens")  # RFC 9000 section 19.7
-
-    def _on_close(self, frame: quic.CloseFrame) -> None:
-        self._ending.on_close(frame, self._now_ns, self._sender.probe_timeout_ns)
 
 
 _PROBING = (quic.PathChallengeFrame, quic.PathResponseFrame, quic.NewConnectionIdFrame)  # RFC 9000 section 9.1

@@ -48,6 +48,7 @@ from quicoll_transport.quic.recovery import LossRecovery, PacketRun
 from quicoll_transport.quic.varint import varint, varint_size
 
 if TYPE_CHECKING:
+    from quicoll_transport.net.addresses import Address
     from quicoll_transport.quic.acknowledgements import Acknowledgements
     from quicoll_transport.quic.closing import ConnectionEnd
     from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
@@ -74,7 +75,7 @@ _LEAST_TEXT = 4  # so that there is a sample, whatever the length of a packet nu
 
 
 class Sender:
-    """See the module's head. number: of the next packet. bytes_sent: of streams, to see what was sent again."""
+    """See the module's head. number: of the next packet. last: the last words as they were sent, and to where."""
 
     def __init__(
         self,
@@ -96,6 +97,7 @@ class Sender:
         """ack_delay_exponent: the peer's. trace: None: nobody traces."""
         self._trace = trace
         self.number = 0
+        self.last: tuple[bytes, Address] | None = None
         self.recovery = recovery
         self._keys = keys
         self._acknowledgements = acknowledgements
@@ -202,7 +204,7 @@ class Sender:
         """Return what may be sent now, in order; good until the next call."""
         self._used, self._more_ns, self._pacer.due_ns = 0, None, None
         if not self._ending.is_open:
-            return self._last_words(now_ns)
+            return self._last_words()
         keys, outbound = self._keys, self._outbound
         if self._own_ids.news or self._peer_ids.news:
             self._tell_ids()
@@ -454,17 +456,13 @@ class Sender:
         payload = b"\x01".ljust(size - self._head - TAG, b"\0")
         return self._seal(path, payload, (), now_ns, eliciting=True, is_mtu_probe=True)
 
-    def _last_words(self, now_ns: int) -> list[DatagramRun]:
+    def _last_words(self) -> list[DatagramRun]:
         path = self._paths.current
-        if not self._ending.has_words:
-            return []
-        if path.room < LEAST_DATAGRAM_BYTES:
-            self._ending.begin_end(now_ns, self.probe_timeout_ns)
-            return []
-        words = self._ending.last_words(now_ns, self.probe_timeout_ns)
-        if words is None:
+        words = self._ending.last_words()
+        if not words or path.room < LEAST_DATAGRAM_BYTES:
             return []
         packet = seal(self._keys.send, self._peer_ids.current, self.number, words.ljust(_LEAST_TEXT, b"\0"))
         self.number += 1
         path.sent += len(packet)
+        self.last = (packet, path.address)
         return [DatagramRun(memoryview(packet), len(packet), path.address)]

@@ -15,6 +15,7 @@ import numpy as np
 from aioquic.quic.packet import QuicErrorCode
 
 from quicoll_transport.carrier import (
+    CLOSE_FORGOTTEN,
     CLOSE_GONE,
     CLOSE_NORMAL,
     CLOSE_OUTDATED,
@@ -151,6 +152,7 @@ def error_name(code: int) -> str:
         CLOSE_GONE: "link gone",
         CLOSE_REPLACED: "replaced",
         CLOSE_OUTDATED: "outdated",
+        CLOSE_FORGOTTEN: "stateless reset",
     }
     if code in ours:
         return ours[code]
