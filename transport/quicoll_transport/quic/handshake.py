@@ -54,6 +54,7 @@ from aioquic.quic.packet import (
 
 from quicoll_transport.carrier import Closed
 from quicoll_transport.errors import ProtocolError
+from quicoll_transport.quic.acknowledgements import MAX_ACK_DELAY_MS
 from quicoll_transport.quic.terms import ALPN, CID_LENGTH, SessionConfig, error_name
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ def local_parameters(config: SessionConfig) -> TransportParameters:
         initial_max_stream_data_uni=window,
         initial_max_streams_bidi=1,
         initial_max_streams_uni=_STREAMS,
+        max_ack_delay=MAX_ACK_DELAY_MS,
         active_connection_id_limit=8,
     )
 
