@@ -714,7 +714,7 @@ class Storm:
             if not self.step() or self.now > end:
                 raise StormError("a connection that was closed does not end")
         for number, side in enumerate(self.sides):
-            # The last words may be lost, and who says them again is not here (endpoint/core/departed.py).
+            # The last words may be lost, and who says them again is not here (endpoint/core/closed.py).
             silent = (self.loss or self.flip) and side.closed == (0, "idle timeout")
             if isinstance(side, PlaneSide) and not silent and side.closed != (0x77, "the storm is over"):
                 raise StormError(f"side {number} has ended otherwise: {side.closed}")

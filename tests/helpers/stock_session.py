@@ -262,7 +262,7 @@ class StockSession:
         if not self.closed:
             self._quic.close(error_code=code, reason_phrase=reason)
 
-    def farewell(self, now_ns: int) -> None:
+    def last_words(self, now_ns: int) -> None:
         """Nothing is kept of it."""
 
     def release(self) -> None:

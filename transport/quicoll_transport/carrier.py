@@ -48,7 +48,7 @@ __all__ = [
     "Closed",
     "ControlData",
     "Dial",
-    "Farewell",
+    "LastWords",
     "Listener",
     "MessageSink",
     "PathStats",
@@ -130,7 +130,7 @@ CarrierEvent = Authenticated | ControlData | Closed
 
 
 @dataclass(frozen=True, slots=True)
-class Farewell:
+class LastWords:
     """What is left of a carrier that has ended, for a peer that may not know it yet and still sends.
 
     words: the last datagrams, which may be said again as they are; none: nothing may be said any more.
@@ -241,7 +241,7 @@ class Carrier(Protocol):
         """End the carrier and say so to the peer: `datagrams_to_send` has the last words. Closed twice is fine."""
         ...
 
-    def farewell(self, now_ns: int) -> Farewell | None:
+    def last_words(self, now_ns: int) -> LastWords | None:
         """Return what is to be kept of it; None: nothing. Asked once, when it has ended and said its last words."""
         ...
 

@@ -6,7 +6,7 @@
     open --nothing heard for the idle time--> ended: likewise           (10.1)
 
 Invariants: there is one cause, the first (`cause`); nothing leads back. Who has ended looks at nothing that comes. What
-is sent to it still for a while is answered by whoever keeps the connection's ids, with `Farewell`: for that neither
+is sent to it still for a while is answered by whoever keeps the connection's ids, with `LastWords`: for that neither
 keys nor streams are needed (10.2.1), so a connection that has ended costs a few hundred bytes.
 
 The idle time begins anew with each packet of the peer, and with the first one after it that asks the peer to answer

@@ -25,7 +25,7 @@ from quicoll_transport.carrier import (
     CarrierEvent,
     Closed,
     ControlData,
-    Farewell,
+    LastWords,
     MessageSink,
     PathStats,
 )
@@ -374,15 +374,15 @@ class Session:
             self._handshake = None  # it has nothing to repeat any more
         self._closed_here = True
 
-    def farewell(self, now_ns: int) -> Farewell | None:
+    def last_words(self, now_ns: int) -> LastWords | None:
         """Return what is left of it for three probe timeouts; see Carrier. Nothing of one that ended by silence."""
         plane = self._plane
         if plane is None:
-            return Farewell(tuple(self._last), now_ns + _UNKNOWN_PTOS * self._config.initial_rtt_ns)
+            return LastWords(tuple(self._last), now_ns + _UNKNOWN_PTOS * self._config.initial_rtt_ns)
         if plane.ending.is_silent:
             return None
         words = () if plane.sender.last is None else (plane.sender.last,)
-        return Farewell(words, now_ns + 3 * plane.sender.probe_timeout_ns)
+        return LastWords(words, now_ns + 3 * plane.sender.probe_timeout_ns)
 
     def release(self) -> None:
         """Let go of everything that is the caller's, and hand the qlog trace, if there is one, to its directory."""

@@ -88,7 +88,7 @@ def test_a_new_connection_of_the_same_peer_is_not_delayed_by_the_old_one(pair: P
         ours = pair.a.peer(pair.b)
         pair.a.core.traffic.fail(pair.a.core.connections.of_link[ours], CLOSE_REPLACED, "cut")
         pair.a.act()
-        assert len(pair.a.core.departed) > 0
+        assert len(pair.a.core.closed_connections) > 0
         pair.until(lambda count=count: pair.a.peer(pair.b).attempts == count)  # type: ignore[misc]
         began = pair.now
         pair.until(lambda: pair.a.peer(pair.b).link.state is LinkState.UP)
@@ -101,10 +101,10 @@ def test_what_is_left_of_connections_goes_in_time(pair: Pair) -> None:
         pair.a.core.traffic.fail(pair.a.core.connections.of_link[ours], CLOSE_REPLACED, "cut")
         pair.a.act()
         pair.until(lambda: ours.link.state is LinkState.UP)
-    assert len(pair.a.core.departed) > 0
+    assert len(pair.a.core.closed_connections) > 0
     end = pair.now + 5 * S
     pair.until(lambda: pair.now >= end)
-    assert (len(pair.a.core.departed), len(pair.b.core.departed)) == (0, 0)
+    assert (len(pair.a.core.closed_connections), len(pair.b.core.closed_connections)) == (0, 0)
 
 
 # -- processes that are started anew ---------------------------------------------------------------------------------

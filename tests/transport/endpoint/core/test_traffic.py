@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from quicoll_transport.carrier import CLOSE_NORMAL
 from quicoll_transport.endpoint.core.agenda import Agenda
+from quicoll_transport.endpoint.core.closed import ClosedConnections
 from quicoll_transport.endpoint.core.connection import Connection
-from quicoll_transport.endpoint.core.departed import Departed
 from quicoll_transport.endpoint.core.table import Table
 from quicoll_transport.endpoint.core.terms import Actions, SendRuns
 from quicoll_transport.endpoint.core.traffic import Traffic
@@ -42,7 +42,7 @@ class Reusing:
     def close(self, code: int, reason: str) -> None:
         pass
 
-    def farewell(self, now_ns: int) -> None:
+    def last_words(self, now_ns: int) -> None:
         pass
 
     def release(self) -> None:
@@ -52,7 +52,12 @@ class Reusing:
 def traffic(actions: Actions) -> tuple[Traffic, Connection]:
     door: Any = SimpleNamespace(closed=lambda connection: None)
     made = Traffic(
-        table=Table(), departed=Departed(), agenda=Agenda(), door=door, actions=actions, on_failed=lambda *_: None
+        table=Table(),
+        closed=ClosedConnections(),
+        agenda=Agenda(),
+        door=door,
+        actions=actions,
+        on_failed=lambda *_: None,
     )
     connection = Connection(cast("Any", Reusing()), dialled=True, deadline_ns=10**9, pace=Pace(PaceConfig()))
     made.register(connection)

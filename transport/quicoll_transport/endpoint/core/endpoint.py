@@ -37,8 +37,8 @@ from quicoll_transport.carrier import (
 )
 from quicoll_transport.endpoint.core.admission import Admission, as_incarnation
 from quicoll_transport.endpoint.core.agenda import Agenda
+from quicoll_transport.endpoint.core.closed import ClosedConnections
 from quicoll_transport.endpoint.core.connection import Connection
-from quicoll_transport.endpoint.core.departed import Departed
 from quicoll_transport.endpoint.core.dialling import DialAttempt, Dialler, NoAddress
 from quicoll_transport.endpoint.core.greeting import Greeting
 from quicoll_transport.endpoint.core.peer import Peer
@@ -80,7 +80,7 @@ class EndpointCore:
 
     actions: what is to be done, the oldest first; who does it takes it out.
     waiting: peers that were touched since they were last served.
-    peers: the living ones. connections: all; traffic: runs them. departed: what is left of those that have ended.
+    peers: the living ones. connections: all; traffic: runs them. closed_connections: what is left.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class EndpointCore:
         self.identity = identity
         self.peers: dict[NodeIdentity, Peer] = {}
         self.connections = Table()
-        self.departed = Departed()
+        self.closed_connections = ClosedConnections()
         self.agenda: Agenda[Peer | Connection] = Agenda()
         self.admission = Admission(settings=settings, listener=listener, verify=verify, authorize=authorize)
         self._incarnation = incarnation
@@ -117,7 +117,7 @@ class EndpointCore:
         self.actions = self._actions.queue
         self.traffic = Traffic(
             table=self.connections,
-            departed=self.departed,
+            closed=self.closed_connections,
             agenda=self.agenda,
             door=self.admission.door,
             actions=self._actions,
@@ -254,7 +254,7 @@ class EndpointCore:
         if self._closed:
             return
         self._actions.now_ns = now_ns
-        self.departed.expire(now_ns)
+        self.closed_connections.expire(now_ns)
         for item in self.agenda.due(now_ns):
             if isinstance(item, Peer):
                 self._peer_timer(item, now_ns)
@@ -460,7 +460,7 @@ class EndpointCore:
         Returns:
             The connection that they are for all the same, or that they have made, and those that are for it.
         """
-        if (said := self.departed.answer(cid, run, now_ns)) is not None:
+        if (said := self.closed_connections.answer(cid, run, now_ns)) is not None:
             self._actions.send(joined(said))
             return None, run
         if run.memory[0] & 0x80:

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quicoll_transport.carrier import Farewell
+    from quicoll_transport.carrier import LastWords
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.runs import DatagramRun
 
-__all__ = ["Departed"]
+__all__ = ["ClosedConnections"]
 
 MOST = 512
 MOST_BYTES = 512 * 1024
@@ -46,7 +46,7 @@ class _Ended:
     sent: int = 0
 
 
-class Departed:
+class ClosedConnections:
     """See the module's head. nbytes: of all words."""
 
     def __init__(self) -> None:
@@ -57,16 +57,16 @@ class Departed:
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, cids: Sequence[bytes], farewell: Farewell, now_ns: int) -> None:
+    def add(self, cids: Sequence[bytes], last: LastWords, now_ns: int) -> None:
         """Keep what is left of a connection.
 
         Args:
             cids: That led to it.
-            farewell: From its carrier.
+            last: From its carrier.
             now_ns: The time.
         """
-        size = sum(len(data) for data, _ in farewell.words)
-        ended = _Ended(tuple(cids), farewell.words, farewell.until_ns, size)
+        size = sum(len(data) for data, _ in last.words)
+        ended = _Ended(tuple(cids), last.words, last.until_ns, size)
         self._all[ended] = None
         self.nbytes += size
         for cid in ended.cids:
