@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quicoll_transport.quic.closing import ConnectionEnd, EndCause, EndStage
-from quicoll_transport.quic.frames import CloseFrame, read_frames
+from quicoll_transport.quic.frame_reader import read_frames
+from quicoll_transport.quic.frames import CloseFrame
 
 S = 1_000_000_000
 PTO = S // 10

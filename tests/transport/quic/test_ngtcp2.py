@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from ngtcp2 import CLIENT, SERVER, Http3, Http3Gate, Wire, bodies, http3_client, program, serving
-from quic_pairs import PlanePeer
 
 from quicoll_transport.quic.closing import EndStage
 from quicoll_transport.quic.terms import SessionConfig
@@ -114,8 +113,8 @@ def test_a_client_of_ngtcp2_sends_all_bytes(fetch: Fetch, loss: float, window: i
 
 
 @with_client
-def test_a_client_of_ngtcp2_that_is_asked_for_its_address_gets_many_streams_through_small_windows(fetch: Fetch) -> None:
-    """The plane allows one stream of requests at a time; 20,000 bytes of all streams, 16,384 of each, are allowed it."""
+def test_a_client_of_ngtcp2_that_has_to_retry_gets_many_streams_through_small_windows(fetch: Fetch) -> None:
+    """The plane allows one stream of requests at a time; it is allowed 20 KiB of all streams, 16 KiB of each."""
     fetch.retry, fetch.response = True, CONTENT[:100_000]
     with fetch.wire() as wire:
         fetch.go(wire, fetch.command(wire, *SMALL, "--max-stream-data-bidi-local=16K", count=10))
@@ -301,7 +300,7 @@ def test_a_server_of_ngtcp2_lets_go_of_a_connection_that_a_plane_closes(shown: d
         assert_over(wire, peer, code=H3_NO_ERROR, by_peer=False)
 
 
-def assert_over(wire: Wire, peer: PlanePeer, *, code: int, by_peer: bool) -> None:
+def assert_over(wire: Wire, peer: Http3, *, code: int, by_peer: bool) -> None:
     """A connection that was closed is over after three probe timeouts, which are short on this path."""
     cause = peer.plane.cause
     assert cause is not None

@@ -309,7 +309,7 @@ def test_a_client_ignores_who_is_not_its_server(join: Join) -> None:
 
 def test_a_peer_that_knows_nothing_of_the_connection_ends_it(join: Join) -> None:
     net = join()
-    client, server = pair(net)
+    client, _server = pair(net)
     net.run(S)
     reset = reset_datagram(RESET_KEY, client.plane.peer_ids.current, 100, net.random.randbytes) or b""
     client.receive(DatagramRun(memoryview(bytearray(reset)), len(reset), ("10.0.0.66", 6)), net.now)

@@ -15,7 +15,8 @@ from aioquic.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic
 from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
 
 from quicoll_transport.quic.connection_ids import reset_token
-from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
+from quicoll_transport.quic.handshake import Handshake, handshake_configuration
+from quicoll_transport.quic.parameters import local_parameters
 from quicoll_transport.quic.session import RESET_KEY_BYTES, Session
 from quicoll_transport.quic.terms import CID_LENGTH, SessionConfig, destinations, is_unauthenticated_initial
 
