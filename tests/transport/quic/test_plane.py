@@ -78,6 +78,26 @@ def test_what_arrives_in_runs_is_taken_as_one_by_one(join: Join, path: dict[str,
     assert seen[0] == seen[1]
 
 
+def test_a_request_and_its_answer_are_two_datagrams(join: Join) -> None:
+    net = join()
+    net.run(S)
+    sent = list(net.sent)
+    for _ in range(10):
+        transfer(net, [100], sides=(0,))
+        transfer(net, [100], sides=(1,))
+    assert [now - before for now, before in zip(net.sent, sent, strict=True)] == [10, 10]
+
+
+def test_a_lost_end_of_a_message_is_noticed_after_a_few_milliseconds(join: Join) -> None:
+    net = join(delay_ns=MS // 10)
+    for _ in range(20):
+        transfer(net, [100])
+    lost: list[bytes] = []
+    net.tap = lambda side, data: bool(side or lost) or lost.append(data) is not None  # the next of the client's
+    assert transfer(net, [100], sides=(0,)) < 10 * MS
+    assert len(lost) == 1
+
+
 def test_the_same_seed_gives_the_same_traffic(join: Join) -> None:
     sent = []
     for _ in range(2):

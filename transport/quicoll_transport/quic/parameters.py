@@ -19,6 +19,8 @@ from aioquic.quic.packet import (
     push_quic_transport_parameters,
 )
 
+from quicoll_transport.quic.acknowledgements import MAX_ACK_DELAY_MS
+
 if TYPE_CHECKING:
     from quicoll_transport.quic.terms import SessionConfig
 
@@ -64,6 +66,7 @@ def local_parameters(config: SessionConfig) -> TransportParameters:
         initial_max_stream_data_uni=window,
         initial_max_streams_bidi=1,
         initial_max_streams_uni=_STREAMS,
+        max_ack_delay=MAX_ACK_DELAY_MS,
         active_connection_id_limit=8,
     )
 
