@@ -2,10 +2,9 @@
 
 Memory: the inputs are read in place and sent from where they lie (but for a chunk that spans several tensors of a
 list); results arrive straight in the output; each open lane takes its scratch, nothing else. A message of INLINE_BYTES
-at most is copied instead, and nobody waits for it: if it does not arrive, the rank that waits for it says so, and a link
-that ends breaks the view. Lanes are started in order
-and the same number is open on every rank, so the first lane unfinished anywhere is open everywhere (quicoll.plan.model
-says why that suffices).
+at most is copied instead, and nobody waits for it: if it does not arrive, the rank that waits for it says so, and a
+link that ends breaks the view. Lanes are started in order and the same number is open on every rank, so the first lane
+unfinished anywhere is open everywhere (quicoll.plan.model says why that suffices).
 
 Nothing here is a task. A lane is a generator that stands where it needs a message which has not come; the end of a
 transfer lets it go on, in the loop's next turn. Who waits for the whole is woken when it has ended (`wake`), and then

@@ -22,7 +22,8 @@ from quic_pairs import RESET_KEY, PlanePeer
 from quicoll_transport.net.runs import DatagramRun
 from quicoll_transport.quic.connection_ids import reset_datagram, reset_token
 from quicoll_transport.quic.gate import Gate
-from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
+from quicoll_transport.quic.handshake import Handshake, handshake_configuration
+from quicoll_transport.quic.parameters import local_parameters
 from quicoll_transport.quic.terms import SessionConfig, destination_cid
 from quicoll_transport.quic.varint import pull, varint
 

@@ -38,9 +38,10 @@ from quicoll_fuzz.world import credentials
 
 from quicoll_transport.net.runs import DatagramRun, joined
 from quicoll_transport.quic.cubic import Cubic
-from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
+from quicoll_transport.quic.handshake import Handshake, handshake_configuration
 from quicoll_transport.quic.mtu import PathMtu
 from quicoll_transport.quic.newreno import NewReno
+from quicoll_transport.quic.parameters import local_parameters
 from quicoll_transport.quic.seeded import entropy
 from quicoll_transport.quic.terms import CID_LENGTH, SessionConfig
 

@@ -19,6 +19,7 @@ from quicoll.sim.operations import OPERATIONS
 from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario import swarm
 from quicoll.sim.scenario.events import (
+    Crash,
     Fault,
     Forge,
     Heal,

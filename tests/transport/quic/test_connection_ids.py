@@ -16,12 +16,12 @@ from quicoll_transport.quic.connection_ids import (
     reset_key,
     reset_token,
 )
+from quicoll_transport.quic.frame_reader import read_frames
 from quicoll_transport.quic.frames import (
     PROTOCOL_VIOLATION,
     FrameError,
     NewConnectionIdFrame,
     RetireConnectionIdFrame,
-    read_frames,
 )
 
 KEY, FIRST = bytes(32), b"12345678"

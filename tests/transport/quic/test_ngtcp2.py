@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from ngtcp2 import CLIENT, SERVER, Http3, Http3Gate, Wire, bodies, http3_client, program, serving
@@ -17,9 +17,6 @@ from ngtcp2 import CLIENT, SERVER, Http3, Http3Gate, Wire, bodies, http3_client,
 from quicoll_transport.quic.terms import SessionConfig
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import WORKER, Identity
-
-if TYPE_CHECKING:
-    from quic_pairs import PlanePeer
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -115,8 +112,8 @@ def test_a_client_of_ngtcp2_sends_all_bytes(fetch: Fetch, loss: float, window: i
 
 
 @with_client
-def test_a_client_of_ngtcp2_after_a_retry_gets_many_streams_through_small_windows(fetch: Fetch) -> None:
-    """The plane allows one stream of requests at a time, and is allowed 20,000 bytes of all, 16,384 of each."""
+def test_a_client_of_ngtcp2_that_has_to_retry_gets_many_streams_through_small_windows(fetch: Fetch) -> None:
+    """The plane allows one stream of requests at a time; it is allowed 20 KiB of all streams, 16 KiB of each."""
     fetch.retry, fetch.response = True, CONTENT[:100_000]
     with fetch.wire() as wire:
         fetch.go(wire, fetch.command(wire, *SMALL, "--max-stream-data-bidi-local=16K", count=10))
@@ -302,7 +299,7 @@ def test_a_server_of_ngtcp2_lets_go_of_a_connection_that_a_plane_closes(shown: d
         assert_over(wire, peer, code=H3_NO_ERROR, by_peer=False)
 
 
-def assert_over(wire: Wire, peer: PlanePeer, *, code: int, by_peer: bool) -> None:
+def assert_over(wire: Wire, peer: Http3, *, code: int, by_peer: bool) -> None:
     """A connection that was closed has said its last words once, and says nothing more."""
     cause = peer.plane.cause
     assert cause is not None

@@ -29,8 +29,8 @@ from enum import Enum
 
 from quicoll_transport.errors import ConfigurationError, MessageCorrupted, MessageRefused, ProtocolError, TransportError
 from quicoll_transport.link.frames import (
-    MAX_APP,
     INLINE_BYTES,
+    MAX_APP,
     MAX_OFFERS,
     MESSAGE_COST,
     TAG_SIZE,
@@ -233,9 +233,7 @@ class Outbox:
                 self._control(told)
             if channel_of(message.tag) is not None and not message.void:
                 empty = memoryview(b"")
-                self._queue_last(
-                    Outgoing(self._next, message.tag, empty, checksum(empty), _unheard, void=True)
-                )
+                self._queue_last(Outgoing(self._next, message.tag, empty, checksum(empty), _unheard, void=True))
         self._finish(message, SendState.CANCELLED, None)
         self.pump()
 

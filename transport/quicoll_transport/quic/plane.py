@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.quic.controller import Controller
-    from quicoll_transport.quic.handshake import Handover, TransportParameters
+    from quicoll_transport.quic.handshake import Handover
     from quicoll_transport.quic.mtu import PathMtu
+    from quicoll_transport.quic.parameters import TransportParameters
     from quicoll_transport.quic.records import Carried
 
 __all__ = ["Plane"]

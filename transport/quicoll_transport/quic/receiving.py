@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quicoll_transport.quic import frames as quic
-from quicoll_transport.quic.frames import PROTOCOL_VIOLATION, FrameError, asks_for_acknowledgement, read_frames
+from quicoll_transport.quic.frame_reader import read_frames
+from quicoll_transport.quic.frames import PROTOCOL_VIOLATION, FrameError, asks_for_acknowledgement
 from quicoll_transport.quic.packets import Slabs, open_packet, open_run
 from quicoll_transport.quic.varint import pull
 
