@@ -20,7 +20,6 @@ from quicoll_transport.security.identity import COORDINATOR
 if TYPE_CHECKING:
     from quicoll.engine.engine import Engine
     from quicoll.job import Job
-    from quicoll_transport.endpoint.transfer import Transfer
 
 SECONDS = 10.0
 COMPUTE = 0.2
@@ -29,17 +28,17 @@ ELEMENTS = 160  # so that the size tells these tensors from whatever else is sen
 
 def lie(monkeypatch: pytest.MonkeyPatch, pairs: Sequence[tuple[str, str]]) -> None:
     """Let tensors that go from one host to another have one bit changed, before their checksums are made."""
-    honest = Link.send
+    honest = Link.send_copy
 
-    def send(link: Link, tag: bytes, payload: memoryview) -> Transfer:
+    def send(link: Link, tag: bytes, payload: memoryview) -> None:
         loop: Any = link.loop
         if (loop.host.name, link.node) in pairs and len(payload) == 4 * ELEMENTS:
             changed = bytearray(payload)
             changed[2] ^= 0x10
             payload = memoryview(changed)
-        return honest(link, tag, payload)
+        honest(link, tag, payload)
 
-    monkeypatch.setattr(Link, "send", send)
+    monkeypatch.setattr(Link, "send_copy", send)
 
 
 class Steps:
