@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.net.runs import DatagramRun
 from quicoll_transport.quic import frames as f
-from quicoll_transport.quic.handshake import Handover, TransportParameters
+from quicoll_transport.quic.handshake import Handover
 from quicoll_transport.quic.keys import AES_128_GCM_SHA256, Keys
 from quicoll_transport.quic.mtu import PathMtu
 from quicoll_transport.quic.newreno import NewReno
 from quicoll_transport.quic.packets import seal
+from quicoll_transport.quic.parameters import TransportParameters
 from quicoll_transport.quic.plane import Plane
 
 from .mutate import EXTREMES, mutate_bytes, mutate_frames, random_frames

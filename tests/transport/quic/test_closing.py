@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from quicoll_transport.carrier import CLOSE_FORGOTTEN
 from quicoll_transport.quic.closing import ConnectionEnd, EndCause
-from quicoll_transport.quic.frames import CloseFrame, read_frames
+from quicoll_transport.quic.frame_reader import read_frames
+from quicoll_transport.quic.frames import CloseFrame
 
 S = 1_000_000_000
 PTO = S // 10

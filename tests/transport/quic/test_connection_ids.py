@@ -16,12 +16,12 @@ from quicoll_transport.quic.connection_ids import (
     reset_key,
     reset_token,
 )
+from quicoll_transport.quic.frame_reader import read_frames
 from quicoll_transport.quic.frames import (
     PROTOCOL_VIOLATION,
     FrameError,
     NewConnectionIdFrame,
     RetireConnectionIdFrame,
-    read_frames,
 )
 
 KEY, FIRST = bytes(32), b"12345678"
@@ -99,13 +99,52 @@ def test_an_id_that_comes_after_its_retirement_is_retired_at_once() -> None:
     assert ids.current == told(5).cid
 
 
-def test_another_path_gets_another_id_if_there_is_one() -> None:
+def test_each_path_has_an_id_and_retires_it_when_it_is_left() -> None:
     ids = theirs()
-    assert not ids.change()
-    ids.add(told(1))
-    assert ids.change()
-    assert ids.current == told(1).cid
+    for number in (1, 2):
+        ids.add(told(number))
+    assert ids.of(7) == told(1).cid
+    assert ids.current == FIRST, "a probe has gone by another path, no more"
+    ids.use(7)
+    assert (ids.current, ids.of(7), ids.of(0)) == (told(1).cid, told(1).cid, FIRST)
+    ids.leave(0)
     assert ids.news == [0]
+    ids.leave(0)  # a repetition, as of a path that nothing was sent by
+    assert ids.of(8) == told(2).cid
+    ids.leave(8)
+    assert ids.news == [0, 2]
+    assert ids.current == told(1).cid
+
+
+def test_two_paths_share_an_id_where_the_peer_has_given_too_few() -> None:
+    ids = theirs()
+    ids.use(1)
+    assert (ids.current, ids.of(0)) == (FIRST, FIRST)
+    ids.leave(0)
+    assert ids.news == [], "the other path needs it"
+    ids.add(told(1))
+    assert ids.of(2) == told(1).cid
+
+
+def test_ids_of_all_paths_are_replaced_where_the_peer_asks_for_that() -> None:
+    ids = theirs()
+    ids.add(told(1))
+    ids.use(5)
+    ids.add(told(2, before=2))
+    assert ids.current == told(2).cid
+    assert ids.of(0) == told(2).cid, "there is no other"
+    assert ids.news == [0, 1]
+
+
+def test_an_id_that_comes_late_is_taken_where_nothing_else_is_left() -> None:
+    ids = theirs()
+    ids.add(told(2))
+    ids.of(1)
+    ids.leave(1)
+    assert ids.news == [2]
+    ids.add(told(1, before=1))
+    assert ids.current == told(1).cid
+    assert ids.news == [2, 0]
 
 
 def test_ids_that_cannot_be_are_refused() -> None:
@@ -138,18 +177,19 @@ def a_reset(cid: bytes) -> bytes:
     return datagram
 
 
-def test_a_reset_is_known_by_the_token_of_the_id_in_use_and_of_no_other() -> None:
-    """RFC 9000 section 10.3.1: not of one that was never used, nor of one that is retired."""
+def test_a_reset_is_known_by_the_token_of_an_id_that_is_in_use_and_no_other() -> None:
+    """RFC 9000 section 10.3.1: nobody can have answered a packet that carried an id which was never used."""
     ids = theirs()
-    other = b"abcdefgh"
-    ids.add(NewConnectionIdFrame(1, 0, other, reset_token(KEY, other)))
-    first, second = a_reset(FIRST), a_reset(other)
-    assert first[0] & 0xC0 == 0x40
-    assert (ids.is_reset(first), ids.is_reset(second)) == (True, False)
+    ids.add(NewConnectionIdFrame(1, 0, b"abcdefgh", reset_token(KEY, b"abcdefgh")))
+    first, second, other = (a_reset(cid) for cid in (FIRST, b"abcdefgh", b"nobody's"))
+    assert [ids.is_reset(datagram) for datagram in (first, second, other)] == [True, False, False]
     assert not ids.is_reset(first[:-1] + bytes([first[-1] ^ 1]))
     assert not ids.is_reset(first[-20:]), "no packet is so short"
-    ids.change()
-    assert (ids.is_reset(first), ids.is_reset(second)) == (False, True)
+    assert first[0] & 0xC0 == 0x40
+    ids.use(1)
+    assert [ids.is_reset(datagram) for datagram in (first, second, other)] == [True, True, False]
+    ids.leave(0)
+    assert [ids.is_reset(datagram) for datagram in (first, second, other)] == [False, True, False]
 
 
 def test_an_id_without_a_token_gives_way_to_the_first_that_has_one() -> None:

@@ -412,7 +412,11 @@ class Endpoint:
         if self._closed:
             return
         self._core.receive(runs, self.now_ns())
-        self._flush()
+        if self._core.waiting:  # served when those who waited for what came have had their say, which goes along
+            self._act()
+            self._wake()
+        else:
+            self._flush()
 
     def _on_unreachable(self, address: Address, trouble: Trouble) -> None:
         if trouble.limit:

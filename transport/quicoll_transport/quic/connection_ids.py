@@ -5,10 +5,13 @@ the peer retires is replaced, so that it always has one for a new path. Each has
 from the id and a key that outlives the process (`reset_key`, section 10.3.2), so nothing has to be remembered to say
 "this connection is gone", not even by a process that was started anew.
 
-The peer's (`PeerIds`). One is in use. The peer may issue up to our limit, and ask that those below a number be retired,
-which is done at once. An id that we retire is remembered by number until the peer has the RETIRE_CONNECTION_ID frame.
-Only the token of the one in use means anything (section 10.3.1). A client's first id has none, so its server uses
-another one as soon as there is one.
+The peer's (`PeerIds`). Each path has one (section 9.5; `paths` says which paths share one), `current` is that of the
+path in use. Where the peer has given too few, one serves two paths: to be linked is better than to be silent. The peer
+may issue up to our limit, and ask that those below a number be retired, which is done at once. An id that we retire is
+remembered by number until the peer has the RETIRE_CONNECTION_ID frame. Numbers go into use as they rise; one that comes
+below the newest in use (`_latest`) was retired before or is late, and is retired, unless nothing else is left. Only
+the tokens of ids in use mean anything (section 10.3.1). A client's first id has none, so its server uses another one as
+soon as there is one.
 
 Bounds. A peer cannot make us keep more ids than our limit (CONNECTION_ID_LIMIT_ERROR), nor owe it more retirements
 than `_MOST_OWED` (the same). It cannot make us issue more than it retires, and what waits to be told is what is active.
@@ -166,12 +169,13 @@ class OwnIds:
 class PeerIds:
     """The peer's ids; see the module's head.
 
-    current: the one that our packets carry. token: its stateless reset token; None: it has none.
+    current: the one that our packets carry by the path in use. path: the number of that path (`Path.ids`).
+    token: the stateless reset token of `current`; None: it has none.
     news: numbers of retired ones, of which the peer is to be told (`frame`); whoever sends takes them out.
     """
 
     def __init__(self, first: bytes, *, limit: int, token: bytes | None = None) -> None:
-        """Begin with the id of the handshake.
+        """Begin with the id of the handshake, on the path of number 0.
 
         Args:
             first: That id; empty where the peer wants none, and then it never has others.
@@ -179,16 +183,18 @@ class PeerIds:
             token: Its stateless reset token, if the peer's transport parameters have one.
         """
         self.current, self.token = first, token
+        self.path = 0
         self._limit = limit
-        self._number = 0  # of the one in use
         self._known: dict[int, tuple[bytes, bytes | None]] = {0: (first, token)}
+        self._in_use = {0: 0}  # numbers of ids by those of paths
+        self._latest = 0
         self._before = 0
         self._owed: dict[int, None] = {}  # retirements that the peer is not known to have
         self.news: list[int] = []
 
     def add(self, frame: NewConnectionIdFrame) -> None:
         """Take a NEW_CONNECTION_ID frame. Raises FrameError; see the module's head."""
-        if not self._known[self._number][0]:
+        if not self.current:
             raise FrameError(PROTOCOL_VIOLATION, "an id of a peer that wants none")
         known = self._known.get(frame.sequence)
         if known is not None and known[0] != frame.cid:
@@ -196,42 +202,68 @@ class PeerIds:
         if known is None:
             if any(cid == frame.cid for cid, _ in self._known.values()):
                 raise FrameError(PROTOCOL_VIOLATION, "one connection id with two numbers")
-            if frame.sequence < max(self._before, self._number):  # retired; it comes late, or again
+            is_late = frame.sequence < max(self._before, self._latest)
+            if is_late and any(number >= frame.retire_prior_to for number in self._known):
                 self._owe(frame.sequence)
             else:
                 self._known[frame.sequence] = (frame.cid, frame.reset_token)
         if self.token is None:
-            self.change()
+            self._prefer_token()
         if frame.retire_prior_to > self._before:
-            self._before = frame.retire_prior_to
-            old = [number for number in self._known if number < self._before]
-            if self._number < self._before:
-                self._use(min(number for number in self._known if number >= self._before))
-            for number in old:
-                del self._known[number]
-                self._owe(number)
+            self._retire_before(frame.retire_prior_to)
         if len(self._known) > self._limit:
             raise FrameError(CONNECTION_ID_LIMIT_ERROR, f"{len(self._known)} ids where {self._limit} are allowed")
 
-    def change(self) -> bool:
-        """Use another id from now on, if there is one, and retire the present one: a path has its own (section 9.5)."""
-        others = [number for number in self._known if number > self._number]
-        if not others:
-            return False
-        old = self._number
-        self._use(min(others))
-        del self._known[old]
-        self._owe(old)
-        return True
+    def _retire_before(self, before: int) -> None:
+        self._before = before
+        for path in sorted(self._in_use, key=lambda path: path != self.path):  # the one in use chooses first
+            if self._in_use[path] < before:
+                self._in_use[path] = self._unused()
+        self._use()
+        for number in [number for number in self._known if number < before]:
+            del self._known[number]
+            self._owe(number)
+
+    def _unused(self) -> int:
+        """Return the number of an id for another path; of one that is in use where there is no other."""
+        able = [number for number in self._known if number >= self._before]
+        free = [number for number in able if number not in self._in_use.values()]
+        number = min(free) if free else max(able)
+        self._latest = max(self._latest, number)
+        return number
+
+    def of(self, path: int) -> bytes:
+        """Return the id that packets to a path carry; the first time, one that no other path has seen."""
+        if path not in self._in_use:
+            self._in_use[path] = self._unused()
+        return self._known[self._in_use[path]][0]
+
+    def use(self, path: int) -> None:
+        """Take note that another path is in use."""
+        self.of(path)
+        self.path = path
+        self._use()
+
+    def leave(self, path: int) -> None:
+        """Take note that a path, which is not in use, is gone: its id is retired."""
+        number = self._in_use.pop(path, None)
+        if number is not None:
+            self._drop(number)
 
     def is_reset(self, datagram: bytes | memoryview) -> bool:
         """Return whether a datagram that is no packet for us says that the peer knows nothing of us (section 10.3.1).
 
-        Tokens are compared in constant time.
+        The tokens of all ids in use are compared, each in constant time, and of no others: nobody could have answered
+        a packet that carried them.
         """
-        if len(datagram) < RESET_LEAST or self.token is None:
+        if len(datagram) < RESET_LEAST:
             return False
-        return hmac.compare_digest(bytes(datagram[-TOKEN_BYTES:]), self.token)
+        end = bytes(datagram[-TOKEN_BYTES:])
+        found = False
+        for number in self._in_use.values():
+            token = self._known[number][1]
+            found |= token is not None and hmac.compare_digest(end, token)
+        return found
 
     def frame(self, number: int) -> bytes | None:
         """Return the RETIRE_CONNECTION_ID frame for a number; None if the peer has it."""
@@ -241,9 +273,23 @@ class PeerIds:
         """Take note that the peer has the frame with this number."""
         self._owed.pop(number, None)
 
-    def _use(self, number: int) -> None:
-        self._number = number
-        self.current, self.token = self._known[number]
+    def _use(self) -> None:
+        self.current, self.token = self._known[self._in_use[self.path]]
+
+    def _prefer_token(self) -> None:
+        """Let the id in use, which has no token, give way to one that has."""
+        old = self._in_use[self.path]
+        able = [number for number, (_, token) in self._known.items() if token is not None and number > self._latest]
+        if not able:
+            return
+        self._in_use[self.path] = self._latest = min(able)
+        self._use()
+        self._drop(old)
+
+    def _drop(self, number: int) -> None:
+        if number not in self._in_use.values():
+            del self._known[number]
+            self._owe(number)
 
     def _owe(self, number: int) -> None:
         if number not in self._owed:

@@ -19,7 +19,8 @@ from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from quicoll_transport.quic.connection_ids import reset_datagram, reset_key, reset_token
-from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
+from quicoll_transport.quic.handshake import Handshake, handshake_configuration
+from quicoll_transport.quic.parameters import local_parameters
 from quicoll_transport.quic.session import Session
 from quicoll_transport.quic.terms import (
     CID_LENGTH,

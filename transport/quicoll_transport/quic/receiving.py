@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quicoll_transport.quic import frames as quic
-from quicoll_transport.quic.frames import PROTOCOL_VIOLATION, FrameError, asks_for_acknowledgement, read_frames
+from quicoll_transport.quic.frame_reader import read_frames
+from quicoll_transport.quic.frames import PROTOCOL_VIOLATION, FrameError, asks_for_acknowledgement
 from quicoll_transport.quic.packets import Slabs, open_packet, open_run
 from quicoll_transport.quic.varint import pull
 
@@ -162,7 +163,7 @@ class Receiver:
             return
         if self._trace is not None:
             self._trace.packet_received(number, len(data), payload)
-        path = self._path = self._paths.heard(address, len(data))
+        path = self._path = self._paths.heard(address, len(data), cid)
         self._cid = cid
         eliciting, probing = self._frames(payload)
         self._note(number, number + 1, len(data), eliciting=eliciting)
@@ -180,14 +181,17 @@ class Receiver:
         opened = open_run(self._keys, slab, at, size, count, cid, self._acknowledgements.largest, self._now_ns)
         for place in opened.forged:
             self._look_for_reset(memory[place * size : (place + 1) * size])
-        numbers, text = self._only_new(opened.numbers, opened.text)
+        numbers, text = opened.numbers, opened.text
+        consecutive = self._are_next(numbers)
+        if not consecutive:
+            numbers, text = self._only_new(numbers, text)
         if self._trace is not None:
             self._trace.packets_dropped(len(opened.forged), size)
             for number, row in zip(numbers.tolist(), text, strict=True):
                 self._trace.packet_received(number, size, row.tobytes())
         self._path, self._cid = self._paths.current, cid
         if len(numbers):
-            self._path = self._paths.heard(self._path.address, len(numbers) * size)
+            self._path = self._paths.heard(self._path.address, len(numbers) * size, cid)
         i, total = 0, len(numbers)
         while i < total and self._ending.is_open:
             done, eliciting = 0, True
@@ -196,16 +200,23 @@ class Receiver:
             if not done:
                 eliciting, _ = self._frames(text[i].tobytes())
                 done = 1
-            self._note_numbers(numbers[i : i + done], size, eliciting=eliciting)
+            if consecutive:
+                first = int(numbers[i])
+                self._note(first, first + done, done * size, eliciting=eliciting)
+            else:
+                self._note_numbers(numbers[i : i + done], size, eliciting=eliciting)
             i += done
         return opened.taken
 
+    def _are_next(self, numbers: NDArray[np.int64]) -> bool:
+        """Return whether these are above all before, each one more than the one before it: the usual case."""
+        count = len(numbers)
+        if not count or int(numbers[0]) <= self._acknowledgements.largest:
+            return False
+        return bool((numbers == np.arange(numbers[0], numbers[0] + count)).all())
+
     def _only_new(self, numbers: NDArray[np.int64], text: Rows) -> tuple[NDArray[np.int64], Rows]:
         """Leave out duplicates; those of one run among themselves too."""
-        if not len(numbers):
-            return numbers, text
-        if numbers[0] > self._acknowledgements.largest and (np.diff(numbers) > 0).all():
-            return numbers, text
         seen: dict[int, None] = {}
         keep = []
         for i, number in enumerate(numbers.tolist()):
@@ -224,13 +235,19 @@ class Receiver:
         count, step = len(text), text.shape[1] - end
         if step <= 0 or offset + count * step > _MOST_OFFSET:
             return 0
-        offsets = text[:, at:end].copy().view(">u8").reshape(count).astype(np.int64) & _MOST_OFFSET
-        alike = ((text[:, 0] & 0xFE) == _STREAM_ALIKE) & (text[:, 1:at] == text[0, 1:at]).all(axis=1)
-        alike &= offsets == offset + np.arange(count) * step
-        if not alike.all():
-            count = int(alike.argmin())
-        fins = text[:count, 0] == _STREAM_ALIKE | 1
-        fin = bool(fins.any())
+        heads = text[:, :end].copy()
+        expected = np.empty_like(heads)
+        expected[:] = np.frombuffer(beginning[:end], np.uint8)
+        offsets = np.arange(offset, offset + count * step, step)
+        offsets |= -1 << 62  # the two bits that say that it has eight bytes
+        expected[:, at:] = offsets.astype(">i8").view(np.uint8).reshape(count, 8)
+        expected[:, 0] = _STREAM_ALIKE
+        fins = heads[:, 0] == _STREAM_ALIKE | 1
+        heads[:, 0] &= 0xFE
+        same = heads == expected
+        if not same.all():
+            count = int(same.all(axis=1).argmin())
+        fin = bool(fins[:count].any())
         if fin:
             count = int(fins.argmax()) + 1
         self._inbound.on_rows(stream_id, offset, text[:count, end:], fin=fin)

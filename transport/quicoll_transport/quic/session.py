@@ -32,8 +32,9 @@ from quicoll_transport.carrier import (
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.link.frames import HEADER_SIZE, Header
 from quicoll_transport.net.runs import DatagramRun, joined
-from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters, short_packet
+from quicoll_transport.quic.handshake import Handshake, handshake_configuration, short_packet
 from quicoll_transport.quic.mtu import PathMtu
+from quicoll_transport.quic.parameters import local_parameters
 from quicoll_transport.quic.plane import Plane
 from quicoll_transport.quic.terms import CONTROLLERS, DATAGRAM_BYTES, SessionConfig, error_name
 
