@@ -103,7 +103,7 @@ class Receiver:
             quic.NewConnectionIdFrame: peer_ids.add,
             quic.RetireConnectionIdFrame: lambda frame: own_ids.retire(frame.sequence, self._cid),
             quic.PathChallengeFrame: lambda frame: paths.on_challenge(self._path, frame.data),
-            quic.PathResponseFrame: lambda frame: paths.on_response(frame.data),
+            quic.PathResponseFrame: lambda frame: paths.on_response(frame.data, self._now_ns),
             quic.HandshakeDoneFrame: self._on_handshake_done,
             quic.NewTokenFrame: self._on_new_token,
             quic.CloseFrame: ending.on_close,
