@@ -209,7 +209,7 @@ def test_messages_are_served_by_age_and_a_small_one_passes_large_ones(join: Join
                 progress.append(len(server.received.get(large[1].id, b"")))
 
     progress: list[int] = []
-    server.stream_arrived = arrived  # type: ignore[method-assign]
+    server.stream_arrived = arrived
     large = [client.open(bytes(1 << 20)) for _ in range(2)]
     small = client.open(b"small")
     net.until(lambda: len(ended) == 3)
