@@ -13,6 +13,7 @@ from quicoll_transport.quic.connection_ids import (
     OwnIds,
     PeerIds,
     reset_datagram,
+    reset_key,
     reset_token,
 )
 from quicoll_transport.quic.frame_reader import read_frames
@@ -30,8 +31,8 @@ def ours(limit: int = 8) -> OwnIds:
     return OwnIds(FIRST, limit=limit, key=KEY, draw=random.Random(1).randbytes)
 
 
-def theirs(limit: int = 4, **options: bytes) -> PeerIds:
-    return PeerIds(FIRST, limit=limit, **options)
+def theirs(limit: int = 4) -> PeerIds:
+    return PeerIds(FIRST, limit=limit, token=reset_token(KEY, FIRST))
 
 
 def told(number: int, before: int = 0, cid: bytes | None = None) -> NewConnectionIdFrame:
@@ -170,14 +171,20 @@ def test_a_peer_that_has_ids_retired_faster_than_it_says_that_it_knows_is_cut_of
         ids.on_acked(number - 1)
 
 
+def a_reset(cid: bytes) -> bytes:
+    datagram = reset_datagram(KEY, cid, 100, random.Random(2).randbytes)
+    assert datagram is not None
+    return datagram
+
+
 def test_a_reset_is_known_by_the_token_of_an_id_that_is_in_use_and_no_other() -> None:
     """RFC 9000 section 10.3.1: nobody can have answered a packet that carried an id which was never used."""
-    ids = theirs(token=reset_token(KEY, FIRST))
+    ids = theirs()
     ids.add(NewConnectionIdFrame(1, 0, b"abcdefgh", reset_token(KEY, b"abcdefgh")))
-    draw = random.Random(2).randbytes
-    first, second, other = (reset_datagram(KEY, cid, 100, draw) or b"" for cid in (FIRST, b"abcdefgh", b"nobody's"))
+    first, second, other = (a_reset(cid) for cid in (FIRST, b"abcdefgh", b"nobody's"))
     assert [ids.is_reset(datagram) for datagram in (first, second, other)] == [True, False, False]
     assert not ids.is_reset(first[:-1] + bytes([first[-1] ^ 1]))
+    assert not ids.is_reset(first[-20:]), "no packet is so short"
     assert first[0] & 0xC0 == 0x40
     ids.use(1)
     assert [ids.is_reset(datagram) for datagram in (first, second, other)] == [True, True, False]
@@ -185,8 +192,33 @@ def test_a_reset_is_known_by_the_token_of_an_id_that_is_in_use_and_no_other() ->
     assert [ids.is_reset(datagram) for datagram in (first, second, other)] == [False, True, False]
 
 
-def test_a_reset_is_shorter_than_what_it_answers_or_not_sent() -> None:
-    for size in range(1, 100):
+def test_an_id_without_a_token_gives_way_to_the_first_that_has_one() -> None:
+    """A client's first id has none (section 18.2): its process could never say that it was started anew."""
+    ids = PeerIds(FIRST, limit=4)
+    assert not ids.is_reset(bytes(40))
+    ids.add(NewConnectionIdFrame(1, 0, b"abcdefgh", reset_token(KEY, b"abcdefgh")))
+    assert (ids.current, ids.news) == (b"abcdefgh", [0])
+    assert ids.is_reset(a_reset(b"abcdefgh"))
+    ids.add(NewConnectionIdFrame(2, 0, b"ijklmnop", reset_token(KEY, b"ijklmnop")))
+    assert ids.current == b"abcdefgh"
+
+
+def test_a_reset_is_shorter_than_what_it_answers_and_what_is_no_packet_gets_none() -> None:
+    for size in range(1, 1500):
         datagram = reset_datagram(KEY, FIRST, size, random.Random(3).randbytes)
-        assert (datagram is None) == (size <= RESET_LEAST)
+        assert (datagram is None) == (size < len(FIRST) + 22)
         assert datagram is None or RESET_LEAST <= len(datagram) < size
+        assert datagram is None or len(datagram) <= 43
+
+
+def test_two_who_know_nothing_of_each_other_fall_silent_soon() -> None:
+    answers, size = 0, 1200
+    while (datagram := reset_datagram(KEY, FIRST, size, random.Random(4).randbytes)) is not None:
+        answers, size = answers + 1, len(datagram)
+    assert answers == 15
+
+
+def test_the_key_of_resets_follows_from_the_secret_and_the_port_alone() -> None:
+    keys = [reset_key(secret, port) for secret in (b"one", b"two") for port in (1, 2)]
+    assert len(set(keys)) == 4
+    assert keys == [reset_key(secret, port) for secret in (b"one", b"two") for port in (1, 2)]

@@ -2,13 +2,16 @@
 
 Ours (`OwnIds`). The first comes from the handshake; then so many are issued as the peer keeps, `_MOST` at most. What
 the peer retires is replaced, so that it always has one for a new path. Each has a stateless reset token that follows
-from the id and a key of the process (section 10.3.2), so nothing has to be remembered to say "this connection is gone".
+from the id and a key that outlives the process (`reset_key`, section 10.3.2), so nothing has to be remembered to say
+"this connection is gone", not even by a process that was started anew.
 
 The peer's (`PeerIds`). Each path has one (section 9.5; `paths` says which paths share one), `current` is that of the
 path in use. Where the peer has given too few, one serves two paths: to be linked is better than to be silent. The peer
 may issue up to our limit, and ask that those below a number be retired, which is done at once. An id that we retire is
 remembered by number until the peer has the RETIRE_CONNECTION_ID frame. Numbers go into use as they rise; one that comes
-below the newest in use (`_latest`) was retired before or is late, and is retired, unless nothing else is left.
+below the newest in use (`_latest`) was retired before or is late, and is retired, unless nothing else is left. Only
+the tokens of ids in use mean anything (section 10.3.1). A client's first id has none, so its server uses another one as
+soon as there is one.
 
 Bounds. A peer cannot make us keep more ids than our limit (CONNECTION_ID_LIMIT_ERROR), nor owe it more retirements
 than `_MOST_OWED` (the same). It cannot make us issue more than it retires, and what waits to be told is what is active.
@@ -30,14 +33,37 @@ from quicoll_transport.quic.frames import (
     RetireConnectionIdFrame,
 )
 
-__all__ = ["CONNECTION_ID_LIMIT_ERROR", "RESET_LEAST", "OwnIds", "PeerIds", "reset_datagram", "reset_token"]
+__all__ = [
+    "CONNECTION_ID_LIMIT_ERROR",
+    "RESET_LEAST",
+    "TOKEN_BYTES",
+    "OwnIds",
+    "PeerIds",
+    "reset_datagram",
+    "reset_key",
+    "reset_token",
+]
 
 CONNECTION_ID_LIMIT_ERROR = 0x09
 TOKEN_BYTES = 16
 RESET_LEAST = 21  # bytes of the smallest stateless reset (RFC 9000 section 10.3)
 _RESET_MOST = 43  # of ours: as long as a packet that would be answered by one that is no longer
+_PACKET_MORE = 22  # bytes that any packet is longer than the least id, so that it may be answered (section 10.3)
 _MOST = 4  # of our ids that are active; the peer needs one for each path, and one to go to
 _MOST_OWED = 64
+
+
+def reset_key(secret: bytes, port: int) -> bytes:
+    """Return the static key of an endpoint: the same one after a restart, and not that of another endpoint.
+
+    Two endpoints with one key would answer for each other: whoever sees a packet to one could send it to the other, and
+    have the token (sections 10.3.2 and 21.11). So the port is part of it.
+
+    Args:
+        secret: What nobody else has, and what lasts: of the node's private key.
+        port: Where it listens.
+    """
+    return hmac.digest(secret, b"quicoll: keys of stateless resets" + port.to_bytes(2, "big"), sha256)
 
 
 def reset_token(key: bytes, cid: bytes) -> bytes:
@@ -54,7 +80,7 @@ def reset_datagram(key: bytes, cid: bytes, size: int, draw: Callable[[int], byte
     """Return what tells the sender of a short-header packet that its connection is gone, or None: say nothing.
 
     It is shorter than what it answers, so that two who know nothing of each other do not answer for ever (section
-    10.3.3), and looks like any other packet.
+    10.3.3), and looks like any other packet. What is too short for a packet is not answered.
 
     Args:
         key: As for `reset_token`.
@@ -63,7 +89,7 @@ def reset_datagram(key: bytes, cid: bytes, size: int, draw: Callable[[int], byte
         draw: Returns so many bytes of chance.
     """
     length = min(size - 1, _RESET_MOST)
-    if length < RESET_LEAST:
+    if length < RESET_LEAST or size < len(cid) + _PACKET_MORE:
         return None
     noise = draw(length - TOKEN_BYTES)
     return bytes((noise[0] & 0x3F | 0x40,)) + noise[1:] + reset_token(key, cid)
@@ -144,6 +170,7 @@ class PeerIds:
     """The peer's ids; see the module's head.
 
     current: the one that our packets carry by the path in use. path: the number of that path (`Path.ids`).
+    token: the stateless reset token of `current`; None: it has none.
     news: numbers of retired ones, of which the peer is to be told (`frame`); whoever sends takes them out.
     """
 
@@ -155,7 +182,7 @@ class PeerIds:
             limit: Our active_connection_id_limit.
             token: Its stateless reset token, if the peer's transport parameters have one.
         """
-        self.current = first
+        self.current, self.token = first, token
         self.path = 0
         self._limit = limit
         self._known: dict[int, tuple[bytes, bytes | None]] = {0: (first, token)}
@@ -180,6 +207,8 @@ class PeerIds:
                 self._owe(frame.sequence)
             else:
                 self._known[frame.sequence] = (frame.cid, frame.reset_token)
+        if self.token is None:
+            self._prefer_token()
         if frame.retire_prior_to > self._before:
             self._retire_before(frame.retire_prior_to)
         if len(self._known) > self._limit:
@@ -190,7 +219,7 @@ class PeerIds:
         for path in sorted(self._in_use, key=lambda path: path != self.path):  # the one in use chooses first
             if self._in_use[path] < before:
                 self._in_use[path] = self._unused()
-        self.current = self.of(self.path)
+        self._use()
         for number in [number for number in self._known if number < before]:
             del self._known[number]
             self._owe(number)
@@ -211,15 +240,15 @@ class PeerIds:
 
     def use(self, path: int) -> None:
         """Take note that another path is in use."""
-        self.current = self.of(path)
+        self.of(path)
         self.path = path
+        self._use()
 
     def leave(self, path: int) -> None:
         """Take note that a path, which is not in use, is gone: its id is retired."""
         number = self._in_use.pop(path, None)
-        if number is not None and number not in self._in_use.values():
-            del self._known[number]
-            self._owe(number)
+        if number is not None:
+            self._drop(number)
 
     def is_reset(self, datagram: bytes | memoryview) -> bool:
         """Return whether a datagram that is no packet for us says that the peer knows nothing of us (section 10.3.1).
@@ -243,6 +272,24 @@ class PeerIds:
     def on_acked(self, number: int) -> None:
         """Take note that the peer has the frame with this number."""
         self._owed.pop(number, None)
+
+    def _use(self) -> None:
+        self.current, self.token = self._known[self._in_use[self.path]]
+
+    def _prefer_token(self) -> None:
+        """Let the id in use, which has no token, give way to one that has."""
+        old = self._in_use[self.path]
+        able = [number for number, (_, token) in self._known.items() if token is not None and number > self._latest]
+        if not able:
+            return
+        self._in_use[self.path] = self._latest = min(able)
+        self._use()
+        self._drop(old)
+
+    def _drop(self, number: int) -> None:
+        if number not in self._in_use.values():
+            del self._known[number]
+            self._owe(number)
 
     def _owe(self, number: int) -> None:
         if number not in self._owed:

@@ -165,7 +165,7 @@ class Plane:
         self._guard(self._receiver.receive_one, data, address, now_ns)
 
     def _guard(self, work: Callable[..., None], *arguments: object) -> None:
-        if not self.ending.listens:
+        if not self.ending.is_open:
             return
         try:
             work(*arguments)
