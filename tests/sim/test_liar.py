@@ -186,7 +186,7 @@ class Handovers:
                 async with job.step() as step:
                     await asyncio.sleep(COMPUTE)
                     total = await job.group.all_reduce(np.ones(ELEMENTS), algorithm="exchange")
-                    step.on_commit(lambda total=total: apply(total))  # type: ignore[misc]
+                    step.on_commit(lambda total=total: apply(total))
                 self.committed[job.node].append(sim.now)
             except JobDone:
                 break

@@ -595,4 +595,4 @@ def test_a_connection_ends_at_the_integrity_limit_and_its_link_goes_on_over_anot
 )
 def test_limits_that_cannot_work_are_refused(setting: dict[str, int]) -> None:
     with pytest.raises(ConfigurationError, match=f"{next(iter(setting))} must be"):
-        SessionConfig(**setting)  # type: ignore[arg-type]
+        SessionConfig(**setting)
