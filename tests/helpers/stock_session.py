@@ -99,6 +99,7 @@ class StockSession:
         self.is_client = is_client
         self.cids: list[bytes] = list(cids)  # connection ids whose datagrams are for this session
         self.retired_cids: list[bytes] = []
+        self.reset_token: bytes | None = None
         self.heard_ns: int | None = None  # when the last authenticated packet arrived
         self.closed = False
         self._events: deque[CarrierEvent] = deque()
@@ -134,6 +135,7 @@ class StockSession:
         address: Address,
         now_ns: int,
         qlog: QuicLogger | None = None,
+        reset_key: bytes | None = None,
     ) -> StockSession:
         """Dial `address`; the first datagrams are ready at once. No credentials means none are shown (tests)."""
         quic = stock_configuration(credentials, config, is_client=True)
@@ -259,6 +261,9 @@ class StockSession:
     def close(self, code: int, reason: str) -> None:
         if not self.closed:
             self._quic.close(error_code=code, reason_phrase=reason)
+
+    def last_words(self, now_ns: int) -> None:
+        """Nothing is kept of it."""
 
     def release(self) -> None:
         """Let go of everything that is the caller's, and hand the qlog trace, if there is one, to its directory."""

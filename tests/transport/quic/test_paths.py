@@ -8,15 +8,18 @@ from quicoll_transport.quic.paths import Path, Paths
 
 MS = 1_000_000
 PTO = 100 * MS
+CID = b"12345678"
 HOME, PORT, AWAY = ("10.0.0.1", 1), ("10.0.0.1", 2), ("10.0.0.9", 1)
 
 
 def server() -> Paths:
-    return Paths(HOME, is_client=False, draw=random.Random(1).randbytes)
+    paths = Paths(HOME, is_client=False, draw=random.Random(1).randbytes)
+    paths.heard(HOME, 1200, CID)
+    return paths
 
 
-def moved(paths: Paths, address: tuple[str, int], now_ns: int = 0) -> Path:
-    path = paths.heard(address, 100)
+def moved(paths: Paths, address: tuple[str, int], now_ns: int = 0, cid: bytes = CID) -> Path:
+    path = paths.heard(address, 100, cid)
     paths.move(path, now_ns, PTO)
     return path
 
@@ -34,7 +37,7 @@ def test_a_client_takes_packets_from_its_server_only() -> None:
 
 def test_a_packet_from_elsewhere_that_moves_nothing_changes_nothing() -> None:
     paths = server()
-    assert paths.heard(AWAY, 100).address == AWAY
+    assert paths.heard(AWAY, 100, CID).address == AWAY
     assert paths.current.address == HOME
     assert challenges(paths, 0) == {}
 
@@ -103,7 +106,7 @@ def test_only_an_answer_to_what_was_asked_validates() -> None:
 
 def test_a_challenge_is_answered_once_by_the_path_that_it_came_by() -> None:
     paths = server()
-    path = paths.heard(AWAY, 1200)
+    path = paths.heard(AWAY, 1200, CID)
     paths.on_challenge(path, b"first--1")
     paths.on_challenge(path, b"second-2")
     assert paths.has_probe(0)
@@ -119,7 +122,41 @@ def test_paths_are_bounded_and_those_that_count_stay() -> None:
     assert len(paths._all) <= 4
     assert paths.current.address == ("192.0.2.99", 99)
     for number in range(100, 200):
-        paths.heard((f"192.0.2.{number}", number), 100)
+        paths.heard((f"192.0.2.{number}", number), 100, CID)
     assert paths.current.address == ("192.0.2.99", 99)
     moved(paths, HOME)
     assert paths.current.validated, "the one that was validated last is not forgotten"
+
+
+def test_a_path_that_a_nat_has_made_shares_the_id_of_the_one_before() -> None:
+    paths = server()
+    before = paths.current.ids
+    assert moved(paths, PORT).ids == before
+    assert moved(paths, HOME).ids == before
+    assert paths.gone == []
+
+
+def test_a_path_that_the_peer_has_chosen_has_ids_of_its_own_until_nobody_is_there() -> None:
+    """RFC 9000 section 9.5: it names another id of ours, so that nobody can tell both paths belong together."""
+    paths = server()
+    first = paths.current
+    second = moved(paths, PORT, cid=b"another-")
+    assert (first.ids, second.ids) == (0, 1)
+    paths.on_response(challenges(paths, 0)[PORT])
+    paths.on_timer(10**10)
+    assert paths.gone == [0], "the peer is not at its old address any more"
+    paths.gone.clear()
+    assert moved(paths, HOME).ids not in (0, 1), "and if it comes back, it is on a path that nobody has seen"
+
+
+def test_ids_of_paths_that_fail_or_are_forgotten_are_let_go_of() -> None:
+    paths = server()
+    moved(paths, AWAY, cid=b"another-")
+    paths.on_timer(10**10)
+    assert sorted(paths.gone) == [0, 1], "neither has answered; the one before is believed, and begins anew"
+    assert paths.current.address == HOME
+    paths.gone.clear()
+    for number in range(100):
+        paths.heard((f"192.0.2.{number}", 1), 100, bytes([number]))
+    assert len(paths.gone) == 97
+    assert paths.current.ids not in paths.gone

@@ -1,7 +1,9 @@
 """What crosses a link: the fixed header of a message, and the small control messages.
 
 A message is one QUIC unidirectional stream: HEADER_SIZE bytes of header, then `length` bytes of payload, then FIN.
-Control messages share the one bidirectional stream of a connection: a 4-byte length, then msgpack.
+Control messages share the one bidirectional stream of a connection: a 4-byte length, then msgpack. A message of
+INLINE_BYTES at most for whose end its sender does not wait is one of these (`InlineMessage`): a stream of its own costs
+more than its bytes.
 
 Two checksums travel in the header. `checksum` is xxh3-64 over the payload, made where the payload is born and
 checked before anyone may read it; the AEAD of QUIC already covers the wire, this one covers the memory, copies and
@@ -23,6 +25,7 @@ from quicoll_transport.errors import ProtocolError
 __all__ = [
     "CHANNEL_TAG_SIZE",
     "HEADER_SIZE",
+    "INLINE_BYTES",
     "MAX_APP",
     "MAX_CHANNEL",
     "MAX_CONTROL",
@@ -41,6 +44,7 @@ __all__ = [
     "Grant",
     "Header",
     "Hello",
+    "InlineMessage",
     "Nack",
     "Offer",
     "Ping",
@@ -64,6 +68,7 @@ MAX_RANGES = 1024  # receive ranges that one acknowledgement may list
 MAX_PARTIALS = 64  # interrupted messages that a Hello lists; any further ones start again from their first byte
 MAX_OFFERS = 16384  # offers that a sender lets wait; each costs the receiver about 300 bytes
 MAX_REASON = 400  # characters of a refusal; it ends up in errors and logs
+INLINE_BYTES = 1024  # of payload; more of them, resent or not, would make control messages wait for each other
 MESSAGE_COST = 256  # credit that an eager message takes beside its payload: what an empty one costs to hold
 
 _HEADER = struct.Struct("!2sBBI24sQQQQ")
@@ -253,7 +258,14 @@ class App(_Control, tag=11, frozen=True):
     data: bytes
 
 
-Control = Hello | Ping | Pong | Ack | Credit | Offer | Grant | Nack | Cancel | RefuseMessage | App
+class InlineMessage(_Control, tag=12, frozen=True):
+    """A message with its payload, in place of a stream of its own. Its acknowledgement may come late."""
+
+    header: bytes
+    payload: bytes
+
+
+Control = Hello | Ping | Pong | Ack | Credit | Offer | Grant | Nack | Cancel | RefuseMessage | App | InlineMessage
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
@@ -288,6 +300,8 @@ def _check(message: Control) -> None:
                 last = stop
     if isinstance(message, Offer) and (not _is_tag(message.tag) or message.length > MAX_LENGTH):
         raise ProtocolError("offer with a malformed tag or length")
+    if isinstance(message, InlineMessage) and len(message.payload) > INLINE_BYTES:
+        raise ProtocolError(f"inline message of {len(message.payload)} bytes")
     if isinstance(message, RefuseMessage) and len(message.reason) > MAX_REASON:
         raise ProtocolError(f"refusal with a reason of {len(message.reason)} characters")
 

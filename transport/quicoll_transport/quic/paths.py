@@ -16,6 +16,10 @@ somebody copied and sent on from elsewhere looks the same; a peer that is still 
 (9.3.3). When a path to another host is validated, nothing is known of its capacity (`changed`, 9.4); where only the
 port is new, it is the same path with another NAT entry.
 
+Packets to a path carry one of the peer's connection ids that no other path has seen, so that nobody who watches both
+can tell that they belong together (9.5). Where the packets from a new address are for the id of ours that they were for
+before, it is a NAT that has moved the peer, who knows nothing of it: then the new path shares the id (`Path.ids`).
+
 Bounds. `_MOST` paths, the oldest goes. A peer's challenges: the last one of each path is answered, in one datagram.
 Ours: one for each path and probe timeout, of which the last `_ASKED` may be answered.
 """
@@ -42,12 +46,15 @@ class Path:
 
     validated: whether the peer has answered from there. received, sent: bytes, while it is not validated.
     response: what a challenge of the peer asks to have back; None: nothing is owed.
+    ids: paths with the same number share an id of the peer's, see PeerIds. cid: ours that its last packet was for.
     """
 
-    __slots__ = ("address", "ask_ns", "asked", "fails_ns", "received", "response", "sent", "validated")
+    __slots__ = ("address", "ask_ns", "asked", "cid", "fails_ns", "ids", "received", "response", "sent", "validated")
 
-    def __init__(self, address: Address, *, validated: bool) -> None:
+    def __init__(self, address: Address, *, validated: bool, ids: int = 0, cid: bytes = b"") -> None:
         self.address = address
+        self.ids = ids
+        self.cid = cid
         self.validated = validated
         self.received = self.sent = 0
         self.response: bytes | None = None
@@ -64,7 +71,8 @@ class Path:
 class Paths:
     """See the module's head.
 
-    current: the path in use. changed: whether a path to another host was validated; whoever acts on it takes it back.
+    current: the path in use. changed: whether a path to another host was validated; gone: numbers of ids (`Path.ids`)
+    that no path uses any more. Whoever acts on these takes them back.
     """
 
     def __init__(self, address: Address, *, is_client: bool, draw: Callable[[int], bytes]) -> None:
@@ -77,6 +85,8 @@ class Paths:
         """
         self.current = Path(address, validated=True)
         self.changed = False
+        self.gone: list[int] = []
+        self._ids = 1  # the next number
         self._is_client = is_client
         self._draw = draw
         self._all = [self.current]  # the one heard last at the end
@@ -90,21 +100,39 @@ class Paths:
         """Return whether packets from an address are looked at."""
         return not self._is_client or address == self.current.address
 
-    def heard(self, address: Address, nbytes: int) -> Path:
-        """Take note of an authentic datagram; return the path that it came by."""
+    def heard(self, address: Address, nbytes: int, cid: bytes) -> Path:
+        """Take note of authentic datagrams; return the path that they came by.
+
+        Args:
+            address: Where they came from.
+            nbytes: Of all of them.
+            cid: The id of ours that they were for.
+        """
         path = self.current
         if path.address != address:
             path = next((one for one in self._all if one.address == address), path)
             if path.address != address:
-                path = Path(address, validated=False)
+                ids = self.current.ids if cid == self.current.cid else self._new_ids()
+                path = Path(address, validated=False, ids=ids)
             else:
                 self._all.remove(path)
             self._all.append(path)
             if len(self._all) > _MOST:
-                self._all.remove(next(one for one in self._all if one not in (path, self.current, self._fallback)))
+                oldest = next(one for one in self._all if one not in (path, self.current, self._fallback))
+                self._let_ids_go(oldest)
+                self._all.remove(oldest)
+        path.cid = cid
         if not path.validated:
             path.received += nbytes
         return path
+
+    def _new_ids(self) -> int:
+        number, self._ids = self._ids, self._ids + 1
+        return number
+
+    def _let_ids_go(self, path: Path) -> None:
+        if all(one is path or one.ids != path.ids for one in self._all):
+            self.gone.append(path.ids)
 
     def move(self, path: Path, now_ns: int, pto_ns: int) -> None:
         """Use a path from now on: the newest packet that is no probe came by it."""
@@ -175,8 +203,12 @@ class Paths:
         """Give up challenges that were not answered; leave a path that was not validated for the one before."""
         for path in [one for one in self._all if one.ask_ns is not None and one.fails_ns <= now_ns]:
             path.asked, path.ask_ns = [], None
-            if path.validated:
-                continue  # the peer has left it; it may come back, and is believed then
-            if path is self.current:
+            if path is self.current and not path.validated:
                 self.current = self._fallback
-            self._all.remove(path)
+            if path is self.current:
+                continue
+            self._let_ids_go(path)
+            if path.validated:
+                path.ids = self._new_ids()  # the peer has left it; it may come back, and is believed then
+            else:
+                self._all.remove(path)
