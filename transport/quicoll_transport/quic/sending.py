@@ -401,6 +401,9 @@ class Sender:
         count = min(count, room)
         start, stop = outbound.next_piece(stream, count * step)
         left = -(-(min(stream.length, stream.limit) - start) // step) if not stream.lost else 0
+        if base and count < min(left, room) <= slots.count:  # whole in the next turn
+            self._more_ns = now_ns
+            return None
         if room < min(left, slots.count, recovery.controller.window // 8 // size):  # more will come, and go together
             return None
         wanted = -(-(stop - start) // step)
