@@ -29,8 +29,8 @@ from enum import Enum
 
 from quicoll_transport.errors import ConfigurationError, MessageCorrupted, MessageRefused, ProtocolError, TransportError
 from quicoll_transport.link.frames import (
-    MAX_APP,
     INLINE_BYTES,
+    MAX_APP,
     MAX_OFFERS,
     MESSAGE_COST,
     TAG_SIZE,
