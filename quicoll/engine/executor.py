@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["Execution", "TransferFailed"]
 
 
+_MOST_COPIED = 64 << 10  # bytes of one operation: what is cut into many short messages stays where it lies
+
+
 class TransferFailed(Exception):
     """A message to or from `rank` failed; `error` says how. Never leaves the engine: the communicator turns it into
     ours.
@@ -81,7 +84,7 @@ class Execution:
         self._links = links
         self._ranks = ranks
         self._prefix = prefix
-        self._most_copied = -1 if work.plan.collective == "send" else INLINE_BYTES
+        self._room = -1 if work.plan.collective == "send" else _MOST_COPIED  # for copies
         self._wake: Callable[[], None] = lambda: None
         self._lanes = iter(work.plan.lanes)
         self._failures: list[TransferFailed] = []
@@ -148,7 +151,8 @@ class Execution:
         """Send a message; None where it is copied."""
         link = self._links[self._ranks[step.peer]]
         tag = self._prefix + step.index.to_bytes(4, "big")
-        if len(memory) <= self._most_copied:
+        if len(memory) <= min(INLINE_BYTES, self._room):
+            self._room -= len(memory)
             link.send_copy(tag, memory)
             return None
         transfer = link.send(tag, memory)

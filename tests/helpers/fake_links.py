@@ -12,7 +12,7 @@ from quicoll.engine import executor
 from quicoll.engine.executor import Execution
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from quicoll.engine.calls import Work
 
@@ -20,10 +20,9 @@ __all__ = ["FakeLink", "FakeTransfer", "execute", "nothing_copied"]
 
 
 @pytest.fixture
-def nothing_copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """No message is so short that it is copied: so the arrays of a test can be as short as people read them."""
     monkeypatch.setattr(executor, "INLINE_BYTES", -1)
-    yield
 
 
 async def execute(work: Work, *, links: Any, ranks: Sequence[int], prefix: bytes) -> None:

@@ -314,6 +314,13 @@ def test_a_send_waits_until_even_the_shortest_message_has_arrived(
     run.task.result()
 
 
+def test_copies_of_one_operation_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "INLINE_BYTES", 16)
+    monkeypatch.setattr(executor, "_MOST_COPIED", 40)
+    run = Run(world, [exchange(2 * number) for number in range(3)])
+    assert [transfer.kind for transfer in run.log if transfer.kind != "post"] == ["copy", "copy", "send"]
+
+
 def test_a_message_above_the_bound_is_read_in_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "INLINE_BYTES", 15)
     assert Run(world, [exchange(0)]).seen == ["post 1 rank 2", "send 0 rank 1"]
