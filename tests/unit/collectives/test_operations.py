@@ -68,6 +68,9 @@ class Wires:
             def send(self, tag: bytes, memory: memoryview) -> Transfer:
                 return wires.meet((rank, self.peer, tag), sent=bytes(memory))
 
+            def send_copy(self, tag: bytes, memory: memoryview) -> None:
+                wires.meet((rank, self.peer, tag), sent=bytes(memory))
+
             def post(self, tag: bytes, memory: memoryview) -> Transfer:
                 return wires.meet((self.peer, rank, tag), posted=memory)
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_links import FakeLink, FakeTransfer, execute
+from fake_links import FakeLink, FakeTransfer, execute, nothing_copied
 
+from quicoll.engine import executor
 from quicoll.engine.calls import Work
 from quicoll.engine.executor import TransferFailed
 from quicoll.numerics.dtypes import DType
@@ -16,6 +17,10 @@ from quicoll.numerics.reduce import ReduceOp
 from quicoll.plan import Buf, CopyStep, Lane, Plan, RecvStep, ReduceStep, Scratch, SendStep, Span
 from quicoll_transport.errors import LinkLost, MessageCorrupted, MessageRefused
 from quicoll_transport.sim import HostLoop, World
+
+__all__ = ["nothing_copied"]
+
+pytestmark = pytest.mark.usefixtures("nothing_copied")
 
 FLOAT64 = DType.parse("float64")
 IN, OUT = Span(Buf.INPUT, 0, 0, 2, False), Span(Buf.OUTPUT, 0, 0, 2, False)
@@ -268,3 +273,19 @@ def test_an_error_of_the_computation_ends_everything(world: World) -> None:
     run = Run(world, [Lane((CopyStep(Span(Buf.INPUT, 3, 0, 2, False), IN),)), exchange(0)])
     assert isinstance(run.task.exception(), IndexError)
     assert all(transfer.future.cancelled() for transfer in run.log)
+
+
+def test_a_short_message_is_copied_and_nobody_waits_for_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "INLINE_BYTES", 16)
+    run = Run(world, [exchange(0)])
+    assert run.seen == ["post 1 rank 2", "copy 0 rank 1"]
+    assert run.of("copy", 0).data == np.array([1.0, 2.0]).tobytes()
+    run.of("post", 1).arrive(bytes(16))
+    run.turn()
+    run.task.result()
+    assert not run.of("copy", 0).future.done()
+
+
+def test_a_message_above_the_bound_is_read_in_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "INLINE_BYTES", 15)
+    assert Run(world, [exchange(0)]).seen == ["post 1 rank 2", "send 0 rank 1"]

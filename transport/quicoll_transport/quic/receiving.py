@@ -295,7 +295,7 @@ class Receiver:
         self._sender.on_ack(frame, self._now_ns)
 
     def _on_path_response(self, frame: quic.PathResponseFrame) -> None:
-        self._paths.on_response(frame.data)
+        self._paths.on_response(frame.data, self._now_ns)
         self._follow_paths()
 
     def _on_handshake_done(self, frame: quic.HandshakeDoneFrame) -> None:

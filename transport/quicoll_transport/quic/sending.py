@@ -452,7 +452,7 @@ class Sender:
 
     def _mtu_probe(self, now_ns: int) -> DatagramRun | None:
         size, path, outbound = self.mtu.probe_size(now_ns), self._paths.current, self._outbound
-        if size is None or not path.validated or self.recovery.room < size or not self._keys.room:
+        if size is None or not path.passes or self.recovery.room < size or not self._keys.room:
             return None
         if not (outbound.has_small() or outbound.oldest_bulk()):
             return None
