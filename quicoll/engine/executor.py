@@ -1,9 +1,12 @@
 """Runs one rank's plan over its links: posts, sends, reduces, in the order and with the waits that the plan states.
 
 Memory: the inputs are read in place and sent from where they lie (but for a chunk that spans several tensors of a
-list); results arrive straight in the output; each open lane takes its scratch, nothing else. Lanes are started in order
-and the same number is open on every rank, so the first lane unfinished anywhere is open everywhere (quicoll.plan.model
-says why that suffices).
+list); results arrive straight in the output; each open lane takes its scratch, nothing else. A message of INLINE_BYTES
+at most is copied instead, and nobody here waits for its end: the rank that waits for the message says what went wrong
+with it, and a link that ends breaks the view. Not so for `send`, which promises its caller that all has arrived.
+
+Lanes are started in order and the same number is open on every rank, so the first lane unfinished anywhere is open
+everywhere (quicoll.plan.model says why that suffices).
 
 Nothing here is a task. A lane is a generator that stands where it needs a message which has not come; the end of a
 transfer lets it go on, in the loop's next turn. Who waits for the whole is woken when it has ended (`wake`), and then
@@ -23,6 +26,7 @@ from quicoll.numerics.buffers import memory
 from quicoll.numerics.reduce import reduce_tree
 from quicoll.plan import Buf, CopyStep, Lane, RecvStep, ReduceStep, SendStep, Span
 from quicoll_transport.errors import MessageCorrupted, MessageRefused, TransportError
+from quicoll_transport.link.frames import INLINE_BYTES
 
 if TYPE_CHECKING:
     from quicoll.engine.calls import Work
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
     from quicoll_transport.endpoint import Link, Transfer
 
 __all__ = ["Execution", "TransferFailed"]
+
+
+_MOST_COPIED = 64 << 10  # bytes of one operation: what is cut into many short messages stays where it lies
 
 
 class TransferFailed(Exception):
@@ -77,6 +84,7 @@ class Execution:
         self._links = links
         self._ranks = ranks
         self._prefix = prefix
+        self._room = -1 if work.plan.collective == "send" else _MOST_COPIED  # for copies
         self._wake: Callable[[], None] = lambda: None
         self._lanes = iter(work.plan.lanes)
         self._failures: list[TransferFailed] = []
@@ -139,9 +147,15 @@ class Execution:
         transfer.future.add_done_callback(partial(self._over, step.peer, False))
         return transfer
 
-    def _send(self, step: SendStep, memory: memoryview) -> Transfer:
+    def _send(self, step: SendStep, memory: memoryview) -> Transfer | None:
+        """Send a message; None where it is copied."""
         link = self._links[self._ranks[step.peer]]
-        transfer = link.send(self._prefix + step.index.to_bytes(4, "big"), memory)
+        tag = self._prefix + step.index.to_bytes(4, "big")
+        if len(memory) <= min(INLINE_BYTES, self._room):
+            self._room -= len(memory)
+            link.send_copy(tag, memory)
+            return None
+        transfer = link.send(tag, memory)
         transfer.future.add_done_callback(partial(self._over, step.peer, True))
         return transfer
 
@@ -182,7 +196,8 @@ class Execution:
                         yield future
                 if isinstance(step, SendStep):
                     later = posted and step.src.buf is not Buf.SCRATCH  # as the plan's model has it
-                    (unacknowledged if later else sent).append(self._send(step, memory(array(step.src))))
+                    if (transfer := self._send(step, memory(array(step.src)))) is not None:
+                        (unacknowledged if later else sent).append(transfer)
                 elif isinstance(step, CopyStep):
                     np.copyto(array(step.dst), array(step.src))
                 elif isinstance(step, ReduceStep):

@@ -19,8 +19,12 @@ from quicoll.sim.operations import OPERATIONS
 from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario import swarm
 from quicoll.sim.scenario.events import (
+    Crash,
     Fault,
+    Forge,
     Heal,
+    LieTo,
+    Restart,
     ScenarioEvent,
     SetConditions,
     kinds_of,
@@ -61,6 +65,7 @@ sim.at(1.5).leave(1)
 sim.at(1.6).terminate("coordinator")
 sim.at(1.6).lie(1, 2)
 sim.at(1.7).alarm(1, 0.25)
+sim.at(1.7).forge(1, "manifest")
 sim.at_vote(2, start=1.8).crash("coordinator")
 sim.at_vote(2, start=0.0, after=0.0005).partition({2}, {"coordinator"}, one_way=True)
 sim.at(0.123456789).heal()
@@ -130,6 +135,8 @@ def test_statements_are_chained_repeated_and_parted_by_lines_or_semicolons() -> 
         "sim.at(1.0).leave('coordinator')",
         "sim.at(1.0).lie(1, 1)",
         "sim.at(1.0).alarm(1, 1e-6)",
+        "sim.at(1.0).forge(1, 'everything')",
+        "sim.at(1.0).forge('coordinator', 'state')",
         "(" * 5000,
         "import os",
     ],
@@ -219,6 +226,7 @@ def test_only_the_kinds_asked_for_are_injected() -> None:
                 "restart": {"crash"},
                 "power": {"coordinator_crash"},
                 "clock_back": {"crash", "coordinator_crash", "wall"},
+                "forge": {"crash"},
             }.get(kind, set())
             assert found <= ends | {kind} | begins
             assert found & {kind} or made.faults == 0 or kind == "power"
@@ -249,6 +257,32 @@ def test_sites_change_nothing_else_of_a_seed(monkeypatch: pytest.MonkeyPatch) ->
         without = generate(scenario.seed)
         assert without.settings.sites == ()
         assert without == replace(scenario, settings=replace(scenario.settings, sites=()))
+
+
+def test_a_forger_changes_nothing_else_of_a_seed_and_is_its_liar_where_it_has_one() -> None:
+    """A seed without one, three of four, is what it was before there were any."""
+    others = [kind for kind in FAULT_KINDS if kind != "forge"]
+    forging = 0
+    for seed in SEEDS:
+        made, without = generate(seed), generate(seed, kinds=others)
+        forgers = [event for event in made.events if isinstance(event.fault, Forge)]
+        assert made.settings == without.settings
+        if not forgers:
+            assert made == without
+            continue
+        forging += 1
+        left = list(made.events)
+        for event in without.events[:-1]:
+            left.remove(event)  # which fails where it is not there
+        assert {type(event.fault) for event in left} == {Forge, Crash, Restart, Heal}
+        (forger,) = {event.fault.node for event in forgers}
+        assert all(event.fault.node != forger for event in left if isinstance(event.fault, Crash | Restart))
+        liars = [event.fault.node for event in made.events if isinstance(event.fault, LieTo)]
+        assert not liars or forger in liars
+    assert len(SEEDS) // 5 < forging < len(SEEDS) // 3
+    assert all(
+        any(isinstance(event.fault, Forge) for event in generate(seed, kinds=["forge"]).events) for seed in SEEDS
+    )
 
 
 @pytest.mark.parametrize("sites", [["north", "south"], "ab", ("north", ""), ("north", 3), ("north",)])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quicoll_transport.quic.acknowledgements import Acknowledgements
-from quicoll_transport.quic.frames import AckFrame, read_frames
+from quicoll_transport.quic.acknowledgements import MAX_ACK_DELAY_MS, Acknowledgements
+from quicoll_transport.quic.frame_reader import read_frames
+from quicoll_transport.quic.frames import AckFrame
 
 MS = 1_000_000
 
@@ -49,14 +50,39 @@ def test_packets_together_are_noted_as_one_by_one() -> None:
         assert one.frame(500, 1200) == many.frame(500, 1200)
 
 
-def test_the_second_packet_is_acknowledged_at_once_and_a_single_one_by_the_timer() -> None:
+def test_the_second_full_packet_is_acknowledged_at_once_and_a_single_one_by_the_timer() -> None:
     acks = Acknowledgements()
     note(acks, 0, now_ns=5)
-    assert acks.due_ns == 5 + MS
-    assert not acks.is_due(5, accompanied=True)
-    assert acks.is_due(5 + MS // 2, accompanied=True), "it may go with something else a little earlier"
+    assert acks.due_ns == 5 + 5 * MS < MAX_ACK_DELAY_MS * MS
+    assert not acks.is_due(5, accompanied=False)
     note(acks, 1, now_ns=6)
     assert acks.is_due(6, accompanied=False)
+
+
+def test_an_acknowledgement_goes_along_with_whatever_goes() -> None:
+    acks = Acknowledgements()
+    assert not acks.is_due(5, accompanied=True), "there is nothing to tell"
+    note(acks, 0, now_ns=5)
+    assert acks.is_due(5, accompanied=True)
+    acks.frame(5, 1200)
+    assert not acks.is_due(10**12, accompanied=True)
+
+
+def test_small_packets_wait_for_company() -> None:
+    acks = Acknowledgements()
+    for number in range(10):
+        acks.note(number, number + 1, 1452 if number == 0 else 60, eliciting=True, now_ns=number)
+    assert acks.due_ns == 5 * MS
+
+
+def test_two_full_packets_are_soon_acknowledged_whatever_came_before() -> None:
+    acks = Acknowledgements()
+    acks.note(0, 100, 100 * 8952, eliciting=True, now_ns=0)  # now 8952 bytes are a full packet, and an eighth of it all
+    acks.frame(0, 1200)
+    note(acks, 100, now_ns=7)
+    assert acks.due_ns == 7 + 5 * MS
+    note(acks, 101, now_ns=8)
+    assert acks.due_ns == 7 + MS
 
 
 def test_what_comes_fast_is_acknowledged_by_bytes() -> None:

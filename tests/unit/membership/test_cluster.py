@@ -299,7 +299,7 @@ class World:
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._pushed = 0
         self.names = [f"n{index}" for index in range(nodes)]
-        self.config = CoordinatorConfig(world_size=nodes, **CONFIG)  # type: ignore[arg-type]
+        self.config = CoordinatorConfig(world_size=nodes, **CONFIG)
         self.history = History()
         self.records: list[JournalRecord] = []
         self.commits: list[tuple[int, int, bytes]] = []

@@ -235,6 +235,20 @@ class Link:
         """
         return self._transfer(lambda done: self._core.send(tag, payload, done))
 
+    def send_copy(self, tag: bytes, payload: memoryview) -> None:
+        """Send a few bytes, which are the caller's again at once.
+
+        Nobody hears what becomes of the message here: the peer does, and a link that ends says so itself.
+
+        Args:
+            tag: As in `send`.
+            payload: Flat bytes, INLINE_BYTES at most.
+        Raises:
+            ConfigurationError: The tag has another size, or the payload is larger.
+        """
+        self._core.send_copy(tag, bytes(payload))
+        self._touch()
+
     def post(self, tag: bytes, buffer: memoryview) -> Transfer:
         """Receive the message with this tag straight into `buffer`.
 

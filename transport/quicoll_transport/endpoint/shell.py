@@ -117,7 +117,13 @@ class Endpoint:
         self._qlog: QlogDirectory | None = None
         if config.qlog_directory is not None:
             self._qlog = QlogDirectory(config.qlog_directory, label=self.identity.node, files=config.qlog_files)
-        self._gate = Gate(credentials=credentials, config=config.session, retry=config.retry, qlog=self._qlog)
+        self._gate = Gate(
+            credentials=credentials,
+            config=config.session,
+            retry=config.retry,
+            qlog=self._qlog,
+            port=io.local_address[1],
+        )
         self._core = EndpointCore(
             identity=self.identity,
             incarnation=incarnation,
@@ -324,6 +330,7 @@ class Endpoint:
             address=address,
             now_ns=now_ns,
             qlog=self._qlog,
+            reset_key=self._gate.reset_key,
         )
 
     def _verify(self, event: Authenticated) -> Verified:
@@ -368,6 +375,14 @@ class Endpoint:
         self._flush_handle = None
         self._flush()
 
+    def _flush_soon(self) -> None:
+        """Serve peers when those who waited for what has come had their say, which then goes along."""
+        if self._core.waiting:
+            self._act()
+            self._wake()
+        else:
+            self._flush()
+
     def _flush(self) -> None:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
@@ -399,13 +414,13 @@ class Endpoint:
             return
         # A loop's clock is a float and may wake us a little before the time; then nothing would ever be due.
         self._core.handle_timer(max(self.now_ns(), self._timer_ns))
-        self._flush()
+        self._flush_soon()
 
     def _on_runs(self, runs: list[DatagramRun]) -> None:
         if self._closed:
             return
         self._core.receive(runs, self.now_ns())
-        self._flush()
+        self._flush_soon()
 
     def _on_unreachable(self, address: Address, trouble: Trouble) -> None:
         if trouble.limit:

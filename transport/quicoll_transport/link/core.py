@@ -28,6 +28,9 @@ the checksum is over the whole payload, and when it fails the whole goes again.
 A message has a tag, which names the buffer that it is for, or it belongs to a channel: numbered by its sender, taken in
 that order by the receiver, who posts no memory. Both kinds are the same messages, with the same credit and offers.
 
+Acknowledgements are said at once where a sender waits for them. Others go along with what is said anyway, or after
+_LATE_NS: of two ranks that answer each other, neither says anything twice.
+
 Invariants (tests walk them):
     - a sequence is handed over at most once; what was acknowledged was verified;
     - bytes held for unposted messages never exceed credit_bytes; a peer that sends more breaks the protocol;
@@ -53,10 +56,10 @@ from quicoll_transport.link.frames import (
     App,
     Cancel,
     Control,
-    Credit,
     Grant,
     Header,
     Hello,
+    InlineMessage,
     Nack,
     Offer,
     Ping,
@@ -92,6 +95,9 @@ __all__ = [
     "SendState",
     "StartMessage",
 ]
+
+
+_LATE_NS = 5_000_000
 
 
 class LinkState(Enum):
@@ -196,6 +202,8 @@ class LinkCore:
         self._connected = False
         self._connections = 0
         self._actions: deque[LinkAction] = deque()
+        self._speaks = False  # whether something goes out in this turn
+        self.news_ns: int | None = None  # when acknowledgements have to go that nobody waits for, if there are any
         self._outbox = Outbox(
             peer=peer, control=self._control, start=self._start, reset=self._reset, forget=self._forget
         )
@@ -247,7 +255,8 @@ class LinkCore:
             return None
         if self.state is LinkState.CONNECTING:
             return self._connect_deadline_ns
-        return self.detector.next_timer()
+        at = self.detector.next_timer()
+        return at if self.news_ns is None else min(at, self.news_ns)
 
     def handle_timer(self, now_ns: int) -> None:
         if self.ended:
@@ -256,6 +265,10 @@ class LinkCore:
             if now_ns >= self._connect_deadline_ns:
                 why = f" ({self.refusal})" if self.refusal else ""
                 self.lose(f"not reached within {self.config.connect_ns / 1e9:.1f} s{why}", now_ns=now_ns)
+            return
+        if self.news_ns is not None and now_ns >= self.news_ns:
+            self._inbox.receipts.hurry = True
+        if now_ns < self.detector.next_timer():
             return
         ping = self.detector.handle_timer(now_ns)
         self._judge(now_ns)
@@ -301,6 +314,7 @@ class LinkCore:
     def _end(self, state: LinkState, cause: str, error: LinkLost) -> None:
         self.cause = cause
         self.error, self.ended = error, True
+        self.news_ns = None
         # First the pending work, then the news: who hears "lost" finds nothing half done.
         self._outbox.end(error)
         self._inbox.end(error)
@@ -330,6 +344,7 @@ class LinkCore:
     def disconnected(self) -> None:
         """Note that the connection is gone. What was on its way goes again on the next one."""
         self._connected = False
+        self.news_ns, self._speaks = None, False
         self._actions.clear()
         self._outbox.disconnected()
         self._inbox.disconnected()
@@ -418,6 +433,10 @@ class LinkCore:
         if not self.ended:
             self._inbox.discard(prefix)
 
+    def send_copy(self, tag: bytes, payload: bytes) -> None:
+        """Queue a message, like `send`, for whose end nobody waits: whatever becomes of it, the peer knows."""
+        self._outbox.copy(tag, payload, self.error)
+
     def message_begin(self, header: Header) -> Inflow | None:
         """Take a message's header; return the Inflow to fill, or None when it is not wanted (stop its stream)."""
         return None if self.ended else self._inbox.message_begin(header)
@@ -437,6 +456,8 @@ class LinkCore:
         if self.ended:
             return
         match message:
+            case InlineMessage():
+                self._inbox.message(message)
             case Ping():
                 self._control(Pong(message.t_ns))
             case Pong():
@@ -444,8 +465,6 @@ class LinkCore:
                 self._judge(now_ns)
             case Ack():
                 self._outbox.ack(message)
-            case Credit():
-                self._outbox.credit(message)
             case App():
                 self._inbox.app(message)
             case Offer():
@@ -460,13 +479,18 @@ class LinkCore:
                 self._outbox.refuse(message)
             case Hello():
                 raise ProtocolError("a second Hello on one connection", peer=self.peer)
+        if self.news_ns is None and self._inbox.receipts.news and not self.ended:
+            self.news_ns = now_ns + _LATE_NS
 
     # -- output --------------------------------------------------------------------------------------------------
 
     def poll(self) -> LinkAction | None:
-        """Return the next thing to do, or None. Acknowledgements are gathered until here."""
-        if not self._actions and self.state is LinkState.UP:
-            self._inbox.receipts.acknowledge()
+        """Return the next thing to do, or None at the end of a turn. Acknowledgements are gathered until here."""
+        receipts = self._inbox.receipts
+        if not self._actions and (self._speaks or receipts.hurry) and self.state is LinkState.UP:
+            receipts.acknowledge()
+            self.news_ns = None
+        self._speaks = bool(self._actions)
         return self._actions.popleft() if self._actions else None
 
     def _control(self, message: Control) -> None:

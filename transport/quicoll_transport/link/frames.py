@@ -1,7 +1,9 @@
 """What crosses a link: the fixed header of a message, and the small control messages.
 
 A message is one QUIC unidirectional stream: HEADER_SIZE bytes of header, then `length` bytes of payload, then FIN.
-Control messages share the one bidirectional stream of a connection: a 4-byte length, then msgpack.
+Control messages share the one bidirectional stream of a connection: a 4-byte length, then msgpack. A message of
+INLINE_BYTES at most for whose end its sender does not wait is one of these (`InlineMessage`): a stream of its own costs
+more than its bytes.
 
 Two checksums travel in the header. `checksum` is xxh3-64 over the payload, made where the payload is born and
 checked before anyone may read it; the AEAD of QUIC already covers the wire, this one covers the memory, copies and
@@ -23,6 +25,7 @@ from quicoll_transport.errors import ProtocolError
 __all__ = [
     "CHANNEL_TAG_SIZE",
     "HEADER_SIZE",
+    "INLINE_BYTES",
     "MAX_APP",
     "MAX_CHANNEL",
     "MAX_CONTROL",
@@ -37,10 +40,10 @@ __all__ = [
     "Cancel",
     "Control",
     "ControlReader",
-    "Credit",
     "Grant",
     "Header",
     "Hello",
+    "InlineMessage",
     "Nack",
     "Offer",
     "Ping",
@@ -64,10 +67,12 @@ MAX_RANGES = 1024  # receive ranges that one acknowledgement may list
 MAX_PARTIALS = 64  # interrupted messages that a Hello lists; any further ones start again from their first byte
 MAX_OFFERS = 16384  # offers that a sender lets wait; each costs the receiver about 300 bytes
 MAX_REASON = 400  # characters of a refusal; it ends up in errors and logs
+INLINE_BYTES = 4096  # of payload
 MESSAGE_COST = 256  # credit that an eager message takes beside its payload: what an empty one costs to hold
 
 _HEADER = struct.Struct("!2sBBI24sQQQQ")
 _CHANNEL_TAG = struct.Struct("!QQ")
+_SIZE = struct.Struct("!I")  # of a control message
 _MAGIC = b"qc"
 FLAG_EAGER = 1  # sent on the link's credit; otherwise the receiver granted it
 FLAG_CHANNEL = 2  # the first CHANNEL_TAG_SIZE bytes of the tag field are a channel and a counter, the rest is zero
@@ -196,16 +201,14 @@ class Pong(_Control, tag=3, frozen=True):
 
 
 class Ack(_Control, tag=4, frozen=True):
-    """Messages below `upto` and in `also` have arrived and passed their checksum; application messages below `app`."""
+    """Messages below `upto` and in `also` have arrived and passed their checksum; application messages below `app`.
+
+    released: eager bytes released since the link began (a running total, so that one lost update does no harm).
+    """
 
     upto: int
     also: tuple[tuple[int, int], ...]
     app: int
-
-
-class Credit(_Control, tag=5, frozen=True):
-    """Eager bytes released since the link began (a running total, so that one lost update does no harm)."""
-
     released: int
 
 
@@ -253,7 +256,14 @@ class App(_Control, tag=11, frozen=True):
     data: bytes
 
 
-Control = Hello | Ping | Pong | Ack | Credit | Offer | Grant | Nack | Cancel | RefuseMessage | App
+class InlineMessage(_Control, tag=12, frozen=True):
+    """A message with its payload, in place of a stream of its own. Its acknowledgement may come late."""
+
+    header: bytes
+    payload: bytes
+
+
+Control = Hello | Ping | Pong | Ack | Offer | Grant | Nack | Cancel | RefuseMessage | App | InlineMessage
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
@@ -288,6 +298,8 @@ def _check(message: Control) -> None:
                 last = stop
     if isinstance(message, Offer) and (not _is_tag(message.tag) or message.length > MAX_LENGTH):
         raise ProtocolError("offer with a malformed tag or length")
+    if isinstance(message, InlineMessage) and len(message.payload) > INLINE_BYTES:
+        raise ProtocolError(f"inline message of {len(message.payload)} bytes")
     if isinstance(message, RefuseMessage) and len(message.reason) > MAX_REASON:
         raise ProtocolError(f"refusal with a reason of {len(message.reason)} characters")
 
@@ -317,21 +329,22 @@ class ControlReader:
 
     def feed(self, data: bytes | memoryview) -> list[Control]:
         """Return the messages completed by `data`; raises ProtocolError at the first malformed one."""
-        self._buffer += data
+        buffer = self._buffer
+        buffer += data
         messages: list[Control] = []
-        start = 0
-        while len(self._buffer) - start >= 4:
-            size = int.from_bytes(self._buffer[start : start + 4], "big")
+        start, filled = 0, len(buffer)
+        while filled - start >= 4:
+            (size,) = _SIZE.unpack_from(buffer, start)
             if size > MAX_CONTROL:
                 raise ProtocolError(f"control message of {size} bytes is above the limit of {MAX_CONTROL}")
-            if len(self._buffer) - start < 4 + size:
+            if filled - start < 4 + size:
                 break
             try:
-                message = _decoder.decode(memoryview(self._buffer)[start + 4 : start + 4 + size].tobytes())
+                message = _decoder.decode(buffer[start + 4 : start + 4 + size])
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
                 raise ProtocolError(f"malformed control message: {error}") from error
             _check(message)
             messages.append(message)
             start += 4 + size
-        del self._buffer[:start]
+        del buffer[:start]
         return messages

@@ -39,6 +39,7 @@ from quicoll_transport.link.frames import (
     Control,
     Grant,
     Header,
+    InlineMessage,
     Nack,
     Offer,
     RefuseMessage,
@@ -80,7 +81,7 @@ class Inbox:
         self._control = control
         self._on_app = on_app
         self._payload_fault = payload_fault
-        self.receipts = Receipts(peer=peer, control=control)
+        self.receipts = Receipts(peer=peer, control=control, credit_bytes=credit_bytes)
         self._posted: dict[bytes, Posted] = {}
         self._held: dict[bytes, UnclaimedMessage] = {}
         self._inflows: dict[int, Inflow] = {}
@@ -245,7 +246,7 @@ class Inbox:
             self._end_inflow(inflow)
         self._drop_offer(sequence)
         self.receipts.release(cancel.eager)
-        self._verified(sequence)
+        self._verified(sequence, waits=True)
 
     def message_begin(self, header: Header) -> Inflow | None:
         sequence, tag = header.sequence, header.tag
@@ -293,7 +294,18 @@ class Inbox:
         self._inflows[sequence] = inflow
         return inflow
 
-    def message_end(self, inflow: Inflow) -> None:
+    def message(self, message: InlineMessage) -> None:
+        """Take a message that came with its payload."""
+        header = Header.decode(message.header)
+        if header.length != len(message.payload) or header.offset or not header.eager:
+            raise ProtocolError(f"message {header.sequence} cannot be inline", peer=self._peer)
+        inflow = self.message_begin(header)
+        if inflow is not None:
+            inflow.view[:] = message.payload
+            inflow.filled = header.length
+            self.message_end(inflow, waits=False)
+
+    def message_end(self, inflow: Inflow, *, waits: bool = True) -> None:
         header = inflow.header
         if not inflow.alive:
             return
@@ -314,14 +326,14 @@ class Inbox:
         if posted is None and header.tag in self._held:
             self._refuse(header, f"another message with tag {header.tag.hex()} waits")
             return
-        self._verified(header.sequence)
+        self._verified(header.sequence, waits=waits)
         self.messages_received += 1
         self.bytes_received += header.length
         if posted is None:
             self._hold(header)
             self._held[header.tag] = UnclaimedMessage(header, data)
             return
-        self._release(header)
+        self._release(header, late=not waits)
         del self._posted[header.tag]
         posted.void = header.void
         # One that was posted while the message was arriving has its bytes still to get.
@@ -410,9 +422,9 @@ class Inbox:
         if tag is not None:
             del self._offers[tag]
 
-    def _verified(self, sequence: int) -> None:
+    def _verified(self, sequence: int, *, waits: bool) -> None:
         self._forget(sequence)
-        self.receipts.verified(sequence, most_gaps=self._most_gaps)
+        self.receipts.verified(sequence, most_gaps=self._most_gaps, waits=waits)
 
     def _forget(self, sequence: int) -> None:
         """It has ended here, one way or another."""
@@ -432,13 +444,13 @@ class Inbox:
         self.held_bytes += cost
         self.held_peak = max(self.held_peak, self.held_bytes)
 
-    def _release(self, header: Header, *, held: bool = False) -> None:
-        """Give the credit of an eager message back; `held`: it stood in memory of ours until now."""
+    def _release(self, header: Header, *, held: bool = False, late: bool = False) -> None:
+        """Give the credit of an eager message back. held: it stood in memory of ours until now. late: see Receipts."""
         cost = header.length + MESSAGE_COST
         if held:
             self.held_bytes -= cost
         if header.eager:
-            self.receipts.release(cost)
+            self.receipts.release(cost, late=late)
 
     def _end_inflow(self, inflow: Inflow) -> None:
         """What arrives further is not written anywhere; memory of ours that it used is free."""

@@ -5,6 +5,9 @@
     SENDING -> SENDING again after a Nack (from the first byte) or a new connection (from the first byte that the
                peer's Hello does not have); attempt + 1, from the same memory
 
+Copies. A few bytes for whose end nobody waits are copied, and go as a control message, header and payload in one; or
+with a stream of their own where much of the credit is taken, so that little waits on the control stream.
+
 Credit. An eager message takes its payload's bytes and MESSAGE_COST of the credit that the peer's Hello names, and
 keeps them until the peer has handed it over, through resends and reconnections alike. Both sides count running
 totals (`_eager_sent` here, `released` there), so a lost update does no harm. A message that was cancelled gives its
@@ -26,6 +29,7 @@ from enum import Enum
 
 from quicoll_transport.errors import ConfigurationError, MessageCorrupted, MessageRefused, ProtocolError, TransportError
 from quicoll_transport.link.frames import (
+    INLINE_BYTES,
     MAX_APP,
     MAX_OFFERS,
     MESSAGE_COST,
@@ -34,9 +38,9 @@ from quicoll_transport.link.frames import (
     App,
     Cancel,
     Control,
-    Credit,
     Header,
     Hello,
+    InlineMessage,
     Nack,
     Offer,
     RefuseMessage,
@@ -50,6 +54,7 @@ __all__ = ["ForgetMessage", "Outbox", "Outgoing", "ResetMessage", "SendControl",
 
 _MAX_APP_MESSAGES = 4096  # application messages that the peer has not acknowledged
 _MAX_APP_BYTES = 16 << 20
+_INLINE_CREDIT = 1 << 20
 
 
 class SendState(Enum):
@@ -75,6 +80,8 @@ class Outgoing:
     offset: int = 0  # the peer has so many bytes already
     void: bool = False
     eager: int = 0  # credit that it took, bytes; 0 for one that is offered first
+    copied: bool = False  # nobody waits for its end
+    inline: bool = False  # went as a control message the last time, so the carrier does not know of it
     error: TransportError | None = None
 
     @property
@@ -120,7 +127,10 @@ class ForgetMessage:
 
 
 class Outbox:
-    """See the module's head. Actions go to `start`, `reset` and `forget`, words for the peer to `control`."""
+    """See the module's head. Actions go to `start`, `reset` and `forget`, words for the peer to `control`.
+
+    `start`, `reset` and `forget` are for messages with a stream of their own.
+    """
 
     def __init__(
         self,
@@ -137,9 +147,9 @@ class Outbox:
         self.bytes_resumed = 0  # bytes that did not travel again
         self._peer = peer
         self._control = control
-        self._start = start
-        self._reset = reset
-        self._forget = forget
+        self._start_stream = start
+        self._reset_stream = reset
+        self._forget_stream = forget
         self._open = False  # Hello was exchanged on the present connection
         self._next = 0
         self._outgoing: dict[int, Outgoing] = {}
@@ -174,6 +184,13 @@ class Outbox:
             raise ConfigurationError(f"a tag has {TAG_SIZE} bytes, not {len(tag)}")
         require_flat(payload)
         return self._add(Outgoing(self._next, bytes(tag), payload, checksum(payload), on_done), error)
+
+    def copy(self, tag: bytes, payload: bytes, error: TransportError | None) -> None:
+        """Queue a message for whose end nobody waits; with `error`, none."""
+        if len(tag) != TAG_SIZE or len(payload) > INLINE_BYTES:
+            raise ConfigurationError(f"a copy of {len(payload)} bytes, with a tag of {len(tag)}")
+        message = Outgoing(self._next, tag, memoryview(payload), checksum(payload), _unheard, copied=True)
+        self._add(message, error)
 
     def channel_message(
         self, channel: int, payload: memoryview, on_done: Callable[[Outgoing], None], error: TransportError | None
@@ -215,9 +232,7 @@ class Outbox:
                 self._control(told)
             if channel_of(message.tag) is not None and not message.void:
                 empty = memoryview(b"")
-                self._queue_last(
-                    Outgoing(self._next, message.tag, empty, checksum(empty), lambda message: None, void=True)
-                )
+                self._queue_last(Outgoing(self._next, message.tag, empty, checksum(empty), _unheard, void=True))
         self._finish(message, SendState.CANCELLED, None)
         self.pump()
 
@@ -312,17 +327,15 @@ class Outbox:
         beyond = max(ack.upto, ack.also[-1][1] if ack.also else 0)
         if ack.app > self._app_next or beyond > self._next:
             raise ProtocolError("the peer acknowledges what was never sent", peer=self._peer)
+        if ack.released > self._eager_sent:
+            raise ProtocolError("the peer releases more credit than was used", peer=self._peer)
+        self._peer_released = max(self._peer_released, ack.released)
         self._settle_app(ack.app)
         if ack.upto > self._settled:
             start, self._settled = self._settled, ack.upto
             self._settle(start, ack.upto)
         for start, stop in ack.also:
             self._settle(start, stop)
-
-    def credit(self, credit: Credit) -> None:
-        if credit.released > self._eager_sent:
-            raise ProtocolError("the peer releases more credit than was used", peer=self._peer)
-        self._peer_released = max(self._peer_released, credit.released)
         self.pump()
 
     def grant(self, sequence: int) -> None:
@@ -359,6 +372,23 @@ class Outbox:
         self._rejected(refuse.sequence, message, MessageRefused(refuse.reason, peer=self._peer))
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _start(self, message: Outgoing) -> None:
+        message.inline = (
+            message.copied and message.eager > 0 and not message.offset and self.credit_used <= _INLINE_CREDIT
+        )
+        if message.inline:
+            self._control(InlineMessage(message.header(), bytes(message.payload)))
+        else:
+            self._start_stream(message)
+
+    def _reset(self, message: Outgoing) -> None:
+        if not message.inline:
+            self._reset_stream(message)
+
+    def _forget(self, message: Outgoing) -> None:
+        if not message.inline:
+            self._forget_stream(message)
 
     def pump(self) -> None:
         """Start what may start: eager while the credit lasts, offers for the rest, in order of sequence."""
@@ -430,6 +460,10 @@ class Outbox:
         message.error = error
         message.payload = memoryview(b"")
         message.on_done(message)
+
+
+def _unheard(message: Outgoing) -> None:
+    """The end of a message for which nobody waits."""
 
 
 def require_flat(buffer: memoryview) -> None:

@@ -13,7 +13,9 @@ would look like success. So a rejected sequence is left out of the acknowledgeme
     open -> rejected   rejected           open -> verified      cancelled (the sender gave it up)
 
 Acknowledgements are cumulative and selective (as in RFC 9000 section 13.2 for packets); credit is a total that only
-grows, so that a lost word costs nothing but time. Everything is said at most once a turn, by `acknowledge`.
+grows, so that a lost word costs nothing but time. Everything is said at most once a turn, by `acknowledge`. What nobody
+waits for, application messages and those that say so, waits for something else to be said, as long as it is little:
+`news` is about these, `hurry` says that there is more.
 """
 
 from __future__ import annotations
@@ -22,20 +24,23 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from quicoll_transport.errors import ProtocolError
-from quicoll_transport.link.frames import MAX_OFFERS, MAX_RANGES, Ack, App, Control, Credit, Nack, RefuseMessage
+from quicoll_transport.link.frames import MAX_OFFERS, MAX_RANGES, Ack, App, Control, Nack, RefuseMessage
 from quicoll_transport.link.ranges import Ranges
 
 __all__ = ["MAX_VERDICTS", "Receipts"]
 
 # Above the sender's own bound on offers: after a reconnection it offers again what had been granted.
 MAX_VERDICTS = 4 * MAX_OFFERS
+_MOST_UNSAID = 64 << 10  # bytes; far below what the sender lets wait
+_APP_COST = 64  # of each application message, so that many small ones count too
 
 
 class Receipts:
     """See the module's head. Words for the peer go to `control`."""
 
-    def __init__(self, *, peer: str, control: Callable[[Control], None]) -> None:
+    def __init__(self, *, peer: str, control: Callable[[Control], None], credit_bytes: int) -> None:
         self._peer = peer
+        self._most_unsaid = min(_MOST_UNSAID, credit_bytes // 4)
         self._control = control
         self._received = Ranges()
         self._fresh = Ranges()  # ended, and not acknowledged on the present connection
@@ -44,6 +49,13 @@ class Receipts:
         self._credit_due = False
         self._app_received = 0
         self._app_due = False
+        self._unsaid = 0  # bytes of application messages and of credit
+        self.hurry = False
+
+    @property
+    def news(self) -> bool:
+        """Whether there is something to say."""
+        return self._app_due or self._credit_due or bool(self._fresh)
 
     def __contains__(self, sequence: int) -> bool:
         """Whether it has ended here."""
@@ -51,10 +63,14 @@ class Receipts:
 
     # -- what has ended ------------------------------------------------------------------------------------------
 
-    def verified(self, sequence: int, *, most_gaps: int) -> None:
-        """It has arrived, or its sender gave it up. Raises ProtocolError where the sequence has too many gaps."""
+    def verified(self, sequence: int, *, most_gaps: int, waits: bool) -> None:
+        """It has arrived, or its sender gave it up. Raises ProtocolError where the sequence has too many gaps.
+
+        waits: whether the sender waits for the acknowledgement.
+        """
         self._end(sequence, most_gaps)
         self._fresh.add(sequence)
+        self.hurry = self.hurry or waits
 
     def rejected(self, sequence: int, verdict: RefuseMessage | Nack, *, most_gaps: int) -> None:
         """It will not be taken; it is said again until the sender has heard it. Raises ProtocolError, as `verified`."""
@@ -75,17 +91,20 @@ class Receipts:
             self._control(verdict)
         else:
             self._fresh.add(sequence)
+            self.hurry = True
 
     def _end(self, sequence: int, most_gaps: int) -> None:
         self._received.add(sequence)
         if len(self._received) > most_gaps + 1:
             raise ProtocolError(f"{len(self._received)} gaps in the sequence of messages", peer=self._peer)
 
-    def release(self, cost: int) -> None:
-        """Give so much of the link's credit back."""
+    def release(self, cost: int, *, late: bool = False) -> None:
+        """Give so much of the link's credit back. late: the sender need not hear of it at once."""
         if cost:
             self._released += cost
             self._credit_due = True
+            self._count(cost)
+            self.hurry = self.hurry or not late
 
     def app(self, message: App) -> bool:
         """Count an application message; whether it is new. Raises ProtocolError for one that skips others."""
@@ -97,7 +116,12 @@ class Receipts:
             )
         self._app_received += 1
         self._app_due = True
+        self._count(len(message.data) + _APP_COST)
         return True
+
+    def _count(self, nbytes: int) -> None:
+        self._unsaid += nbytes
+        self.hurry = self.hurry or self._unsaid >= self._most_unsaid
 
     # -- what is said --------------------------------------------------------------------------------------------
 
@@ -115,6 +139,7 @@ class Receipts:
                 ranges.append((at, stop))
         self._fresh = Ranges(ranges[MAX_RANGES:])
         self._credit_due = self._app_due = False
+        self._unsaid, self.hurry = 0, bool(self._fresh)
         return self._app_received, tuple(ranges[:MAX_RANGES]), self._released
 
     def resume(self) -> None:
@@ -123,16 +148,14 @@ class Receipts:
             self._control(self._rejected[sequence])
 
     def acknowledge(self) -> None:
-        """Say what is due."""
-        while self._fresh or self._app_due:
+        """Say what there is to say."""
+        self._unsaid, self.hurry = 0, False
+        while self.news:
             upto = self._received.upto
             ranges = [(max(start, upto), stop) for start, stop in self._fresh.tuples() if stop > upto]
-            self._control(Ack(upto, tuple(ranges[:MAX_RANGES]), self._app_received))
+            self._control(Ack(upto, tuple(ranges[:MAX_RANGES]), self._app_received, self._released))
             self._fresh = Ranges(ranges[MAX_RANGES:])
-            self._app_due = False
-        if self._credit_due:
-            self._credit_due = False
-            self._control(Credit(self._released))
+            self._app_due = self._credit_due = False
 
     def end(self) -> None:
         """The link has ended: nobody is told any more."""

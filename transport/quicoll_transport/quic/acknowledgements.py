@@ -11,9 +11,17 @@ Invariants: `open` is a part of `known`. Neither has more ranges than its bound;
 moves the floor up: what then comes from below is thrown away as if it were a duplicate and has to be sent again.
 The bounds are far above what a path can reorder: a burst of 180 packets that arrives shuffled leaves up to 90 gaps.
 
-When an acknowledgement is due (section 13.2.1, 13.2.2): at once for what arrives out of order; otherwise for every
-second packet at first, and for every eighth of what has come, up to 128 KiB, later: a sender in its slow start needs
-them close together, a fast one pays for each. The timer is a fallback, and far below the max_ack_delay that we name.
+When an acknowledgement is due (section 13.2.1, 13.2.2)
+
+    at once         for what arrives out of order; for every second full packet at first, and for every eighth of what
+                    has come, up to 128 KiB, later: a sender in its slow start needs them close together, a fast one
+                    pays for each
+    with a packet   that goes anyway, whatever the reason: mostly the answer to what it acknowledges, so that a request
+                    and its answer are two datagrams
+    after 1 ms      for two full packets: a sender whose window has shrunk to them waits for it
+    after 5 ms      for less. Who sent so little waits for nothing but to know that it arrived, and most such packets
+                    are answered by then. It is what MAX_ACK_DELAY_MS names, with a millisecond for the timer to fire;
+                    so the peer's probe timeouts, which it is a part of, are short as well
 
 Whoever only receives sends nothing that would be acknowledged, so its ACK frames would only grow. `wants_answer` says
 when such a packet should hold a PING as well (section 13.2.4).
@@ -25,15 +33,19 @@ from quicoll_transport.link.ranges import Ranges
 from quicoll_transport.quic.frames import AckFrame
 from quicoll_transport.quic.varint import varint_size
 
-__all__ = ["Acknowledgements", "ToldNumbers"]
+__all__ = ["MAX_ACK_DELAY_MS", "Acknowledgements", "ToldNumbers"]
 
 _KNOWN = 1024  # ranges; see the module's head
 _OPEN = 512
-_LATE_NS = 1_000_000
-_EARLY_NS = 250_000  # so long after the first packet an ACK may go with whatever else is sent
+_SOON_NS = 1_000_000
+_LATE_NS = 5_000_000
+_FULL_BYTES = 2 * 1200  # of two packets of the least full size, whatever size the largest had that ever came
 _MOST_BYTES = 128 * 1024
 _SILENT = 16  # packets with nothing but an ACK, until one asks for an answer
 _HEAD = 1 + 8 + 8 + 2  # bytes before the ranges: type, largest, delay, and a count below 2^14
+
+MAX_ACK_DELAY_MS = 6
+"""The transport parameter (RFC 9000 section 18.2) that goes with the times of this module."""
 
 ToldNumbers = tuple[tuple[int, int], ...]
 """Half-open ranges of packet numbers that one ACK frame told, highest first."""
@@ -95,9 +107,11 @@ class Acknowledgements:
         if eliciting:
             if self.due_ns is None:
                 self._since_ns, self.due_ns = now_ns, now_ns + _LATE_NS
-            self._unacknowledged += nbytes
-            if not in_order or self._unacknowledged >= min(_MOST_BYTES, max(2 * self._size, self._heard >> 3)):
+            waiting = self._unacknowledged = self._unacknowledged + nbytes
+            if not in_order or waiting >= min(_MOST_BYTES, max(2 * self._size, self._heard >> 3)):
                 self.due_ns = min(self.due_ns, now_ns)
+            elif waiting >= _FULL_BYTES:
+                self.due_ns = min(self.due_ns, self._since_ns + _SOON_NS)
 
     def _bound(self) -> None:
         if len(self._known) > _KNOWN:
@@ -107,10 +121,8 @@ class Acknowledgements:
             self._open.subtract(0, self._open.first[1])
 
     def is_due(self, now_ns: int, *, accompanied: bool) -> bool:
-        """Return whether an ACK is to go now. accompanied: something else goes anyway, and a young one may go along."""
-        if self.due_ns is None:
-            return False
-        return self.due_ns <= now_ns or (accompanied and self._since_ns + _EARLY_NS <= now_ns)
+        """Return whether an ACK is to go now. accompanied: something else goes anyway, and it may go along."""
+        return self.due_ns is not None and (accompanied or self.due_ns <= now_ns)
 
     def frame(self, now_ns: int, room: int) -> tuple[bytes, ToldNumbers]:
         """Return an ACK frame of `room` bytes at most, 40 or more, and the numbers that it tells; none is due then.

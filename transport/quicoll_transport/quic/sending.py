@@ -29,8 +29,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from quicoll_transport.net.runs import DatagramRun
 from quicoll_transport.quic.control import Saying
 from quicoll_transport.quic.frames import (
@@ -48,6 +46,7 @@ from quicoll_transport.quic.recovery import LossRecovery, PacketRun
 from quicoll_transport.quic.varint import varint, varint_size
 
 if TYPE_CHECKING:
+    from quicoll_transport.net.addresses import Address
     from quicoll_transport.quic.acknowledgements import Acknowledgements
     from quicoll_transport.quic.closing import ConnectionEnd
     from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
@@ -62,7 +61,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Sender"]
 
-_SLAB = 256 * 1024  # bytes of runs in one turn; more at a time made senders and receivers take turns
+_SLAB = 1280 << 10  # bytes of runs in one turn: what a turn of the loop costs is shared by many packets,
+_SMALL_SLAB = 256 << 10  # or so many until the window is
+_TURNS = 4  # times as large: with fewer under way, senders and receivers would take turns
 _GROUP = 64  # datagrams in one system call with GSO,
 _GROUP_BYTES = 65507  # and their bytes
 _BULK = 6  # packets of one stream from which on they are made as a run,
@@ -74,7 +75,7 @@ _LEAST_TEXT = 4  # so that there is a sample, whatever the length of a packet nu
 
 
 class Sender:
-    """See the module's head. number: of the next packet. bytes_sent: of streams, to see what was sent again."""
+    """See the module's head. number: of the next packet. last: the last words as they were sent, and to where."""
 
     def __init__(
         self,
@@ -96,6 +97,7 @@ class Sender:
         """ack_delay_exponent: the peer's. trace: None: nobody traces."""
         self._trace = trace
         self.number = 0
+        self.last: tuple[bytes, Address] | None = None
         self.recovery = recovery
         self._keys = keys
         self._acknowledgements = acknowledgements
@@ -112,7 +114,8 @@ class Sender:
         self._used = 0  # bytes of the slab
         self._probes = 0  # packets that a probe timeout asks for
         self._more_ns: int | None = None  # the slab was full: look again at once
-        self._small = 0  # packets of small streams since the last run
+        self._small = 0  # packets of small streams since the last run of this turn
+        self._head = 0  # bytes of a packet before its frames, in this turn
 
     @property
     def probe_timeout_ns(self) -> int:
@@ -202,21 +205,22 @@ class Sender:
         """Return what may be sent now, in order; good until the next call."""
         self._used, self._more_ns, self._pacer.due_ns = 0, None, None
         if not self._ending.is_open:
-            return self._last_words(now_ns)
+            return self._last_words()
         keys, outbound = self._keys, self._outbound
         if self._own_ids.news or self._peer_ids.news:
             self._tell_ids()
         if keys.is_due:
             keys.update()
+        self._begin_turn()
         out: list[DatagramRun] = []
         if self._paths.has_probe(now_ns):
             self._send_path_probes(out, now_ns)
-        if (probe := self._mtu_probe(now_ns)) is not None:
+        if outbound.has_any() and (probe := self._mtu_probe(now_ns)) is not None:
             out.append(probe)
-        outbound.bulk_bytes = min(_BULK * self.mtu.size, _BULK_BYTES)
-        while keys.room:
-            packet = None if self._small >= _SMALL and outbound.oldest_bulk() else self._packet(now_ns)
-            if packet is None:
+        while keys.room and self._is_waiting(now_ns):
+            bulk = outbound.oldest_bulk()
+            packet = None if bulk and self._small >= _SMALL else self._packet(now_ns)
+            if packet is None and bulk:
                 packet = self._burst(now_ns) or (self._packet(now_ns) if self._small >= _SMALL else None)
                 self._small = 0
             if packet is None:
@@ -225,6 +229,19 @@ class Sender:
         if outbound.oldest_bulk() is None and self.recovery.room:
             self.recovery.on_app_limited()
         return out
+
+    def _begin_turn(self) -> None:
+        size = self.mtu.size
+        self._small = 0
+        self._head = 1 + len(self._peer_ids.current) + NUMBER
+        self._outbound.bulk_bytes = _BULK * size if _BULK * size < _BULK_BYTES else _BULK_BYTES
+
+    def _is_waiting(self, now_ns: int) -> bool:
+        """Return whether there is anything to send, if it may go."""
+        due_ns = self._acknowledgements.due_ns
+        return bool(
+            self._outbound.has_any() or self._control or self._probes or (due_ns is not None and due_ns <= now_ns)
+        )
 
     def next_timer(self) -> int | None:
         """Return when `datagrams` may have more, or something in flight needs to be looked at."""
@@ -244,10 +261,6 @@ class Sender:
 
     # -- one packet ----------------------------------------------------------------------------------------------
 
-    @property
-    def _head(self) -> int:
-        return 1 + len(self._peer_ids.current) + NUMBER
-
     def _reserve(self, now_ns: int) -> int:
         """Return how many bytes of the window are not for small streams and bulk.
 
@@ -261,22 +274,21 @@ class Sender:
     def _packet(self, now_ns: int) -> DatagramRun | None:
         """Return one packet of whatever is due, bar what goes as runs."""
         outbound, acknowledgements = self._outbound, self._acknowledgements
-        has_streams = outbound.has_small() or self._has_scraps()
-        if not (has_streams or self._control or self._probes or acknowledgements.is_due(now_ns, accompanied=False)):
-            return None  # nothing waits, as the last call of every turn finds
-        path, window = self._paths.current, self.recovery.room
-        size = min(LEAST_DATAGRAM_BYTES if self._probes else self.mtu.size, path.room)
-        vital = data = bool(self._probes)
-        if not self._probes:
-            vital = window >= min(_FLOOR, size) and bool(self._control or outbound.has_urgent())
-            if has_streams and window >= size + self._reserve(now_ns):
+        path, probes = self._paths.current, self._probes
+        size, most = LEAST_DATAGRAM_BYTES if probes else self.mtu.size, path.room
+        size = size if size < most else most
+        data = accompanied = probes > 0
+        if not probes:
+            window = self.recovery.room
+            if (outbound.has_small() or self._has_scraps()) and window >= size + self._reserve(now_ns):
                 data = self._allowance(size, now_ns) >= size
-        accompanied = vital or data
+            vital = (self._control or outbound.has_urgent()) and window >= min(_FLOOR, size)
+            accompanied = bool(data or vital)
+            if accompanied and window < size:
+                size = window
         with_ack = acknowledgements.is_due(now_ns, accompanied=accompanied)
         if not (accompanied or with_ack):
             return None
-        if accompanied and not self._probes:
-            size = min(size, window)
         room = size - self._head - TAG
         if room < _HEADROOM:
             return None
@@ -289,18 +301,19 @@ class Sender:
             room -= len(frame)
         before = len(parts)
         if accompanied:
-            keys, room = self._control.fill(parts, room)
-            if keys:
-                items.append(SentControl(keys))
+            if self._control:
+                keys, room = self._control.fill(parts, room)
+                if keys:
+                    items.append(SentControl(keys))
             self._fill_streams(parts, items, room, everything=data)
         eliciting = len(parts) > before
-        ask = self._probes or (with_ack and acknowledgements.wants_answer(accompanied=eliciting))
+        ask = probes or (with_ack and acknowledgements.wants_answer(accompanied=eliciting))
         if not eliciting and ask:
             parts.append(b"\x01")
             eliciting = True
         if not parts:
             return None
-        if self._probes:
+        if probes:
             self._probes -= 1
         return self._seal(path, b"".join(parts), tuple(items), now_ns, eliciting=eliciting)
 
@@ -311,7 +324,7 @@ class Sender:
         number = self.number
         if len(payload) < _LEAST_TEXT:
             payload = payload.ljust(_LEAST_TEXT, b"\0")
-        packet = seal(self._keys.send, self._peer_ids.current, number, payload)
+        packet = seal(self._keys.send, self._peer_ids.of(path.ids), number, payload)
         self.number = number + 1
         size = len(packet)
         path.sent += size
@@ -325,11 +338,12 @@ class Sender:
 
     def _has_scraps(self) -> bool:
         """Return whether the oldest bulk stream has a piece that is too short for a run."""
-        stream = self._outbound.oldest_bulk()
+        outbound = self._outbound
+        stream = outbound.oldest_bulk()
         if stream is None:
             return False
-        start, stop = self._outbound.next_piece(stream, self._outbound.bulk_bytes)
-        return 0 < stop - start < self._outbound.bulk_bytes
+        start, stop = outbound.next_piece(stream, outbound.bulk_bytes)
+        return 0 < stop - start < outbound.bulk_bytes
 
     def _fill_streams(
         self, parts: list[bytes | memoryview], items: list[Carried], room: int, *, everything: bool
@@ -384,9 +398,7 @@ class Sender:
         if stream is None:
             return None
         size = self.mtu.size
-        if len(self._slab.memory) < max(_SLAB, 4 * size):
-            self._slab = Slab(bytearray(max(_SLAB, 4 * size)))
-        slots = self._slab.slots(size, self._head)
+        slots = self._room_for_runs(size).slots(size, self._head)
         together = max(1, min(_GROUP, _GROUP_BYTES // size))
         base = -(-self._used // size)
         count = slots.count // together * together - base
@@ -401,7 +413,10 @@ class Sender:
         count = min(count, room)
         start, stop = outbound.next_piece(stream, count * step)
         left = -(-(min(stream.length, stream.limit) - start) // step) if not stream.lost else 0
-        if room < min(left, slots.count, recovery.controller.window // 8 // size):
+        if base and count < min(left, room) <= slots.count:  # whole in the next turn
+            self._more_ns = now_ns
+            return None
+        if room < min(left, slots.count, recovery.controller.window // 8 // size):  # more will come, and go together
             return None
         wanted = -(-(stop - start) // step)
         allowed = self._allowance(wanted * size, now_ns) // size
@@ -409,10 +424,9 @@ class Sender:
             return None
         stop = min(stop, start + allowed * step)
         fin = stream.fin and stop == stream.length
-        source = np.frombuffer(stream.read(start, stop), np.uint8)
-        first = self.number
+        first, pieces = self.number, stream.pieces(start, stop)
         packets, made = seal_run(
-            slots, base, self._keys.send, self._peer_ids.current, first, prefix, start, source, fin
+            slots, base, self._keys.send, self._peer_ids.current, first, prefix, start, pieces, fin
         )
         self.number += packets
         item = SentStripe(stream, start, step, stop, fin)
@@ -428,6 +442,13 @@ class Sender:
         self._used = (base + packets) * size
         return DatagramRun(self._slab.memory[begin : begin + made], size, path.address)
 
+    def _room_for_runs(self, size: int) -> Slab:
+        """Return the slab, as large as the window deserves."""
+        wanted = _SLAB if self.recovery.controller.window >= _TURNS * _SLAB else max(_SMALL_SLAB, 4 * size)
+        if len(self._slab.memory) < wanted:
+            self._slab, self._used = Slab(bytearray(wanted)), 0  # runs of this turn keep the old one alive
+        return self._slab
+
     # -- probes and the end ----------------------------------------------------------------------------------------
 
     def _send_path_probes(self, out: list[DatagramRun], now_ns: int) -> None:
@@ -439,31 +460,27 @@ class Sender:
                     payload += b"\x01"  # no mere probe: it says that we are here (RFC 9000 section 9.3.3)
             if challenge is not None:
                 payload += PathChallengeFrame(challenge).encode()
-            size = min(LEAST_DATAGRAM_BYTES, path.room) - self._head - TAG
+            head = 1 + len(self._peer_ids.of(path.ids)) + NUMBER
+            size = min(LEAST_DATAGRAM_BYTES, path.room) - head - TAG
             if size >= len(payload):
                 out.append(self._seal(path, payload.ljust(size, b"\0"), (), now_ns, eliciting=True))
 
     def _mtu_probe(self, now_ns: int) -> DatagramRun | None:
-        size, path, outbound = self.mtu.probe_size(now_ns), self._paths.current, self._outbound
-        if size is None or not path.validated or self.recovery.room < size or not self._keys.room:
-            return None
-        if not (outbound.has_small() or outbound.oldest_bulk()):
+        """Return a probe of the path's MTU, if one is due and may go; asked when there is something to send anyway."""
+        size, path = self.mtu.probe_size(now_ns), self._paths.current
+        if size is None or not path.passes or self.recovery.room < size or not self._keys.room:
             return None
         self.mtu.on_probe_sent(size)
         payload = b"\x01".ljust(size - self._head - TAG, b"\0")
         return self._seal(path, payload, (), now_ns, eliciting=True, is_mtu_probe=True)
 
-    def _last_words(self, now_ns: int) -> list[DatagramRun]:
+    def _last_words(self) -> list[DatagramRun]:
         path = self._paths.current
-        if not self._ending.has_words:
-            return []
-        if path.room < LEAST_DATAGRAM_BYTES:
-            self._ending.begin_end(now_ns, self.probe_timeout_ns)
-            return []
-        words = self._ending.last_words(now_ns, self.probe_timeout_ns)
-        if words is None:
+        words = self._ending.last_words()
+        if not words or path.room < LEAST_DATAGRAM_BYTES:
             return []
         packet = seal(self._keys.send, self._peer_ids.current, self.number, words.ljust(_LEAST_TEXT, b"\0"))
         self.number += 1
         path.sent += len(packet)
+        self.last = (packet, path.address)
         return [DatagramRun(memoryview(packet), len(packet), path.address)]

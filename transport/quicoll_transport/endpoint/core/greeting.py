@@ -13,7 +13,7 @@ from quicoll_transport.endpoint.core.admission import check_hello, keeps_previou
 from quicoll_transport.endpoint.core.peer import Peer
 from quicoll_transport.errors import AuthenticationError, ProtocolError
 from quicoll_transport.events import ConnectionUp
-from quicoll_transport.link.frames import Hello, Ping
+from quicoll_transport.link.frames import Hello, InlineMessage, Ping
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Authenticated
@@ -85,7 +85,8 @@ class Greeting:
         messages = connection.reader.feed(data)
         connection.listened(now_ns, began=bool(messages))
         for message in messages:
-            connection.pace.control(now_ns, ping=isinstance(message, Ping))
+            if not isinstance(message, InlineMessage):  # these are bounded by the credit, like those with a stream
+                connection.pace.control(now_ns, ping=isinstance(message, Ping))
             if not connection.greeted:
                 if not isinstance(message, Hello):
                     raise ProtocolError("the first control message is not Hello")
