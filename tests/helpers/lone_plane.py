@@ -152,6 +152,7 @@ class LonePlane:
             said = self.hear()
             if not said:
                 break
+            self.now += 10 * MS
             self.say(AckFrame([(0, max(one.number for one in said) + 1)], 0))
         self.hear()
 
