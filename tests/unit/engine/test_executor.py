@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,11 +36,26 @@ def world() -> Iterator[World]:
 class Run:
     """A plan of rank 0 under way on a simulated loop; `turn` lets all that is ready run."""
 
-    def __init__(self, world: World, lanes: list[Lane], *, ranks: tuple[int, ...] = (0, 1, 2), width: int = 1) -> None:
+    def __init__(
+        self,
+        world: World,
+        lanes: list[Lane],
+        *,
+        ranks: tuple[int, ...] = (0, 1, 2),
+        width: int = 1,
+        collective: str = "all_reduce",
+    ) -> None:
         self.world = world
         self.log: list[FakeTransfer] = []
         self.output = np.zeros(2)
-        work = Work(plan(lanes, width), FLOAT64, FLOAT64, ReduceOp.SUM, [np.array([1.0, 2.0])], self.output)
+        work = Work(
+            replace(plan(lanes, width), collective=collective),
+            FLOAT64,
+            FLOAT64,
+            ReduceOp.SUM,
+            [np.array([1.0, 2.0])],
+            self.output,
+        )
         links: Any = {rank: FakeLink(rank, self.log) for rank in ranks}
         loop: HostLoop = world.host("a").start()
         self.task = loop.create_task(execute(work, links=links, ranks=ranks, prefix=b"prefix"))
@@ -284,6 +300,25 @@ def test_a_short_message_is_copied_and_nobody_waits_for_it(world: World, monkeyp
     run.turn()
     run.task.result()
     assert not run.of("copy", 0).future.done()
+
+
+def test_a_send_waits_until_even_the_shortest_message_has_arrived(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "INLINE_BYTES", 16)
+    run = Run(world, [Lane((SendStep(1, 0, IN),))], collective="send")
+    assert run.seen == ["send 0 rank 1"]
+    assert not run.task.done()
+    run.of("send", 0).go()
+    run.turn()
+    run.task.result()
+
+
+def test_copies_of_one_operation_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "INLINE_BYTES", 16)
+    monkeypatch.setattr(executor, "_MOST_COPIED", 40)
+    run = Run(world, [exchange(2 * number) for number in range(3)])
+    assert [transfer.kind for transfer in run.log if transfer.kind != "post"] == ["copy", "copy", "send"]
 
 
 def test_a_message_above_the_bound_is_read_in_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
