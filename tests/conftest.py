@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import subprocess
@@ -13,14 +14,47 @@ import pytest
 from quicoll_transport.net.addresses import is_numeric
 
 QUICK = [Path(__file__).parent / folder for folder in ("unit", "transport")]
+# Words of a file in these folders without which none of its tests is slow or on the loopback interface.
+NOT_QUICK = ("mark.slow", "mark.loopback", "needs_v6")
+
+
+def in_quick_folders(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in QUICK)
+
+
+def may_have_others(path: Path) -> bool:
+    text = path.read_text()
+    return any(word in text for word in NOT_QUICK)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import, for `make system`, a file whose tests are all quick: most files are, and importing is dear.
+
+    `make check` imports all of them and fails where this is wrong of one.
+    """
+    if config.getoption("markexpr") != "not quick" or not collection_path.name.startswith("test_"):
+        return None
+    return True if in_quick_folders(collection_path) and not may_have_others(collection_path) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark "quick", for `make check`, what is in these folders and is neither slow nor on the loopback interface."""
+    files: dict[Path, bool] = {}
     for item in items:
-        other = item.get_closest_marker("slow") or item.get_closest_marker("loopback")
-        if other is None and any(folder in item.path.parents for folder in QUICK):
+        if item.path not in files:
+            files[item.path] = in_quick_folders(item.path)
+        if not files[item.path]:
+            continue
+        if not (item.get_closest_marker("slow") or item.get_closest_marker("loopback")):
             item.add_marker("quick")
+        elif not may_have_others(item.path):
+            raise pytest.UsageError(f"{item.nodeid} is not quick, and no word of its file says so: {NOT_QUICK}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay to the end: no collection of garbage need look at them again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 
 
 def sim(
-    seeds: Annotated[str | None, typer.Option(help="Range of seeds, A:B; B is not included.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Ranges A:B, without B, and seeds, with commas.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="One seed.")] = None,
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Number of workers.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Number of steps that every rank commits.")] = 8,
@@ -89,7 +89,7 @@ def sim(
     with _quiet():
         if seeds is not None:
             processes = jobs or os.cpu_count() or 1
-            failed = _sweep(console, _range(seeds), ranks, steps, kinds, processes, json_file, shrink_runs)
+            failed = _sweep(console, _seeds(seeds), ranks, steps, kinds, processes, json_file, shrink_runs)
         else:
             assert seed is not None  # noqa: S101 - for the type checker
             scenario = _scenario(seed, ranks, steps, kinds, compute, settings, events)
@@ -108,16 +108,19 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def _range(text: str) -> range:
-    first, colon, last = text.partition(":")
-    try:
-        found = range(int(first), int(last))
-    except ValueError:
-        colon = ""
-        found = range(0)
-    if not colon or found.start < 0 or not found:
-        raise LocalError(f"a range of seeds is written as 0:500, not {text!r}")
-    return found
+def _seeds(text: str) -> list[int]:
+    """Return the seeds of "0:500" or "3,17,40:60", each once. A number alone is refused: it may mean so many."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, colon, end = part.partition(":")
+        try:
+            seeds = range(int(first), int(end) if colon else int(first) + 1)
+        except ValueError:
+            seeds = range(0)
+        if not seeds or seeds.start < 0 or text.isdecimal():
+            raise LocalError(f"seeds are written as 0:500 or 3,17,40:60, not {text!r}")
+        found.update(seeds)
+    return sorted(found)
 
 
 def _scenario(
@@ -196,7 +199,7 @@ def _described(outcome: Outcome, command: str) -> dict[str, Any]:
 
 def _sweep(
     console: Console,
-    seeds: range,
+    seeds: list[int],
     ranks: int,
     steps: int,
     faults: str,

@@ -14,6 +14,8 @@ Same machine, same torch: same bits. Other processors may choose other kernels f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,14 +145,23 @@ def _reduced(leaves: Sequence[np.ndarray[Any, Any]], start: int, stop: int) -> n
 
 
 def _load() -> tuple[Tensor, Tensor]:
-    """1797 images as (n, 1, 8, 8) float32 in [0, 1], and their labels."""
-    try:
+    """1797 images as (n, 1, 8, 8) float32 in [0, 1], and their labels.
+
+    Its file is read and scikit-learn not imported, which takes each process longer than a training of the demo's steps.
+    """
+    found = find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise LocalError("the digits come with scikit-learn: pip install quicoll[demo]")
+    file = Path(found.origin).with_name("datasets") / "data" / "digits.csv.gz"
+    if file.exists():
+        table = np.loadtxt(file, delimiter=",")
+        pixels, labels = table[:, :-1], table[:, -1]
+    else:  # another version may keep it elsewhere
         from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise LocalError("the digits come with scikit-learn: pip install quicoll[demo]") from error
-    data = load_digits()
-    images = torch.from_numpy(data.data.astype(np.float32).reshape(-1, 1, 8, 8) / np.float32(16))
-    return images, torch.from_numpy(data.target.astype(np.int64))
+
+        pixels, labels = load_digits(return_X_y=True)
+    images = torch.from_numpy(pixels.astype(np.float32).reshape(-1, 1, 8, 8) / np.float32(16))
+    return images, torch.from_numpy(labels.astype(np.int64))
 
 
 def _raw(key: int, stream: int, counter: int, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:

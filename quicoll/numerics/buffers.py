@@ -508,7 +508,8 @@ def _flat_tensor(value: Any) -> Array:
     torch = _torch()
     flat = value.reshape(-1)
     unsigned = _without_numpy(torch).get(value.dtype)
-    return (flat if unsigned is None else flat.view(unsigned)).numpy()  # type: ignore[no-any-return]
+    array: Array = (flat if unsigned is None else flat.view(unsigned)).numpy()
+    return array
 
 
 def _without_numpy(torch: Any) -> dict[Any, Any]:

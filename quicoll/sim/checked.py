@@ -16,6 +16,7 @@ from quicoll.errors import QuicollError
 from quicoll.job import Job
 from quicoll.sim.digests import bits_digest
 from quicoll.sim.machine import Departed
+from quicoll.sim.misconduct import Forgery
 from quicoll.step.context import Step
 from quicoll.step.protocol import StepProtocol
 
@@ -72,6 +73,12 @@ class CheckedJob(Job):
             compute_s=compute_s,
         )
         self._checker = checker
+        Forgery(self._state, lambda: machine.forges, machine.loop, lambda what: self._forged(machine, what))
+
+    def _forged(self, machine: Machine, what: str) -> None:
+        machine.forgeries[what] = machine.forgeries.get(what, 0) + 1
+        machine.note("forged", what=what)
+        self._checker.forged(self.node)
 
     def flip_bit(self, bit: int) -> str:
         """Flip a bit of the registered state, where its memory is what `save` gives.
@@ -170,8 +177,22 @@ class CheckedSteps(StepProtocol):
         found = await super().synchronise()
         if not found.learners:
             self._checker.compared(self._config.node)
+            if found.giver is not None:
+                self._report_taken(found, found.giver)
             self._report_state()
         return found
+
+    def _report_taken(self, found: ViewState, giver: int) -> None:
+        nodes, version = self._context.view.nodes, found.version
+        self._checker.taken(
+            self._config.node,
+            nodes[giver],
+            version.decision,
+            version.step,
+            self._held(),
+            confirmed=bool(found.confirmed_by),
+            members=nodes,
+        )
 
     async def enter(self, attempt: StepAttempt) -> None:
         # Waiting for a view, then the agreements by which ranks come to one state, each bounded by the job's timeout:

@@ -303,6 +303,8 @@ class Simulation:
                 machine.lies_to[fault.to] = None
             case scenario.Alarm():
                 self._set_alarm(machine, fault.ns)
+            case scenario.Forge():
+                machine.forges = fault.what
             case scenario.Pause():
                 if host.state is not host.state.RUNNING:
                     return False
@@ -369,6 +371,7 @@ class Simulation:
             machine.disturbances += 1
             machine.lies_to.clear()
             machine.alarm_ns = 0
+            machine.forges = ""
             machine.mend_disk()
             machine.start()
             machine.commits_at_heal = machine.commits
@@ -450,6 +453,8 @@ class Simulation:
             if kind != "too_long":  # nobody's doing: links look for the largest size that passes
                 injected[f"datagram_{kind}"] = count
         for machine in self._fleet.machines.values():
+            for what, count in machine.forgeries.items():
+                injected[f"forged_{what}"] = injected.get(f"forged_{what}", 0) + count
             for kind, count in machine.disk.injected.items():
                 if count and kind not in (DiskFailure.POWER_LOSS, DiskFailure.KILL):  # every end of a process is one
                     injected[kind] = injected.get(kind, 0) + count

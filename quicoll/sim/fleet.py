@@ -11,6 +11,7 @@ How a process may end, and what follows:
     one of quicoll's errors that blame the       it is started again after `restart_after` seconds, like a pod: a new
     world around it (`_AGAIN`): lost peers, a    process may well go on. The last error of each node is part of what
     partition, spoilt bytes, a failed disk       is said if the run then never comes to its end
+    Diverged, where a rank forged its state      the same
     any other exception: Mismatch and            the run has failed. The code is wrong, or the test of it has; the next
     LocalError, since the same code would do     process would only do the same
     the same again; the user's own; Forbidden
@@ -40,6 +41,7 @@ from quicoll.errors import (
     AuditError,
     CheckpointError,
     Corrupted,
+    Diverged,
     JobDone,
     JournalError,
     Partitioned,
@@ -295,7 +297,9 @@ class Fleet:
         if error is not None:
             machine.failures += 1
             machine.troubled(error)
-            if not isinstance(error, _AGAIN):
+            # One that forges its state may leave it open which of two is right.
+            again = (*_AGAIN, Diverged) if self._checker.was_forged else _AGAIN
+            if not isinstance(error, again):
                 self._failed("worker", _words(error), node=node, cause=error)
         leftovers = machine.leftovers()
         if leftovers:
@@ -335,4 +339,5 @@ def _credentials(workers: tuple[str, ...]) -> dict[Identity, Credentials]:
     """Of every node; the same in every world, so that they are made once in a process."""
     now = datetime.fromtimestamp(WALL_EPOCH_NS / 1e9, UTC) - timedelta(days=1)
     nodes = [(COORDINATOR, NODE), *((WORKER, name) for name in workers)]
-    return ephemeral(_JOB, nodes, days=3650, now=now, entropy=random.Random("quicoll.sim/credentials").randbytes)  # noqa: S311
+    rng = random.Random("quicoll.sim/credentials")  # noqa: S311 - a simulation has no secrets
+    return ephemeral(_JOB, nodes, days=3650, now=now, entropy=rng.randbytes)

@@ -1,7 +1,9 @@
 """Invariants of every run, whatever breaks; checked while it runs and at its end.
 
     same-bits       the state after a decision has one digest on all ranks that hold it, and so has the state after a
-                    step; where the workload knows it, that of a computation without any network
+                    step; where the workload knows it, that of a computation without any network. A state that one rank
+                    alone held is taken as that rank gives it, and its receiver knows that nobody confirms it; what
+                    others confirm is never forged
     one-decision    a step has one decision: the journal takes each number once, in order, and no rank hears of a vote
                     that another rank heard otherwise, nor of a commit that the journal does not hold
     all-or-none     a step is committed with the votes of all members of its view, and applied by none without a commit:
@@ -29,7 +31,7 @@ BLAKE2b over names, types, shapes and bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import Corrupted, Mismatch, PeerError, QuicollError
@@ -89,6 +91,10 @@ class Checker:
         self._decisions: dict[tuple[int, int], tuple[bool, str]] = {}
         self._states: dict[tuple[int, int], tuple[bytes, str]] = {}  # by decision and step
         self._spoiled: dict[str, None] = {}  # an ordered set: nodes whose state had a bit flipped, until it is compared
+        self._forgers: dict[str, None] = {}  # nodes that have forged their state
+        self._believed: dict[tuple[int, int], dict[bytes, None]] = {}  # digests that were taken from one, by version
+        self._takers: dict[tuple[int, int], dict[str, None]] = {}  # nodes that were given a state, by its version
+        self._apart: dict[str, None] = {}  # forgers that were believed: they themselves hold something else
         self._verdicts: dict[int, tuple[str, str, str]] = {}  # by view: the kind of failure, who is blamed, on whom
         self._calls: dict[_Call, dict[str, None]] = {}  # who has called it
         self._counts: dict[tuple[str, int, int], int] = {}  # by node, view and group
@@ -183,14 +189,53 @@ class Checker:
         self.held[node] = decision, step
         if decision and decision not in self.commits:
             self.break_("all-or-none", f"{node} holds the state of step {decision}, which was not committed", node=node)
-        if state is None or node in self._spoiled:
+        if state is None or node in self._spoiled or node in self._apart:
             return
         digest = state_digest(state)
         known = self._states.setdefault((decision, step), (digest, node))
-        if known[0] != digest:
+        if known[0] != digest and digest not in self._believed.get((decision, step), ()):
             self.break_("same-bits", f"after step {step} {node} holds other bits than {known[1]}", node=node)
         if self._replay is not None and self._replay(step, state) != digest:
             self.break_("same-bits", f"after step {step} {node} holds other bits than the reference", node=node)
+
+    def forged(self, node: str) -> None:
+        """A rank tells, or gives, another state than it has."""
+        self._forgers[node] = None
+
+    @property
+    def was_forged(self) -> bool:
+        """Whether any rank has forged its state."""
+        return bool(self._forgers)
+
+    def taken(
+        self,
+        node: str,
+        giver: str,
+        decision: int,
+        step: int,
+        state: Mapping[str, Any] | None,
+        *,
+        confirmed: bool,
+        members: Iterable[str],
+    ) -> None:
+        """A rank was given a state. What nobody but its giver held has to be believed, whatever it is: from here on
+        there is no reference, and the giver holds something else than who believed it."""
+        takers = self._takers.setdefault((decision, step), {})
+        takers[node] = None
+        if state is None or confirmed or giver not in self._forgers:
+            return
+        digest = state_digest(state)
+        known = self._states.get((decision, step))
+        other = known is not None and known[0] != digest
+        if other or (self._replay is not None and self._replay(step, state) != digest):
+            for member in members:
+                held = self.held.get(member, (0, 0))
+                if step and held >= (decision, step) and member != giver and member not in takers:
+                    what = f"took a forged state from {giver}, though {member} held that after step {step}"
+                    self.break_("same-bits", f"{node} {what}", node=node)
+            self._believed.setdefault((decision, step), {})[digest] = None
+            self._apart[giver] = None
+            self._replay = None
 
     def spoiled(self, node: str) -> None:
         """A bit of a rank's state is about to flip: until its state was compared, its bits are not looked at. What it
@@ -248,6 +293,7 @@ class Checker:
     def ended(self, node: str) -> None:
         """The process is gone, and its state with it."""
         self._spoiled.pop(node, None)
+        self._apart.pop(node, None)
         self.held.pop(node, None)
 
 

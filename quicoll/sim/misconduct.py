@@ -2,6 +2,7 @@
 
     a liar      what it sends to one peer has other bits than it should, and a checksum that holds for them
     an alarm    it reports again and again that its view cannot go on, though nothing is wrong
+    a forger    what it says and gives of its state is another state, and agrees with itself
 
 Both act through the real code of its process, from the outside: no checksum, digest or rule of quicoll is touched.
 """
@@ -9,14 +10,22 @@ Both act through the real code of its process, from the outside: no checksum, di
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quicoll.state.tree import flatten, rebuild
+from quicoll.state.version import StateVersion
 
 if TYPE_CHECKING:
     from quicoll.engine.engine import Engine
+    from quicoll.state.rank_state import RankState
+    from quicoll.state.tree import FlatState
     from quicoll_transport.endpoint import Endpoint, Link
     from quicoll_transport.sim import HostLoop
 
-__all__ = ["Lies", "raise_alarm"]
+__all__ = ["Forgery", "Lies", "raise_alarm"]
 
 
 class Lies:
@@ -65,3 +74,74 @@ def spoilt(payload: memoryview) -> memoryview:
 def raise_alarm(engine: Engine, view_id: int, loop: HostLoop) -> None:
     """Let the process report that this view cannot go on."""
     loop.call_soon(lambda: loop.create_task(engine.give_up(view_id, "an alarm for nothing")))
+
+
+class Forgery:
+    """What one process says and gives of its state, where that is forged: one bit of its largest tensor.
+
+    A state that is half overwritten is given to nobody, and is left as it is: its owner looks whether it got it right.
+    """
+
+    def __init__(
+        self, state: RankState, what: Callable[[], str], loop: HostLoop, forged: Callable[[str], None]
+    ) -> None:
+        """Begin.
+
+        Args:
+            state: Of the process.
+            what: What is forged (quicoll.sim.scenario.events.FORGERIES); "" for nothing.
+            loop: Of the process.
+            forged: Told of each forgery, with what it was.
+        """
+        self._state, self._what, self._loop, self._told = state, what, loop, forged
+        self._honest_read, self._honest_values = state.read, state.values
+        setattr(state, "read", self._read)  # noqa: B010 - methods of this one state
+        setattr(state, "values", self._values)  # noqa: B010 - likewise
+
+    def _read(self) -> FlatState | None:
+        honest, what = self._honest_read(), self._what()
+        at = None if honest is None or not what or self._state.torn else _largest(honest)
+        if honest is None or at is None:
+            return honest
+        self._told(what)
+        values = [part.value for part in honest.tensors]
+        values[at] = _other_bit(values[at])
+        if what == "chunks":
+            tensors = [replace(part, value=value) for part, value in zip(honest.tensors, values, strict=True)]
+            return replace(honest, tensors=tuple(tensors))
+        found = flatten(rebuild(honest.skeleton, values, honest.own), self._state.own)
+        if what == "manifest":
+            object.__setattr__(found, "digest", honest.digest)
+        if what == "version":
+            self._claim()
+        return found
+
+    def _claim(self) -> None:
+        """Have, for this turn of the loop, a version that nobody has committed."""
+        version = self._state.version
+        self._state.version = StateVersion(version.decision + 1, version.step + 1)
+        self._loop.call_soon(self._take_back, version)
+
+    def _take_back(self, version: StateVersion) -> None:
+        self._state.version = version
+
+    def _values(self) -> list[tuple[str, Any]]:
+        found, what = self._honest_values(), self._what()
+        honest = None if what in ("", "manifest") or self._state.torn else self._honest_read()
+        at = None if honest is None else _largest(honest)
+        if at is not None:
+            self._told(what)
+            path, value = found[at]
+            found[at] = path, _other_bit(value)
+        return found
+
+
+def _largest(state: FlatState) -> int | None:
+    """The number of the tensor that has the most bytes, of numpy's; None where it has none."""
+    sizes = [part.value.nbytes if isinstance(part.value, np.ndarray) else 0 for part in state.tensors]
+    return sizes.index(max(sizes)) if max(sizes, default=0) else None
+
+
+def _other_bit(value: Any) -> Any:
+    data = spoilt(memoryview(value.tobytes()))
+    return np.frombuffer(data, value.dtype).reshape(value.shape)

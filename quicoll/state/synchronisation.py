@@ -125,14 +125,15 @@ async def synchronise(
         LocalError: This rank is behind and nothing can be handed to it, or what `save` returned is no state, or `load`
             does not do what it has to.
         PeerError: A rank was lost, or the giver sent a malformed manifest.
-        Corrupted: A rank was told something else than the others; or what the giver announced is not what the holders
-            have told, or a tensor arrived with other bits than announced.
+        Corrupted: A rank was told something else than the others, or has told what cannot be; or what the giver
+            announced is not what the holders have told, or a tensor arrived with other bits than announced.
     """
     nodes, view_id = view.nodes, view.view_id
     mine = state.read()
     before = state.version
     rows = await tell_all(group, row(state, mine, check_every=check_every, learn_from=learn_from))
     told = await heard(group, rows, nodes=nodes, view_id=view_id)
+    _check_versions(told.held, max(view.committed_step, before.decision), nodes, view_id)
     found = compare(told.held)
     unequal = await _unequal(group, () if mine is None else mine.lines, told.held, found, nodes)
     if unequal is not None and not found.agreed:
@@ -173,6 +174,7 @@ class StateCheck:
             LocalError: What `save` returned is no state.
         """
         self._group = group
+        self._decision = state.version.decision
         mine = state.read()
         self._lines = () if mine is None else mine.lines  # without the tensors: they may be copies
         self._told = tell_all(group, row(state, mine, check_every=0, learn_from=0))
@@ -186,11 +188,28 @@ class StateCheck:
         Returns:
             In what they differ, and who from whom; None where all hold the same.
         Raises:
-            Corrupted: A rank was told something else than the others.
+            Corrupted: A rank was told something else than the others, or has told what cannot be.
             PeerError: A rank was lost.
         """
         held = (await heard(self._group, await self._told, nodes=nodes, view_id=view_id)).held
+        _check_versions(held, self._decision, nodes, view_id)
         return await _unequal(self._group, self._lines, held, compare(held), nodes)
+
+
+def _check_versions(held: Sequence[HeldState], newest: int, nodes: Sequence[str], view_id: int) -> None:
+    """Raise Corrupted where a rank says that it holds more than was ever committed, which all would take from it.
+
+    newest: the last decision, as the coordinator has told this rank.
+    """
+    for rank, told in enumerate(held):
+        if told.version.decision > newest:
+            raise Corrupted(
+                f"{nodes[rank]} says that it holds the state after decision {told.version.decision}, and the last one "
+                f"was {newest}: nothing was handed over",
+                rank=rank,
+                view=view_id,
+                odd=(rank,),
+            )
 
 
 async def _unequal(

@@ -4,7 +4,8 @@
     kinds       names, types and shapes have to be equal. Where they are not, no rank may be given another's state: it
                 may be a part that each rank has of its own (undeclared), and would be lost
     start       step 0, nothing was trained: the lowest rank gives to all that differ from it, as DDP does
-    later       what more than half of them hold is right; the lowest rank of these gives to all that differ
+    later       what more than half of them hold is right; the lowest rank of these gives to all that differ. After
+                one decision all have done the same steps: a rank that counts them otherwise differs as well
     neither     nobody knows which state is right: the job stops
 
 A torn state, half overwritten by a transfer that broke, is behind every version and is never given.
@@ -87,19 +88,25 @@ def compare(held: Sequence[HeldState]) -> StateComparison:
         held: By rank.
     """
     newest = max((rank.version for rank in held if not rank.torn), default=StateVersion())
-    current = [number for number, rank in enumerate(held) if rank.version == newest and not rank.torn]
+    current = [
+        number
+        for number, rank in enumerate(held)
+        if not rank.torn and (rank.version == newest or (rank.able and rank.version.decision == newest.decision > 0))
+    ]
     behind = tuple(number for number in range(len(held)) if number not in current)
-    by_state: dict[tuple[bytes, bytes], list[int]] = {}
+    by_state: dict[tuple[int, bytes, bytes], list[int]] = {}
     for number in current:
         if held[number].able:
-            by_state.setdefault((held[number].kind, held[number].digest), []).append(number)
+            here = held[number].version.step, held[number].kind, held[number].digest
+            by_state.setdefault(here, []).append(number)
     sides = [tuple(side) for side in by_state.values()]
-    alike = len({kind for kind, _ in by_state}) <= 1
+    alike = len({kind for _, kind, _ in by_state}) <= 1
     agreed = alike
     if len(sides) > 1 and alike and newest.step:
         most = max(sides, key=len)
         agreed = 2 * len(most) > sum(map(len, sides))
         if agreed:
             sides = [most, *(side for side in sides if side is not most)]
+            newest = held[most[0]].version
     able = bool(sides) and agreed and all(held[number].able for number in behind)
     return StateComparison(newest, behind, tuple(sides), sides[0][0] if able else None, alike, agreed)

@@ -12,9 +12,11 @@ from aioquic.quic import events
 from aioquic.quic.connection import QuicConnection
 
 from quicoll_transport.net.runs import DatagramRun, joined
-from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
+from quicoll_transport.quic.connection_ids import reset_token
+from quicoll_transport.quic.handshake import Handshake, handshake_configuration
 from quicoll_transport.quic.mtu import PathMtu
 from quicoll_transport.quic.newreno import NewReno
+from quicoll_transport.quic.parameters import local_parameters
 from quicoll_transport.quic.plane import Plane
 from quicoll_transport.quic.terms import SessionConfig, destination_cid
 
@@ -87,6 +89,7 @@ class PlanePeer:
         handshake = Handshake(
             handshake_configuration(credentials, config, is_client=False),
             local_parameters(config),
+            reset_token=lambda own: reset_token(RESET_KEY, own),
             original_cid=destination_cid(first),
         )
         return cls(handshake, config, **options)

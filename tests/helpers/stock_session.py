@@ -99,6 +99,7 @@ class StockSession:
         self.is_client = is_client
         self.cids: list[bytes] = list(cids)  # connection ids whose datagrams are for this session
         self.retired_cids: list[bytes] = []
+        self.reset_token: bytes | None = None
         self.heard_ns: int | None = None  # when the last authenticated packet arrived
         self.closed = False
         self._events: deque[CarrierEvent] = deque()
@@ -134,6 +135,7 @@ class StockSession:
         address: Address,
         now_ns: int,
         qlog: QuicLogger | None = None,
+        reset_key: bytes | None = None,
     ) -> StockSession:
         """Dial `address`; the first datagrams are ready at once. No credentials means none are shown (tests)."""
         quic = stock_configuration(credentials, config, is_client=True)
@@ -260,6 +262,9 @@ class StockSession:
         if not self.closed:
             self._quic.close(error_code=code, reason_phrase=reason)
 
+    def last_words(self, now_ns: int) -> None:
+        """Nothing is kept of it."""
+
     def release(self) -> None:
         """Let go of everything that is the caller's, and hand the qlog trace, if there is one, to its directory."""
         self._sink = None
@@ -337,7 +342,7 @@ class StockSession:
             feed.offset += len(piece)
             fin = feed.offset >= len(feed.payload)
             # aioquic appends to a bytearray, for which a memoryview does as well as the bytes it asks for
-            self._quic.send_stream_data(feed.stream_id, piece, end_stream=fin)  # type: ignore[arg-type]
+            self._quic.send_stream_data(feed.stream_id, piece, end_stream=fin)
             room -= len(piece)
             self.bytes_fed += len(piece)
             if fin:
@@ -439,7 +444,7 @@ class StockGate(Gate):
         super().rotate(credentials)
         self._stock = stock_configuration(credentials, self._config, is_client=False)
 
-    def _open(self, cid: bytes, original: bytes, retried: bytes | None) -> StockSession:  # type: ignore[override]
+    def _open(self, cid: bytes, original: bytes, retried: bytes | None) -> StockSession:
         connection = StockConnection(
             configuration=self._stock,
             original_destination_connection_id=original,

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from depth import some
-from networks import needs_v6
+from depth import deep
+from networks import has_v6
 
 from quicoll.cli.main import main
 
 pytestmark = [pytest.mark.loopback, pytest.mark.slow]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+ON_IPV6 = ["[::]:0", "[::1]:0"] if has_v6() else []
 
 
 def quicoll(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -25,7 +26,7 @@ def quicoll(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def here(*arguments: str | Path) -> int | str | None:
-    """The same in this process, for what starts no other; the exit status. A process takes longer than the command."""
+    """The same in this process; the exit status. A process of its own takes longer than most commands."""
     with pytest.raises(SystemExit) as ended:
         main([str(each) for each in arguments])
     return ended.value.code
@@ -54,56 +55,37 @@ def test_the_demo_recovers_from_both_faults_to_the_bits_of_an_undisturbed_proces
     assert "\x1b" not in done.stdout, "plain lines where there is no terminal"
 
 
-def test_the_blocking_example_needs_no_event_loop() -> None:
-    done = quicoll("run", "-n", "2", EXAMPLES / "blocking.py")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_blocking_example_needs_no_event_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its coordinator is on every address."""
+    assert here("run", "-n", "2", "--listen", "0.0.0.0:0", EXAMPLES / "blocking.py") == 0
+    said = capsys.readouterr().out
     for rank in range(2):
-        assert f"rank {rank} of 2: mean [0.  0.5 1.  1.5], rank 0's [0.  0.5 1.  1.5]" in done.stdout
+        assert f"rank {rank} of 2: mean [0.  0.5 1.  1.5], rank 0's [0.  0.5 1.  1.5]" in said
 
 
-def test_the_training_loop_example_gives_the_same_digest_on_any_number_of_ranks_and_from_a_checkpoint(
-    tmp_path: Path,
+@pytest.mark.parametrize("listen", deep(ON_IPV6[:1] or ["127.0.0.1:0"], ["0.0.0.0:0", *ON_IPV6]))
+def test_certificates_made_by_hand_let_their_nodes_in_on_ipv6_too(
+    listen: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two ranks, from the beginning: tests/loopback/test_recovery.py."""
-    loop = EXAMPLES / "train_loop.py"
-    straight = quicoll("run", "-n", "1", loop, "--steps", "102", "--checkpoints", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000100.safetensors"]
-    resumed = quicoll("run", "-n", "3", loop, "--steps", "102", "--checkpoints", tmp_path)
-    assert "at step 100" in resumed.stdout
-    digests = {
-        line.rpartition(" ")[2] for done in (straight, resumed) for line in done.stdout.splitlines() if "digest" in line
-    }
-    assert len(digests) == 1, straight.stdout + resumed.stdout
-
-
-def test_certificates_made_by_hand_let_their_nodes_in(tmp_path: Path) -> None:
-    """The job's name is the one in the certificates, unless another is given. The coordinator is on every address."""
+    """The job's name is the one in the certificates, unless another is given."""
     certs = tmp_path / "certs"
     assert here("certs", "init", certs, "--job", "alpha") == 0
     assert here("certs", "issue", certs, "--role", "coordinator", "--node", "coordinator") == 0
     for node in ("worker-0", "worker-1"):
         assert here("certs", "issue", certs, "--role", "worker", "--node", node) == 0
-    done = quicoll("run", "--certs", certs, "--restarts", "0", "--listen", "0.0.0.0:0", EXAMPLES / "allreduce.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "coordinator of job alpha" in done.stdout
+    assert here("run", "--certs", certs, "--restarts", "0", "--listen", listen, EXAMPLES / "allreduce.py") == 0
+    said = capsys.readouterr().out
+    assert "coordinator of job alpha" in said
     for rank in range(2):
-        assert f"rank {rank} of 2: [3. 3. 3.]" in done.stdout
+        assert f"rank {rank} of 2: [3. 3. 3.]" in said
 
 
-@pytest.mark.parametrize("listen", [pytest.param(each, marks=needs_v6) for each in some(["[::]:0", "[::1]:0"], 2)])
-def test_workers_find_a_coordinator_on_ipv6(listen: str) -> None:
-    done = quicoll("run", "-n", "2", "--restarts", "0", "--listen", listen, EXAMPLES / "allreduce.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("[3. 3. 3.]") == 2
-
-
-def test_a_port_that_is_taken_is_one_clear_line() -> None:
+def test_a_port_that_is_taken_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = quicoll("run", "--listen", address, EXAMPLES / "allreduce.py")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+        assert here("run", "--listen", address, EXAMPLES / "allreduce.py") == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"quicoll: the coordinator could not start on {address}: ")
     assert "in use" in line
 

@@ -1,4 +1,7 @@
-"""Whole-process failures that the demo does not show: the coordinator dies, all workers die (C2, C4, C5)."""
+"""The example of a loop, and whole-process failures that the demo does not show: the coordinator dies, all workers die.
+
+REQUIREMENTS C2, C4, C5.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +53,26 @@ async def train(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """By one worker: any number of them gives the same bits."""
-    _, digests, _ = asyncio.run(train(tmp_path_factory.mktemp("undisturbed"), workers=1))
+    directory = tmp_path_factory.mktemp("undisturbed")
+    _, digests, _ = asyncio.run(train(directory, "--checkpoints", str(checkpoints), workers=1))
     assert len(digests) == 1
     return digests
+
+
+async def test_the_training_loop_example_gives_the_same_digest_on_three_ranks_and_from_a_checkpoint(
+    tmp_path: Path, undisturbed: set[str], checkpoints: Path
+) -> None:
+    assert os.listdir(checkpoints) == ["step-00000100.safetensors"]
+    _, digests, lines = await train(tmp_path, "--checkpoints", str(checkpoints), workers=3)
+    assert sum("at step 100" in line for line in lines) == 3
+    assert digests == undisturbed, "\n".join(lines)
 
 
 async def test_training_goes_on_when_the_coordinator_is_killed_and_comes_back(

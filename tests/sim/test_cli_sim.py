@@ -33,6 +33,15 @@ def test_a_sweep_writes_its_summary_and_ends_well(tmp_path: Path, capsys: pytest
     assert "every invariant held" in capsys.readouterr().out
 
 
+def test_a_sweep_takes_ranges_and_single_seeds_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    swept(monkeypatch, -1)
+    taken: list[list[int]] = []
+    sweep = runner.run_seeds
+    monkeypatch.setattr(runner, "run_seeds", lambda seeds, **how: taken.append(list(seeds)) or sweep(seeds, **how))
+    assert run("--seeds", "17,3,10:13,11:14") == run("--seeds", "2:4") == 0
+    assert taken == [[3, 10, 11, 12, 13, 17], [2, 3]]
+
+
 def test_one_seed_shows_its_scenario_and_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--seed", "2", "--ranks", "2", "--steps", "2") == 0
     out = capsys.readouterr().out
@@ -86,7 +95,7 @@ def test_a_failure_is_shrunk_and_its_command_fails_again(
 def swept(monkeypatch: pytest.MonkeyPatch, failed: int) -> None:
     """A sweep in which this seed has failed, in a process that is gone."""
 
-    def sweep(seeds: range, **settings: object) -> runner.Sweep:
+    def sweep(seeds: list[int], **settings: object) -> runner.Sweep:
         results = tuple(runner.SeedResult(seed=seed, kind="durable" if seed == failed else None) for seed in seeds)
         return runner.Sweep(ranks=2, steps=2, kinds=("crash",), jobs=1, results=results, wall_s=1.0)
 

@@ -37,7 +37,7 @@ def training(
                 async with job.step() as step:
                     over = await job.group.all_reduce(late)
                     total = await job.group.all_reduce(np.ones(1))
-                    step.on_commit(lambda total=total: state.update(sum=state["sum"] + total))  # type: ignore[misc]
+                    step.on_commit(lambda total=total: state.update(sum=state["sum"] + total))
             except StepAborted:
                 continue
             seen.append((sim.now, job.world_size, job.node))

@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from depth import deep
 
 from quicoll.engine.messages import Announce, encode_message
 from quicoll.errors import Diverged, JobDone, LocalError, QuicollError
 from quicoll.membership import messages as m
 from quicoll.membership.service import NODE
 from quicoll.sim import Settings, Simulation
-from quicoll.state import synchronisation
-from quicoll.state.tree import flatten
 from quicoll_transport.endpoint import Link
 from quicoll_transport.security.identity import COORDINATOR
 
 if TYPE_CHECKING:
     from quicoll.engine.engine import Engine
     from quicoll.job import Job
-    from quicoll.state.tree import FlatState
 
 SECONDS = 10.0
 COMPUTE = 0.2
@@ -89,23 +87,27 @@ def has_bad_memory(monkeypatch: pytest.MonkeyPatch, node: str, victims: tuple[st
 
 
 SLOW = pytest.mark.slow
+BAD = [
+    (3, sends_other_bits, (0,)),
+    (4, sends_other_bits, (0, 2)),  # two sides of equal size tell nothing
+    (5, sends_other_bits, (0, 2, 3, 4)),
+    (3, has_bad_memory, ()),
+]
+MORE = [
+    (4, sends_other_bits, (0,)),
+    (5, sends_other_bits, (4,)),
+    (5, sends_other_bits, (0, 2)),  # both odd ones are innocent
+    (3, sends_other_bits, (0, 2)),
+    (4, sends_other_bits, (0, 2, 3)),
+    (4, has_bad_memory, ()),
+    (5, has_bad_memory, ()),
+]
+"""All of them without a cluster: tests/unit/membership/coordinator/test_elimination.py."""
 
 
 @pytest.mark.parametrize(
     ("ranks", "is_bad", "victims"),
-    [
-        (3, sends_other_bits, (0,)),
-        pytest.param(4, sends_other_bits, (0,), marks=SLOW),
-        pytest.param(5, sends_other_bits, (4,), marks=SLOW),
-        pytest.param(4, sends_other_bits, (0, 2), marks=SLOW),  # two sides of equal size tell nothing
-        pytest.param(5, sends_other_bits, (0, 2), marks=SLOW),  # both odd ones are innocent
-        pytest.param(3, sends_other_bits, (0, 2), marks=SLOW),
-        pytest.param(4, sends_other_bits, (0, 2, 3), marks=SLOW),
-        pytest.param(5, sends_other_bits, (0, 2, 3, 4), marks=SLOW),
-        pytest.param(3, has_bad_memory, (), marks=SLOW),
-        pytest.param(4, has_bad_memory, (), marks=SLOW),
-        pytest.param(5, has_bad_memory, (), marks=SLOW),
-    ],
+    [BAD[0], *(pytest.param(*each, marks=SLOW) for each in deep(BAD[1:], BAD[1:] + MORE))],
 )
 def test_a_bad_rank_is_found_and_the_others_go_on_without_it(
     ranks: int, is_bad: Callable[..., None], victims: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -184,7 +186,7 @@ class Handovers:
                 async with job.step() as step:
                     await asyncio.sleep(COMPUTE)
                     total = await job.group.all_reduce(np.ones(ELEMENTS), algorithm="exchange")
-                    step.on_commit(lambda total=total: apply(total))  # type: ignore[misc]
+                    step.on_commit(lambda total=total: apply(total))
                 self.committed[job.node].append(sim.now)
             except JobDone:
                 break
@@ -212,22 +214,26 @@ def test_a_rank_that_lies_to_the_one_that_comes_back_does_not_keep_it_out() -> N
     assert [at for at in handovers.committed["worker-0"] if at > SECONDS / 2] == []
 
 
-def test_a_giver_that_hands_over_another_state_than_the_others_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Manifest, digests and chunks all fit each other: a process gone mad, or memory that changed in between."""
-    honest = synchronisation._give
-
-    async def give(mine: FlatState, *arguments: Any) -> None:
-        loop: Any = asyncio.get_running_loop()
-        if loop.host.name == "worker-0":
-            mine = flatten({"n": 7, "w": np.full(ELEMENTS, 0.5)})
-        await honest(mine, *arguments)
-
-    monkeypatch.setattr(synchronisation, "_give", give)
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("chunks", "as rank 0 sent it, fails its digest"),
+        ("manifest", "rank 0 announces another state than the one that it and all other holders have told"),
+        ("state", "the state of worker-0 after step"),
+        ("version", "worker-0 says that it holds the state after decision"),
+    ],
+)
+def test_a_giver_that_forges_its_state_in_agreement_with_itself_is_refused_and_the_others_go_on(
+    what: str, said: str
+) -> None:
+    """A process gone mad, or memory that changes what is read from it."""
     handovers = Handovers()
+    handovers.sim.at(0.6).forge(0, what)
     handovers.run()
-    assert any("rank 0 announces another state than the one that it and all other" in said for said in handovers.failed)
-    # worker-0 gets one too: it was left out meanwhile, to see whether it is the one.
-    assert [(node, state["n"] != 7) for node, state in handovers.loaded] == [("worker-3", True), ("worker-0", True)]
+    assert any(said in each for each in handovers.failed)
+    assert "worker-3" in [node for node, _ in handovers.loaded]
+    for _, state in handovers.loaded:
+        assert len(set(state["w"].tolist())) == 1  # a forged one has another bit in one number
 
 
 @pytest.mark.slow

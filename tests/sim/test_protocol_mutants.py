@@ -27,6 +27,7 @@ import quicoll.collectives.context
 import quicoll.plan
 import quicoll.plan.reductions
 import quicoll.plan.schedule
+import quicoll.state.synchronisation
 import quicoll.state.transfer
 from quicoll.engine.early import EarlyAnnouncements
 from quicoll.engine.views import Views
@@ -37,6 +38,7 @@ from quicoll.membership.member.core import MemberCore
 from quicoll.membership.messages import BeginStep, Install, Vote
 from quicoll.sim import Settings, Simulation, workload
 from quicoll.sim.runner import run_seed
+from quicoll.state.comparison import read
 from quicoll.step.protocol import StepProtocol
 from quicoll_transport.link.receipts import Receipts
 
@@ -269,6 +271,21 @@ def the_digest_of_a_state_is_not_checked(patch: Patch) -> None:
     patch.setattr(quicoll.state.transfer._Fetch, "_check", trusting)
 
 
+def what_ranks_have_heard_is_not_compared(patch: Patch) -> None:
+    async def credulous(group: Any, gathered: Any, **_: Any) -> Any:
+        return read(gathered)
+
+    patch.setattr(quicoll.state.synchronisation, "heard", credulous)
+
+
+def the_digest_that_holders_told_is_not_that_of_the_manifest(patch: Patch) -> None:
+    patch.setattr(quicoll.state.synchronisation, "_check_manifest", lambda *_: None)
+
+
+def any_version_is_taken_for_committed(patch: Patch) -> None:
+    patch.setattr(quicoll.state.synchronisation, "_check_versions", lambda *_: None)
+
+
 def the_bound_on_early_announcements_is_removed(patch: Patch) -> None:
     """As to the peer, who hears no end of its link; the memory for it is not taken here."""
     keep = EarlyAnnouncements.keep
@@ -336,6 +353,21 @@ BELOW = (
         the_digest_of_a_state_is_not_checked,
         "unit/state/test_synchronisation.py",
         "test_a_tensor_with_other_bits_than_the_manifest_says_is_corrupted_and_nothing_is_loaded",
+    ),
+    Below(
+        what_ranks_have_heard_is_not_compared,
+        "unit/state/test_synchronisation.py",
+        "test_a_rank_that_is_told_something_else_than_the_others_takes_part_in_nothing",
+    ),
+    Below(
+        the_digest_that_holders_told_is_not_that_of_the_manifest,
+        "unit/state/test_synchronisation.py",
+        "test_a_state_that_is_announced_other_than_its_holders_have_told_is_refused_before_a_byte_of_it_is_taken",
+    ),
+    Below(
+        any_version_is_taken_for_committed,
+        "unit/state/test_synchronisation.py",
+        "test_who_says_that_it_holds_what_was_never_committed_is_refused_by_all_others",
     ),
     Below(
         the_bound_on_early_announcements_is_removed,

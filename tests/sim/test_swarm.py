@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from swarm_seeds import chosen, found_in, meeting
 
 from quicoll.errors import LocalError
 from quicoll.sim.operations import OPERATIONS
@@ -22,17 +21,18 @@ from quicoll.sim.scenario import swarm
 from quicoll.sim.scenario.events import (
     Crash,
     Fault,
+    Forge,
     Heal,
+    LieTo,
+    Restart,
     ScenarioEvent,
     SetConditions,
-    StepWall,
     kinds_of,
     newcomers,
 )
 from quicoll.sim.scenario.language import events_source, parse_events, parse_settings, settings_source
 from quicoll.sim.scenario.schedule import FaultSchedule
 from quicoll.sim.scenario.swarm import FAULT_KINDS, Scenario, generate, parse_kinds
-from quicoll.sim.workload import Load
 from quicoll_transport.sim import Conditions
 
 SEEDS = range(300)
@@ -65,6 +65,7 @@ sim.at(1.5).leave(1)
 sim.at(1.6).terminate("coordinator")
 sim.at(1.6).lie(1, 2)
 sim.at(1.7).alarm(1, 0.25)
+sim.at(1.7).forge(1, "manifest")
 sim.at_vote(2, start=1.8).crash("coordinator")
 sim.at_vote(2, start=0.0, after=0.0005).partition({2}, {"coordinator"}, one_way=True)
 sim.at(0.123456789).heal()
@@ -134,6 +135,8 @@ def test_statements_are_chained_repeated_and_parted_by_lines_or_semicolons() -> 
         "sim.at(1.0).leave('coordinator')",
         "sim.at(1.0).lie(1, 1)",
         "sim.at(1.0).alarm(1, 1e-6)",
+        "sim.at(1.0).forge(1, 'everything')",
+        "sim.at(1.0).forge('coordinator', 'state')",
         "(" * 5000,
         "import os",
     ],
@@ -176,17 +179,6 @@ def test_scenarios_are_in_order_end_with_a_healing_and_keep_to_their_nodes() -> 
                 assert all(name in known for name in named)
 
 
-def found_in(made: Scenario) -> set[str]:
-    """The kinds of fault by which these events were drawn, as far as they show it."""
-    found: set[str] = set()
-    for event in made.events:
-        found |= {"vote"} if event.voter else set(kinds_of(event.fault, made.settings.conditions))
-    set_back = [event.fault.node for event in made.events if isinstance(event.fault, StepWall) and event.fault.ns < 0]
-    if any(isinstance(event.fault, Crash) and event.fault.node in set_back for event in made.events):
-        found.add("clock_back")
-    return found
-
-
 def test_each_seed_enables_about_half_of_the_kinds_and_all_kinds_appear() -> None:
     seen: dict[str, int] = {}
     calm = 0
@@ -200,29 +192,14 @@ def test_each_seed_enables_about_half_of_the_kinds_and_all_kinds_appear() -> Non
     assert calm < len(SEEDS) // 20
 
 
-def seeds_of_make_sim() -> range:
-    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
-    found = re.findall(r"quicoll sim --seeds (\d+):(\d+) ", makefile)
-    assert len(found) == 1, found
-    return range(int(found[0][0]), int(found[0][1]))
-
-
 def test_the_seeds_of_make_sim_meet_every_fault_operation_and_algorithm_again_and_again() -> None:
     """What one of them shows by chance the others show as well; which faults meet is more than four pairs of five."""
     counted: Counter[str] = Counter()
-    together: set[tuple[str, ...]] = set()
-    for seed in seeds_of_make_sim():
-        made, load = generate(seed), Load.of(seed)
-        kinds = sorted(found_in(made) & set(FAULT_KINDS))
-        counted.update(f"fault {kind}" for kind in kinds)
-        together |= set(combinations(kinds, 2))
-        if "lie" in kinds:  # these do nothing but exchange
-            continue
-        counted.update(f"operation {name}" for name in load.operations)
-        counted[f"algorithm {load.algorithm}"] += 1
-        counted[f"sites {len(set(made.settings.sites))}"] += 1
-        counted[f"groups {load.groups is not None}"] += 1
-        counted[f"at once {load.at_once}"] += 1
+    together: set[tuple[str, str]] = set()
+    seeds = chosen()
+    for found in map(meeting, seeds):
+        counted.update(found.things)
+        together |= found.pairs
     every = [
         *(f"fault {kind}" for kind in FAULT_KINDS),
         *(f"operation {name}" for name in OPERATIONS),
@@ -231,6 +208,12 @@ def test_the_seeds_of_make_sim_meet_every_fault_operation_and_algorithm_again_an
     ]
     assert {name: counted[name] for name in every if counted[name] < 5} == {}
     assert len(together) > 0.8 * math.comb(len(FAULT_KINDS), 2)
+    assert len(set(seeds)) == len(seeds) < 60, "make sim takes a minute"
+
+
+def test_make_sim_takes_these_seeds() -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    assert "sim --seeds $$($(BIN)/python tests/helpers/swarm_seeds.py) " in makefile
 
 
 def test_only_the_kinds_asked_for_are_injected() -> None:
@@ -243,6 +226,7 @@ def test_only_the_kinds_asked_for_are_injected() -> None:
                 "restart": {"crash"},
                 "power": {"coordinator_crash"},
                 "clock_back": {"crash", "coordinator_crash", "wall"},
+                "forge": {"crash"},
             }.get(kind, set())
             assert found <= ends | {kind} | begins
             assert found & {kind} or made.faults == 0 or kind == "power"
@@ -273,6 +257,32 @@ def test_sites_change_nothing_else_of_a_seed(monkeypatch: pytest.MonkeyPatch) ->
         without = generate(scenario.seed)
         assert without.settings.sites == ()
         assert without == replace(scenario, settings=replace(scenario.settings, sites=()))
+
+
+def test_a_forger_changes_nothing_else_of_a_seed_and_is_its_liar_where_it_has_one() -> None:
+    """A seed without one, three of four, is what it was before there were any."""
+    others = [kind for kind in FAULT_KINDS if kind != "forge"]
+    forging = 0
+    for seed in SEEDS:
+        made, without = generate(seed), generate(seed, kinds=others)
+        forgers = [event for event in made.events if isinstance(event.fault, Forge)]
+        assert made.settings == without.settings
+        if not forgers:
+            assert made == without
+            continue
+        forging += 1
+        left = list(made.events)
+        for event in without.events[:-1]:
+            left.remove(event)  # which fails where it is not there
+        assert {type(event.fault) for event in left} == {Forge, Crash, Restart, Heal}
+        (forger,) = {event.fault.node for event in forgers}
+        assert all(event.fault.node != forger for event in left if isinstance(event.fault, Crash | Restart))
+        liars = [event.fault.node for event in made.events if isinstance(event.fault, LieTo)]
+        assert not liars or forger in liars
+    assert len(SEEDS) // 5 < forging < len(SEEDS) // 3
+    assert all(
+        any(isinstance(event.fault, Forge) for event in generate(seed, kinds=["forge"]).events) for seed in SEEDS
+    )
 
 
 @pytest.mark.parametrize("sites", [["north", "south"], "ab", ("north", ""), ("north", 3), ("north",)])

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from quicoll_transport.net.runs import DatagramRun
 
 __all__ = [
+    "CLOSE_FORGOTTEN",
     "CLOSE_GONE",
     "CLOSE_NORMAL",
     "CLOSE_OUTDATED",
@@ -47,6 +48,7 @@ __all__ = [
     "Closed",
     "ControlData",
     "Dial",
+    "LastWords",
     "Listener",
     "MessageSink",
     "PathStats",
@@ -58,6 +60,7 @@ CLOSE_PROTOCOL = 0x7102
 CLOSE_GONE = 0x7103  # the link that this connection belongs to has ended, or was never known here
 CLOSE_REPLACED = 0x7104  # the link goes on over another connection
 CLOSE_OUTDATED = 0x7105  # a later process of this node has a link here; the reason is its incarnation, in digits
+CLOSE_FORGOTTEN = 0x7106  # told without a connection: the peer's process knows nothing of it (any more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,17 +129,31 @@ class Closed:
 CarrierEvent = Authenticated | ControlData | Closed
 
 
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What is left of a carrier that has ended, for a peer that may not know it yet and still sends.
+
+    words: the last datagrams, which may be said again as they are; none: nothing may be said any more.
+    until_ns: how long to keep it.
+    """
+
+    words: tuple[tuple[bytes, Address], ...]
+    until_ns: int
+
+
 class Carrier(Protocol):
     """One connection to one peer. See the module's head for the order of calls, for memory and for failures.
 
     cids: ids by which datagrams find this carrier, added as they come up; the endpoint takes them out.
     retired_cids: ids that no longer stand for it; likewise.
+    reset_token: the end of a datagram by which the peer says that it knows nothing of this carrier; None: it has none.
     heard_ns: when the last authenticated datagram arrived; None before the first.
     resets: messages of the peer that it gave up after they had begun.
     """
 
     cids: list[bytes]
     retired_cids: list[bytes]
+    reset_token: bytes | None
     heard_ns: int | None
     resets: int
 
@@ -224,6 +241,10 @@ class Carrier(Protocol):
         """End the carrier and say so to the peer: `datagrams_to_send` has the last words. Closed twice is fine."""
         ...
 
+    def last_words(self, now_ns: int) -> LastWords | None:
+        """Return what is to be kept of it; None: nothing. Asked once, when it has ended and said its last words."""
+        ...
+
     def release(self) -> None:
         """Let go of all memory of the caller's. Nothing is sent, delivered or told any more; the last call."""
         ...
@@ -250,6 +271,14 @@ class Listener(Protocol):
             allow: Asked last, once the source has shown its address: whether a handshake may begin now.
         Returns:
             A new carrier that was not fed with the datagram yet, one datagram to answer with, or None.
+        """
+        ...
+
+    def disown(self, data: bytes | memoryview) -> bytes | None:
+        """Return what tells the sender of a datagram that its carrier is unknown here, which is shorter; None: nothing.
+
+        Args:
+            data: A datagram for an id that leads nowhere, and that begins nothing.
         """
         ...
 

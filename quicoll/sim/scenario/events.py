@@ -35,12 +35,14 @@ from quicoll_transport.sim import Conditions
 __all__ = [
     "COORDINATOR_HOST",
     "DISK_FAULTS",
+    "FORGERIES",
     "Alarm",
     "CorruptPayloads",
     "Crash",
     "DiskFault",
     "Drift",
     "Fault",
+    "Forge",
     "Heal",
     "HoldPath",
     "JoinAnew",
@@ -66,6 +68,7 @@ __all__ = [
 
 COORDINATOR_HOST = "coordinator"
 DISK_FAULTS = ("write", "fsync", "full", "power", "kill")
+FORGERIES = ("chunks", "manifest", "state", "version")
 
 
 NodeRef: TypeAlias = "int | str"
@@ -190,6 +193,20 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True)
+class Forge:
+    """What the worker gives as its state has another bit than it should, in agreement with itself: in its "chunks" and
+    their digests; in its "manifest" as well; in all of the "state", the digest that it tells too; and as one of a
+    "version" that was never committed. Until the healing.
+    """
+
+    node: str
+    what: str
+
+    def source(self) -> str:
+        return f"forge({_node(self.node)}, {_text(self.what)})"
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """SIGSTOP; `ns`: for so long, 0: until it is resumed."""
 
@@ -309,6 +326,7 @@ Fault: TypeAlias = (
     | Terminate
     | LieTo
     | Alarm
+    | Forge
     | Pause
     | Resume
     | Slow

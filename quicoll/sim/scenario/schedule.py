@@ -10,12 +10,14 @@ from quicoll.errors import LocalError
 from quicoll.sim.scenario.events import (
     COORDINATOR_HOST,
     DISK_FAULTS,
+    FORGERIES,
     Alarm,
     CorruptPayloads,
     Crash,
     DiskFault,
     Drift,
     Fault,
+    Forge,
     Heal,
     HoldPath,
     JoinAnew,
@@ -125,6 +127,18 @@ class FaultSchedule:
         if 0 < ns < 1_000_000:
             raise LocalError(f"alarms are a millisecond apart or more, not {seconds!r} s")
         return self.fault(Alarm(_worker(node, "alarms"), ns))
+
+    def forge(self, node: NodeRef, what: str) -> FaultSchedule:
+        """Make the worker give a forged state to ranks that need one, until `heal`.
+
+        Args:
+            node: The worker.
+            what: "chunks" that fit the digests offered for them; the "manifest" as well; the whole "state", with the
+                digest that it tells; or all that, and a "version" that was never committed.
+        """
+        if what not in FORGERIES:
+            raise LocalError(f"what is forged is one of {', '.join(FORGERIES)}, not {what!r}")
+        return self.fault(Forge(_worker(node, "forges its state"), what))
 
     def restart(self, node: NodeRef) -> FaultSchedule:
         """Start the process, and its machine, again; nothing where it runs."""

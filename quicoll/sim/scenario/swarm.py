@@ -20,6 +20,7 @@ pace is drawn as well.
     join, leave, terminate             a node of a new name comes; a worker leaves for good; a process gets SIGTERM
     clock_back                         the wall clock is set back, and the process is started again
     lie, alarm                         bad members: other bits for one peer; reports that end views for nothing
+    forge                              a bad member: another state than it has, given to one that comes back
 
 Times. Most faults begin within a horizon of 0.2 to 4 s. Steps are computed at a pace that makes the asked number of
 them last about as long as the faults do, so that faults meet steps. Few come before the first view, more soon after it,
@@ -29,6 +30,10 @@ beyond.
 
 Sites. Half of the seeds have the ranks in two or three places, neighbours together or mixed: what is hierarchical is
 direct where there is one site. They are drawn by a generator of their own, so that they change nothing else of a seed.
+
+Forgers. Three quarters of the seeds have none, and are what they would be without this kind: it is drawn last, by a
+generator of its own. Where a seed has a liar, that one forges: of two bad members that are not the same nothing is
+promised. To be seen a forgery needs somebody who has to be given a state, so another rank is started again meanwhile.
 
 Every scenario ends with a healing. Clocks that leapt stay so; a wall clock is never set by more than an hour at once,
 as certificates are valid from a day before the beginning. What a path is like after the healing lets QUIC work.
@@ -51,12 +56,14 @@ from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario.events import (
     COORDINATOR_HOST,
     DISK_FAULTS,
+    FORGERIES,
     Alarm,
     CorruptPayloads,
     Crash,
     DiskFault,
     Drift,
     Fault,
+    Forge,
     Heal,
     HoldPath,
     JoinAnew,
@@ -108,6 +115,7 @@ FAULT_KINDS: tuple[str, ...] = (
     "clock_back",
     "lie",
     "alarm",
+    "forge",
 )
 """All kinds of fault, in the order in which they are drawn."""
 
@@ -192,6 +200,8 @@ def generate(
 ) -> Scenario:
     """The scenario of this seed. settings: taken as they are, with `ranks`; else they are drawn too."""
     wanted = parse_kinds(",".join(kinds)) if kinds else ()
+    forges = _forges(seed, wanted)
+    wanted = tuple(kind for kind in wanted if kind != "forge")
     draw = _Draw(random.Random(f"quicoll.sim/swarm/{seed}"))  # noqa: S311 - a simulation has no secrets
     enabled = [kind for kind in wanted if draw.chance(0.5)]
     horizon = draw.one_of(_HORIZONS_MS) * _MS
@@ -202,6 +212,8 @@ def generate(
     count = draw.one_of((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
     for _ in range(count if enabled else 0):
         builder.add(draw.one_of(enabled), enabled)
+    if forges is not None:
+        builder.forge(forges)
     events = builder.healed()
     compute_s = round(events[-1].at_ns / _S / steps * pace, 4)
     return Scenario(seed=seed, steps=steps, compute_s=compute_s, settings=settings, events=events)
@@ -276,6 +288,12 @@ def _sites(seed: int, ranks: int) -> tuple[str, ...]:
     return (places[0], *between, places[1])
 
 
+def _forges(seed: int, wanted: Sequence[str]) -> _Draw | None:
+    """What a forger of this seed is drawn by; None where it has none."""
+    draw = _Draw(random.Random(f"quicoll.sim/swarm/forge/{seed}"))  # noqa: S311 - a simulation has no secrets
+    return draw if "forge" in wanted and draw.chance(1.0 if len(wanted) == 1 else 0.25) else None
+
+
 class _Builder:
     """Draws events of given kinds."""
 
@@ -288,6 +306,7 @@ class _Builder:
         self._workers = [node_name(rank) for rank in range(settings.ranks)]
         self._nodes = [COORDINATOR_HOST, *self._workers]
         self._last = 0
+        self._sick_ns = 0  # no healing before this time
         self._newcomers = 0
         self._leavers: list[str] = []
         self._makers: dict[str, Callable[[int], None]] = {
@@ -324,10 +343,29 @@ class _Builder:
         else:
             self._makers[kind](at_ns)
 
+    def forge(self, draw: _Draw) -> None:
+        """Let one worker forge its state, and another one come back. draw: by which all of it is drawn."""
+        liars = [event.fault.node for event in self._events if isinstance(event.fault, LieTo)]
+        if len(self._workers) < 2:
+            return
+        first, second = draw.sides(self._workers)
+        forger = liars[0] if liars else first[0]
+        others = [node for node in (*second, *first) if node != forger]
+        begin = _FORMED * self._settings.conditions.latency_ns if draw.chance(0.85) else 0
+        at_ns = begin + round(self._horizon * draw.between(0.0, 0.6))
+        self._put(at_ns, Forge(forger, draw.one_of(FORGERIES)))
+        for node in draw.some_of(others) if draw.chance(0.3) else [draw.one_of(others)]:
+            down_ns = at_ns + round(draw.between(-0.5, 0.5) * self._lost)
+            self._put(max(down_ns, 0), Crash(node))
+            up_ns = max(down_ns, 0) + round(self._lost * draw.one_of((0.1, 0.5, 1.2)))
+            self._put(up_ns, Restart(node))
+            self._sick_ns = max(self._sick_ns, up_ns + 2 * _FORMED * self._settings.conditions.latency_ns + self._lost)
+
     def healed(self) -> tuple[ScenarioEvent, ...]:
         """All events in their order, with a healing at the end."""
         end = max([self._horizon // 2, *(event.at_ns for event in self._events)])
-        self._events.append(ScenarioEvent(_round(end + min(self._length(), self._lost * 3 // 2)), Heal()))
+        healing = max(end + min(self._length(), self._lost * 3 // 2), self._sick_ns)
+        self._events.append(ScenarioEvent(_round(healing), Heal()))
         return tuple(sorted(self._events, key=lambda event: event.at_ns))
 
     def _put(self, at_ns: int, fault: Fault, voter: str = "", after_ns: int = 0) -> None:

@@ -111,7 +111,7 @@ def test_spoilt_frames_keep_their_size_and_spoilt_datagrams_differ() -> None:
 def test_a_connection_id_that_is_announced_again_is_kept_once() -> None:
     """QUIC announces an id again when the packet was lost; each time it was noted once more, for ever."""
 
-    session: Any = SimpleNamespace(cids=[b"one", b"two", b"one"], retired_cids=[])
+    session: Any = SimpleNamespace(cids=[b"one", b"two", b"one"], retired_cids=[], reset_token=None)
     connection = Connection(session, dialled=False, deadline_ns=0, pace=Pace(PaceConfig()))
     table = Table()
     table.add(connection)

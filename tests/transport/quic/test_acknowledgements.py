@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quicoll_transport.quic.acknowledgements import MAX_ACK_DELAY_MS, Acknowledgements
-from quicoll_transport.quic.frames import AckFrame, read_frames
+from quicoll_transport.quic.frame_reader import read_frames
+from quicoll_transport.quic.frames import AckFrame
 
 MS = 1_000_000
 

@@ -13,14 +13,15 @@ from quicoll_transport.quic.connection_ids import (
     OwnIds,
     PeerIds,
     reset_datagram,
+    reset_key,
     reset_token,
 )
+from quicoll_transport.quic.frame_reader import read_frames
 from quicoll_transport.quic.frames import (
     PROTOCOL_VIOLATION,
     FrameError,
     NewConnectionIdFrame,
     RetireConnectionIdFrame,
-    read_frames,
 )
 
 KEY, FIRST = bytes(32), b"12345678"
@@ -30,8 +31,8 @@ def ours(limit: int = 8) -> OwnIds:
     return OwnIds(FIRST, limit=limit, key=KEY, draw=random.Random(1).randbytes)
 
 
-def theirs(limit: int = 4, **options: bytes) -> PeerIds:
-    return PeerIds(FIRST, limit=limit, **options)
+def theirs(limit: int = 4) -> PeerIds:
+    return PeerIds(FIRST, limit=limit, token=reset_token(KEY, FIRST))
 
 
 def told(number: int, before: int = 0, cid: bytes | None = None) -> NewConnectionIdFrame:
@@ -98,13 +99,52 @@ def test_an_id_that_comes_after_its_retirement_is_retired_at_once() -> None:
     assert ids.current == told(5).cid
 
 
-def test_another_path_gets_another_id_if_there_is_one() -> None:
+def test_each_path_has_an_id_and_retires_it_when_it_is_left() -> None:
     ids = theirs()
-    assert not ids.change()
-    ids.add(told(1))
-    assert ids.change()
-    assert ids.current == told(1).cid
+    for number in (1, 2):
+        ids.add(told(number))
+    assert ids.of(7) == told(1).cid
+    assert ids.current == FIRST, "a probe has gone by another path, no more"
+    ids.use(7)
+    assert (ids.current, ids.of(7), ids.of(0)) == (told(1).cid, told(1).cid, FIRST)
+    ids.leave(0)
     assert ids.news == [0]
+    ids.leave(0)  # a repetition, as of a path that nothing was sent by
+    assert ids.of(8) == told(2).cid
+    ids.leave(8)
+    assert ids.news == [0, 2]
+    assert ids.current == told(1).cid
+
+
+def test_two_paths_share_an_id_where_the_peer_has_given_too_few() -> None:
+    ids = theirs()
+    ids.use(1)
+    assert (ids.current, ids.of(0)) == (FIRST, FIRST)
+    ids.leave(0)
+    assert ids.news == [], "the other path needs it"
+    ids.add(told(1))
+    assert ids.of(2) == told(1).cid
+
+
+def test_ids_of_all_paths_are_replaced_where_the_peer_asks_for_that() -> None:
+    ids = theirs()
+    ids.add(told(1))
+    ids.use(5)
+    ids.add(told(2, before=2))
+    assert ids.current == told(2).cid
+    assert ids.of(0) == told(2).cid, "there is no other"
+    assert ids.news == [0, 1]
+
+
+def test_an_id_that_comes_late_is_taken_where_nothing_else_is_left() -> None:
+    ids = theirs()
+    ids.add(told(2))
+    ids.of(1)
+    ids.leave(1)
+    assert ids.news == [2]
+    ids.add(told(1, before=1))
+    assert ids.current == told(1).cid
+    assert ids.news == [2, 0]
 
 
 def test_ids_that_cannot_be_are_refused() -> None:
@@ -131,23 +171,54 @@ def test_a_peer_that_has_ids_retired_faster_than_it_says_that_it_knows_is_cut_of
         ids.on_acked(number - 1)
 
 
-def test_a_reset_is_known_by_the_token_of_any_id_in_use() -> None:
-    ids = theirs(token=reset_token(KEY, FIRST))
+def a_reset(cid: bytes) -> bytes:
+    datagram = reset_datagram(KEY, cid, 100, random.Random(2).randbytes)
+    assert datagram is not None
+    return datagram
+
+
+def test_a_reset_is_known_by_the_token_of_an_id_that_is_in_use_and_no_other() -> None:
+    """RFC 9000 section 10.3.1: nobody can have answered a packet that carried an id which was never used."""
+    ids = theirs()
     ids.add(NewConnectionIdFrame(1, 0, b"abcdefgh", reset_token(KEY, b"abcdefgh")))
-    draw = random.Random(2).randbytes
-    for cid in (FIRST, b"abcdefgh"):
-        datagram = reset_datagram(KEY, cid, 100, draw)
-        assert datagram is not None
-        assert ids.is_reset(datagram)
-        assert not ids.is_reset(datagram[:-1] + bytes([datagram[-1] ^ 1]))
-        assert datagram[0] & 0xC0 == 0x40
-    other = reset_datagram(KEY, b"nobody's", 100, draw)
-    assert other is not None
-    assert not ids.is_reset(other)
+    first, second, other = (a_reset(cid) for cid in (FIRST, b"abcdefgh", b"nobody's"))
+    assert [ids.is_reset(datagram) for datagram in (first, second, other)] == [True, False, False]
+    assert not ids.is_reset(first[:-1] + bytes([first[-1] ^ 1]))
+    assert not ids.is_reset(first[-20:]), "no packet is so short"
+    assert first[0] & 0xC0 == 0x40
+    ids.use(1)
+    assert [ids.is_reset(datagram) for datagram in (first, second, other)] == [True, True, False]
+    ids.leave(0)
+    assert [ids.is_reset(datagram) for datagram in (first, second, other)] == [False, True, False]
 
 
-def test_a_reset_is_shorter_than_what_it_answers_or_not_sent() -> None:
-    for size in range(1, 100):
+def test_an_id_without_a_token_gives_way_to_the_first_that_has_one() -> None:
+    """A client's first id has none (section 18.2): its process could never say that it was started anew."""
+    ids = PeerIds(FIRST, limit=4)
+    assert not ids.is_reset(bytes(40))
+    ids.add(NewConnectionIdFrame(1, 0, b"abcdefgh", reset_token(KEY, b"abcdefgh")))
+    assert (ids.current, ids.news) == (b"abcdefgh", [0])
+    assert ids.is_reset(a_reset(b"abcdefgh"))
+    ids.add(NewConnectionIdFrame(2, 0, b"ijklmnop", reset_token(KEY, b"ijklmnop")))
+    assert ids.current == b"abcdefgh"
+
+
+def test_a_reset_is_shorter_than_what_it_answers_and_what_is_no_packet_gets_none() -> None:
+    for size in range(1, 1500):
         datagram = reset_datagram(KEY, FIRST, size, random.Random(3).randbytes)
-        assert (datagram is None) == (size <= RESET_LEAST)
+        assert (datagram is None) == (size < len(FIRST) + 22)
         assert datagram is None or RESET_LEAST <= len(datagram) < size
+        assert datagram is None or len(datagram) <= 43
+
+
+def test_two_who_know_nothing_of_each_other_fall_silent_soon() -> None:
+    answers, size = 0, 1200
+    while (datagram := reset_datagram(KEY, FIRST, size, random.Random(4).randbytes)) is not None:
+        answers, size = answers + 1, len(datagram)
+    assert answers == 15
+
+
+def test_the_key_of_resets_follows_from_the_secret_and_the_port_alone() -> None:
+    keys = [reset_key(secret, port) for secret in (b"one", b"two") for port in (1, 2)]
+    assert len(set(keys)) == 4
+    assert keys == [reset_key(secret, port) for secret in (b"one", b"two") for port in (1, 2)]

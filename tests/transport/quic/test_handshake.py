@@ -27,12 +27,11 @@ from quicoll_transport.errors import ProtocolError
 from quicoll_transport.quic.handshake import (
     Handover,
     Handshake,
-    TransportParameters,
     handshake_configuration,
-    local_parameters,
 )
 from quicoll_transport.quic.keys import KeyPhases
 from quicoll_transport.quic.packets import open_packet, seal
+from quicoll_transport.quic.parameters import TransportParameters, local_parameters
 from quicoll_transport.quic.terms import CID_LENGTH, SessionConfig
 from quicoll_transport.security.credentials import Credentials
 
@@ -291,7 +290,7 @@ def test_no_other_module_of_the_room_imports_private_parts() -> None:
         }
         if private:
             found[path.stem] = private
-    assert found == {"gate": {"aioquic._buffer"}, "handshake": {"aioquic._buffer"}}
+    assert found == {name: {"aioquic._buffer"} for name in ("gate", "handshake", "parameters")}
 
 
 def test_aioquic_never_has_a_key_of_its_own_for_what_follows(credentials_of: CredentialsOf) -> None:
@@ -382,7 +381,9 @@ def test_what_a_peer_does_not_say_has_the_value_of_the_rfc(credentials_of: Crede
 @pairs
 @pytest.mark.parametrize("lost", range(7))
 def test_any_datagram_may_be_lost(kinds: Any, lost: int, credentials_of: CredentialsOf) -> None:
-    tap = lambda count, data: [] if count == lost else [(DELAY, data)]  # noqa: E731
+    def tap(count: int, data: bytes) -> list[tuple[int, bytes]]:
+        return [] if count == lost else [(DELAY, data)]
+
     path = Path(kinds, (credentials_of("a"), credentials_of("b")), tap=tap, retry=True).run()
     assert path.client.is_done
     assert path.server.is_done
@@ -391,7 +392,9 @@ def test_any_datagram_may_be_lost(kinds: Any, lost: int, credentials_of: Credent
 
 @pairs
 def test_everything_may_come_twice_and_late(kinds: Any, credentials_of: CredentialsOf) -> None:
-    tap = lambda count, data: [(DELAY * (1 + count % 3), data), (DELAY * 3, data)]  # noqa: E731
+    def tap(count: int, data: bytes) -> list[tuple[int, bytes]]:
+        return [(DELAY * (1 + count % 3), data), (DELAY * 3, data)]
+
     path = Path(kinds, (credentials_of("a"), credentials_of("b")), tap=tap).run()
     assert path.client.is_done
     assert path.server.is_done
@@ -649,7 +652,7 @@ def test_the_trace_is_handed_on_and_not_ended(credentials_of: CredentialsOf) -> 
     traces = [handover.trace for handover in handovers(path)]
     assert None not in traces
     assert traces == [path.client.handshake.trace, path.server.handshake.trace]
-    assert len(traces[0].to_dict()["events"]) > 10  # type: ignore[union-attr]
+    assert len(traces[0].to_dict()["events"]) > 10
     path.wait(60_000)
     assert path.client.handshake.failed is not None
     assert ended == []

@@ -1,194 +1,309 @@
-"""Planes and ngtcp2, a QUIC stack that is not aioquic: Debian's gtlsclient and gtlsserver (ngtcp2 0.12.1 with GnuTLS).
+"""Planes and ngtcp2, a QUIC stack that is not aioquic (tests/helpers/ngtcp2.py says what it is and what it speaks).
 
-They speak HTTP/3, of which a few bytes are enough here. Skipped where the programs are not installed
-(`apt-get install ngtcp2-client ngtcp2-server`).
+Skipped where the programs are not installed (`apt-get install ngtcp2-client ngtcp2-server`). It has no migration by
+its server and sends no stateless resets, so those go one way only.
 """
 
 from __future__ import annotations
 
 import random
-import select
-import shutil
-import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from quic_pairs import PlanePeer
+from ngtcp2 import CLIENT, SERVER, Http3, Http3Gate, Wire, bodies, http3_client, program, serving
 
-from quicoll_transport.net.runs import DatagramRun
-from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
-from quicoll_transport.quic.terms import SessionConfig, destination_cid
-from quicoll_transport.quic.varint import pull, varint
+from quicoll_transport.quic.terms import SessionConfig
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import WORKER, Identity
 
-if TYPE_CHECKING:
-    from quicoll_transport.quic.streams import ReceiveStream
-
 pytestmark = [pytest.mark.loopback, pytest.mark.slow, pytest.mark.timeout(120)]
 
-CLIENT, SERVER = shutil.which("gtlsclient"), shutil.which("gtlsserver", path="/usr/sbin:/usr/bin:/usr/local/bin")
-SIZE = 3_000_000
-CONTROL = b"\x00\x04\x00"  # a control stream with an empty SETTINGS frame (RFC 9114 sections 6.2.1 and 7.2.4)
-FOUND = b"\x01\x03\x00\x00\xd9"  # HEADERS: status 200 (RFC 9204 appendix A)
+with_client = pytest.mark.skipif(CLIENT is None, reason="gtlsclient is not installed (Debian: ngtcp2-client)")
+with_server = pytest.mark.skipif(SERVER is None, reason="gtlsserver is not installed (Debian: ngtcp2-server)")
 
-
-def get(path: str) -> bytes:
-    """A HEADERS frame: GET https://localhost/path."""
-    fields = b"\x00\x00\xd1\xd7\x51" + bytes([len(path)]) + path.encode() + b"\x50\x09localhost"
-    return b"\x01" + varint(len(fields)) + fields
-
-
-def bodies(data: bytes) -> bytes:
-    """The DATA frames of a stream of HTTP/3."""
-    out, at = bytearray(), 0
-    while at < len(data):
-        kind, at = pull(data, at)
-        size, at = pull(data, at)
-        if kind == 0:
-            out += data[at : at + size]
-        at += size
-    return bytes(out)
-
-
-class Http3(PlanePeer):
-    """A plane on a socket; as a server it answers each request with SIZE bytes."""
-
-    def stream_arrived(self, stream: ReceiveStream) -> None:
-        super().stream_arrived(stream)
-        if stream.id == 0 and not self.handshake.is_client and self.ended[0]:
-            response = self.plane.outbound.respond(0)
-            self.plane.outbound.write(response, FOUND + b"\x00" + varint(SIZE) + bytes(SIZE), fin=True)
-            self.open(CONTROL, fin=False)
-
-
-class Wire:
-    """A socket with faults, and a plane behind it."""
-
-    def __init__(self, *, loss: float, seed: int) -> None:
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.socket.bind(("127.0.0.1", 0))
-        self.socket.setblocking(False)
-        self.random, self.loss = random.Random(seed), loss
-        self.peer: Http3 | None = None
-        self.make: Callable[[bytes], Http3] | None = None
-
-    def __enter__(self) -> Wire:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.socket.close()
-
-    def pump(self, condition: Callable[[], bool], *, seconds: float = 60.0) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it takes too long"
-            if self.peer is not None:
-                self._send(self.peer)
-                due = self.peer.next_timer()
-                wait = 0.05 if due is None else min(0.05, max(0.0, (due - time.monotonic_ns()) / 1e9))
-            else:
-                wait = 0.05
-            if select.select([self.socket], [], [], wait)[0]:
-                self._receive()
-            if self.peer is not None and (due := self.peer.next_timer()) is not None and due <= time.monotonic_ns():
-                self.peer.handle_timer(time.monotonic_ns())
-
-    def _send(self, peer: Http3) -> None:
-        for run in peer.datagrams(time.monotonic_ns()):
-            for data in run.datagrams():
-                if self.random.random() >= self.loss:
-                    self.socket.sendto(data, run.address)
-
-    def _receive(self) -> None:
-        for _ in range(64):
-            try:
-                data, address = self.socket.recvfrom(65536)
-            except BlockingIOError:
-                return
-            if self.random.random() < self.loss:
-                continue
-            if self.peer is None and self.make is not None:
-                self.peer = self.make(data)
-            if self.peer is not None:
-                self.peer.receive(DatagramRun(memoryview(bytearray(data)), len(data), address), time.monotonic_ns())
+SIZE = 2_000_000
+CONTENT = random.Random(3).randbytes(SIZE)
+H3_NO_ERROR, H3_CLOSED_CRITICAL_STREAM = 0x100, 0x104  # RFC 9114 section 8.1
+SMALL = ["--max-window=0", "--max-stream-window=0", "--max-data=20K"]
 
 
 @pytest.fixture(scope="module")
-def shown() -> dict[Identity, Any]:
-    return ephemeral("ngtcp2", [(WORKER, "a"), (WORKER, "b")], algorithm="p256")
+def shown() -> dict[str, Any]:
+    made = ephemeral("ngtcp2", [(WORKER, "a"), (WORKER, "b")], algorithm="p256")
+    return {node: made[Identity("ngtcp2", WORKER, node)] for node in "ab"}
 
 
-def make(shown: dict[Identity, Any], node: str, *, first: bytes | None, **config: Any) -> Http3:
-    settings = SessionConfig(initial_rtt_ns=50_000_000, **config)
-    quic = handshake_configuration(shown[Identity("ngtcp2", WORKER, node)], settings, is_client=first is None)
-    quic.alpn_protocols = ["h3"]
-    original = None if first is None else destination_cid(first)
-    handshake = Handshake(quic, local_parameters(settings), original_cid=original)
-    return Http3(handshake, settings)
+class Fetch:
+    """A plane as server, and a run of gtlsclient that asks it for something."""
 
+    def __init__(self, shown: dict[str, Any], folder: Path) -> None:
+        self.shown, self.folder = shown, folder
+        self.config: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}  # of the plane
+        self.response, self.held = CONTENT, None  # type: bytes, int | None
+        self.retry = False
+        self.loss = 0.0
 
-@contextmanager
-def running(command: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(10)
+    def wire(self) -> Wire:
+        made = type("Answering", (Http3,), {"response": self.response, "held": self.held})
+        config = SessionConfig(**self.config)
+        gate = Http3Gate(made, credentials=self.shown["a"], config=config, retry=self.retry, **self.options)
+        return Wire(loss=self.loss, seed=1, gate=gate)
 
+    def command(self, wire: Wire, *options: str, count: int = 1) -> list[str]:
+        paths = [f"https://localhost/data{number}" for number in range(count)]
+        always = ["--quiet", "--exit-on-all-streams-close", f"--download={self.folder}"]
+        return [str(CLIENT), *always, *options, "127.0.0.1", str(wire.port), *paths]
 
-@pytest.mark.skipif(CLIENT is None, reason="gtlsclient is not installed (Debian: ngtcp2-client)")
-@pytest.mark.parametrize(("loss", "asks"), [(0.0, "plane"), (0.03, "plane"), (0.03, "ngtcp2")])
-def test_a_client_of_ngtcp2_gets_all_bytes_from_a_plane(
-    shown: dict[Identity, Any], tmp_path: Path, loss: float, asks: str
-) -> None:
-    """asks: who asks for new keys; gtlsclient gives up where it wants to and the other side has just done so."""
-    with Wire(loss=loss, seed=1) as wire:
-        wire.make = lambda first: make(shown, "a", first=first, key_packets=100 if asks == "plane" else 1 << 22)
-        port = wire.socket.getsockname()[1]
-        command = [str(CLIENT), "--quiet", "--exit-on-all-streams-close", f"--download={tmp_path}"]
-        command += ["--key-update=30ms"] if asks == "ngtcp2" else []
-        command += ["127.0.0.1", str(port), "https://localhost/data"]
-        with running(command, tmp_path) as client:
-            wire.pump(lambda: client.poll() is not None)
-        assert client.returncode == 0, (tmp_path / "output").read_text(errors="replace")[-2000:]
-        assert (tmp_path / "data").read_bytes() == bytes(SIZE)
-        assert wire.peer is not None
+    def upload(self, wire: Wire, *options: str) -> list[str]:
+        (self.folder / "up").write_bytes(CONTENT)
+        return self.command(wire, "--http-method=POST", "--data=up", *options)
+
+    def go(self, wire: Wire, command: list[str], *, seconds: float = 60.0) -> Http3:
+        """Run it to its end, which is to be a good one; return the plane that has served it."""
+        with program(command, self.folder) as client:
+            wire.pump(lambda: client.poll() is not None, seconds=seconds)
+        assert client.returncode == 0, self.words
+        return self.served(wire)
+
+    def served(self, wire: Wire) -> Http3:
+        assert wire.peer is not None, self.words
         assert wire.peer.plane.violation is None
-        assert wire.peer.plane.keys.updates > 0, wire.peer.plane.sender.number
+        return wire.peer
+
+    @property
+    def words(self) -> str:
+        return (self.folder / "output").read_text(errors="replace")[-2000:]
+
+    def got(self, count: int = 1) -> list[bool]:
+        return [(self.folder / f"data{number}").read_bytes() == self.response for number in range(count)]
 
 
-@pytest.mark.skipif(SERVER is None, reason="gtlsserver is not installed (Debian: ngtcp2-server)")
-@pytest.mark.parametrize("loss", [0.0, 0.03])
-def test_a_plane_gets_all_bytes_from_a_server_of_ngtcp2(
-    shown: dict[Identity, Any], tmp_path: Path, loss: float
+@pytest.fixture
+def fetch(shown: dict[str, Any], tmp_path: Path) -> Fetch:
+    return Fetch(shown, tmp_path)
+
+
+# -- ngtcp2 asks -------------------------------------------------------------------------------------------------------
+
+
+@with_client
+@pytest.mark.parametrize(("loss", "asks"), [(0.0, "plane"), (0.03, "plane"), (0.03, "ngtcp2")])
+def test_a_client_of_ngtcp2_gets_all_bytes(fetch: Fetch, loss: float, asks: str) -> None:
+    """asks: who asks for new keys; gtlsclient gives up where it wants to and the other side has just done so."""
+    fetch.loss, fetch.config = loss, {"key_packets": 100 if asks == "plane" else 1 << 22}
+    with fetch.wire() as wire:
+        command = fetch.command(wire, *(["--key-update=30ms"] if asks == "ngtcp2" else []))
+        peer = fetch.go(wire, command)
+        assert fetch.got() == [True]
+        assert peer.plane.keys.updates > 0, peer.plane.sender.number
+
+
+@with_client
+@pytest.mark.parametrize(("loss", "window"), [(0.0, 16 << 20), (0.03, 64 << 10)])
+def test_a_client_of_ngtcp2_sends_all_bytes(fetch: Fetch, loss: float, window: int) -> None:
+    fetch.loss, fetch.config, fetch.response = loss, {"window_bytes": window}, b"thanks"
+    with fetch.wire() as wire:
+        peer = fetch.go(wire, fetch.upload(wire))
+        assert list(peer.requests.values()) == [CONTENT]
+        assert fetch.got() == [True]
+
+
+@with_client
+def test_a_client_of_ngtcp2_that_has_to_retry_gets_many_streams_through_small_windows(fetch: Fetch) -> None:
+    """The plane allows one stream of requests at a time; it is allowed 20 KiB of all streams, 16 KiB of each."""
+    fetch.retry, fetch.response = True, CONTENT[:100_000]
+    with fetch.wire() as wire:
+        fetch.go(wire, fetch.command(wire, *SMALL, "--max-stream-data-bidi-local=16K", count=10))
+        assert wire.retries >= 1
+        assert fetch.got(10) == [True] * 10
+
+
+@with_client
+def test_jumbo_frames_go_both_ways_where_the_path_carries_them(fetch: Fetch) -> None:
+    fetch.options = {"largest": 8952}
+    with fetch.wire() as wire:
+        peer = fetch.go(wire, fetch.upload(wire, "--max-udp-payload-size=9000"))
+        assert list(peer.requests.values()) == [CONTENT]
+        assert fetch.got() == [True]
+        assert peer.plane.sender.mtu.size == 8952
+
+
+@with_client
+@pytest.mark.parametrize("host", ["same", "another"])
+def test_a_client_of_ngtcp2_is_followed_to_an_address_that_it_goes_to(fetch: Fetch, host: str) -> None:
+    """It validates the path and names other connection ids; so does the plane (RFC 9000 section 9.5)."""
+    fetch.held = SIZE // 2
+
+    def has_gone() -> bool:
+        peer = wire.peer
+        if peer is not None and peer.requests and peer.plane.recovery.is_idle:
+            peer.plane.ping()  # gtlsclient sends nothing from its new address before it has heard something
+        return len(wire.heard) > 1
+
+    with fetch.wire() as wire, program(fetch.command(wire, "--change-local-addr=300ms"), fetch.folder) as client:
+        wire.elsewhere = host == "another"
+        wire.pump(has_gone, seconds=10)
+        peer = fetch.served(wire)
+        wire.pump(lambda: peer.plane.paths.current.address == wire.heard[1] and peer.plane.paths.current.validated)
+        assert peer.handshake.handover is not None
+        assert peer.plane.peer_ids.current != peer.handshake.handover.peer_cid
+        peer.go_on()
+        wire.pump(lambda: client.poll() is not None)
+    assert client.returncode == 0, fetch.words
+    assert fetch.got() == [True]
+
+
+@with_client
+@pytest.mark.parametrize("host", ["same", "another"])
+def test_a_client_of_ngtcp2_is_followed_where_a_nat_puts_it(fetch: Fetch, host: str) -> None:
+    """It knows nothing of it, sends on, and answers a challenge; the plane may use the id that it has used before."""
+    fetch.config = {"window_bytes": 256 << 10}
+    with fetch.wire() as wire, program(fetch.upload(wire), fetch.folder) as client:
+        wire.pump(lambda: wire.peer is not None and len(wire.peer.received.get(0, b"")) > SIZE // 4)
+        peer = fetch.served(wire)
+        first = peer.plane.peer_ids.current
+        wire.renumber(another_host=host == "another")
+        wire.pump(lambda: client.poll() is not None)
+    assert client.returncode == 0, fetch.words
+    assert peer.plane.violation is None
+    assert list(peer.requests.values()) == [CONTENT]
+    assert peer.plane.paths.current.address == wire.heard[1]
+    assert peer.plane.paths.current.validated
+    assert peer.plane.peer_ids.current == first
+
+
+@with_client
+def test_both_are_through_at_once_when_a_client_of_ngtcp2_closes(fetch: Fetch) -> None:
+    with fetch.wire() as wire:
+        peer = fetch.go(wire, fetch.command(wire), seconds=20)
+        wire.pump(lambda: peer.closed is not None, seconds=5)
+        assert_over(wire, peer, code=H3_NO_ERROR, by_peer=True)
+
+
+@with_client
+def test_both_are_through_at_once_when_the_plane_closes(fetch: Fetch) -> None:
+    with fetch.wire() as wire, program(fetch.upload(wire), fetch.folder) as client:
+        wire.pump(lambda: wire.peer is not None and len(wire.peer.received.get(0, b"")) > SIZE // 10)
+        peer = fetch.served(wire)
+        peer.plane.close(H3_NO_ERROR, "enough")
+        wire.pump(lambda: client.poll() is not None, seconds=5)
+        assert "ERR_DRAINING" in fetch.words
+        assert_over(wire, peer, code=H3_NO_ERROR, by_peer=False)
+
+
+@with_client
+def test_a_client_of_ngtcp2_knows_a_stateless_reset(fetch: Fetch) -> None:
+    with fetch.wire() as wire, program(fetch.upload(wire), fetch.folder) as client:
+        wire.pump(lambda: wire.peer is not None and len(wire.peer.received.get(0, b"")) > SIZE // 10)
+        wire.forget()
+        wire.pump(lambda: client.poll() is not None, seconds=5)
+        assert wire.resets > 0
+        assert "ERR_DRAINING" in fetch.words
+
+
+# -- ngtcp2 serves -----------------------------------------------------------------------------------------------------
+
+
+def dialled(wire: Wire, credentials: Any, port: int, config: SessionConfig, **options: Any) -> Http3:
+    """Return a client that is connected to gtlsserver, which may need a moment until it listens."""
+    peer = wire.peer = http3_client(credentials, config, port, **options)
+    wire.pump(lambda: peer.ready and peer.plane.confirmed)
+    peer.begin()
+    return peer
+
+
+@with_server
+@pytest.mark.parametrize(
+    ("loss", "options", "config", "count"),
+    [
+        pytest.param(0.0, ["--validate-addr"], {"key_packets": 20}, 1, id="retry, and new keys"),
+        pytest.param(0.03, [], {"key_packets": 20}, 1, id="loss, and new keys"),
+        pytest.param(0.0, [], {"window_bytes": 64 << 10}, 20, id="many streams, small windows"),
+    ],
+)
+def test_a_server_of_ngtcp2_sends_all_bytes(
+    shown: dict[str, Any], tmp_path: Path, loss: float, options: list[str], config: dict[str, Any], count: int
 ) -> None:
-    theirs = shown[Identity("ngtcp2", WORKER, "b")]
-    encoding, none = serialization.Encoding.PEM, serialization.NoEncryption()
-    key = theirs.private_key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, none)
-    (tmp_path / "key.pem").write_bytes(key)
-    (tmp_path / "cert.pem").write_bytes(theirs.certificate.public_bytes(encoding))
-    content = random.Random(3).randbytes(SIZE)
+    content = CONTENT[: SIZE // count]
     (tmp_path / "data").write_bytes(content)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(SERVER), "--quiet", f"--htdocs={tmp_path}", "127.0.0.1", str(port), "key.pem", "cert.pem"]
-    with Wire(loss=loss, seed=2) as wire, running(command, tmp_path):
-        peer = wire.peer = make(shown, "a", first=None, key_packets=20)
-        peer.handshake.connect(("127.0.0.1", port), time.monotonic_ns())
-        wire.pump(lambda: peer.ready and peer.plane.confirmed)
-        peer.open(CONTROL, fin=False)
-        peer.open(get("/data"), unidirectional=False)
-        wire.pump(lambda: peer.ended.get(0, False) or peer.closed is not None)
+    with serving(tmp_path, shown["b"], "--quiet", *options) as port, Wire(loss=loss, seed=2) as wire:
+        peer = dialled(wire, shown["a"], port, SessionConfig(**config))
+        streams = [peer.ask("/data") for _ in range(count)]
+        assert streams[0] == 0
+        wire.pump(lambda: sum(peer.ended.get(4 * n, False) for n in range(count)) == count or peer.closed is not None)
     assert peer.closed is None
-    assert bodies(bytes(peer.received[0])) == content
-    assert peer.plane.keys.updates > 0
+    assert [bodies(peer.received[4 * n]) == content for n in range(count)] == [True] * count
+    assert peer.plane.keys.updates > 0 or "key_packets" not in config
+
+
+@with_server
+@pytest.mark.parametrize(
+    ("loss", "options", "largest"),
+    [
+        pytest.param(0.0, [], 65000, id="datagrams of 65000 bytes"),
+        pytest.param(0.03, [*SMALL, "--max-stream-data-bidi-remote=16K"], 1452, id="loss, small windows"),
+    ],
+)
+def test_a_server_of_ngtcp2_gets_all_bytes(
+    shown: dict[str, Any], tmp_path: Path, loss: float, options: list[str], largest: int
+) -> None:
+    """It answers when the request is whole."""
+    (tmp_path / "data").write_bytes(b"thanks")
+    with serving(tmp_path, shown["b"], "--quiet", *options) as port, Wire(loss=loss, seed=2) as wire:
+        peer = dialled(wire, shown["a"], port, SessionConfig(), largest=largest)
+        peer.ask("/data", CONTENT)
+        wire.pump(lambda: peer.ended.get(0, False) or peer.closed is not None)
+        assert peer.closed is None
+        assert bodies(peer.received[0]) == b"thanks"
+        assert peer.plane.sender.mtu.size == largest or loss, "losses in a row look like a black hole"
+        assert peer.plane.outbound.fresh_bytes > SIZE
+
+
+@with_server
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_a_server_of_ngtcp2_follows_a_plane_that_a_nat_moves(shown: dict[str, Any], tmp_path: Path, way: str) -> None:
+    (tmp_path / "data").write_bytes(CONTENT if way == "down" else b"thanks")
+    with serving(tmp_path, shown["b"], "--quiet") as port, Wire(seed=2) as wire:
+        peer = dialled(wire, shown["a"], port, SessionConfig(window_bytes=256 << 10))
+        peer.ask("/data", None if way == "down" else CONTENT)
+        gone = (lambda: len(peer.received.get(0, b""))) if way == "down" else (lambda: peer.plane.outbound.fresh_bytes)
+        wire.pump(lambda: gone() > SIZE // 4)
+        assert not peer.ended.get(0, False)
+        wire.rebind()
+        peer.plane.ping()  # as a link's heartbeat would: nobody finds one who is silent
+        wire.pump(lambda: peer.ended.get(0, False) or peer.closed is not None)
+        assert peer.closed is None
+        assert bodies(peer.received[0]) == (CONTENT if way == "down" else b"thanks")
+
+
+@with_server
+def test_both_are_through_at_once_when_a_server_of_ngtcp2_closes(shown: dict[str, Any], tmp_path: Path) -> None:
+    with serving(tmp_path, shown["b"], "--quiet") as port, Wire(seed=2) as wire:
+        peer = dialled(wire, shown["a"], port, SessionConfig())
+        peer.plane.outbound.write(peer.control_stream, b"", fin=True)
+        wire.pump(lambda: peer.closed is not None, seconds=5)
+        assert_over(wire, peer, code=H3_CLOSED_CRITICAL_STREAM, by_peer=True)
+
+
+@with_server
+def test_a_server_of_ngtcp2_lets_go_of_a_connection_that_a_plane_closes(shown: dict[str, Any], tmp_path: Path) -> None:
+    with serving(tmp_path, shown["b"], "--no-quic-dump", "--no-http-dump") as port, Wire(seed=2) as wire:
+        peer = dialled(wire, shown["a"], port, SessionConfig())
+        peer.plane.close(H3_NO_ERROR, "enough")
+        output = tmp_path / "output"
+        wire.pump(lambda: "Draining Period is over" in output.read_text(errors="replace"), seconds=5)
+        assert "reason=[enough]" in output.read_text(errors="replace")
+        assert_over(wire, peer, code=H3_NO_ERROR, by_peer=False)
+
+
+def assert_over(wire: Wire, peer: Http3, *, code: int, by_peer: bool) -> None:
+    """A connection that was closed has said its last words once, and says nothing more."""
+    cause = peer.plane.cause
+    assert cause is not None
+    assert (cause.code, cause.by_peer, cause.is_application) == (code, by_peer, True)
+    wire.pump(lambda: not peer.plane.ending.has_words, seconds=5)
+    assert peer.datagrams(time.monotonic_ns()) == []
+    assert peer.next_timer() is None

@@ -179,6 +179,7 @@ def frame(offset: int, part: bytes, *, fin: bool) -> bytes:
 @given(
     size=st.integers(HEAD + 10 + TAG + 1, 300),
     length=st.integers(1, 3000),
+    cuts=st.sets(st.integers(1, 2999), max_size=5),
     number=st.integers(0, 1 << 40),
     offset=st.integers(0, 1 << 50),
     base=st.integers(0, 3),
@@ -188,11 +189,13 @@ def frame(offset: int, part: bytes, *, fin: bool) -> bytes:
 )
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_a_run_is_its_packets_made_one_by_one(
-    size: int, length: int, number: int, offset: int, base: int, phase: int, fin: bool, suite: int
+    size: int, length: int, cuts: set[int], number: int, offset: int, base: int, phase: int, fin: bool, suite: int
 ) -> None:
     keys, single = (Keys(suite, secret_of(suite), phase=phase) for _ in range(2))
     step = size - HEAD - 10 - TAG
     source = (np.arange(length) * 7).astype(np.uint8)
+    ends = sorted({cut for cut in cuts if cut < length} | {length})
+    pieces = [memoryview(source)[start:stop] for start, stop in itertools.pairwise([0, *ends])]
     expected = b"".join(
         seal(
             single,
@@ -203,7 +206,7 @@ def test_a_run_is_its_packets_made_one_by_one(
         for i, at in enumerate(range(0, length, step))
     )
     slab = Slab(bytearray(b"\xaa") * (size * (base - -length // step + 2)))
-    packets, made = seal_run(slab.slots(size, HEAD), base, keys, CID, number, STREAM, offset, source, fin)
+    packets, made = seal_run(slab.slots(size, HEAD), base, keys, CID, number, STREAM, offset, pieces, fin)
     start = base * size
     assert slab.memory[start : start + made] == expected
     assert packets == -(-length // step) == keys.packets == single.packets
@@ -216,7 +219,7 @@ def test_a_run_seals_no_more_than_the_key_bears() -> None:
     keys.packets = MOST_SEALED - 2
     slab = Slab(bytearray(300))
     with pytest.raises(OverflowError, match="3 more are too many"):
-        seal_run(slab.slots(100, HEAD), 0, keys, CID, 0, STREAM, 0, np.zeros(180, np.uint8), False)
+        seal_run(slab.slots(100, HEAD), 0, keys, CID, 0, STREAM, 0, [bytes(180)], False)
     assert bytes(slab.memory) == bytes(300)
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from quic_pairs import CLIENT, RESET_KEY, SERVER, PairNet, PlanePeer, StockPeer, transfer
 
+from quicoll_transport.carrier import CLOSE_FORGOTTEN
 from quicoll_transport.net.runs import DatagramRun
 from quicoll_transport.quic import frames as f
-from quicoll_transport.quic.closing import EndStage
 from quicoll_transport.quic.connection_ids import CONNECTION_ID_LIMIT_ERROR, reset_datagram
 from quicoll_transport.quic.packets import seal
 from quicoll_transport.quic.terms import SessionConfig
@@ -142,25 +142,24 @@ def test_each_side_hears_why_the_other_has_closed(join: Join, kinds: tuple[str, 
             peer.plane.close(0x7101, "you know why")
             net.run(10 * S)
             assert other.closed == (0x7101, "you know why")
-            assert peer.plane.ending.stage is EndStage.OVER
-            assert peer.next_timer() is None
+            assert not peer.plane.ending.is_open
+            assert peer.plane.next_timer() is None
             return
 
 
-def test_who_goes_on_though_it_was_closed_hears_so_again(join: Join) -> None:
+def test_who_has_closed_looks_at_nothing_that_comes(join: Join) -> None:
     net = join()
     client, server = pair(net)
     net.run(S)
     client.plane.close(0x7101, "gone")
     assert len(client.datagrams(net.now)) == 1
-    said = 0
+    heard = client.plane.heard_ns
     for _ in range(50):
         server.plane.ping()
         for run in server.datagrams(net.now):
-            client.plane.receive(DatagramRun(run.memory, run.size, SERVER), net.now)
-        said += len(client.datagrams(net.now))
-    assert 4 <= said <= 7
-    assert client.plane.ending.stage is EndStage.CLOSING
+            client.plane.receive(DatagramRun(run.memory, run.size, SERVER), net.now + S)
+        assert client.datagrams(net.now) == []
+    assert client.plane.heard_ns == heard
 
 
 @pytest.mark.parametrize("kinds", [("plane", "stock"), ("stock", "plane")], ids="-".join)
@@ -209,7 +208,7 @@ def test_messages_are_served_by_age_and_a_small_one_passes_large_ones(join: Join
                 progress.append(len(server.received.get(large[1].id, b"")))
 
     progress: list[int] = []
-    server.stream_arrived = arrived  # type: ignore[method-assign]
+    server.stream_arrived = arrived
     large = [client.open(bytes(1 << 20)) for _ in range(2)]
     small = client.open(b"small")
     net.until(lambda: len(ended) == 3)
@@ -317,6 +316,28 @@ def test_a_client_that_moves_is_followed(join: Join, kinds: tuple[str, str], add
         assert net.server.plane.paths.current.validated
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_move_counts_from_the_packet_on_that_shows_it(join: Join, together: bool) -> None:
+    """An id that comes behind it is for the next path, also where both come in one run."""
+    net = join()
+    client, server = pair(net)
+    net.run(S)
+    ids = server.plane.peer_ids
+    first = ids.current
+    for number in [number for number, (cid, _) in ids._known.items() if cid != first]:
+        del ids._known[number]
+    spare, sender = client.plane.peer_ids._known[1][0], client.plane.sender
+    frame = f.NewConnectionIdFrame(9, 0, b"behind--", bytes(16)).encode()
+    words = [b"\x01".ljust(len(frame), b"\0"), frame]
+    packets = [bytes(seal(client.plane.keys.send, spare, sender.number + i, text)) for i, text in enumerate(words)]
+    elsewhere, size = ("10.0.0.7", 7), len(packets[0])
+    for data in [b"".join(packets)] if together else packets:
+        server.receive(DatagramRun(memoryview(bytearray(data)), size, elsewhere), net.now)
+    assert server.plane.paths.current.address == elsewhere
+    assert ids.current == first, "at the time of the move there was no other"
+    assert ids.of(99) == b"behind--"
+
+
 def test_a_client_ignores_who_is_not_its_server(join: Join) -> None:
     net = join()
     client, server = pair(net)
@@ -329,18 +350,15 @@ def test_a_client_ignores_who_is_not_its_server(join: Join) -> None:
 
 def test_a_peer_that_knows_nothing_of_the_connection_ends_it(join: Join) -> None:
     net = join()
-    client, server = pair(net)
+    client, _ = pair(net)
     net.run(S)
-    for cid in (server.handshake.cid, *server.plane.own_ids._active):
-        reset = reset_datagram(RESET_KEY, cid, 100, net.random.randbytes)
-        assert reset is not None
-        for address in (("10.0.0.66", 6), SERVER):
-            client.receive(DatagramRun(memoryview(bytearray(reset)), len(reset), address), net.now)
-        if client.plane.cause is not None:
-            break
+    reset = reset_datagram(RESET_KEY, client.plane.peer_ids.current, 100, net.random.randbytes) or b""
+    client.receive(DatagramRun(memoryview(bytearray(reset)), len(reset), ("10.0.0.66", 6)), net.now)
+    assert client.plane.cause is None
+    client.receive(DatagramRun(memoryview(bytearray(reset)), len(reset), SERVER), net.now)
     assert client.plane.cause is not None
     assert client.plane.cause.by_peer
-    assert client.plane.ending.stage is EndStage.DRAINING
+    assert client.plane.cause.code == CLOSE_FORGOTTEN
     assert client.datagrams(net.now) == []
 
 

@@ -29,6 +29,7 @@ from quicoll_transport.quic import (
 )
 from quicoll_transport.quic import handshake as handshakes
 from quicoll_transport.quic.frames import MaxStreamsFrame
+from quicoll_transport.quic.parameters import local_parameters
 from quicoll_transport.security.credentials import Credentials
 
 MS = 1_000_000
@@ -99,7 +100,7 @@ def dial(
     quic = handshakes.handshake_configuration(credentials, config, is_client=True)
     quic.cadata = trust or quic.cadata
     quic.private_key = key or quic.private_key
-    handshake = handshakes.Handshake(quic, handshakes.local_parameters(config))
+    handshake = handshakes.Handshake(quic, local_parameters(config))
     handshake.connect(SERVER, START)
     return Session(handshake, cids=[handshake.cid], config=config, reset_key=bytes(32))
 

@@ -39,7 +39,7 @@ def test_a_storm_notices_bytes_that_are_not_those_that_were_sent(monkeypatch: py
 
     def spoil(self: object, stream: object) -> None:
         place(self, stream)
-        for data in self.received.values():  # type: ignore[attr-defined]
+        for data in self.received.values():
             if len(data) > 100:
                 data[50] ^= 1
 

@@ -41,11 +41,13 @@ def test_pieces_are_read_from_the_callers_memory_and_end_with_it() -> None:
     stream, payload = SendStream(2, WINDOW), bytearray(data_of(1000))
     stream.write(b"head")
     stream.write(memoryview(payload), fin=True)
-    assert stream.take(2000) == (0, 4)
-    stream.sent(0, 4, fin=False)
-    assert stream.take(2000) == (4, 1004)
+    assert stream.take(2000) == (0, 1004)
+    head, body = stream.pieces(0, 1004)
+    rest = stream.read(4, 1004)
     payload[0] ^= 1
-    assert bytes(stream.read(4, 1004)) == payload, "no copy was made"
+    assert (bytes(head), bytes(body), bytes(rest)) == (b"head", payload, payload), "no copy was made"
+    assert stream.read(2, 6) == b"ad" + payload[:2], "of what lies in two places one was"
+    assert [bytes(piece) for piece in stream.pieces(2, 4)] == [b"ad"]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from quicoll import checkpoint
+from quicoll.demo import digits
 from quicoll.demo.digits import BATCH, SHARDS, Digits, baseline, pin_torch
 from quicoll.errors import LocalError
 from quicoll.train.loop import Bucket
@@ -120,3 +123,19 @@ def test_a_bucket_refuses_what_it_was_not_made_for() -> None:
     for wrong in (np.zeros(3), torch.zeros(3, dtype=torch.bfloat16)):
         with pytest.raises(LocalError, match=r"float64|bfloat16"):
             bucket.pack([wrong])
+
+
+@pytest.mark.slow  # imports scikit-learn
+def test_the_digits_are_those_that_scikit_learn_loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from_file = digits._load()
+    elsewhere = ModuleSpec("sklearn", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(digits, "find_spec", lambda name: elsewhere)
+    for found, loaded in zip(from_file, digits._load(), strict=True):
+        assert found.dtype == loaded.dtype
+        assert torch.equal(found, loaded)
+
+
+def test_without_scikit_learn_there_are_no_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    with pytest.raises(LocalError, match="scikit-learn"):
+        Digits()

@@ -26,9 +26,12 @@ NODES = ("worker-0", "worker-1", "worker-2", "worker-3")
 NOBODY_LEARNS: Any = None  # no teacher is asked
 
 
-def view(world: int, least: int = 1) -> View:
+def view(world: int, least: int = 1, committed: int = 0) -> View:
+    """committed: the coordinator's last decision."""
     members = tuple(Member(rank=rank, node=node, incarnation=rank + 1) for rank, node in enumerate(NODES[:world]))
-    return View(view_id=VIEW_ID, members=members, seed=0, committed_step=0, committed_view=0, min_world_size=least)
+    return View(
+        view_id=VIEW_ID, members=members, seed=0, committed_step=committed, committed_view=0, min_world_size=least
+    )
 
 
 class Rank:
@@ -49,14 +52,17 @@ class Rank:
         self.held = dict(new)
 
 
-async def bring_together(hub: Hub, ranks: list[Rank], *, every: int = 100) -> list[Any]:
+async def bring_together(hub: Hub, ranks: list[Rank], *, every: int = 100, committed: int | None = None) -> list[Any]:
+    """committed: None for what the newest of them holds."""
+    last = max(rank.state.version.decision for rank in ranks) if committed is None else committed
+
     async def one(number: int, rank: Rank) -> ViewState:
         group: Any = MemoryGroup(hub, number)
         try:
             return await synchronise(
                 rank.state,
                 group,
-                view(len(ranks)),
+                view(len(ranks), committed=last),
                 check_every=every + number,
                 learn_from=0,
                 teacher=NOBODY_LEARNS,
@@ -102,7 +108,7 @@ async def test_a_rank_behind_loads_the_whole_state_once_and_takes_its_version() 
     assert versions(ranks) == [V(2, 2)] * 3
     (loaded,) = ranks[0].loads
     assert tensor_digest(loaded["w"]) == tensor_digest(held["w"])
-    assert tensor_digest(loaded["a"]["x"][0]) == tensor_digest(held["a"]["x"][0])  # type: ignore[index]
+    assert tensor_digest(loaded["a"]["x"][0]) == tensor_digest(held["a"]["x"][0])
     assert loaded["a"]["x"][1] == 3
     assert [rank.loads for rank in ranks[1:]] == [[], []]
 
@@ -151,7 +157,7 @@ async def test_the_state_of_torchs_optimizers_is_handed_to_one_that_has_none() -
     groups: list[Any] = [MemoryGroup(hub, rank) for rank in range(2)]
     await asyncio.gather(
         *(
-            synchronise(states[r], groups[r], view(2), check_every=0, learn_from=0, teacher=NOBODY_LEARNS)
+            synchronise(states[r], groups[r], view(2, committed=3), check_every=0, learn_from=0, teacher=NOBODY_LEARNS)
             for r in range(2)
         )
     )
@@ -312,7 +318,7 @@ async def test_a_torn_state_that_nobody_can_make_whole_is_an_error() -> None:
 
 async def test_an_error_of_load_leaves_the_version_as_it_was_and_the_state_torn() -> None:
     ranks = [Rank(V(2, 2)), Rank(V(1, 1))]
-    ranks[1].state.load = lambda new: 1 // 0  # type: ignore[assignment]
+    ranks[1].state.load = lambda new: 1 // 0
     _, failed = await bring_together(Hub(2), ranks)
     assert isinstance(failed, ZeroDivisionError)
     assert (ranks[1].state.version, ranks[1].state.torn) == (V(1, 1), True)
@@ -389,7 +395,7 @@ async def test_a_state_that_is_announced_other_than_its_holders_have_told_is_ref
             return forged
         return found
 
-    held[0].state.read = forge  # type: ignore[method-assign]
+    held[0].state.read = forge
     hub = Hub(3)
     found = await bring_together(hub, [*held, behind])
     failed = found[2]
@@ -427,6 +433,25 @@ async def test_two_ranks_that_have_heard_different_things_name_nobody() -> None:
     found = await bring_together(Hub(2, mishear=mishear), [Rank(V(2, 2)), Rank(V(1, 1))])
     assert [(type(each), each.odd) for each in found] == [(Corrupted, ())] * 2
     assert "who is wrong is not known" in str(found[0])
+
+
+@pytest.mark.parametrize("torn", [False, True])
+async def test_who_says_that_it_holds_what_was_never_committed_is_refused_by_all_others(torn: bool) -> None:
+    """Or all would be behind it, whatever they hold, and would take its state."""
+    held = [Rank(V(2, 2)), Rank(V(2, 2)), Rank(V(3, 3), {"w": np.ones(3)}), Rank(V(1, 1))]
+    held[2].state.torn = torn
+    found = await bring_together(Hub(4), held, committed=2)
+    del found[2]
+    assert [type(each) for each in found] == [Corrupted] * 3
+    assert {(each.rank, each.odd) for each in found} == {(2, (2,))}
+    assert "worker-2 says that it holds the state after decision 3, and the last one was 2" in str(found[0])
+    assert [rank.loads for rank in held] == [[]] * 4
+
+
+async def test_a_rank_whose_own_state_is_newer_than_its_view_knows_of_that_decision() -> None:
+    """`check_state()` within a view, after steps of it."""
+    found = await bring_together(Hub(2), [Rank(V(5, 5)), Rank(V(5, 5))], committed=2)
+    assert [each.giver for each in found] == [None, None]
 
 
 async def test_a_receiver_knows_who_else_holds_what_it_was_given() -> None:
@@ -506,6 +531,14 @@ async def test_a_check_names_the_rank_that_differs_from_most() -> None:
     ranks = seeded(V(9, 9), 1, 2, 1)
     (found,) = set(await check(Hub(3), ranks))
     assert (found.ranks, found.tensor, found.giver) == ((1,), "net.w", 0)
+
+
+async def test_a_check_refuses_a_rank_that_is_ahead_of_the_others() -> None:
+    """All others would have nothing that could be compared."""
+    ranks = seeded(V(9, 9), 1, 1, 2)
+    ranks[1].state.version = V(10, 10)
+    with pytest.raises(Corrupted, match="worker-1 says that it holds the state after decision 10, and the last one"):
+        await check(Hub(3), ranks)
 
 
 async def test_a_check_among_ranks_without_a_state_finds_nothing() -> None:

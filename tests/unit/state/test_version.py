@@ -63,6 +63,16 @@ def test_later_more_than_half_of_the_holders_are_right() -> None:
     assert result([*three, no(V(7, 7)), no(V(7, 7))]) == (V(7, 7), 1, (0,))
 
 
+def test_a_rank_that_counts_the_steps_of_one_decision_otherwise_than_most_is_wrong_and_not_ahead() -> None:
+    for step in (8, 6):
+        found = compare([held(V(7, step), "x"), held(V(7, 7), "x"), held(V(7, 7), "x"), held(V(5, 5))])
+        assert found == StateComparison(V(7, 7), (3,), ((1, 2), (0,)), 1)
+        assert found.receivers == (0, 3)
+    assert not compare([held(V(7, 8)), held(V(7, 7))]).agreed
+    # Before the first decision steps are those of checkpoints, and the newest one counts.
+    assert result([held(V(0, 8)), held(V(0, 7)), held(V(0, 7))]) == (V(0, 8), 0, (1, 2))
+
+
 @pytest.mark.parametrize("digests", ["ab", "abc", "aabb", "aabc"])
 def test_where_no_more_than_half_agree_nobody_gives(digests: str) -> None:
     found = compare([*(held(V(0, 40), digest) for digest in digests), held(V(0, 39))])

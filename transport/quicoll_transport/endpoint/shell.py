@@ -117,7 +117,13 @@ class Endpoint:
         self._qlog: QlogDirectory | None = None
         if config.qlog_directory is not None:
             self._qlog = QlogDirectory(config.qlog_directory, label=self.identity.node, files=config.qlog_files)
-        self._gate = Gate(credentials=credentials, config=config.session, retry=config.retry, qlog=self._qlog)
+        self._gate = Gate(
+            credentials=credentials,
+            config=config.session,
+            retry=config.retry,
+            qlog=self._qlog,
+            port=io.local_address[1],
+        )
         self._core = EndpointCore(
             identity=self.identity,
             incarnation=incarnation,
@@ -324,6 +330,7 @@ class Endpoint:
             address=address,
             now_ns=now_ns,
             qlog=self._qlog,
+            reset_key=self._gate.reset_key,
         )
 
     def _verify(self, event: Authenticated) -> Verified:
@@ -405,7 +412,11 @@ class Endpoint:
         if self._closed:
             return
         self._core.receive(runs, self.now_ns())
-        self._flush()
+        if self._core.waiting:  # served when those who waited for what came have had their say, which goes along
+            self._act()
+            self._wake()
+        else:
+            self._flush()
 
     def _on_unreachable(self, address: Address, trouble: Trouble) -> None:
         if trouble.limit:

@@ -50,7 +50,7 @@ __all__ = [
     "UdpSocket",
 ]
 
-_DRAIN = 256 << 10  # bytes taken before the endpoint answers; more would delay acknowledgements
+_DRAIN = 1 << 20  # bytes taken before the endpoint answers; more would delay acknowledgements
 _READS = 128  # system calls for them, likewise: small datagrams cost as much as large ones
 _PIECE = 65536  # bytes that one system call may give
 _BUFFER = 4 << 20  # socket buffers asked for; the kernel may grant less

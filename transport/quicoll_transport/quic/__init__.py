@@ -5,7 +5,7 @@ so that either side may be any QUIC. From the top:
 
     gate              how a stranger becomes a session: a Listener
     session           one connection as messages, sans-IO: a Carrier; first its handshake, then its plane
-    handshake         aioquic's handshake, and what is handed over at its end
+    handshake         aioquic's handshake, and what is handed over at its end; `parameters` what both sides tell
     plane             the connection after the handshake, tied together
     receiving         from datagrams to frames to the parts that they are for
     sending           what goes into the next packet, and which packets go now
@@ -15,16 +15,17 @@ so that either side may be any QUIC. From the top:
     acknowledgements  what has arrived, and when the peer is told
     connection_ids, paths, closing, control
     packets           protection of packets, one and many; `keys` what protects them
-    frames, varint    how they are written
+    frames            what they are, and how they are written; `frame_reader` reads them; `varint`
     terms             settings, names of close codes, what a datagram says without a key
     selfcheck         refuses to run on an aioquic that is not built as expected
     seeded            every source of chance and of wall-clock time in here, from a seed: for simulations
     qlog, tracing     traces
     logs              aioquic's log, one level down
 
-Supported: aioquic >=1.7.2, <1.8. Of its private names `handshake` lists those that are used (`gate` shares one, and
-`seeded` replaces module names); canaries are in tests/transport/quic/test_handshake.py, test_selfcheck.py and
-test_seeded.py. Connection ids and keys come from the operating system's randomness unless `entropy` says otherwise.
+Supported: aioquic >=1.7.2, <1.8. Of its private names `handshake` lists those that are used (`gate` and
+`parameters` share one, and `seeded` replaces module names); canaries are in tests/transport/quic/test_handshake.py,
+test_selfcheck.py and test_seeded.py. Connection ids and keys come from the operating system's randomness unless
+`entropy` says otherwise.
 """
 
 from __future__ import annotations

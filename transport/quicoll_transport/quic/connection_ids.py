@@ -2,10 +2,16 @@
 
 Ours (`OwnIds`). The first comes from the handshake; then so many are issued as the peer keeps, `_MOST` at most. What
 the peer retires is replaced, so that it always has one for a new path. Each has a stateless reset token that follows
-from the id and a key of the process (section 10.3.2), so nothing has to be remembered to say "this connection is gone".
+from the id and a key that outlives the process (`reset_key`, section 10.3.2), so nothing has to be remembered to say
+"this connection is gone", not even by a process that was started anew.
 
-The peer's (`PeerIds`). One is in use. The peer may issue up to our limit, and ask that those below a number be retired,
-which is done at once. An id that we retire is remembered by number until the peer has the RETIRE_CONNECTION_ID frame.
+The peer's (`PeerIds`). Each path has one (section 9.5; `paths` says which paths share one), `current` is that of the
+path in use. Where the peer has given too few, one serves two paths: to be linked is better than to be silent. The peer
+may issue up to our limit, and ask that those below a number be retired, which is done at once. An id that we retire is
+remembered by number until the peer has the RETIRE_CONNECTION_ID frame. Numbers go into use as they rise; one that comes
+below the newest in use (`_latest`) was retired before or is late, and is retired, unless nothing else is left. Only
+the tokens of ids in use mean anything (section 10.3.1). A client's first id has none, so its server uses another one as
+soon as there is one.
 
 Bounds. A peer cannot make us keep more ids than our limit (CONNECTION_ID_LIMIT_ERROR), nor owe it more retirements
 than `_MOST_OWED` (the same). It cannot make us issue more than it retires, and what waits to be told is what is active.
@@ -27,14 +33,37 @@ from quicoll_transport.quic.frames import (
     RetireConnectionIdFrame,
 )
 
-__all__ = ["CONNECTION_ID_LIMIT_ERROR", "RESET_LEAST", "OwnIds", "PeerIds", "reset_datagram", "reset_token"]
+__all__ = [
+    "CONNECTION_ID_LIMIT_ERROR",
+    "RESET_LEAST",
+    "TOKEN_BYTES",
+    "OwnIds",
+    "PeerIds",
+    "reset_datagram",
+    "reset_key",
+    "reset_token",
+]
 
 CONNECTION_ID_LIMIT_ERROR = 0x09
 TOKEN_BYTES = 16
 RESET_LEAST = 21  # bytes of the smallest stateless reset (RFC 9000 section 10.3)
 _RESET_MOST = 43  # of ours: as long as a packet that would be answered by one that is no longer
+_PACKET_MORE = 22  # bytes that any packet is longer than the least id, so that it may be answered (section 10.3)
 _MOST = 4  # of our ids that are active; the peer needs one for each path, and one to go to
 _MOST_OWED = 64
+
+
+def reset_key(secret: bytes, port: int) -> bytes:
+    """Return the static key of an endpoint: the same one after a restart, and not that of another endpoint.
+
+    Two endpoints with one key would answer for each other: whoever sees a packet to one could send it to the other, and
+    have the token (sections 10.3.2 and 21.11). So the port is part of it.
+
+    Args:
+        secret: What nobody else has, and what lasts: of the node's private key.
+        port: Where it listens.
+    """
+    return hmac.digest(secret, b"quicoll: keys of stateless resets" + port.to_bytes(2, "big"), sha256)
 
 
 def reset_token(key: bytes, cid: bytes) -> bytes:
@@ -51,7 +80,7 @@ def reset_datagram(key: bytes, cid: bytes, size: int, draw: Callable[[int], byte
     """Return what tells the sender of a short-header packet that its connection is gone, or None: say nothing.
 
     It is shorter than what it answers, so that two who know nothing of each other do not answer for ever (section
-    10.3.3), and looks like any other packet.
+    10.3.3), and looks like any other packet. What is too short for a packet is not answered.
 
     Args:
         key: As for `reset_token`.
@@ -60,7 +89,7 @@ def reset_datagram(key: bytes, cid: bytes, size: int, draw: Callable[[int], byte
         draw: Returns so many bytes of chance.
     """
     length = min(size - 1, _RESET_MOST)
-    if length < RESET_LEAST:
+    if length < RESET_LEAST or size < len(cid) + _PACKET_MORE:
         return None
     noise = draw(length - TOKEN_BYTES)
     return bytes((noise[0] & 0x3F | 0x40,)) + noise[1:] + reset_token(key, cid)
@@ -140,29 +169,32 @@ class OwnIds:
 class PeerIds:
     """The peer's ids; see the module's head.
 
-    current: the one that our packets carry.
+    current: the one that our packets carry by the path in use. path: the number of that path (`Path.ids`).
+    token: the stateless reset token of `current`; None: it has none.
     news: numbers of retired ones, of which the peer is to be told (`frame`); whoever sends takes them out.
     """
 
     def __init__(self, first: bytes, *, limit: int, token: bytes | None = None) -> None:
-        """Begin with the id of the handshake.
+        """Begin with the id of the handshake, on the path of number 0.
 
         Args:
             first: That id; empty where the peer wants none, and then it never has others.
             limit: Our active_connection_id_limit.
             token: Its stateless reset token, if the peer's transport parameters have one.
         """
-        self.current = first
+        self.current, self.token = first, token
+        self.path = 0
         self._limit = limit
-        self._number = 0  # of the one in use
         self._known: dict[int, tuple[bytes, bytes | None]] = {0: (first, token)}
+        self._in_use = {0: 0}  # numbers of ids by those of paths
+        self._latest = 0
         self._before = 0
         self._owed: dict[int, None] = {}  # retirements that the peer is not known to have
         self.news: list[int] = []
 
     def add(self, frame: NewConnectionIdFrame) -> None:
         """Take a NEW_CONNECTION_ID frame. Raises FrameError; see the module's head."""
-        if not self._known[self._number][0]:
+        if not self.current:
             raise FrameError(PROTOCOL_VIOLATION, "an id of a peer that wants none")
         known = self._known.get(frame.sequence)
         if known is not None and known[0] != frame.cid:
@@ -170,42 +202,66 @@ class PeerIds:
         if known is None:
             if any(cid == frame.cid for cid, _ in self._known.values()):
                 raise FrameError(PROTOCOL_VIOLATION, "one connection id with two numbers")
-            if frame.sequence < max(self._before, self._number):  # retired; it comes late, or again
+            is_late = frame.sequence < max(self._before, self._latest)
+            if is_late and any(number >= frame.retire_prior_to for number in self._known):
                 self._owe(frame.sequence)
             else:
                 self._known[frame.sequence] = (frame.cid, frame.reset_token)
+        if self.token is None:
+            self._prefer_token()
         if frame.retire_prior_to > self._before:
-            self._before = frame.retire_prior_to
-            old = [number for number in self._known if number < self._before]
-            if self._number < self._before:
-                self._use(min(number for number in self._known if number >= self._before))
-            for number in old:
-                del self._known[number]
-                self._owe(number)
+            self._retire_before(frame.retire_prior_to)
         if len(self._known) > self._limit:
             raise FrameError(CONNECTION_ID_LIMIT_ERROR, f"{len(self._known)} ids where {self._limit} are allowed")
 
-    def change(self) -> bool:
-        """Use another id from now on, if there is one, and retire the present one: a path has its own (section 9.5)."""
-        others = [number for number in self._known if number > self._number]
-        if not others:
-            return False
-        old = self._number
-        self._use(min(others))
-        del self._known[old]
-        self._owe(old)
-        return True
+    def _retire_before(self, before: int) -> None:
+        self._before = before
+        for path in sorted(self._in_use, key=lambda path: path != self.path):  # the one in use chooses first
+            if self._in_use[path] < before:
+                self._in_use[path] = self._unused()
+        self._use()
+        for number in [number for number in self._known if number < before]:
+            del self._known[number]
+            self._owe(number)
+
+    def _unused(self) -> int:
+        """Return the number of an id for another path; of one that is in use where there is no other."""
+        able = [number for number in self._known if number >= self._before]
+        free = [number for number in able if number not in self._in_use.values()]
+        number = min(free) if free else max(able)
+        self._latest = max(self._latest, number)
+        return number
+
+    def of(self, path: int) -> bytes:
+        """Return the id that packets to a path carry; the first time, one that no other path has seen."""
+        if path not in self._in_use:
+            self._in_use[path] = self._unused()
+        return self._known[self._in_use[path]][0]
+
+    def use(self, path: int) -> None:
+        """Take note that another path is in use."""
+        self.of(path)
+        self.path = path
+        self._use()
+
+    def leave(self, path: int) -> None:
+        """Take note that a path, which is not in use, is gone: its id is retired."""
+        number = self._in_use.pop(path, None)
+        if number is not None:
+            self._drop(number)
 
     def is_reset(self, datagram: bytes | memoryview) -> bool:
         """Return whether a datagram that is no packet for us says that the peer knows nothing of us (section 10.3.1).
 
-        All tokens are compared, each in constant time.
+        The tokens of all ids in use are compared, each in constant time, and of no others: nobody could have answered
+        a packet that carried them.
         """
         if len(datagram) < RESET_LEAST:
             return False
         end = bytes(datagram[-TOKEN_BYTES:])
         found = False
-        for _, token in self._known.values():
+        for number in self._in_use.values():
+            token = self._known[number][1]
             found |= token is not None and hmac.compare_digest(end, token)
         return found
 
@@ -217,9 +273,23 @@ class PeerIds:
         """Take note that the peer has the frame with this number."""
         self._owed.pop(number, None)
 
-    def _use(self, number: int) -> None:
-        self._number = number
-        self.current = self._known[number][0]
+    def _use(self) -> None:
+        self.current, self.token = self._known[self._in_use[self.path]]
+
+    def _prefer_token(self) -> None:
+        """Let the id in use, which has no token, give way to one that has."""
+        old = self._in_use[self.path]
+        able = [number for number, (_, token) in self._known.items() if token is not None and number > self._latest]
+        if not able:
+            return
+        self._in_use[self.path] = self._latest = min(able)
+        self._use()
+        self._drop(old)
+
+    def _drop(self, number: int) -> None:
+        if number not in self._in_use.values():
+            del self._known[number]
+            self._owe(number)
 
     def _owe(self, number: int) -> None:
         if number not in self._owed:

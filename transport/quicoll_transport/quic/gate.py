@@ -1,5 +1,8 @@
 """The server side's door: address validation by Retry (RFC 9000 section 8.1.2), then a Session.
 
+What is for a connection that there is not is answered here too, with a stateless reset (section 10.3). Its tokens
+follow from the node's private key, so the process that takes the place of one that has died answers for it.
+
 Private name used: aioquic._buffer.
 """
 
@@ -13,11 +16,19 @@ from aioquic._buffer import Buffer, BufferReadError
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE
 from aioquic.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic_retry, pull_quic_header
 from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from quicoll_transport.quic.connection_ids import reset_token
-from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
-from quicoll_transport.quic.session import RESET_KEY_BYTES, Session
-from quicoll_transport.quic.terms import CID_LENGTH, SessionConfig, destinations, is_unauthenticated_initial
+from quicoll_transport.quic.connection_ids import reset_datagram, reset_key, reset_token
+from quicoll_transport.quic.handshake import Handshake, handshake_configuration
+from quicoll_transport.quic.parameters import local_parameters
+from quicoll_transport.quic.session import Session
+from quicoll_transport.quic.terms import (
+    CID_LENGTH,
+    SessionConfig,
+    destination_cid,
+    destinations,
+    is_unauthenticated_initial,
+)
 
 if TYPE_CHECKING:
     from aioquic.quic.logger import QuicLogger
@@ -35,15 +46,32 @@ class Gate:
     """The server side's door, a Listener: address validation by Retry (RFC 9000 section 8.1.2), then a Session.
 
     Nothing is kept for a source before it has shown that it receives at its address.
+
+    reset_key: for the reset tokens of all connections of this endpoint, those that it dials included.
     """
 
     def __init__(
-        self, *, credentials: Credentials, config: SessionConfig, retry: bool = True, qlog: QuicLogger | None = None
+        self,
+        *,
+        credentials: Credentials,
+        config: SessionConfig,
+        retry: bool = True,
+        qlog: QuicLogger | None = None,
+        port: int = 0,
     ) -> None:
+        """Open the door.
+
+        Args:
+            credentials: What is shown.
+            config: Of the sessions.
+            retry: Whether strangers have to show their address first.
+            qlog: Gets the traces; None: nobody traces.
+            port: Where the endpoint listens.
+        """
         self._config = config
         self._qlog = qlog
         self._used: dict[bytes, int] = {}  # connection ids of tokens that were used, and until when they are valid
-        self._reset_key = os.urandom(RESET_KEY_BYTES)
+        self._port = port
         self.rotate(credentials)
         self._tokens = QuicRetryTokenHandler() if retry else None
 
@@ -56,9 +84,16 @@ class Gate:
         return is_unauthenticated_initial(data)
 
     def rotate(self, credentials: Credentials) -> None:
-        """Show these from the next session on. Tokens stay good: they only prove an address."""
+        """Show these from the next session on. Tokens of addresses stay good: they only prove an address."""
+        secret = credentials.private_key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+        self.reset_key = reset_key(secret, self._port)
         self._quic = handshake_configuration(credentials, self._config, is_client=False)
         self._quic.quic_logger = self._qlog
+
+    def disown(self, data: bytes | memoryview) -> bytes | None:
+        """Return a stateless reset; see Listener. Only what looks like a packet with a short header gets one."""
+        cid = destination_cid(data) if data[0] & 0xC0 == 0x40 else None
+        return None if cid is None else reset_datagram(self.reset_key, cid, len(data), os.urandom)
 
     def admit(
         self, data: bytes, address: Address, now_ns: int, allow: Callable[[], bool] = lambda: True
@@ -120,12 +155,12 @@ class Gate:
         handshake = Handshake(
             self._quic,
             local_parameters(self._config),
-            reset_token=lambda own: reset_token(self._reset_key, own),
+            reset_token=lambda own: reset_token(self.reset_key, own),
             original_cid=original,
             retry_cid=retried,
         )
         cids = [cid, handshake.cid]
-        return Session(handshake, cids=cids, config=self._config, reset_key=self._reset_key, qlog=self._qlog)
+        return Session(handshake, cids=cids, config=self._config, reset_key=self.reset_key, qlog=self._qlog)
 
     def _use(self, cid: bytes, now_ns: int) -> None:
         """Remember that the token for this connection id was used, for as long as it would be good."""

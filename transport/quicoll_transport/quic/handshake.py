@@ -46,15 +46,12 @@ from aioquic.quic.connection import QuicConnection, QuicConnectionState
 from aioquic.quic.logger import QuicLogger
 from aioquic.quic.packet import (
     QuicProtocolVersion,
-    QuicTransportParameters,
     pull_quic_header,
-    pull_quic_transport_parameters,
-    push_quic_transport_parameters,
 )
 
 from quicoll_transport.carrier import Closed
 from quicoll_transport.errors import ProtocolError
-from quicoll_transport.quic.acknowledgements import MAX_ACK_DELAY_MS
+from quicoll_transport.quic.parameters import TransportParameters, pull_parameters, read_parameters, replace_parameters
 from quicoll_transport.quic.terms import ALPN, CID_LENGTH, SessionConfig, error_name
 
 if TYPE_CHECKING:
@@ -67,42 +64,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Handover",
     "Handshake",
-    "TransportParameters",
     "handshake_configuration",
-    "local_parameters",
     "short_packet",
 ]
 
 _EARLY_PACKETS = 32  # short-header packets kept until there are keys for them
 _EARLY_BYTES = 64 * 1024
 _MOST_PACKETS = 8  # with long headers, in a datagram; there are three kinds
-_PARAMETERS_BYTES = 1024
-_STREAMS = 128  # that a peer may open at once, before the plane allows more
-
-
-@dataclass(frozen=True, slots=True)
-class TransportParameters:
-    """Transport parameters of one side (RFC 9000 section 18.2); the defaults are those of the RFC.
-
-    Attributes:
-        max_idle_timeout: Milliseconds; 0: none.
-        stateless_reset_token: Of a server's first connection id; None for a client.
-        max_ack_delay: Milliseconds.
-    """
-
-    max_idle_timeout: int = 0
-    stateless_reset_token: bytes | None = field(default=None, repr=False)
-    max_udp_payload_size: int = 65527
-    initial_max_data: int = 0
-    initial_max_stream_data_bidi_local: int = 0
-    initial_max_stream_data_bidi_remote: int = 0
-    initial_max_stream_data_uni: int = 0
-    initial_max_streams_bidi: int = 0
-    initial_max_streams_uni: int = 0
-    ack_delay_exponent: int = 3
-    max_ack_delay: int = 25
-    disable_active_migration: bool = False
-    active_connection_id_limit: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,22 +136,6 @@ def handshake_configuration(
         quic.private_key = credentials.private_key
         quic.cadata = credentials.authority_pem
     return quic
-
-
-def local_parameters(config: SessionConfig) -> TransportParameters:
-    """Return what we tell a peer, but for the reset token of a server."""
-    window = config.window_bytes
-    return TransportParameters(
-        max_idle_timeout=config.idle_ns // 1_000_000,
-        initial_max_data=window,
-        initial_max_stream_data_bidi_local=window,
-        initial_max_stream_data_bidi_remote=window,
-        initial_max_stream_data_uni=window,
-        initial_max_streams_bidi=1,
-        initial_max_streams_uni=_STREAMS,
-        max_ack_delay=MAX_ACK_DELAY_MS,
-        active_connection_id_limit=8,
-    )
 
 
 class Handshake:
@@ -335,7 +287,7 @@ class Handshake:
         if len(quic.secrets) != 2:
             raise AssertionError("aioquic has finished a handshake and shown no application secrets")
         send, receive = quic.secrets[tls.Direction.ENCRYPT], quic.secrets[tls.Direction.DECRYPT]
-        remote = _pull_parameters(context.received_extensions or [])
+        remote = pull_parameters(context.received_extensions or [])
         if send[0] is not receive[0] or remote.initial_source_connection_id is None:
             raise AssertionError("aioquic has agreed on two cipher suites, or on no connection id")
         address = quic.get_peer_address()
@@ -349,7 +301,7 @@ class Handshake:
             cid=self.cid,
             peer_cid=remote.initial_source_connection_id,
             local=quic.parameters,
-            remote=_read_parameters(remote),
+            remote=read_parameters(remote),
             address=address,
             rtt_ns=self._rtt.sample_ns,
             certificate=context._peer_certificate,
@@ -396,7 +348,7 @@ class _Connection(QuicConnection):
         if not self.configuration.is_client:
             context._request_client_certificate = True
         kind, written = context.handshake_extensions[0]
-        context.handshake_extensions = [(kind, _push_parameters(written, self.parameters))]
+        context.handshake_extensions = [(kind, replace_parameters(written, self.parameters))]
         install = context.update_traffic_key_cb
 
         def update_traffic_key(
@@ -490,25 +442,3 @@ def _short_header_at(data: bytes) -> int | None:
         at += header.packet_length
         buffer.seek(at)
     return at if at == len(data) else None
-
-
-def _pull_parameters(extensions: list[tuple[int, bytes]]) -> QuicTransportParameters:
-    for kind, data in extensions:
-        if kind == tls.ExtensionType.QUIC_TRANSPORT_PARAMETERS:
-            return pull_quic_transport_parameters(Buffer(data=data))
-    raise AssertionError("aioquic has finished a handshake without transport parameters")
-
-
-def _read_parameters(quic: QuicTransportParameters) -> TransportParameters:
-    names = [name for name in TransportParameters.__dataclass_fields__ if getattr(quic, name) is not None]
-    return TransportParameters(**{name: getattr(quic, name) for name in names})
-
-
-def _push_parameters(written: bytes, parameters: TransportParameters) -> bytes:
-    """Return aioquic's parameters with ours in their place; its connection ids and version stay."""
-    quic = pull_quic_transport_parameters(Buffer(data=written))
-    for name in TransportParameters.__dataclass_fields__:
-        setattr(quic, name, getattr(parameters, name))
-    buffer = Buffer(capacity=_PARAMETERS_BYTES)
-    push_quic_transport_parameters(buffer, quic)
-    return buffer.data

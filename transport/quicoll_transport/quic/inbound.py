@@ -35,6 +35,7 @@ __all__ = ["InboundStreams", "StreamReader"]
 _INTERNAL_ERROR = 0x01
 _HOLES = 64  # and one for each so many bytes of the window:
 _BYTES_PER_HOLE = 256
+_BEGINNING = 256  # bytes of a stream that hold whatever header it has
 
 
 class StreamReader(Protocol):
@@ -106,12 +107,16 @@ class InboundStreams:
     def on_rows(self, stream_id: int, offset: int, rows: Rows, *, fin: bool) -> None:
         """Take a table of bytes, each row behind the one before.
 
-        The first row may hold a header that says where the rest goes, so it is taken by itself where that is not known.
+        The first row may hold a header that says where the rest goes. Where that is not known its beginning is taken by
+        itself, and then the rest of it: what goes straight to its place need not be held.
         """
         stream = self._streams.get(stream_id)
         count, step = rows.shape
         if count > 1 and (stream is None or not stream.is_direct):
-            self.on_stream(stream_id, offset, memoryview(rows[0].tobytes()), step, fin=False)
+            first, at = memoryview(rows[0].tobytes()), 0
+            for end in (_BEGINNING, step) if step > 2 * _BEGINNING else (step,):
+                self.on_stream(stream_id, offset + at, first[at:end], end - at, fin=False)
+                at = end
             offset, rows, count = offset + step, rows[1:], count - 1
         self.on_stream(stream_id, offset, rows, count * step, fin=fin)
 

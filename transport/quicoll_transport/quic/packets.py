@@ -250,7 +250,8 @@ class Slabs:
 
 
 def _address(memory: memoryview) -> int:
-    return int(np.frombuffer(memory, np.uint8).ctypes.data)
+    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return address
 
 
 def seal_run(
@@ -261,7 +262,7 @@ def seal_run(
     number: int,
     prefix: bytes,
     offset: int,
-    source: NDArray[np.uint8],
+    pieces: Sequence[bytes | memoryview],
     fin: bool,
 ) -> tuple[int, int]:
     """Make packets from slot `base` on, each of one STREAM frame without length (RFC 9000 section 19.8).
@@ -276,7 +277,7 @@ def seal_run(
         number: Of the first packet.
         prefix: The stream id, as it is written.
         offset: In the stream, of the first byte.
-        source: The bytes, one at least, and no more than fit in.
+        pieces: The bytes, as they lie in memory: one at least, and no more than fit in.
         fin: Whether the stream ends with them.
 
     Returns:
@@ -287,15 +288,12 @@ def seal_run(
     """
     head, size, frame = slots.head, slots.size, 9 + len(prefix)
     step = size - head - frame - TAG
-    count, rest = divmod(len(source), step)
+    count, rest = divmod(sum(map(len, pieces)), step)
     packets = count + (rest > 0)
     slots.reach(base + packets)
     rows = slots.rows[base : base + packets]
     _count(keys, number, packets)
-    if count:
-        rows[:count, head + frame : size - TAG] = source[: count * step].reshape(count, step)
-    if rest:
-        rows[count, head + frame : head + frame + rest] = source[count * step :]
+    _spread(pieces, rows[:, head + frame : size - TAG])
     index = slots.index[:packets]
     frames = rows[:, head : head + frame]
     frames[:, 0] = 0x0C  # with an offset, without a length
@@ -320,6 +318,26 @@ def seal_run(
     rows[:, 0] ^= mask[:, 0] & 0x1F
     rows[:, head - NUMBER : head] ^= mask[:, 1:5]
     return packets, made
+
+
+def _spread(pieces: Sequence[bytes | memoryview], rows: NDArray[np.uint8]) -> None:
+    """Write bytes into rows, one behind the other."""
+    step = rows.shape[1]
+    row = column = 0
+    for piece in pieces:
+        data = np.frombuffer(piece, np.uint8)
+        if column:
+            begun = data[: step - column]
+            rows[row, column : column + len(begun)] = begun
+            data = data[len(begun) :]
+            row, column = (row, column + len(begun)) if column + len(begun) < step else (row + 1, 0)
+        whole, rest = divmod(len(data), step)
+        if whole:
+            rows[row : row + whole] = data[: whole * step].reshape(whole, step)
+            row += whole
+        if rest:
+            rows[row, :rest] = data[whole * step :]
+            column = rest
 
 
 class OpenedRun(NamedTuple):

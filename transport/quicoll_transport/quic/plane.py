@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.net.runs import DatagramRun
     from quicoll_transport.quic.controller import Controller
-    from quicoll_transport.quic.handshake import Handover, TransportParameters
+    from quicoll_transport.quic.handshake import Handover
     from quicoll_transport.quic.mtu import PathMtu
+    from quicoll_transport.quic.parameters import TransportParameters
     from quicoll_transport.quic.records import Carried
 
 __all__ = ["Plane"]
@@ -144,6 +145,7 @@ class Plane:
             outbound=self.outbound,
             sender=self.sender,
             ending=self.ending,
+            follow_paths=self._follow_paths,
             trace=trace,
         )
         if not is_client:
@@ -164,7 +166,7 @@ class Plane:
         self._guard(self._receiver.receive_one, data, address, now_ns)
 
     def _guard(self, work: Callable[..., None], *arguments: object) -> None:
-        if not self.ending.listens:
+        if not self.ending.is_open:
             return
         try:
             work(*arguments)
@@ -175,20 +177,26 @@ class Plane:
         if self.keys.forged >= self._forged_packets:
             # No fault of the peer: somebody else forges (RFC 9001 section 6.6).
             self.ending.close(AEAD_LIMIT_REACHED, "too many forged packets", is_application=False)
-        if self.paths.changed:
-            self._begin_path()
 
     def _violated(self, code: int, reason: str) -> None:
         if self.ending.is_open:
             self.violation = reason
             self.ending.close(code, reason, is_application=False)
 
-    def _begin_path(self) -> None:
-        """Nothing is known of the capacity of another path (RFC 9000 section 9.4), nor of its MTU (section 14.3)."""
-        self.paths.changed = False
-        self.peer_ids.change()
-        mtu = self._mtu()
-        self.sender.begin_path(self._controller(mtu.size), mtu, rtt_ns=self._initial_rtt_ns)
+    def _follow_paths(self) -> None:
+        """Send as the present path asks for.
+
+        Nothing is known of the capacity of another one (RFC 9000 section 9.4), nor of its MTU (section 14.3).
+        """
+        paths = self.paths
+        if paths.current.ids != self.peer_ids.path:
+            self.peer_ids.use(paths.current.ids)
+        while paths.gone:
+            self.peer_ids.leave(paths.gone.pop())
+        if paths.changed:
+            paths.changed = False
+            mtu = self._mtu()
+            self.sender.begin_path(self._controller(mtu.size), mtu, rtt_ns=self._initial_rtt_ns)
 
     def handle_timer(self, now_ns: int) -> None:
         """Do what is due. Early calls do nothing."""
@@ -197,6 +205,7 @@ class Plane:
         if self.ending.is_open:
             self.keys.on_timer(now_ns)
             self.paths.on_timer(now_ns)
+            self._follow_paths()
             self.sender.on_timeout(now_ns)
 
     def next_timer(self) -> int | None:

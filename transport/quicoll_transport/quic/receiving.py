@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quicoll_transport.quic import frames as quic
-from quicoll_transport.quic.frames import PROTOCOL_VIOLATION, FrameError, asks_for_acknowledgement, read_frames
+from quicoll_transport.quic.frame_reader import read_frames
+from quicoll_transport.quic.frames import PROTOCOL_VIOLATION, FrameError, asks_for_acknowledgement
 from quicoll_transport.quic.packets import Slabs, open_packet, open_run
 from quicoll_transport.quic.varint import pull
 
@@ -70,9 +71,10 @@ class Receiver:
         outbound: OutboundStreams,
         sender: Sender,
         ending: ConnectionEnd,
+        follow_paths: Callable[[], None],
         trace: PlaneTrace | None,
     ) -> None:
-        """trace: None: nobody traces."""
+        """follow_paths: called with each packet that has changed what `paths` says. trace: None: nobody traces."""
         self._trace = trace
         self.confirmed = not is_client
         self.heard_ns: int | None = None
@@ -86,6 +88,7 @@ class Receiver:
         self._outbound = outbound
         self._sender = sender
         self._ending = ending
+        self._follow_paths = follow_paths
         self._slabs = Slabs()
         self._now_ns = 0
         self._path: Path = paths.current  # of the packet whose frames are being looked at, and the id that it was for
@@ -102,10 +105,10 @@ class Receiver:
             quic.NewConnectionIdFrame: peer_ids.add,
             quic.RetireConnectionIdFrame: lambda frame: own_ids.retire(frame.sequence, self._cid),
             quic.PathChallengeFrame: lambda frame: paths.on_challenge(self._path, frame.data),
-            quic.PathResponseFrame: lambda frame: paths.on_response(frame.data),
+            quic.PathResponseFrame: self._on_path_response,
             quic.HandshakeDoneFrame: self._on_handshake_done,
             quic.NewTokenFrame: self._on_new_token,
-            quic.CloseFrame: self._on_close,
+            quic.CloseFrame: ending.on_close,
         }
 
     def receive(self, run: DatagramRun, now_ns: int) -> None:
@@ -120,16 +123,16 @@ class Receiver:
             return
         self._now_ns = now_ns
         if len(run.memory) <= run.size:
-            if self._ending.listens:
+            if self._ending.is_open:
                 self.receive_one(run.memory, run.address, now_ns)
             return
         at, count, size = 0, len(run.memory) // run.size, run.size
         known = run.address == self._paths.current.address
         alone, pause = 0, _LEAST_ALONE  # up to where packets are opened one by one, and for how many the next time
         look = _MOST_RUN
-        while at < count and self._ending.listens:
+        while at < count and self._ending.is_open:
             done, together = 0, min(count - at, look)
-            is_run = known and at >= alone and together >= _RUN and self._ending.is_open
+            is_run = known and at >= alone and together >= _RUN
             if is_run and self._acknowledgements.has_place(together):
                 done = self._receive_alike(run.memory[at * size :], size, together)
                 # Each look at a run costs as much as all of its packets, even if it turns out that one alone is taken.
@@ -142,7 +145,7 @@ class Receiver:
                 self.receive_one(run.memory[at * size : (at + 1) * size], run.address, now_ns)
                 done = 1
             at += done
-        if (rest := run.memory[count * size :]) and self._ending.listens:
+        if (rest := run.memory[count * size :]) and self._ending.is_open:
             self.receive_one(rest, run.address, now_ns)
 
     def receive_one(self, data: memoryview | bytes, address: tuple[object, ...], now_ns: int) -> None:
@@ -162,15 +165,14 @@ class Receiver:
             return
         if self._trace is not None:
             self._trace.packet_received(number, len(data), payload)
-        if not self._ending.is_open:
-            self._close_only(payload)
-            return
-        path = self._path = self._paths.heard(address, len(data))
+        path = self._path = self._paths.heard(address, len(data), cid)
         self._cid = cid
         eliciting, probing = self._frames(payload)
         self._note(number, number + 1, len(data), eliciting=eliciting)
-        if path is not self._paths.current and not probing and number == self._acknowledgements.largest:
-            self._paths.move(path, now_ns, self._sender.probe_timeout_ns)
+        if path is not self._paths.current:
+            if not probing and number == self._acknowledgements.largest:
+                self._paths.move(path, now_ns, self._sender.probe_timeout_ns)
+            self._follow_paths()
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -183,14 +185,17 @@ class Receiver:
         opened = open_run(self._keys, slab, at, size, count, cid, self._acknowledgements.largest, self._now_ns)
         for place in opened.forged:
             self._look_for_reset(memory[place * size : (place + 1) * size])
-        numbers, text = self._only_new(opened.numbers, opened.text)
+        numbers, text = opened.numbers, opened.text
+        consecutive = self._are_next(numbers)
+        if not consecutive:
+            numbers, text = self._only_new(numbers, text)
         if self._trace is not None:
             self._trace.packets_dropped(len(opened.forged), size)
             for number, row in zip(numbers.tolist(), text, strict=True):
                 self._trace.packet_received(number, size, row.tobytes())
         self._path, self._cid = self._paths.current, cid
         if len(numbers):
-            self._path = self._paths.heard(self._path.address, len(numbers) * size)
+            self._path = self._paths.heard(self._path.address, len(numbers) * size, cid)
         i, total = 0, len(numbers)
         while i < total and self._ending.is_open:
             done, eliciting = 0, True
@@ -199,16 +204,23 @@ class Receiver:
             if not done:
                 eliciting, _ = self._frames(text[i].tobytes())
                 done = 1
-            self._note_numbers(numbers[i : i + done], size, eliciting=eliciting)
+            if consecutive:
+                first = int(numbers[i])
+                self._note(first, first + done, done * size, eliciting=eliciting)
+            else:
+                self._note_numbers(numbers[i : i + done], size, eliciting=eliciting)
             i += done
         return opened.taken
 
+    def _are_next(self, numbers: NDArray[np.int64]) -> bool:
+        """Return whether these are above all before, each one more than the one before it: the usual case."""
+        count = len(numbers)
+        if not count or int(numbers[0]) <= self._acknowledgements.largest:
+            return False
+        return bool((numbers == np.arange(numbers[0], numbers[0] + count)).all())
+
     def _only_new(self, numbers: NDArray[np.int64], text: Rows) -> tuple[NDArray[np.int64], Rows]:
         """Leave out duplicates; those of one run among themselves too."""
-        if not len(numbers):
-            return numbers, text
-        if numbers[0] > self._acknowledgements.largest and (np.diff(numbers) > 0).all():
-            return numbers, text
         seen: dict[int, None] = {}
         keep = []
         for i, number in enumerate(numbers.tolist()):
@@ -227,13 +239,19 @@ class Receiver:
         count, step = len(text), text.shape[1] - end
         if step <= 0 or offset + count * step > _MOST_OFFSET:
             return 0
-        offsets = text[:, at:end].copy().view(">u8").reshape(count).astype(np.int64) & _MOST_OFFSET
-        alike = ((text[:, 0] & 0xFE) == _STREAM_ALIKE) & (text[:, 1:at] == text[0, 1:at]).all(axis=1)
-        alike &= offsets == offset + np.arange(count) * step
-        if not alike.all():
-            count = int(alike.argmin())
-        fins = text[:count, 0] == _STREAM_ALIKE | 1
-        fin = bool(fins.any())
+        heads = text[:, :end].copy()
+        expected = np.empty_like(heads)
+        expected[:] = np.frombuffer(beginning[:end], np.uint8)
+        offsets = np.arange(offset, offset + count * step, step)
+        offsets |= -1 << 62  # the two bits that say that it has eight bytes
+        expected[:, at:] = offsets.astype(">i8").view(np.uint8).reshape(count, 8)
+        expected[:, 0] = _STREAM_ALIKE
+        fins = heads[:, 0] == _STREAM_ALIKE | 1
+        heads[:, 0] &= 0xFE
+        same = heads == expected
+        if not same.all():
+            count = int(same.all(axis=1).argmin())
+        fin = bool(fins[:count].any())
         if fin:
             count = int(fins.argmax()) + 1
         self._inbound.on_rows(stream_id, offset, text[:count, end:], fin=fin)
@@ -263,16 +281,9 @@ class Receiver:
                 take(frame)
         return eliciting, probing
 
-    def _close_only(self, payload: bytes) -> None:
-        """While closing, only the peer's own close is of interest (RFC 9000 section 10.2.1)."""
-        self._ending.on_packet()
-        for frame in read_frames(payload):
-            if isinstance(frame, quic.CloseFrame):
-                self._on_close(frame)
-
     def _look_for_reset(self, data: memoryview | bytes) -> None:
-        if self._ending.is_open and self._peer_ids.is_reset(data):
-            self._ending.on_reset(self._now_ns, self._sender.probe_timeout_ns)
+        if self._peer_ids.is_reset(data):
+            self._ending.on_reset()
 
     # -- frames --------------------------------------------------------------------------------------------------
 
@@ -283,6 +294,10 @@ class Receiver:
     def _on_ack(self, frame: quic.AckFrame) -> None:
         self._sender.on_ack(frame, self._now_ns)
 
+    def _on_path_response(self, frame: quic.PathResponseFrame) -> None:
+        self._paths.on_response(frame.data, self._now_ns)
+        self._follow_paths()
+
     def _on_handshake_done(self, frame: quic.HandshakeDoneFrame) -> None:
         if not self._is_client:
             raise FrameError(PROTOCOL_VIOLATION, "a client confirms nothing")  # RFC 9000 section 19.20
@@ -292,9 +307,6 @@ class Receiver:
     def _on_new_token(self, frame: quic.NewTokenFrame) -> None:
         if not self._is_client:
             raise FrameError(PROTOCOL_VIOLATION, "a client gives no tokens")  # RFC 9000 section 19.7
-
-    def _on_close(self, frame: quic.CloseFrame) -> None:
-        self._ending.on_close(frame, self._now_ns, self._sender.probe_timeout_ns)
 
 
 _PROBING = (quic.PathChallengeFrame, quic.PathResponseFrame, quic.NewConnectionIdFrame)  # RFC 9000 section 9.1

@@ -14,7 +14,8 @@ from quicoll_transport.carrier import Authenticated
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.net.runs import apart, joined
 from quicoll_transport.quic.gate import Gate
-from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters
+from quicoll_transport.quic.handshake import Handshake, handshake_configuration
+from quicoll_transport.quic.parameters import local_parameters
 from quicoll_transport.quic.session import RESET_KEY_BYTES, Session
 from quicoll_transport.quic.terms import SessionConfig
 from quicoll_transport.security.authority import ephemeral

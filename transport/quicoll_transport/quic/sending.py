@@ -29,8 +29,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from quicoll_transport.net.runs import DatagramRun
 from quicoll_transport.quic.control import Saying
 from quicoll_transport.quic.frames import (
@@ -48,6 +46,7 @@ from quicoll_transport.quic.recovery import LossRecovery, PacketRun
 from quicoll_transport.quic.varint import varint, varint_size
 
 if TYPE_CHECKING:
+    from quicoll_transport.net.addresses import Address
     from quicoll_transport.quic.acknowledgements import Acknowledgements
     from quicoll_transport.quic.closing import ConnectionEnd
     from quicoll_transport.quic.connection_ids import OwnIds, PeerIds
@@ -62,7 +61,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Sender"]
 
-_SLAB = 256 * 1024  # bytes of runs in one turn; more at a time made senders and receivers take turns
+_SLAB = 1280 << 10  # bytes of runs in one turn: what a turn of the loop costs is shared by many packets,
+_SMALL_SLAB = 256 << 10  # or so many until the window is
+_TURNS = 4  # times as large: with fewer under way, senders and receivers would take turns
 _GROUP = 64  # datagrams in one system call with GSO,
 _GROUP_BYTES = 65507  # and their bytes
 _BULK = 6  # packets of one stream from which on they are made as a run,
@@ -74,7 +75,7 @@ _LEAST_TEXT = 4  # so that there is a sample, whatever the length of a packet nu
 
 
 class Sender:
-    """See the module's head. number: of the next packet. bytes_sent: of streams, to see what was sent again."""
+    """See the module's head. number: of the next packet. last: the last words as they were sent, and to where."""
 
     def __init__(
         self,
@@ -96,6 +97,7 @@ class Sender:
         """ack_delay_exponent: the peer's. trace: None: nobody traces."""
         self._trace = trace
         self.number = 0
+        self.last: tuple[bytes, Address] | None = None
         self.recovery = recovery
         self._keys = keys
         self._acknowledgements = acknowledgements
@@ -202,7 +204,7 @@ class Sender:
         """Return what may be sent now, in order; good until the next call."""
         self._used, self._more_ns, self._pacer.due_ns = 0, None, None
         if not self._ending.is_open:
-            return self._last_words(now_ns)
+            return self._last_words()
         keys, outbound = self._keys, self._outbound
         if self._own_ids.news or self._peer_ids.news:
             self._tell_ids()
@@ -311,7 +313,7 @@ class Sender:
         number = self.number
         if len(payload) < _LEAST_TEXT:
             payload = payload.ljust(_LEAST_TEXT, b"\0")
-        packet = seal(self._keys.send, self._peer_ids.current, number, payload)
+        packet = seal(self._keys.send, self._peer_ids.of(path.ids), number, payload)
         self.number = number + 1
         size = len(packet)
         path.sent += size
@@ -384,9 +386,7 @@ class Sender:
         if stream is None:
             return None
         size = self.mtu.size
-        if len(self._slab.memory) < max(_SLAB, 4 * size):
-            self._slab = Slab(bytearray(max(_SLAB, 4 * size)))
-        slots = self._slab.slots(size, self._head)
+        slots = self._room_for_runs(size).slots(size, self._head)
         together = max(1, min(_GROUP, _GROUP_BYTES // size))
         base = -(-self._used // size)
         count = slots.count // together * together - base
@@ -401,7 +401,7 @@ class Sender:
         count = min(count, room)
         start, stop = outbound.next_piece(stream, count * step)
         left = -(-(min(stream.length, stream.limit) - start) // step) if not stream.lost else 0
-        if room < min(left, slots.count, recovery.controller.window // 8 // size):
+        if room < min(left, slots.count, recovery.controller.window // 8 // size):  # more will come, and go together
             return None
         wanted = -(-(stop - start) // step)
         allowed = self._allowance(wanted * size, now_ns) // size
@@ -409,10 +409,9 @@ class Sender:
             return None
         stop = min(stop, start + allowed * step)
         fin = stream.fin and stop == stream.length
-        source = np.frombuffer(stream.read(start, stop), np.uint8)
-        first = self.number
+        first, pieces = self.number, stream.pieces(start, stop)
         packets, made = seal_run(
-            slots, base, self._keys.send, self._peer_ids.current, first, prefix, start, source, fin
+            slots, base, self._keys.send, self._peer_ids.current, first, prefix, start, pieces, fin
         )
         self.number += packets
         item = SentStripe(stream, start, step, stop, fin)
@@ -428,6 +427,13 @@ class Sender:
         self._used = (base + packets) * size
         return DatagramRun(self._slab.memory[begin : begin + made], size, path.address)
 
+    def _room_for_runs(self, size: int) -> Slab:
+        """Return the slab, as large as the window deserves."""
+        wanted = _SLAB if self.recovery.controller.window >= _TURNS * _SLAB else max(_SMALL_SLAB, 4 * size)
+        if len(self._slab.memory) < wanted:
+            self._slab, self._used = Slab(bytearray(wanted)), 0  # runs of this turn keep the old one alive
+        return self._slab
+
     # -- probes and the end ----------------------------------------------------------------------------------------
 
     def _send_path_probes(self, out: list[DatagramRun], now_ns: int) -> None:
@@ -439,13 +445,14 @@ class Sender:
                     payload += b"\x01"  # no mere probe: it says that we are here (RFC 9000 section 9.3.3)
             if challenge is not None:
                 payload += PathChallengeFrame(challenge).encode()
-            size = min(LEAST_DATAGRAM_BYTES, path.room) - self._head - TAG
+            head = 1 + len(self._peer_ids.of(path.ids)) + NUMBER
+            size = min(LEAST_DATAGRAM_BYTES, path.room) - head - TAG
             if size >= len(payload):
                 out.append(self._seal(path, payload.ljust(size, b"\0"), (), now_ns, eliciting=True))
 
     def _mtu_probe(self, now_ns: int) -> DatagramRun | None:
         size, path, outbound = self.mtu.probe_size(now_ns), self._paths.current, self._outbound
-        if size is None or not path.validated or self.recovery.room < size or not self._keys.room:
+        if size is None or not path.passes or self.recovery.room < size or not self._keys.room:
             return None
         if not (outbound.has_small() or outbound.oldest_bulk()):
             return None
@@ -453,17 +460,13 @@ class Sender:
         payload = b"\x01".ljust(size - self._head - TAG, b"\0")
         return self._seal(path, payload, (), now_ns, eliciting=True, is_mtu_probe=True)
 
-    def _last_words(self, now_ns: int) -> list[DatagramRun]:
+    def _last_words(self) -> list[DatagramRun]:
         path = self._paths.current
-        if not self._ending.has_words:
-            return []
-        if path.room < LEAST_DATAGRAM_BYTES:
-            self._ending.begin_end(now_ns, self.probe_timeout_ns)
-            return []
-        words = self._ending.last_words(now_ns, self.probe_timeout_ns)
-        if words is None:
+        words = self._ending.last_words()
+        if not words or path.room < LEAST_DATAGRAM_BYTES:
             return []
         packet = seal(self._keys.send, self._peer_ids.current, self.number, words.ljust(_LEAST_TEXT, b"\0"))
         self.number += 1
         path.sent += len(packet)
+        self.last = (packet, path.address)
         return [DatagramRun(memoryview(packet), len(packet), path.address)]

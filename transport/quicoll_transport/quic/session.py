@@ -25,14 +25,16 @@ from quicoll_transport.carrier import (
     CarrierEvent,
     Closed,
     ControlData,
+    LastWords,
     MessageSink,
     PathStats,
 )
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.link.frames import HEADER_SIZE, Header
 from quicoll_transport.net.runs import DatagramRun, joined
-from quicoll_transport.quic.handshake import Handshake, handshake_configuration, local_parameters, short_packet
+from quicoll_transport.quic.handshake import Handshake, handshake_configuration, short_packet
 from quicoll_transport.quic.mtu import PathMtu
+from quicoll_transport.quic.parameters import local_parameters
 from quicoll_transport.quic.plane import Plane
 from quicoll_transport.quic.terms import CONTROLLERS, DATAGRAM_BYTES, SessionConfig, error_name
 
@@ -52,6 +54,7 @@ _CONTROL_STREAM = 0
 _MOST_DATAGRAM = 8952  # what a link with jumbo frames of 9000 bytes carries over IPv6,
 _MOST_LOOPBACK = 65000  # and a loopback interface, where IPv4 allows 65507
 _EARLY_BYTES = 4 << 20  # message bytes that may overtake the peer's Hello
+_UNKNOWN_PTOS = 3 * 3  # round trips in three probe timeouts of an unknown path (RFC 9002 section 6.2.2)
 _CONTROL_BYTES = 32 << 20  # control messages that the peer has not acknowledged
 
 
@@ -79,9 +82,11 @@ class Session:
         self.is_client = handshake.is_client
         self.cids: list[bytes] = list(cids)
         self.retired_cids: list[bytes] = []
+        self.reset_token: bytes | None = None
         self.heard_ns: int | None = None
         self.resets = 0
         self._handshake: Handshake | None = handshake  # until it is confirmed: it holds all of aioquic's state
+        self._last: list[tuple[bytes, Address]] = []  # words of a handshake that was closed from here
         self._trace: QuicLoggerTrace | None = handshake.trace
         self._plane: Plane | None = None
         self._config = config
@@ -110,13 +115,24 @@ class Session:
         address: Address,
         now_ns: int,
         qlog: QuicLogger | None = None,
+        reset_key: bytes | None = None,
     ) -> Session:
-        """Dial `address`; the first datagrams are ready at once. No credentials means none are shown (tests)."""
+        """Dial an address; the first datagrams are ready at once.
+
+        Args:
+            credentials: What is shown; None: nothing (tests).
+            config: Of the connection.
+            address: Where to.
+            now_ns: The time.
+            qlog: Gets the trace at the end; None: nobody traces.
+            reset_key: For stateless reset tokens; None: of its own, so that nobody can say that we are gone.
+        """
         quic = handshake_configuration(credentials, config, is_client=True)
         quic.quic_logger = qlog
         handshake = Handshake(quic, local_parameters(config))
         handshake.connect(address, now_ns)
-        return cls(handshake, cids=[handshake.cid], config=config, reset_key=os.urandom(RESET_KEY_BYTES), qlog=qlog)
+        key = reset_key or os.urandom(RESET_KEY_BYTES)
+        return cls(handshake, cids=[handshake.cid], config=config, reset_key=key, qlog=qlog)
 
     # -- datagrams and time --------------------------------------------------------------------------------------
 
@@ -182,7 +198,7 @@ class Session:
         if plane is None:
             self._tell_failure()
             return
-        self.heard_ns = plane.heard_ns
+        self.heard_ns, self.reset_token = plane.heard_ns, plane.peer_ids.token
         own_ids = plane.own_ids
         if own_ids.fresh or own_ids.gone:
             self.cids += own_ids.fresh
@@ -237,6 +253,8 @@ class Session:
         self._now_ns = now_ns
         first = [] if self._handshake is None else self._handshake.datagrams_to_send(now_ns)
         if self._plane is None:
+            if self._closed_here and first:
+                self._last = first
             return joined(first)
         out = self._plane.datagrams(now_ns)
         return joined(first) + out if first else out
@@ -356,6 +374,16 @@ class Session:
             self._plane.close(code, reason)
             self._handshake = None  # it has nothing to repeat any more
         self._closed_here = True
+
+    def last_words(self, now_ns: int) -> LastWords | None:
+        """Return what is left of it for three probe timeouts; see Carrier. Nothing of one that ended by silence."""
+        plane = self._plane
+        if plane is None:
+            return LastWords(tuple(self._last), now_ns + _UNKNOWN_PTOS * self._config.initial_rtt_ns)
+        if plane.ending.is_silent:
+            return None
+        words = () if plane.sender.last is None else (plane.sender.last,)
+        return LastWords(words, now_ns + 3 * plane.sender.probe_timeout_ns)
 
     def release(self) -> None:
         """Let go of everything that is the caller's, and hand the qlog trace, if there is one, to its directory."""

@@ -91,21 +91,28 @@ class SendStream:
         return self.next < self.length or self.fin_lost or (self.fin and not self.fin_sent) or bool(self.lost)
 
     def take(self, most: int) -> tuple[int, int]:
-        """Return the next [start, stop) to send, in one piece of memory, `most` bytes at most; nothing is noted."""
+        """Return the next [start, stop) to send, `most` bytes at most; nothing is noted."""
         if self.lost:
             start, stop = self.lost.first
         else:
-            start, stop = self.next, min(self.length, self.limit)
-        if start >= stop:
-            return start, start
-        i = bisect_right(self._bases, start) - 1
-        return start, min(stop, start + most, self._bases[i] + len(self._views[i]))
+            start, stop = self.next, self.length if self.length < self.limit else self.limit
+        if stop - start <= most:
+            return start, stop if stop > start else start
+        return start, start + most
+
+    def pieces(self, start: int, stop: int) -> list[bytes | memoryview]:
+        """Return the bytes [start, stop), one at least, as `take` gave them: as they lie in memory, in order."""
+        bases, views = self._bases, self._views
+        i = bisect_right(bases, start) - 1
+        found = [views[i][start - bases[i] : stop - bases[i]]]
+        while (i := i + 1) < len(bases) and bases[i] < stop:
+            found.append(views[i][: stop - bases[i]])
+        return found
 
     def read(self, start: int, stop: int) -> bytes | memoryview:
-        """Return the bytes [start, stop), as `take` gave them."""
-        i = bisect_right(self._bases, start) - 1
-        base = self._bases[i]
-        return self._views[i][start - base : stop - base]
+        """Return the bytes [start, stop), as `pieces`; they are copied only where they are several."""
+        found = self.pieces(start, stop)
+        return found[0] if len(found) == 1 else b"".join(found)
 
     def sent(self, start: int, stop: int, *, fin: bool) -> int:
         """Take note that [start, stop) has been sent; return how many of these bytes were so for the first time."""

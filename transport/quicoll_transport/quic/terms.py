@@ -15,6 +15,7 @@ import numpy as np
 from aioquic.quic.packet import QuicErrorCode
 
 from quicoll_transport.carrier import (
+    CLOSE_FORGOTTEN,
     CLOSE_GONE,
     CLOSE_NORMAL,
     CLOSE_OUTDATED,
@@ -51,6 +52,7 @@ DATAGRAM_BYTES = 1452  # a path of 1500 bytes less IPv6 and UDP headers
 _LEAST_DATAGRAM = 1200  # of UDP payload, which every path of QUIC carries (RFC 9000 section 14)
 _MOST_DATAGRAM = 65507  # an IPv4 packet of 65535 bytes less its headers
 _MOST_KEY_PACKETS = 1 << 22  # half of what AES-GCM may protect with one key (RFC 9001 section 6.6)
+_FEW = 32  # datagrams that are cheaper to look at one by one
 _HEADER_NS = 30_000_000_000
 _MOST_FORGED = 1 << 52  # packets that may fail their authentication, for AES-GCM (the same section)
 
@@ -120,7 +122,11 @@ def destinations(run: DatagramRun) -> list[tuple[bytes | None, DatagramRun]]:
     count = len(run)
     cid = destination_cid(memory[:size])
     whole = len(memory) // size
-    if cid is not None and whole > 1:
+    if cid is not None and not memory[0] & 0x80 and count <= _FEW:
+        others = range(size, len(memory), size)
+        if all(memory[at] < 0x80 and memory[at + 1 : at + 1 + CID_LENGTH] == cid for at in others):
+            return [(cid, run)]
+    elif cid is not None and whole > 1:
         # The usual case, seen at once: all have the first one's head, up to the end of its id.
         head = 6 + len(cid) if memory[0] & 0x80 else 1 + CID_LENGTH
         rows = np.frombuffer(memory, np.uint8, whole * size).reshape(whole, size)[:, :head]
@@ -151,6 +157,7 @@ def error_name(code: int) -> str:
         CLOSE_GONE: "link gone",
         CLOSE_REPLACED: "replaced",
         CLOSE_OUTDATED: "outdated",
+        CLOSE_FORGOTTEN: "stateless reset",
     }
     if code in ours:
         return ours[code]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from quicoll_transport.quic.frames import AckFrame, FrameError, PathChallengeFrame, PathResponseFrame, read_frames
+from quicoll_transport.quic.frame_reader import read_frames
+from quicoll_transport.quic.frames import AckFrame, FrameError, PathChallengeFrame, PathResponseFrame
 
 if TYPE_CHECKING:
     from quicoll_transport.quic.frames import Frame

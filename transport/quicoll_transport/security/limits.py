@@ -3,6 +3,7 @@
 Space is bounded where it is taken (inbox, outbox, frames, quic). Here is the rest: work. A stranger costs us, in the
 order in which it gets further,
 
+    a lost packet        for a connection that there is not: an answer of 43 bytes at most, shorter than it was
     an Initial           looking at it, and a Retry or the test of its token: some tens of microseconds
     a handshake          signatures and key exchange: milliseconds; and a slot in the table, with a session's memory
     a Hello              from here on it is a peer, with a certificate, and has a `Pace`
@@ -53,7 +54,7 @@ class _Positive:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
+        for one in fields(self):  # type: ignore[arg-type]  # those of what inherits it
             value = getattr(self, one.name)
             if not 1 <= value <= _MOST:
                 raise ConfigurationError(f"{one.name} must be 1 to {_MOST}, is {value}")
@@ -65,6 +66,7 @@ class GuardConfig(_Positive):
 
     initials: first datagrams that are looked at, of all sources together. A busy process pays some tens of microseconds
         for each.
+    unknown: datagrams for connections that there are not, which are answered; of all sources, which may be invented.
     handshakes: that are begun, of all sources; source_handshakes: of one. Each costs milliseconds of CPU.
     source_slots: unfinished handshakes of one source.
     sources: whose buckets are remembered; a forgotten one is full again. known: sources remembered as those of peers.
@@ -73,6 +75,8 @@ class GuardConfig(_Positive):
 
     initials: int = 4000
     initial_burst: int = 4000
+    unknown: int = 200
+    unknown_burst: int = 200
     handshakes: int = 150
     handshake_burst: int = 256
     source_handshakes: int = 75
@@ -155,6 +159,7 @@ class Guard(Generic[Key]):
         self.displaced = 0
         self._config = config
         self._slots = slots
+        self._unknown = TokenBucket(config.unknown, config.unknown_burst)
         self._strangers = _Lane(config)
         self._peers = _Lane(config)
         self._buckets: dict[str, TokenBucket] = {}  # the least recently used first
@@ -176,6 +181,10 @@ class Guard(Generic[Key]):
         allowed = self._lane(source_of(address)).initials.take(now_ns)
         self.dropped += not allowed
         return allowed
+
+    def unknown(self, now_ns: int) -> bool:
+        """Return whether to answer a datagram for a connection that there is not."""
+        return self._unknown.take(now_ns)
 
     def handshake(self, address: Address, now_ns: int) -> bool:
         """Return whether to begin a handshake with a source that has shown its address."""

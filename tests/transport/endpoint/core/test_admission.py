@@ -73,7 +73,8 @@ async def test_a_restarted_peer_ends_the_old_link_and_gets_a_new_one(world: Worl
     vanish(first)
     again = world.open("a")
     fresh, theirs = await world.link(again, world.endpoints[1])
-    with pytest.raises(LinkLost, match="restarted"):
+    # A packet of b's may have been under way to the old socket, and the kernel's answer to it comes first then.
+    with pytest.raises(LinkLost, match=r"restarted|nothing listens"):
         await pending.future
     assert theirs is not b
     assert theirs.remote_incarnation == again.incarnation

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from quicoll_transport.carrier import CLOSE_NORMAL
 from quicoll_transport.endpoint.core.agenda import Agenda
+from quicoll_transport.endpoint.core.closed import ClosedConnections
 from quicoll_transport.endpoint.core.connection import Connection
 from quicoll_transport.endpoint.core.table import Table
 from quicoll_transport.endpoint.core.terms import Actions, SendRuns
@@ -22,6 +23,7 @@ class Reusing:
 
     peer_address = ADDRESS
     resets = 0
+    reset_token = None
 
     def __init__(self) -> None:
         self.memory = bytearray(4)
@@ -40,13 +42,23 @@ class Reusing:
     def close(self, code: int, reason: str) -> None:
         pass
 
+    def last_words(self, now_ns: int) -> None:
+        pass
+
     def release(self) -> None:
         self.memory[:] = bytes(4)
 
 
 def traffic(actions: Actions) -> tuple[Traffic, Connection]:
     door: Any = SimpleNamespace(closed=lambda connection: None)
-    made = Traffic(table=Table(), agenda=Agenda(), door=door, actions=actions, on_failed=lambda *_: None)
+    made = Traffic(
+        table=Table(),
+        closed=ClosedConnections(),
+        agenda=Agenda(),
+        door=door,
+        actions=actions,
+        on_failed=lambda *_: None,
+    )
     connection = Connection(cast("Any", Reusing()), dialled=True, deadline_ns=10**9, pace=Pace(PaceConfig()))
     made.register(connection)
     return made, connection

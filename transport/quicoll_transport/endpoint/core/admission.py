@@ -67,6 +67,11 @@ class Admission:
         deadline_ns = now_ns + self._settings.handshake_ns
         return Connection(admitted, dialled=False, deadline_ns=deadline_ns, pace=Pace(self._settings.pace))
 
+    def disown(self, data: bytes | memoryview, now_ns: int) -> bytes | None:
+        """Return what to answer to a datagram for a connection that there is not; None: nothing."""
+        answer = self._listener.disown(data)
+        return answer if answer is not None and self.door.unknown(now_ns) else None
+
     def identify(self, connection: Connection, event: Authenticated) -> None:
         """Make a connection's peer somebody: the single place where that happens.
 

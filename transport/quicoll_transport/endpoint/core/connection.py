@@ -43,6 +43,7 @@ class Connection:
     listed: bool = False  # whether it is in the table
     carries: bool = False  # whether it is the present connection of its peer's link
     cids: list[bytes] = field(default_factory=list)  # under which it is found
+    reset_token: bytes | None = None  # by which its end is
 
     def listened(self, now_ns: int, *, began: bool) -> None:
         """Note that bytes of the control stream came.

@@ -37,6 +37,7 @@ from quicoll_transport.carrier import (
 )
 from quicoll_transport.endpoint.core.admission import Admission, as_incarnation
 from quicoll_transport.endpoint.core.agenda import Agenda
+from quicoll_transport.endpoint.core.closed import ClosedConnections
 from quicoll_transport.endpoint.core.connection import Connection
 from quicoll_transport.endpoint.core.dialling import DialAttempt, Dialler, NoAddress
 from quicoll_transport.endpoint.core.greeting import Greeting
@@ -79,7 +80,7 @@ class EndpointCore:
 
     actions: what is to be done, the oldest first; who does it takes it out.
     waiting: peers that were touched since they were last served.
-    peers: the living ones. connections: all; traffic: runs them.
+    peers: the living ones. connections: all; traffic: runs them. closed_connections: what is left.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class EndpointCore:
         self.identity = identity
         self.peers: dict[NodeIdentity, Peer] = {}
         self.connections = Table()
+        self.closed_connections = ClosedConnections()
         self.agenda: Agenda[Peer | Connection] = Agenda()
         self.admission = Admission(settings=settings, listener=listener, verify=verify, authorize=authorize)
         self._incarnation = incarnation
@@ -115,6 +117,7 @@ class EndpointCore:
         self.actions = self._actions.queue
         self.traffic = Traffic(
             table=self.connections,
+            closed=self.closed_connections,
             agenda=self.agenda,
             door=self.admission.door,
             actions=self._actions,
@@ -235,7 +238,7 @@ class EndpointCore:
                 if cid is None:
                     continue
                 connection = self.connections.find(cid)
-                connection, theirs = (connection, part) if connection is not None else self._open_to(part, now_ns)
+                connection, theirs = (connection, part) if connection is not None else self._place(cid, part, now_ns)
                 if connection is not None:
                     touched[connection] = None
                     self.traffic.receive(connection, theirs, now_ns)
@@ -251,6 +254,7 @@ class EndpointCore:
         if self._closed:
             return
         self._actions.now_ns = now_ns
+        self.closed_connections.expire(now_ns)
         for item in self.agenda.due(now_ns):
             if isinstance(item, Peer):
                 self._peer_timer(item, now_ns)
@@ -451,6 +455,25 @@ class EndpointCore:
         self.traffic.transmit(connection)
 
     # -- datagrams -----------------------------------------------------------------------------------------------
+
+    def _place(self, cid: bytes, run: DatagramRun, now_ns: int) -> tuple[Connection | None, DatagramRun]:
+        """Look at datagrams for an id that leads to no connection.
+
+        Returns:
+            The connection that they are for all the same, or that they have made, and those that are for it.
+        """
+        if (said := self.closed_connections.answer(cid, run, now_ns)) is not None:
+            self._actions.send(joined(said))
+            return None, run
+        if run.memory[0] & 0x80:
+            return self._open_to(run, now_ns)
+        for i, data in enumerate(run.datagrams()):
+            if (connection := self.connections.disowned(data)) is not None:
+                return connection, run.part(i, i + 1)
+        answer = self.admission.disown(run.memory[: run.size], now_ns)
+        if answer is not None:
+            self._actions.send(joined([(answer, run.address)]))
+        return None, run
 
     def _open_to(self, run: DatagramRun, now_ns: int) -> tuple[Connection | None, DatagramRun]:
         """Look at datagrams for a carrier that there is not, one by one; a first one may make one.

@@ -2,7 +2,8 @@
 
 A connection is in the table from the moment it is dialled or admitted to its end, whether or not it belongs to a link.
 A carrier gets ids while it lives and gives others up (in QUIC: RFC 9000, section 5.1); `refresh` follows that after
-everything that a carrier may have done.
+everything that a carrier may have done. So it does with the token by which the peer says that it knows nothing of the
+connection: such a datagram has no id, and is found by its end (section 10.3.1).
 
 Invariants: an id leads to one connection, which is in the table; what is not in the table is found by no datagram and
 asked by no timer, and nothing enters it again. A peer has at most one connection of its link at a time, and that is
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Table"]
 
+_TOKEN_BYTES = 16
+
 
 class Table:
     """Iterated in the order of registration.
@@ -34,6 +37,7 @@ class Table:
     def __init__(self) -> None:
         self.by_cid: dict[bytes, Connection] = {}
         self.of_link: dict[Peer, Connection] = {}
+        self._by_token: dict[bytes, Connection] = {}
         self._connections: dict[Connection, None] = {}  # an ordered set
 
     def __len__(self) -> int:
@@ -50,6 +54,13 @@ class Table:
     def find(self, cid: bytes) -> Connection | None:
         """Return the connection that an id leads to."""
         return self.by_cid.get(cid)
+
+    def disowned(self, data: memoryview) -> Connection | None:
+        """Return the connection of which a datagram may say that the peer knows nothing of it; None: it says nothing.
+
+        That it is found here is no proof; its carrier looks at it.
+        """
+        return self._by_token.get(bytes(data[-_TOKEN_BYTES:]))
 
     def add(self, connection: Connection) -> None:
         """Register a connection with the ids that it has."""
@@ -70,6 +81,11 @@ class Table:
             if self.by_cid.get(cid) is connection:
                 del self.by_cid[cid]
                 connection.cids.remove(cid)
+        if carrier.reset_token is not connection.reset_token:
+            self._forget_token(connection)
+            if carrier.reset_token is not None:
+                self._by_token[carrier.reset_token] = connection
+            connection.reset_token = carrier.reset_token
 
     def remove(self, connection: Connection) -> None:
         """Forget a connection and its ids."""
@@ -78,6 +94,11 @@ class Table:
         for cid in connection.cids:
             if self.by_cid.get(cid) is connection:
                 del self.by_cid[cid]
+        self._forget_token(connection)
+
+    def _forget_token(self, connection: Connection) -> None:
+        if connection.reset_token is not None and self._by_token.get(connection.reset_token) is connection:
+            del self._by_token[connection.reset_token]
 
     # -- links ---------------------------------------------------------------------------------------------------
 

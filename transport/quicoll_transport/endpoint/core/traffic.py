@@ -2,7 +2,8 @@
 
 Everything that a peer's bytes can upset is run here, under a guard: what goes wrong ends that connection only. A
 connection ends once. It is closed from here (`fail`, `close`), or it closed by itself (`ended`); then it leaves the
-table, its carrier lets go of all memory, and the endpoint's core hears of it if it carried a link.
+table, its carrier lets go of all memory, and the endpoint's core hears of it if it carried a link. What its peer should
+hear still is kept for a while (closed.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from quicoll_transport.events import ConnectionDown, PeerRefused
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Closed
     from quicoll_transport.endpoint.core.agenda import Agenda
+    from quicoll_transport.endpoint.core.closed import ClosedConnections
     from quicoll_transport.endpoint.core.connection import Connection
     from quicoll_transport.endpoint.core.peer import Peer
     from quicoll_transport.endpoint.core.table import Table
@@ -33,7 +35,7 @@ _MAX_UNPROVED = 256 << 10  # bytes of a stranger until its certificate is there;
 class Traffic:
     """See the module's head.
 
-    table, agenda, door, actions: the endpoint's.
+    table, closed, agenda, door, actions: the endpoint's.
     on_failed(peer, code, reason): the connection that carried this peer's link was closed from here, for this reason.
     """
 
@@ -41,12 +43,14 @@ class Traffic:
         self,
         *,
         table: Table,
+        closed: ClosedConnections,
         agenda: Agenda[Peer | Connection],
         door: Guard[Connection],
         actions: Actions,
         on_failed: Callable[[Peer, int, str], None],
     ) -> None:
         self._table = table
+        self._closed = closed
         self._agenda = agenda
         self._door = door
         self._actions = actions
@@ -167,6 +171,9 @@ class Traffic:
         if connection.listed:
             self._table.remove(connection)
             self._keep(connection)
+            now_ns = self._actions.now_ns
+            if (last := connection.carrier.last_words(now_ns)) is not None:
+                self._closed.add(connection.cids, last, now_ns)
             connection.carrier.release()
             self._door.closed(connection)
             self._agenda.pop(connection, None)
