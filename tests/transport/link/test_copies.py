@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from link_pair import MS, Flip, Pair, assert_clean, holds, payload, tag
 
@@ -174,7 +176,7 @@ def test_the_end_of_the_link_leaves_nothing() -> None:
 )
 def test_a_copy_that_is_not_whole_breaks_the_protocol(change: dict[str, int], data: bytes) -> None:
     pair = Pair().up()
-    fields = {"tag": tag(1), "sequence": 0, "length": 5, "checksum": checksum(data)} | change
-    header = Header(**fields)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"tag": tag(1), "sequence": 0, "length": 5, "checksum": checksum(data), **change}
+    header = Header(**fields)
     with pytest.raises(ProtocolError):
         pair.b.core.control(InlineMessage(header.encode(), data), pair.now)

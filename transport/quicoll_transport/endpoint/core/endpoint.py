@@ -534,10 +534,12 @@ class EndpointCore:
         if not connection.listed:
             return
         late = connection.overdue(now_ns)
-        if late is None:
-            self.traffic.transmit(connection)
-        else:
+        if late is not None:
             self.traffic.fail(connection, *late)
+        elif connection.peer is not None and connection.carries:
+            self.touch(connection.peer)
+        else:
+            self.traffic.transmit(connection)
 
     def _towards(self, address: Address) -> list[Connection]:
         """Return the connections with a peer at this address, whatever its scope."""
