@@ -13,6 +13,8 @@ other, drawn from --seed, hits them:
 
 Every step that a worker applies is compared with the same training in plain numpy, here, without a network. The run
 fails when a state differs (a wrong commit), when a step is applied twice, and when a wait takes longer than its bound.
+Who has lied is well again after a moment, and still left out: for twice as long each time, up to what the membership
+says, which the bound of that wait follows from.
 At its end all workers stop after the same step with the state of the undisturbed training.
 
 For cuts each worker has a network namespace of its own, inside one of this run's; nothing of this machine's network is
@@ -46,19 +48,22 @@ import numpy as np
 HELPERS = Path(__file__).parent / "helpers"
 sys.path.insert(0, str(HELPERS))
 
-import chaos_worker  # noqa: E402
-from chaos_worker import SHARDS, SIZE, applied, digest, gradient  # noqa: E402
+import chaos_worker
+from chaos_worker import SHARDS, SIZE, applied, digest, gradient
 
-import quicoll  # noqa: E402
-import quicoll_transport  # noqa: E402
-from quicoll.launch import reaper  # noqa: E402
-from quicoll_transport.security.authority import create_authority, issue  # noqa: E402
-from quicoll_transport.security.identity import COORDINATOR, WORKER  # noqa: E402
+import quicoll
+import quicoll_transport
+from quicoll.launch import reaper
+from quicoll.membership.coordinator.evidence import LONGEST_LEAVE
+from quicoll.membership.service import coordinator_config
+from quicoll_transport.security.authority import create_authority, issue
+from quicoll_transport.security.identity import COORDINATOR, WORKER
 
 JOB, LOST_AFTER = "chaos", 1.5
 START_S = 90.0  # until the first commit
 PROGRESS_S = 60.0  # without a commit, after any fault
-TOGETHER_S = 120.0  # until all workers commit again
+BACK_S = 120.0  # until all workers commit again, where none is left out
+LONGEST_LEAVE_S = LONGEST_LEAVE * coordinator_config(4, LOST_AFTER, None).retry_max_ns / 1e9
 END_S = 120.0  # until all workers have ended
 MORE_STEPS = 20  # from the last one seen to the last one of all
 DEATHS = 20  # of processes, by themselves
@@ -192,7 +197,7 @@ class Net:
 
 
 def ip(words: str) -> None:
-    subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)  # noqa: S607
+    subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)  # noqa: S607 - as in a shell
 
 
 def network(workers: int) -> Net:
@@ -232,7 +237,7 @@ def enter_namespace(arguments: list[str]) -> str:
     if tried.returncode:
         return (tried.stderr.strip().splitlines() or ["unshare failed"])[-1]
     environment = {**os.environ, INSIDE: "1"}
-    os.execvpe(into[0], [*into, sys.executable, os.path.abspath(__file__), *arguments], environment)  # noqa: S606
+    os.execvpe(into[0], [*into, sys.executable, os.path.abspath(__file__), *arguments], environment)  # noqa: S606 - this very script
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -398,7 +403,8 @@ class Run:
     def together(self, after: str) -> None:
         """All workers commit, as one world or one after the other."""
         seen = self.commits.step
-        self.need(TOGETHER_S, lambda: min(self.commits.newest.values()) > seen, f"all workers together after {after}:")
+        limit = LONGEST_LEAVE_S + BACK_S
+        self.need(limit, lambda: min(self.commits.newest.values()) > seen, f"all workers together after {after}:")
 
     # -- kinds ---------------------------------------------------------------------------------------------------
 

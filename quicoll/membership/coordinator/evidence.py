@@ -63,7 +63,16 @@ from quicoll.membership.coordinator.lessons import MAX_NOTED, Lessons, NodeLesso
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-__all__ = ["MAX_VIEWS", "NOBODY", "VIEW_INTERVAL_NS", "Contradiction", "Evidence", "Verdict", "contradiction_of"]
+__all__ = [
+    "LONGEST_LEAVE",
+    "MAX_VIEWS",
+    "NOBODY",
+    "VIEW_INTERVAL_NS",
+    "Contradiction",
+    "Evidence",
+    "Verdict",
+    "contradiction_of",
+]
 
 _SECOND: Final = 1_000_000_000
 
@@ -71,6 +80,9 @@ MAX_VIEWS: Final = 16
 """Views that may be proposed at once, after a time of rest."""
 VIEW_INTERVAL_NS: Final = 2 * _SECOND
 """Time after which one more may be proposed."""
+
+LONGEST_LEAVE: Final = 10
+"""A node is left out for so many times the longest wait at most; for longer only where its failures take as long."""
 
 _STRONG, _WEAK = 2, 1
 _ENOUGH = 3 * _STRONG  # of `recent`, to leave a trusted node out
@@ -431,7 +443,7 @@ class Evidence:
             self._own_ns,
             now_ns,
             shortest_ns=self._shortest_ns,
-            longest_ns=self._longest_ns if paths else 10 * self._longest_ns,
+            longest_ns=self._longest_ns if paths else LONGEST_LEAVE * self._longest_ns,
             cost_ns=0 if paths else now_ns - self._begun_ns,
         )
         return Verdict(worst, for_ns, why, cleared)

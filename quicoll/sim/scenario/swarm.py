@@ -306,6 +306,7 @@ class _Builder:
         self._workers = [node_name(rank) for rank in range(settings.ranks)]
         self._nodes = [COORDINATOR_HOST, *self._workers]
         self._last = 0
+        self._sick_ns = 0  # no healing before this time
         self._newcomers = 0
         self._leavers: list[str] = []
         self._makers: dict[str, Callable[[int], None]] = {
@@ -356,12 +357,15 @@ class _Builder:
         for node in draw.some_of(others) if draw.chance(0.3) else [draw.one_of(others)]:
             down_ns = at_ns + round(draw.between(-0.5, 0.5) * self._lost)
             self._put(max(down_ns, 0), Crash(node))
-            self._put(max(down_ns, 0) + round(self._lost * draw.one_of((0.1, 0.5, 1.2))), Restart(node))
+            up_ns = max(down_ns, 0) + round(self._lost * draw.one_of((0.1, 0.5, 1.2)))
+            self._put(up_ns, Restart(node))
+            self._sick_ns = max(self._sick_ns, up_ns + 2 * _FORMED * self._settings.conditions.latency_ns + self._lost)
 
     def healed(self) -> tuple[ScenarioEvent, ...]:
         """All events in their order, with a healing at the end."""
         end = max([self._horizon // 2, *(event.at_ns for event in self._events)])
-        self._events.append(ScenarioEvent(_round(end + min(self._length(), self._lost * 3 // 2)), Heal()))
+        healing = max(end + min(self._length(), self._lost * 3 // 2), self._sick_ns)
+        self._events.append(ScenarioEvent(_round(healing), Heal()))
         return tuple(sorted(self._events, key=lambda event: event.at_ns))
 
     def _put(self, at_ns: int, fault: Fault, voter: str = "", after_ns: int = 0) -> None:
