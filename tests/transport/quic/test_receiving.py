@@ -91,6 +91,7 @@ def test_duplicates_in_a_run_are_taken_once(server: LonePlane) -> None:
     server.give(b"".join([*packets[:3], packets[1], *packets[3:], packets[0]]), size=len(packets[0]))
     assert acknowledgements._heard == counted + sum(map(len, packets))
     assert server.plane.inbound.received == (1 << 14) + 6 * 50
+    assert server.plane.heard_ns == server.now
     (only,) = acknowledged(server)
     assert only[1] - only[0] >= 6
     before = server.plane.heard_ns
@@ -115,17 +116,18 @@ def test_what_stood_before_the_first_wrong_frame_has_happened_and_the_packet_is_
     assert said.kinds == ["Close"]
 
 
-def test_nothing_is_looked_at_behind_an_end(server: LonePlane) -> None:
-    packets = run_of(server, 3)
+@pytest.mark.parametrize("count", [1, 3], ids=["one by one", "as a run"])
+def test_nothing_is_looked_at_behind_an_end(server: LonePlane, count: int) -> None:
+    packets = run_of(server, count)
     size = len(packets[0])
     packets.append(server.packet(f.CloseFrame(7, 0, b"").encode().ljust(len(stream(1 << 14)), b"\0")))
-    packets += run_of(server, 3, begin=(1 << 14) + 150)
+    packets += run_of(server, count, begin=(1 << 14) + 50 * count)
     assert {len(packet) for packet in packets} == {size}
     server.give(b"".join(packets), size=size)
     assert server.code == 7
-    assert server.plane.inbound.received == (1 << 14) + 150
+    assert server.plane.inbound.received == (1 << 14) + 50 * count
     server.say(stream(1 << 15))
-    assert server.plane.inbound.received == (1 << 14) + 150
+    assert server.plane.inbound.received == (1 << 14) + 50 * count
     assert server.hear() == []
 
 
