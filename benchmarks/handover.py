@@ -1,6 +1,6 @@
 """What it costs to hand a state over: seconds, memory and bytes, between real processes.
 
-    python benchmarks/handover.py [--mib 256] [--workers 2] [--small 0] [--beside] [--json FILE]
+    python benchmarks/handover.py [--mib 256] [--workers 2] [--small 0] [--beside [--dense]] [--json FILE]
 
 worker-0 says that its state is the one after step 1, the others have another state of the same shapes; `job.ready()`
 brings them to one. For each worker: seconds of `ready`, and of a core; the most memory that its process held above what
@@ -12,7 +12,8 @@ difference.
 --beside lets the ranks train: of the state all but 1 MiB is frozen. The last worker's process ends after some steps and
 is started again, without the state. Told is how long the others committed nothing after it was back, and how many steps
 they committed until it took part again: once where the state is handed over while all wait (learn_from_bytes=0), once
-where it is learned beside the steps.
+where it is learned beside the steps. Told is as well what the other ranks have sent. --dense lets every step change all
+of the state, of which nothing can be learned.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ async def work(mib: int, small: int, directory: Path) -> None:
         await job.group.barrier()
 
 
-async def train(mib: int, directory: Path) -> None:
+async def train(mib: int, directory: Path, *, dense: bool) -> None:
     """Until the worker that came back has done _AFTER steps."""
     node, returned = os.environ["QUICOLL_NODE"], os.environ.get("QUICOLL_RESTARTS", "0") != "0"
     last = node == f"worker-{int(os.environ['QUICOLL_WORLD_SIZE']) - 1}"
@@ -116,6 +117,8 @@ async def train(mib: int, directory: Path) -> None:
 
     def apply(total: Any) -> None:
         state["hot"] += total[0]
+        if dense:
+            state["frozen"] += 1
         commits.append(time.monotonic())
         done.append(total[1] > 0)
 
@@ -132,15 +135,16 @@ async def train(mib: int, directory: Path) -> None:
                 continue
             if last and not returned and len(commits) == _BEFORE:
                 os._exit(1)
-    report = {"joined": joined, "commits": commits, "digest": checkpoint.digest(state)}
+        sent = sum(link.bytes_sent for link in await job.links()) / _MIB
+    report = {"joined": joined, "commits": commits, "sent_mib": sent, "digest": checkpoint.digest(state)}
     (directory / f"{node}.json").write_text(json.dumps(report))
 
 
-def beside(mib: int, workers: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"mib": mib, "workers": workers}
+def beside(mib: int, workers: int, *, dense: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"mib": mib, "workers": workers, "dense": dense}
     for name, learn_from in (("all wait", 0), ("learned", 64 * _MIB)):
         os.environ["QUICOLL_LEARN_FROM_BYTES"] = str(learn_from)
-        ranks = run(["--beside", "--mib", str(mib)], workers, restarts=1)
+        ranks = run(["--beside", "--mib", str(mib), *(["--dense"] if dense else [])], workers, restarts=1)
         back, first = ranks[f"worker-{workers - 1}"], ranks["worker-0"]
         since, until = back["joined"], back["commits"][0]
         times = [since, *(at for at in first["commits"] if since < at < until), until]
@@ -148,6 +152,7 @@ def beside(mib: int, workers: int) -> dict[str, Any]:
             "seconds": round(until - since, 2),
             "still_s": round(max(after - before for before, after in itertools.pairwise(times)), 2),
             "steps_meanwhile": len(times) - 2,
+            "sent_mib": round(sum(each["sent_mib"] for each in ranks.values()), 1),
         }
     return found
 
@@ -181,20 +186,23 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--small", type=int, default=0)
     parser.add_argument("--beside", action="store_true")
+    parser.add_argument("--dense", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--directory", type=Path, default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.directory is not None and "QUICOLL_NODE" in os.environ:
-        working = train(given.mib, given.directory) if given.beside else work(given.mib, given.small, given.directory)
-        asyncio.run(working)
+        if given.beside:
+            asyncio.run(train(given.mib, given.directory, dense=given.dense))
+        else:
+            asyncio.run(work(given.mib, given.small, given.directory))
         return
     if given.beside:
-        found = beside(given.mib, given.workers)
+        found = beside(given.mib, given.workers, dense=given.dense)
         for name in ("all wait", "learned"):
             each = found[name]
             print(
                 f"{name}: back after {each['seconds']} s, in which the others committed {each['steps_meanwhile']} "
-                f"steps; without one for {each['still_s']} s at the longest"
+                f"steps; without one for {each['still_s']} s at the longest; {each['sent_mib']} MiB were sent"
             )
         if given.json is not None:
             given.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -2,7 +2,8 @@
 
     learner                                   teacher
     Ask(first, digests of its chunks)  --->   kept until the caller is between two steps, and then answered once
-                                       <---   Compared(how many were looked at, which are others there)
+                                       <---   Compared(how many were looked at, which are others there); of none: each
+                                              step changes nearly all of the state, there is nothing to be learned
     memory for each of those           <---   each of those, as a message of its own
     ... and the next Ask
     EndLesson                          --->   forgotten
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.dtypes import Array
     from quicoll_transport.endpoint import Link
 
-__all__ = ["BATCH", "MAX_ASKED", "Answer", "LessonTraffic", "Question"]
+__all__ = ["BATCH", "MAX_ASKED", "NOTHING", "Answer", "LessonTraffic", "Question"]
 
 log = logging.getLogger("quicoll")
 
@@ -72,6 +73,10 @@ class Answer:
 
     looked: int
     chunks: Mapping[int, Array]
+
+
+NOTHING = Answer(0, {})
+"""There is nothing to be learned of this state."""
 
 
 @dataclass(slots=True)
@@ -110,14 +115,18 @@ class LessonTraffic:
         """
         self._pupils[node] = _Pupil(lesson, incarnation)
 
-    async def next_question(self) -> tuple[Question | None, tuple[str, ...]]:
-        """Return the question that waits longest, if one can be answered now; and the nodes that still learn here."""
+    async def next_question(self, *, but: Sequence[str] = ()) -> tuple[Question | None, tuple[str, ...]]:
+        """Return the question that waits longest, if one can be answered now; and the nodes that still learn here.
+
+        Args:
+            but: Nodes whose questions go on waiting.
+        """
         for node in [node for node in self._pupils if self._live(node, self._pupils[node].incarnation) is None]:
             del self._pupils[node]
         if self._sending is not None:
             return None, tuple(self._pupils)
         for node, pupil in self._pupils.items():
-            if pupil.asked is not None:
+            if pupil.asked is not None and node not in but:
                 question, pupil.asked = pupil.asked, None
                 self._pupils[node] = self._pupils.pop(node)  # the others are first the next time
                 return question, tuple(self._pupils)
@@ -203,7 +212,7 @@ class LessonTraffic:
             async with asyncio.timeout(timeout):
                 found = await told
             places = [place for place in range(len(sizes)) if found.changed >> place & 1]
-            if not 1 <= found.looked <= len(sizes) or found.changed >> found.looked or len(places) > BATCH:
+            if not 0 <= found.looked <= len(sizes) or found.changed >> found.looked or len(places) > BATCH:
                 raise PeerError(f"looked at {found.looked} of {len(sizes)} chunks, which cannot be", node=node)
             chunks = {place: np.empty(sizes[place], np.uint8) for place in places}
             for place, chunk in chunks.items():

@@ -255,7 +255,9 @@ class Checker:
             self.break_("all-or-none", f"{node} {what}", node=node)
 
     def began(self, node: str, step: int) -> None:
-        """A rank begins a step: no living rank may know more than it starts from."""
+        """A rank begins a step: no living rank may know more than it starts from, but for one that has claimed more."""
+        if node in self._apart:
+            return
         mine = self.held.get(node, (0, 0))
         for member, theirs in self.held.items():  # those that are left out as well: their state would be taken back
             if theirs[0] > mine[0]:  # no later decision can be without our vote

@@ -1,7 +1,7 @@
 """The ranks of a group tell each other what they hold, and find the first thing in which they differ.
 
     tell        one row of numbers from each rank: version, able, torn, learned, digests, number of lines and bytes, its
-                settings of how often states are compared and which are learned. All that
+                settings of how often states are compared and which are learned, how many learn from it. All that
                 `quicoll.state.version.compare` and `quicoll.state.learning.who_learns` need
     heard       a digest of all rows as this rank has heard them, from each rank: whoever tells one rank something else
                 than the others would have it take part in another handover than they do, or in none. Where a rank has
@@ -36,7 +36,7 @@ __all__ = ["FirstDifference", "Told", "first_difference", "heard", "read", "row"
 
 RANGES = 1024
 _TEXT = 512  # bytes of a line's text
-_ROW = 11
+_ROW = 12
 _ABLE, _TORN, _LEARNED = 1, 2, 4
 
 
@@ -63,7 +63,7 @@ class FirstDifference:
 
 
 def row(
-    state: RankState, mine: FlatState | None, *, check_every: int, learn_from: int
+    state: RankState, mine: FlatState | None, *, check_every: int, learn_from: int, pupils: int = 0
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return what this rank tells of its state. mine: as it was read; None where none is registered."""
     numbers = np.zeros(_ROW, np.int64)
@@ -71,8 +71,8 @@ def row(
     flags |= _LEARNED if state.learned else 0
     numbers[:5] = state.version.decision, state.version.step, flags, check_every, learn_from
     if mine is not None:
-        numbers[5:7] = len(mine.lines), mine.nbytes
-        numbers[7:] = np.frombuffer(mine.kind_digest + mine.digest, np.int64)
+        numbers[5:8] = len(mine.lines), mine.nbytes, pupils
+        numbers[8:] = np.frombuffer(mine.kind_digest + mine.digest, np.int64)
     return numbers
 
 
@@ -121,11 +121,12 @@ def read(gathered: np.ndarray[Any, np.dtype[np.int64]]) -> Told:
             StateVersion(int(numbers[0]), int(numbers[1])),
             able=bool(numbers[2] & _ABLE),
             torn=bool(numbers[2] & _TORN),
-            kind=numbers[7:9].tobytes(),
-            digest=numbers[9:].tobytes(),
+            kind=numbers[8:10].tobytes(),
+            digest=numbers[10:].tobytes(),
             lines=int(numbers[5]),
             nbytes=int(numbers[6]),
             learned=bool(numbers[2] & _LEARNED),
+            pupils=int(numbers[7]),
         )
         for numbers in rows
     )

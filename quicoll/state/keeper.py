@@ -132,8 +132,7 @@ class StateKeeper:
             await asyncio.wait((learning, back), return_when=asyncio.FIRST_COMPLETED)
             if not learning.done():
                 return "there is a view for this rank, or none any more"
-            learning.result()
-            return ""
+            return learning.result()
         finally:
             # A task that is cancelled goes no further than the wait that it is in, so it writes nothing any more.
             for each in (learning, back):

@@ -3,7 +3,8 @@
 When a view begins all ranks tell what they hold (synchronisation.py). If some are behind a job that is at work, by a
 state of `learn_from_bytes` or more, all ranks see it from the same numbers (`who_learns`), and those are learners:
 
-    named       in the view   the giver, which is their teacher, sends them its manifest
+    named       in the view   each is given a teacher, one of the holders of that state (`teachers`), which sends it
+                              its manifest
     out         Learn         the coordinator makes the next view without them, as if they had left; the others go on
     learning    outside       they ask the teacher for chunks (quicoll.engine.lessons); `Course` says for which, and
                               when that is enough
@@ -12,6 +13,10 @@ state of `learn_from_bytes` or more, all ranks see it from the same numbers (`wh
 A rank has to be in a view to be named: only there it has said by `register_state` what its state is made of, and only
 who was in a view with the teacher, by the coordinator's word, is given anything. So learning costs the others two views
 more than a transfer, each a few round trips and a digest of the state.
+
+Where every step changes nearly all of the state nothing of it can be learned: it would travel one and a half times in
+vain. So a teacher takes the digests of SAMPLES chunks when it is named, and again after a step. Where MOSTLY of them
+are others by then it says so, and the learner is back at once; the view hands it the state as if it had never left.
 
 The way is that of a virtual machine that moves while it runs (Clark et al. 2005, "Live migration of virtual machines").
 The learner asks with the digests of its own chunks, in passes over the whole state; the teacher answers with those that
@@ -28,6 +33,7 @@ but the bytes of each chunk counts, and `transfer` looks at all of them.
     failure                                     what follows
     the teacher is lost, ends, has another      the learner is back, with what it has
       state by now, or says nothing in time
+    the teacher's steps are not committed       it answers without knowing what a step changes
     the coordinator is lost, or starts anew     the learner joins again, and so is back
     the others become too few for a view        the coordinator has the learner in one at once, which ends its learning
     the learner is lost                         it is in no view; the teacher forgets it with the link
@@ -43,11 +49,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
-from quicoll.engine.lessons import BATCH, MAX_ASKED, Answer
+from quicoll.engine.lessons import BATCH, MAX_ASKED, NOTHING, Answer
 from quicoll.errors import LocalError
 from quicoll.state.chunks import DIGEST_BYTES, ChunkedState, ChunkTable
 from quicoll.state.tensor_memory import readable
@@ -60,14 +66,30 @@ if TYPE_CHECKING:
     from quicoll.state.manifest import TensorRecord
     from quicoll.state.rank_state import RankState
     from quicoll.state.tensor_memory import TensorMemory
-    from quicoll.state.version import HeldState, StateComparison
+    from quicoll.state.version import HeldState, StateComparison, StateVersion
 
-__all__ = ["AT_ONCE_NS", "FEW", "REST", "Course", "Lesson", "Share", "Teacher", "learn", "who_learns"]
+__all__ = [
+    "AT_ONCE_NS",
+    "FEW",
+    "MOSTLY",
+    "REST",
+    "SAMPLES",
+    "Course",
+    "Lesson",
+    "Share",
+    "Teacher",
+    "learn",
+    "teachers",
+    "who_learns",
+]
 
 log = logging.getLogger("quicoll")
 
 FEW = 4
 """Chunks that a transfer brings in no time worth another pass: one window of it."""
+SAMPLES = 16
+"""Chunks, spread evenly, by which a teacher sees how much of the state a step changes."""
+MOSTLY = 0.75
 AT_ONCE_NS = 50_000_000
 REST = 9
 
@@ -92,6 +114,23 @@ def who_learns(
     rest = len(held) - len(learners)
     large = held[found.giver].nbytes >= learn_from
     return learners if large and len(learners) <= rest and rest >= min_world_size else ()
+
+
+def teachers(learners: Sequence[int], holders: Mapping[int, int], sites: Sequence[str]) -> dict[int, int]:
+    """Return which holder teaches each learner: all about as many, one of the learner's own site where that may be.
+
+    Args:
+        learners: Ranks.
+        holders: Ranks that hold the state, at least one, and how many learn from each already.
+        sites: Of all ranks.
+    """
+    found: dict[int, int] = {}
+    taught = dict(holders)
+    for learner in learners:
+        teacher = min(holders, key=lambda rank: (taught[rank], sites[rank] != sites[learner], rank))
+        taught[teacher] += 1
+        found[learner] = teacher
+    return found
 
 
 class Course:
@@ -167,7 +206,7 @@ class Lesson:
     state: ChunkedState
 
 
-async def learn(lesson: Lesson, course: Course, lessons: LessonTraffic, runtime: Runtime, *, timeout: float) -> None:
+async def learn(lesson: Lesson, course: Course, lessons: LessonTraffic, runtime: Runtime, *, timeout: float) -> str:
     """Ask for chunks until that is enough. When this ends, however it does, nobody writes to the memory any more.
 
     Args:
@@ -176,6 +215,8 @@ async def learn(lesson: Lesson, course: Course, lessons: LessonTraffic, runtime:
         lessons: The engine's.
         runtime: The loop on which the engine lives.
         timeout: Seconds for each answer.
+    Returns:
+        Why no more of it is learned; "" where it was enough.
     Raises:
         QuicollError: The teacher teaches no more, or not in time.
     """
@@ -201,9 +242,12 @@ async def learn(lesson: Lesson, course: Course, lessons: LessonTraffic, runtime:
                     timeout=timeout,
                 )
             )
+            if not answer.looked:
+                return "nearly all of it changes in every step"
             for place, data in answer.chunks.items():
                 state.write(first + place, data)
             course.looked(answer.looked, len(answer.chunks))
+        return ""
     finally:
         runtime.loop.call_soon_threadsafe(lessons.end, lesson.teacher, lesson.incarnation, lesson.number)
 
@@ -234,11 +278,17 @@ class _Opened(Sequence["TensorMemory"]):
         return self._opened[number]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Pupil:
+    """version: of the state whose samples these are, digests by chunk; None once they were looked at, or it took too
+    long to have others. waited: an entry of a step has come without a step since."""
+
     lesson: int
     records: Sequence[TensorRecord]
     table: ChunkTable
+    version: StateVersion | None
+    samples: dict[int, bytes]
+    waited: bool = False
 
 
 class Teacher:
@@ -258,6 +308,11 @@ class Teacher:
         self._pupils: dict[str, _Pupil] = {}
         self._share = Share()
 
+    @property
+    def pupils(self) -> int:
+        """How many learn from this rank."""
+        return len(self._pupils)
+
     async def take(
         self, view: View, learners: Sequence[int], records: Sequence[TensorRecord], table: ChunkTable
     ) -> None:
@@ -269,9 +324,13 @@ class Teacher:
             records: The state's manifest.
             table: Its chunks.
         """
+        state = self._chunked(records, table)
+        every = max(len(table) / SAMPLES, 1.0)
+        chosen = [int(every * number) for number in range(min(SAMPLES, len(table)))]
         for rank in learners:
             member = view.members[rank]
-            self._pupils[member.node] = _Pupil(view.view_id, records, table)
+            samples = {} if state is None else {chunk: state.digest(chunk) for chunk in chosen}
+            self._pupils[member.node] = _Pupil(view.view_id, records, table, self._state.version, samples)
             await self._runtime.call(self._lessons.open(view.view_id, member.node, member.incarnation))
 
     async def between_steps(self, view: View, *, timeout: float) -> None:
@@ -288,7 +347,7 @@ class Teacher:
                 await self._forget(node)
         if not self._pupils or not self._share.begin(_now_ns()):
             return
-        question, nodes = await self._runtime.call(self._lessons.next_question())
+        question, nodes = await self._runtime.call(self._lessons.next_question(but=self._too_early()))
         self._pupils = {node: pupil for node, pupil in self._pupils.items() if node in nodes}
         pupil = None if question is None else self._pupils.get(question.node)
         if question is None or pupil is None or pupil.lesson != question.lesson:
@@ -301,22 +360,39 @@ class Teacher:
         else:
             await self._runtime.call(self._lessons.answer(question, answer, timeout=timeout))
 
+    def _too_early(self) -> tuple[str, ...]:
+        """Learners for whom no step was done yet: what one changes is not known. At the second entry it is no matter,
+        since steps may fail again and again."""
+        early = []
+        for node, pupil in self._pupils.items():
+            if pupil.version == self._state.version:
+                if pupil.waited:
+                    pupil.version = None
+                else:
+                    early.append(node)
+                pupil.waited = True
+        return tuple(early)
+
     async def _forget(self, node: str) -> None:
         del self._pupils[node]
         await self._runtime.call(self._lessons.close(node))
 
     def _read(self, question: Question, pupil: _Pupil) -> Answer | None:
         """What is to be told; None where the state is not made of what the learner knows of, or has no such chunks."""
-        values = self._state.values()
-        if [path for path, _ in values] != [record.path for record in pupil.records]:
+        state = self._chunked(pupil.records, pupil.table)
+        if state is None:
             return None
-        state = ChunkedState(_Opened(pupil.records, [value for _, value in values]), pupil.table)
         asked = [question.digests[at : at + DIGEST_BYTES] for at in range(0, len(question.digests), DIGEST_BYTES)]
         if question.first + len(asked) > len(pupil.table):
             return None
         chunks: dict[int, Array] = {}
         looked = 0
         try:
+            if pupil.version is not None:
+                pupil.version = None
+                others = sum(state.digest(chunk) != before for chunk, before in pupil.samples.items())
+                if others >= MOSTLY * len(pupil.samples) > 0:
+                    return NOTHING
             while looked < len(asked) and len(chunks) < BATCH and (not looked or self._share.lasts(_now_ns())):
                 chunk = question.first + looked
                 if state.digest(chunk) != asked[looked]:
@@ -326,6 +402,13 @@ class Teacher:
             log.info("%s learns no more of the state here: %s", question.node, error)
             return None
         return Answer(looked, chunks)
+
+    def _chunked(self, records: Sequence[TensorRecord], table: ChunkTable) -> ChunkedState | None:
+        """This rank's state for reading; None where it is not made of these tensors."""
+        values = self._state.values()
+        if [path for path, _ in values] != [record.path for record in records]:
+            return None
+        return ChunkedState(_Opened(records, [value for _, value in values]), table)
 
 
 def _now_ns() -> int:

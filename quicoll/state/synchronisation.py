@@ -51,7 +51,7 @@ from quicoll.errors import Corrupted, Diverged, LocalError, PeerError
 from quicoll.numerics.buffers import detached, memory
 from quicoll.state.chunks import ChunkedState
 from quicoll.state.comparison import first_difference, heard, row, tell_all
-from quicoll.state.learning import Lesson, who_learns
+from quicoll.state.learning import Lesson, teachers, who_learns
 from quicoll.state.manifest import MAX_MANIFEST, decode_manifest, encode_manifest
 from quicoll.state.transfer import chunks_of, opened, together, transfer
 from quicoll.state.tree import described_digest, rebuild
@@ -60,7 +60,7 @@ from quicoll.state.version import StateVersion, compare
 if TYPE_CHECKING:
     from quicoll.collectives.group import Group
     from quicoll.membership.view import View
-    from quicoll.state.comparison import FirstDifference
+    from quicoll.state.comparison import FirstDifference, Told
     from quicoll.state.learning import Teacher
     from quicoll.state.manifest import Manifest
     from quicoll.state.rank_state import RankState
@@ -131,7 +131,9 @@ async def synchronise(
     nodes, view_id = view.nodes, view.view_id
     mine = state.read()
     before = state.version
-    rows = await tell_all(group, row(state, mine, check_every=check_every, learn_from=learn_from))
+    rows = await tell_all(
+        group, row(state, mine, check_every=check_every, learn_from=learn_from, pupils=teacher.pupils)
+    )
     told = await heard(group, rows, nodes=nodes, view_id=view_id)
     _check_versions(told.held, max(view.committed_step, before.decision), nodes, view_id)
     found = compare(told.held)
@@ -142,9 +144,9 @@ async def synchronise(
     learners = who_learns(found, told.held, learn_from=told.learn_from, min_world_size=view.min_world_size)
     digest = b"" if mine is None else mine.digest
     if learners and found.giver is not None:
-        lesson, there = None, told.held[found.giver].digest
+        lesson = None
         if mine is not None:
-            lesson = await _begin_lessons(state, mine, group, found, learners, view, teacher, there, told.learn_from)
+            lesson = await _begin_lessons(state, mine, group, found, learners, view, teacher, told)
         return ViewState(digest, state.version, before, told.check_every, learners=learners, lesson=lesson)
     giver = None
     if found.receivers and found.giver is None:
@@ -272,22 +274,27 @@ async def _begin_lessons(
     learners: tuple[int, ...],
     view: View,
     teacher: Teacher,
-    digest: bytes,
-    learn_from: int,
+    told: Told,
 ) -> Lesson | None:
-    """Let the learners know what there is to learn; return that on one of them. digest: of it, as it was told."""
-    if group.rank == found.giver:
+    """Let the learners know what there is to learn; return that on one of them."""
+    holders = {rank: told.held[rank].pupils for rank in found.sides[0]}
+    digest = told.held[found.sides[0][0]].digest
+    taught = teachers(learners, holders, [member.site for member in view.members])
+    mine_to_teach = [learner for learner in learners if taught[learner] == group.rank]
+    if mine_to_teach:
         packed = encode_manifest(mine)
         records = decode_manifest(packed, giver=group.rank, view_id=view.view_id).records
-        await teacher.take(view, learners, records, chunks_of(records, learn_from))
-        await _send_manifest(group, packed, learners)
-    if group.rank not in learners or found.giver is None:
+        await teacher.take(view, mine_to_teach, records, chunks_of(records, told.learn_from))
+        await _send_manifest(group, packed, mine_to_teach)
+    if group.rank not in learners:
         return None
-    records = (await _receive_manifest(group, found.giver, digest, view.view_id)).records
+    records = (await _receive_manifest(group, taught[group.rank], digest, view.view_id)).records
     places = opened(records, state.places(records, mine), writing=True)
     state.learned = True
-    giver = view.members[found.giver]
-    return Lesson(view.view_id, giver.node, giver.incarnation, ChunkedState(places, chunks_of(records, learn_from)))
+    giver = view.members[taught[group.rank]]
+    return Lesson(
+        view.view_id, giver.node, giver.incarnation, ChunkedState(places, chunks_of(records, told.learn_from))
+    )
 
 
 async def _send_manifest(group: Group, packed: bytes, receivers: Sequence[int]) -> None:

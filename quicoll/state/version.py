@@ -37,7 +37,7 @@ class HeldState:
 
     able: it has registered `save` and `load`. torn: it is half overwritten. kind: digest of names, types and shapes.
     digest: of all of it. lines: how many lines it has (quicoll.state.tree). nbytes: of its tensors. learned: it has
-    learned the state outside of views (quicoll.state.learning).
+    learned the state outside of views (quicoll.state.learning). pupils: how many learn from it now.
     """
 
     version: StateVersion
@@ -48,6 +48,7 @@ class HeldState:
     lines: int = 0
     nbytes: int = 0
     learned: bool = False
+    pupils: int = 0
 
 
 @dataclass(frozen=True, slots=True)

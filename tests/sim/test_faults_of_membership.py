@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from quicoll.sim import Outcome
 
 
+LOST_AFTER = 0.5
+COMMITTED = "step_committed", "coordinator"
+
+
 def run(script: str, *, ranks: int = 3, steps: int = 6, load: workload.Load | None = None) -> tuple[Outcome, Recording]:
     load = load or workload.Load(elements=300, whole_every=1, operations=("barrier",))
 
@@ -25,7 +30,7 @@ def run(script: str, *, ranks: int = 3, steps: int = 6, load: workload.Load | No
     recording = Recording()
     outcome = Simulation(
         life,
-        settings=Settings(ranks=ranks, lost_after=0.5, recovery=20.0, limit=60.0),
+        settings=Settings(ranks=ranks, lost_after=LOST_AFTER, recovery=20.0, limit=60.0),
         events=parse_events(script),
         replay=workload.Reference(load),
         compute=workload.COMPUTE_S,
@@ -49,6 +54,24 @@ def sizes(recording: Recording) -> list[int]:
 def ends(recording: Recording, node: str) -> list[str]:
     """How the processes of a node have ended by themselves."""
     return [str(entry.what) for entry in recording.entries if entry.kind == "process_ended" and entry.who == node]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "sim.at(0.4).crash(2)",
+        "sim.at(0.4).partition({2}, {0, 1, 'coordinator'})",
+        pytest.param("sim.at(0.4).pause(2)", marks=pytest.mark.slow),
+        pytest.param("sim.at(0.4).partition({2}, {0, 1})", marks=pytest.mark.slow),
+    ],
+)
+def test_a_loss_stops_the_others_for_two_deadlines_and_a_moment(script: str) -> None:
+    """One in which it is found, one in which it may come back; and what docs/faults.md says of the rest."""
+    _, recording = held(f"{script}; sim.at(2.5).heal()", steps=20)
+    commits = [entry.t_ns / 1e9 for entry in recording.entries if (entry.kind, entry.who) == COMMITTED]
+    gaps = [after - before for before, after in pairwise(at for at in commits if at < 2.5)]
+    assert len(gaps) > 10
+    assert 0.05 < max(gaps) < 2 * LOST_AFTER + 0.1 + 0.3
 
 
 def test_nodes_of_new_names_come_into_the_job_and_do_its_steps() -> None:

@@ -26,8 +26,8 @@ def reference(step: int) -> bytes:
     return state_digest({"frozen": FROZEN if step else np.zeros_like(FROZEN), "hot": np.full(8, float(step))})
 
 
-async def train(job: Job, sim: Any) -> int:
-    """Of a state of 48 KiB the first step fills nearly all, and the others change the rest."""
+async def train(job: Job, sim: Any, *, dense: bool = False) -> int:
+    """Of a state of 48 KiB the first step fills nearly all, and the others change the rest; or each changes all."""
     mine: dict[str, Any] = {"frozen": np.zeros_like(FROZEN), "hot": np.zeros(8)}
 
     def load(state: Any) -> None:
@@ -38,6 +38,8 @@ async def train(job: Job, sim: Any) -> int:
         if not mine["hot"][0]:
             mine["frozen"][:] = FROZEN
         mine["hot"] += total / total[1]
+        if dense:
+            mine["frozen"] += 1
 
     job.register_state(lambda: mine, load)
     while not sim.everyone_at(STEPS):
@@ -62,6 +64,7 @@ class Run:
         *,
         worker: Any = train,
         ranks: int = 3,
+        reference: Any = reference,
         **settings: Any,
     ):
         settings = {"learn_from_bytes": 8 * KIB, "lost_after": 0.5, "limit": 90.0, "recovery": 20.0} | settings
@@ -114,6 +117,31 @@ def test_the_one_of_two_ranks_that_is_left_goes_on_alone_while_the_other_learns(
     ((ended, learned),) = run.of("state_learned", "worker-1")
     assert learned["cause"] == ""
     assert run.committed(began, ended) > 8
+
+
+def dense(job: Job, sim: Any) -> Any:
+    return train(job, sim, dense=True)
+
+
+def test_a_state_of_which_every_step_changes_all_is_handed_over_without_being_learned() -> None:
+    run = Run(worker=dense, reference=None)
+    assert run.outcome.error is None, run.outcome.error
+    assert len(set(run.outcome.results)) == 1
+    ((began, _),) = run.of("state_learning")
+    ((ended, learned),) = run.of("state_learned")
+    assert (learned["passes"], learned["chunks"], learned["cause"]) == (0, 0, "nearly all of it changes in every step")
+    assert ended - began < 0.3
+    assert len(run.of("state_received")) == 1
+
+
+def test_each_of_two_ranks_that_learn_at_once_has_a_teacher_of_its_own() -> None:
+    run = Run(lambda sim: sim.at(0.3).crash(3) and sim.at(0.6).restart(3), ranks=5)
+    assert run.outcome.error is None, run.outcome.error
+    taught = {
+        node: [what["from_node"] for _, what in run.of("state_learning", node)] for node in ("worker-3", "worker-4")
+    }
+    assert taught == {"worker-3": ["worker-0"], "worker-4": ["worker-1"]}
+    assert all(what["cause"] == "" for node in taught for _, what in run.of("state_learned", node))
 
 
 NO_MORE = "there is a view for this rank, or none any more"

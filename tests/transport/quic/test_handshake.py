@@ -258,6 +258,7 @@ def test_the_private_names_are_where_they_were() -> None:
     }
     context = tls.Context(is_client=False)
     assert context._request_client_certificate is False
+    assert tls.Group.X25519 in context._supported_groups
     assert context._peer_certificate is None
     assert context._peer_certificate_chain == []
     assert module.Buffer is Buffer
@@ -269,11 +270,12 @@ def test_there_are_no_more_private_names_than_the_head_says() -> None:
     assigned = {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
     defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)} - {"_initialize"}
     foreign = {node.attr for node in attributes if node.attr[:2] != "__"} - assigned - defined
-    assert assigned & set(dir(tls.Context(is_client=False))) == {"_request_client_certificate"}
+    theirs = {"_request_client_certificate", "_supported_groups"}
+    assert assigned & set(dir(tls.Context(is_client=False))) == theirs
     assert foreign == {"_initialize", "_state", "_peer_certificate", "_peer_certificate_chain"}
     imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert [name for name in imported if "._" in name] == ["aioquic._buffer"]
-    for name in foreign | {"_request_client_certificate", "_buffer"}:
+    for name in foreign | theirs | {"_buffer"}:
         assert name in (module.__doc__ or "")
 
 
@@ -360,6 +362,15 @@ def test_each_side_learns_what_the_other_has_told(credentials_of: CredentialsOf)
     told = local_parameters(CONFIG)
     assert a.local == told == b.remote, "a client sends no reset token (RFC 9000 section 18.2)"
     assert b.local == replace(told, stateless_reset_token=token_of(b.cid)) == a.remote
+
+
+def test_a_client_offers_one_key_and_a_server_takes_any(credentials_of: CredentialsOf) -> None:
+    path = Path((Ours, Ours), (credentials_of("a"), credentials_of("b"))).run()
+    client, server = (side.handshake._quic.tls for side in (path.client, path.server))
+    assert client._supported_groups == [tls.Group.X25519]
+    assert not client._ec_private_keys
+    assert client._x448_private_key is None
+    assert tls.Group.SECP256R1 in server._supported_groups
 
 
 def test_what_a_peer_does_not_say_has_the_value_of_the_rfc(credentials_of: CredentialsOf) -> None:

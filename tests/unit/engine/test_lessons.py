@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quicoll.engine.lessons import BATCH, Answer, LessonTraffic
+from quicoll.engine.lessons import BATCH, NOTHING, Answer, LessonTraffic
 from quicoll.engine.messages import MAX_ASKED, Ask, Compared, EndLesson, decode_message, encode_message
 from quicoll.errors import PeerError
 from quicoll_transport.errors import DeadlineExceeded, LinkLost
@@ -194,8 +194,8 @@ async def test_a_link_that_ends_ends_the_question_and_the_lesson() -> None:
 
 @pytest.mark.parametrize(
     ("looked", "changed"),
-    [(0, 0), (4, 0), (1, 2), (20, (1 << BATCH + 1) - 1)],
-    ids=["none", "beyond", "not looked at", "too many"],
+    [(4, 0), (0, 1), (1, 2), (20, (1 << BATCH + 1) - 1)],
+    ids=["beyond", "of none", "not looked at", "too many"],
 )
 async def test_an_answer_that_cannot_be_is_refused_before_anything_is_received(looked: int, changed: int) -> None:
     pair = Pair()
@@ -206,6 +206,27 @@ async def test_an_answer_that_cannot_be_is_refused_before_anything_is_received(l
     with pytest.raises(PeerError, match="which cannot be"):
         await asked
     assert pair.to_teacher.posted == {}
+
+
+async def test_an_answer_of_no_chunk_says_that_there_is_nothing_to_be_learned() -> None:
+    pair = Pair()
+    pair.to_teacher.deaf = True
+    asked = pair.ask()
+    await asyncio.sleep(0)
+    pair.learner.receive(pair.to_teacher, Compared(LESSON, 1, 0, 0))  # type: ignore[arg-type]
+    assert await asked == NOTHING
+
+
+async def test_a_question_for_which_it_is_too_early_waits() -> None:
+    pair = Pair()
+    await pair.teacher.open(LESSON, "b", B)
+    asked = pair.ask()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert await pair.teacher.next_question(but=("b",)) == (None, ("b",))
+    question, _ = await pair.teacher.next_question()
+    assert question is not None
+    asked.cancel()
 
 
 async def test_an_answer_to_an_earlier_question_is_dropped() -> None:

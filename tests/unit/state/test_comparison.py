@@ -40,12 +40,16 @@ async def first(*states: Any) -> tuple[FirstDifference, Hub]:
 async def test_a_row_tells_all_that_is_compared() -> None:
     flat, state = flatten({"w": np.ones(3)}), RankState()
     state.version, state.torn, state.learned = StateVersion(1 << 40, 7), True, True
-    rows = [row(state, flat, check_every=9, learn_from=1 << 40), row(RankState(), None, check_every=3, learn_from=0)]
+    rows = [
+        row(state, flat, check_every=9, learn_from=1 << 40, pupils=3),
+        row(RankState(), None, check_every=3, learn_from=0),
+    ]
     told = read(np.concatenate(rows))
     assert (told.check_every, told.learn_from) == (9, 1 << 40)
     mine, other = told.held
     assert (mine.version, mine.able, mine.torn, mine.lines) == (state.version, True, True, 2)
     assert (mine.nbytes, mine.learned, other.nbytes, other.learned) == (24, True, 0, False)
+    assert (mine.pupils, other.pupils) == (3, 0)
     assert (mine.kind, mine.digest) == (flat.kind_digest, flat.digest)
     assert (other.version, other.able, other.torn) == (StateVersion(), False, False)
 

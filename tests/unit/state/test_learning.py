@@ -15,7 +15,7 @@ from quicoll.engine.lessons import BATCH, MAX_ASKED, Answer, Question
 from quicoll.errors import PeerError
 from quicoll.membership.view import Member, View
 from quicoll.state.chunks import ChunkedState
-from quicoll.state.learning import AT_ONCE_NS, FEW, REST, Course, Lesson, Share, Teacher, learn, who_learns
+from quicoll.state.learning import AT_ONCE_NS, FEW, REST, Course, Lesson, Share, Teacher, learn, teachers, who_learns
 from quicoll.state.manifest import decode_manifest, encode_manifest
 from quicoll.state.rank_state import RankState
 from quicoll.state.transfer import CHUNK_BYTES, chunks_of, opened
@@ -62,6 +62,17 @@ def test_no_more_ranks_learn_than_go_on_and_those_are_enough_for_a_view() -> Non
 def test_a_rank_learns_once() -> None:
     assert learners(told(NEW, OLD, NEW, learned=(1,))) == ()
     assert learners(told(NEW, OLD, NEW, OLD, learned=(1,))) == (3,)
+
+
+def test_learners_are_spread_over_the_holders_and_taught_by_one_of_their_site_where_that_may_be() -> None:
+    nowhere = [""] * 8
+    assert teachers((1, 3), {0: 0, 2: 0}, nowhere) == {1: 0, 3: 2}
+    assert teachers((5, 6, 7), {0: 0, 2: 0}, nowhere) == {5: 0, 6: 2, 7: 0}
+    assert teachers((5, 6), {0: 1, 2: 0}, nowhere) == {5: 2, 6: 0}
+    assert teachers((1,), {0: 0, 2: 0}, ["north", "south", "south"]) == {1: 2}
+    assert teachers((3, 4), {0: 0, 1: 0, 2: 0}, ["north", "south", "south", "south", "south"]) == {3: 1, 4: 2}
+    assert teachers((2, 3), {0: 0, 1: 0}, ["north", "south", "south", "south"]) == {2: 1, 3: 0}
+    assert teachers((1, 2, 3), {0: 4}, nowhere) == dict.fromkeys((1, 2, 3), 0)
 
 
 # -- for how long ----------------------------------------------------------------------------------------------------
@@ -171,7 +182,9 @@ class Lessons:
         if not self.answered.done():
             self.answered.set_exception(PeerError("teaches its state no more"))
 
-    async def next_question(self) -> tuple[Question | None, tuple[str, ...]]:
+    async def next_question(self, *, but: tuple[str, ...]) -> tuple[Question | None, tuple[str, ...]]:
+        if self.question is None or self.question.node in but:
+            return None, tuple(self.open_)
         question, self.question = self.question, None
         return question, tuple(self.open_)
 
@@ -208,8 +221,10 @@ class Pair:
         members = tuple(Member(rank=rank, node=node, incarnation=ord(node)) for rank, node in enumerate(nodes))
         return View(view_id=view_id, members=members, seed=0, committed_step=0, committed_view=0)
 
-    async def begin(self) -> asyncio.Future[None]:
+    async def begin(self, *, steps: int = 1) -> asyncio.Future[str]:
+        """steps: that the teacher does before it is asked."""
         await self.teacher.take(self.view(7, "a", "b"), (1,), self.records, self.table)
+        self.state.version = StateVersion(steps, steps)
         chunked = ChunkedState(opened(self.records, [self.mine["w"]], writing=True), self.table)
         lesson = Lesson(7, "a", ord("a"), chunked)
         return asyncio.ensure_future(learn(lesson, self.course, self.lessons, self.runtime, timeout=1.0))
@@ -236,6 +251,36 @@ async def test_a_learner_gets_the_state_in_batches_between_steps() -> None:
     assert -(-100 // BATCH) < turns < 30
     await asyncio.sleep(0)
     assert pair.lessons.ended == 1
+
+
+@pytest.mark.parametrize(("changes", "learns"), [(1.0, False), (0.8, False), (0.6, True), (0.1, True)])
+async def test_a_state_of_which_a_step_changes_nearly_all_is_not_learned(changes: float, learns: bool) -> None:
+    pair = Pair()
+    learning = await pair.begin()
+    pair.held["w"][: int(1600 * changes)] += 1
+    await pair.turn()
+    await pair.turn()
+    assert learning.done() != learns
+    assert bool(pair.course.brought) == learns
+    if learns:
+        learning.cancel()
+    else:
+        assert await learning == "nearly all of it changes in every step"
+        assert pair.mine["w"].tolist() == [0] * 1600
+        await asyncio.sleep(0)
+        assert pair.lessons.ended == 1
+
+
+async def test_a_teacher_waits_for_a_step_to_know_what_one_changes_but_not_for_long() -> None:
+    pair = Pair()
+    learning = await pair.begin(steps=0)
+    pair.held["w"] += 1  # by a step that is not committed
+    await pair.turn()
+    assert pair.course.brought == 0
+    await pair.turn()
+    await pair.turn()
+    assert pair.course.brought > 0
+    learning.cancel()
 
 
 async def test_what_a_step_changes_is_not_changed_in_what_was_told() -> None:
@@ -289,6 +334,7 @@ async def test_a_state_of_another_kind_is_taught_no_more(other: dict[str, Any]) 
 async def test_a_question_beyond_the_state_ends_the_lesson() -> None:
     pair = Pair()
     await pair.teacher.take(pair.view(7, "a", "b"), (1,), pair.records, pair.table)
+    pair.state.version = StateVersion(1, 1)
     pair.lessons.question = Question("b", 7, 1, 99, bytes(32))
     await pair.teacher.between_steps(pair.view(8, "a"), timeout=1.0)
     assert pair.lessons.open_ == {}
@@ -297,6 +343,7 @@ async def test_a_question_beyond_the_state_ends_the_lesson() -> None:
 async def test_a_question_of_an_earlier_lesson_is_not_answered() -> None:
     pair = Pair()
     await pair.teacher.take(pair.view(7, "a", "b"), (1,), pair.records, pair.table)
+    pair.state.version = StateVersion(1, 1)
     pair.lessons.question = Question("b", 6, 1, 0, bytes(16))
     await pair.teacher.between_steps(pair.view(8, "a"), timeout=1.0)
     assert not pair.lessons.answered.done()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ V = StateVersion
 VIEW_ID = 7
 OFFER, CHUNK = 2, 5  # which message it is: size, manifest, offer, request, ready, chunk
 NODES = ("worker-0", "worker-1", "worker-2", "worker-3")
-NOBODY_LEARNS: Any = None  # no teacher is asked
+NOBODY_LEARNS: Any = SimpleNamespace(pupils=0)  # no teacher is asked more
 
 
 def view(world: int, least: int = 1, committed: int = 0) -> View:
@@ -91,7 +92,7 @@ async def test_ranks_with_one_state_send_nothing_but_a_row_and_what_they_have_he
     hub, ranks = Hub(3), [Rank(V(5, 5)) for _ in range(3)]
     found = await bring_together(hub, ranks)
     assert hub.log == ["all_gather"] * 2
-    assert sum(len(row) * 8 for given in hub.gathered for row in given.values()) == 3 * (88 + 16)
+    assert sum(len(row) * 8 for given in hub.gathered for row in given.values()) == 3 * (96 + 16)
     assert versions(ranks) == [V(5, 5)] * 3
     assert len({each.digest for each in found}) == 1
     assert [(each.giver, each.unequal, each.check_every) for each in found] == [(None, None, 100)] * 3

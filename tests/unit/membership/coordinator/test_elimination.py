@@ -10,7 +10,7 @@ from coordinator_bench import MS, SECOND, Bench, letters
 
 from quicoll.membership.coordinator import actions as a
 from quicoll.membership.coordinator.elimination import TRIALS
-from quicoll.membership.coordinator.evidence import Contradiction, Evidence
+from quicoll.membership.coordinator.evidence import MAX_VIEWS, VIEW_INTERVAL_NS, Contradiction, Evidence
 from quicoll.membership.coordinator.history import Noted, Proposed
 from quicoll.membership.coordinator.lessons import MAX_NOTED, Lessons
 from quicoll.membership.coordinator.stage import CoordinatorState
@@ -102,6 +102,24 @@ def test_the_culprit_is_out_and_all_others_are_in(ranks: int, culprit: str, faul
     assert job.steps[culprit] == 0
     assert set(innocent(job, culprit).values()) == {0}
     assert max(job.steps.values()) > 0.95 * 48 * SECOND / STEP
+
+
+@pytest.mark.parametrize(("ranks", "culprit", "fault"), LIARS[::5])
+def test_the_longest_time_without_a_commit_follows_from_the_failed_steps_and_the_allowance(
+    ranks: int, culprit: str, fault: Fault
+) -> None:
+    """Where earlier faults have spent the allowance of views: that is most of the pause."""
+    job = Job(ranks, fault)
+    for _ in range(MAX_VIEWS - 1):  # and the first one
+        job.bench.core._evidence.proposed(now_ns=job.bench.now)
+    longest = since = 0
+    began = job.bench.now
+    while job.bench.now < began + 90 * SECOND:
+        job.run(STEP / SECOND)
+        since = 0 if job.steps else since + STEP
+        longest = max(longest, since)
+    failures = 3 + 3 * ranks
+    assert 2 * VIEW_INTERVAL_NS < longest <= failures * (VIEW_INTERVAL_NS + STEP)
 
 
 def test_what_is_told_grows_with_what_is_known() -> None:
