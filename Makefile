@@ -22,10 +22,12 @@ VENV ?= .venv
 WHEEL_VENV := $(VENV)-wheel
 BIN := $(VENV)/bin
 HERE := $(CURDIR)
-# One more than there are cores, since a part of the tests waits for deadlines. Eight at most: each takes up to 3 GiB.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 8))')
+# Processes for pytest: as many as there are cores, and one more where a part of the tests waits for deadlines. Eight at
+# most: each takes up to 3 GiB.
+BUSY := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
+WAITING := $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 8))')
 # Tests go to whoever has none left, those of a file as far as possible to one, since they share what is slow to make.
-PARALLEL = --numprocesses=$(WORKERS) --dist=worksteal
+PARALLEL = --numprocesses=$(or $(WORKERS),$(1)) --dist=worksteal
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -36,7 +38,7 @@ unexport PYTHONHOME
 # Nor may one that keeps no bytecode: hundreds of processes would compile hundreds of modules each, and every test file.
 unexport PYTHONDONTWRITEBYTECODE
 
-UNIT = $(BIN)/python -m pytest $(PARALLEL) -m quick tests/unit tests/transport
+UNIT = $(BIN)/python -m pytest $(call PARALLEL,$(BUSY)) -m quick tests/unit tests/transport
 LINT = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && $(BIN)/lint-imports --no-cache --no-logo
 TYPES = $(BIN)/mypy --strict -p quicoll -p quicoll_transport
 
@@ -68,7 +70,7 @@ unit: $(VENV)/.dev
 	$(UNIT)
 
 system: $(VENV)/.dev
-	$(BIN)/python -m pytest $(PARALLEL) -m 'not quick'
+	$(BIN)/python -m pytest $(call PARALLEL,$(WAITING)) -m 'not quick'
 
 # The seeds that meet most in a minute; tests/sim/test_swarm.py holds what they have to meet.
 sim: $(VENV)/.dev
@@ -82,7 +84,7 @@ sweep: $(VENV)/.dev
 	$(BIN)/quicoll sim --seeds $(SEEDS) --json build/sweep.json
 
 deep: $(VENV)/.dev
-	QUICOLL_TEST_DEEP=1 $(BIN)/python -m pytest $(PARALLEL) --timeout=0
+	QUICOLL_TEST_DEEP=1 $(BIN)/python -m pytest $(call PARALLEL,$(WAITING)) --timeout=0
 	$(MAKE) sweep
 
 # What a user installs is the wheel: a module, a py.typed, an entry point or a dependency that was forgotten shows only

@@ -48,16 +48,16 @@ import numpy as np
 HELPERS = Path(__file__).parent / "helpers"
 sys.path.insert(0, str(HELPERS))
 
-import chaos_worker  # noqa: E402
-from chaos_worker import SHARDS, SIZE, applied, digest, gradient  # noqa: E402
+import chaos_worker
+from chaos_worker import SHARDS, SIZE, applied, digest, gradient
 
-import quicoll  # noqa: E402
-import quicoll_transport  # noqa: E402
-from quicoll.launch import reaper  # noqa: E402
-from quicoll.membership.coordinator.evidence import LONGEST_LEAVE  # noqa: E402
-from quicoll.membership.service import coordinator_config  # noqa: E402
-from quicoll_transport.security.authority import create_authority, issue  # noqa: E402
-from quicoll_transport.security.identity import COORDINATOR, WORKER  # noqa: E402
+import quicoll
+import quicoll_transport
+from quicoll.launch import reaper
+from quicoll.membership.coordinator.evidence import LONGEST_LEAVE
+from quicoll.membership.service import coordinator_config
+from quicoll_transport.security.authority import create_authority, issue
+from quicoll_transport.security.identity import COORDINATOR, WORKER
 
 JOB, LOST_AFTER = "chaos", 1.5
 START_S = 90.0  # until the first commit
@@ -197,7 +197,7 @@ class Net:
 
 
 def ip(words: str) -> None:
-    subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)  # noqa: S607
+    subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)  # noqa: S607 - as in a shell
 
 
 def network(workers: int) -> Net:
@@ -237,7 +237,7 @@ def enter_namespace(arguments: list[str]) -> str:
     if tried.returncode:
         return (tried.stderr.strip().splitlines() or ["unshare failed"])[-1]
     environment = {**os.environ, INSIDE: "1"}
-    os.execvpe(into[0], [*into, sys.executable, os.path.abspath(__file__), *arguments], environment)  # noqa: S606
+    os.execvpe(into[0], [*into, sys.executable, os.path.abspath(__file__), *arguments], environment)  # noqa: S606 - this very script
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ _COLORS = {"quicoll": "#0b6e4f", "gloo": "#c8553d", "aioquic": "#3d5a80"}
 def demand_matplotlib() -> None:
     """Raise LocalError where no picture can be drawn: better before the run than after it."""
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib  # noqa: F401 - is it there?
     except ModuleNotFoundError as error:
         raise LocalError("--plot needs matplotlib: pip install 'quicoll[plot]'") from error
 

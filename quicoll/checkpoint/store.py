@@ -182,7 +182,7 @@ def load(path: str | os.PathLike[str], *, disk: Disk | None = None) -> Checkpoin
     try:
         # Structure first, by the package; only then is the header, now known to be bounded and sane, read once more
         # for the metadata, which deserialize() does not return.
-        entries = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        entries = safetensors.deserialize(data)  # type: ignore[no-untyped-call]  # it has none
         (size,) = struct.unpack_from("<Q", data)
         notes = json.loads(data[8 : 8 + size]).get("__metadata__", {})
     except (safetensors.SafetensorError, ValueError, struct.error) as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -246,11 +246,12 @@ def _sites(text: str, world: int) -> tuple[int, ...]:
 
 def _precision(text: str, *, exact: bool) -> Precision:
     """As the calls have it. Raises LocalError."""
-    if text not in ("default", "float64", "exact"):
+    known: dict[str, Precision] = {name: name for name in get_args(Precision)}
+    if text not in known:
         raise LocalError(f"precision {text!r} is not known; use 'default', 'float64' or 'exact'")
     if exact and text == "float64":
         raise LocalError("exact has an accumulator of its own: leave precision float64 out")
-    return "exact" if exact else text  # type: ignore[return-value]
+    return "exact" if exact else known[text]
 
 
 def _title(question: ExplainedCall, made: plan.Plan) -> str:

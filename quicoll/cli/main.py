@@ -33,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     its traceback.
     """
     try:
-        import rich  # noqa: F401  typer falls back to plain text without it, our live tables cannot
-        import typer  # noqa: F401
+        import rich  # noqa: F401 - typer falls back to plain text without it, our live tables cannot
+        import typer  # noqa: F401 - is it there?
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise

@@ -54,7 +54,7 @@ def _operation(method: Callable[..., Handle[Any]]) -> Callable[[Callable[..., An
         own = inspect.signature(method)
         option = inspect.Parameter("async_op", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
         result = str(own.return_annotation).removeprefix("Handle[").removesuffix("]")
-        call.__signature__ = own.replace(  # type: ignore[attr-defined]
+        call.__signature__ = own.replace(  # type: ignore[attr-defined]  # no type has the name; `inspect` does
             parameters=[*own.parameters.values(), option], return_annotation=f"{result} | BlockingHandle[{result}]"
         )
         return call

@@ -112,7 +112,7 @@ class Reduction(Operation[Any]):
     def prepare(self, known: Known) -> Work:
         plan = self.settled
         if plan is None:
-            plan = self.schedule.plan_of(self.here.rank, self.schedule.taken("auto", known.network))
+            plan = self.schedule.plan_taken(self.here.rank, "auto", known.network)
         return Work(plan, self.how.dtype, self.how.acc, self.op, self.flats, self.output)
 
     def bits(self) -> Array:

@@ -20,8 +20,8 @@ The first of them in a group (`Slot.leads`) brings this rank's measurements with
 every rank makes the same network of them (`agree`), which serves the group for as long as the view lasts. Which call is
 the first follows from the order of the calls, so it is the same everywhere.
 
-Farewells. A rank that is done with an operation knows that all others called it, and that what it sent has arrived; not
-that they have all of it from each other. If it left the job then, the view would end, and with it their part of an
+Farewells. A rank that is done with an operation knows that all others called it; not that they have all of it from it
+and from each other. If it left the job then, the view would end, and with it their part of an
 operation that has gone well. So a rank that leaves first says so to its peers, and each answers when it is through with
 what ran there at that moment. Operations that wait for the leaving rank's call do not count: it will not come. So those
 who leave do not wait for each other, and not for what begins later.

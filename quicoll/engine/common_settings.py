@@ -60,6 +60,6 @@ class CommonSettings:
             )
 
     def _take(self, name: str, seconds: float) -> None:
-        # By name, which a type checker cannot follow; each of the names is of a setting in seconds.
         sources = {**self.config.sources, name: "coordinator"}
+        # By name, which a type checker cannot follow; each of the names is of a setting in seconds.
         self.config = replace(self.config, **{name: seconds, "sources": sources})  # type: ignore[arg-type]

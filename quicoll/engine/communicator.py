@@ -17,7 +17,7 @@ the view. Then every operation in flight ends, and what still arrives for this v
 
 Callers get `end_error` and not what this rank saw, so that all ranks raise one kind of error with one cause; what was
 seen here is its `__cause__`. Invariants: an operation ends by its deadline; `error` and `end_error` never change once
-set; no transfer of an operation is under way when its caller goes on.
+set; no transfer of an operation that uses its caller's memory is under way when the caller goes on.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
 Memory: the inputs are read in place and sent from where they lie (but for a chunk that spans several tensors of a
 list); results arrive straight in the output; each open lane takes its scratch, nothing else. A message of INLINE_BYTES
-at most is copied instead, and nobody waits for it: if it does not arrive, the rank that waits for it says so, and a
-link that ends breaks the view. Lanes are started in order and the same number is open on every rank, so the first lane
-unfinished anywhere is open everywhere (quicoll.plan.model says why that suffices).
+at most is copied instead, and nobody here waits for its end: the rank that waits for the message says what went wrong
+with it, and a link that ends breaks the view. Not so for `send`, which promises its caller that all has arrived.
+
+Lanes are started in order and the same number is open on every rank, so the first lane unfinished anywhere is open
+everywhere (quicoll.plan.model says why that suffices).
 
 Nothing here is a task. A lane is a generator that stands where it needs a message which has not come; the end of a
 transfer lets it go on, in the loop's next turn. Who waits for the whole is woken when it has ended (`wake`), and then
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from quicoll_transport.endpoint import Link, Transfer
 
 __all__ = ["Execution", "TransferFailed"]
+
+
+_MOST_COPIED = 64 << 10  # bytes of one operation: what is cut into many short messages stays where it lies
 
 
 class TransferFailed(Exception):
@@ -79,6 +84,7 @@ class Execution:
         self._links = links
         self._ranks = ranks
         self._prefix = prefix
+        self._room = -1 if work.plan.collective == "send" else _MOST_COPIED  # for copies
         self._wake: Callable[[], None] = lambda: None
         self._lanes = iter(work.plan.lanes)
         self._failures: list[TransferFailed] = []
@@ -145,7 +151,8 @@ class Execution:
         """Send a message; None where it is copied."""
         link = self._links[self._ranks[step.peer]]
         tag = self._prefix + step.index.to_bytes(4, "big")
-        if len(memory) <= INLINE_BYTES:
+        if len(memory) <= min(INLINE_BYTES, self._room):
+            self._room -= len(memory)
             link.send_copy(tag, memory)
             return None
         transfer = link.send(tag, memory)

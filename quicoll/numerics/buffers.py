@@ -26,6 +26,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -442,12 +443,15 @@ def _looked_at(value: Any, look: Callable[[Any], Array]) -> Array:
 def _numpy_dtype(value: np.ndarray[Any, Any]) -> DType:
     if isinstance(value, np.ma.MaskedArray):
         raise LocalError("a masked array would lose its mask; pass value.filled(...)")
-    if not value.dtype.isnative:
-        raise LocalError(
-            f"dtype {value.dtype.str} is not in this machine's byte order; pass value.astype({value.dtype.name!r})"
-        )
+    return _native_dtype(value.dtype)
+
+
+@lru_cache(maxsize=64)  # numpy makes a name anew each time, of many parts
+def _native_dtype(dtype: np.dtype[Any]) -> DType:
+    if not dtype.isnative:
+        raise LocalError(f"dtype {dtype.str} is not in this machine's byte order; pass value.astype({dtype.name!r})")
     # ml_dtypes registers bfloat16 under this name; its module need not be known.
-    return DType.parse(value.dtype.name)
+    return DType.parse(dtype.name)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -504,7 +508,8 @@ def _flat_tensor(value: Any) -> Array:
     torch = _torch()
     flat = value.reshape(-1)
     unsigned = _without_numpy(torch).get(value.dtype)
-    return (flat if unsigned is None else flat.view(unsigned)).numpy()  # type: ignore[no-any-return]
+    array: Array = (flat if unsigned is None else flat.view(unsigned)).numpy()
+    return array
 
 
 def _without_numpy(torch: Any) -> dict[Any, Any]:

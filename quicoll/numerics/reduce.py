@@ -350,7 +350,8 @@ def reduce_tree(
         if len(node) == 1:
             operand, wide = node[0]
             if wide or acc is dtype:
-                return operand[a:b]  # type: ignore[no-any-return]
+                part: Array = operand[a:b]
+                return part
             values = register(depth)[: b - a] if target is None else target
             widen_unguarded(operand[a:b], dtype, acc, values)
             return values

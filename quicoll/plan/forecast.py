@@ -21,6 +21,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError
@@ -186,7 +187,7 @@ class _Walk:
             recvs = {position: step for position, step in enumerate(steps) if isinstance(step, RecvStep)}
             arrived = {at for at, step in recvs.items() if (step.peer, rank, step.index) in self._early}
             lanes[number] = _Lane(0, arrived, len(recvs))
-            self._at(time, lambda now, number=number: self._go(rank, number, now))  # type: ignore[misc]
+            self._at(time, partial(self._go, rank, number))
 
     def _go(self, rank: int, number: int, now: float) -> None:
         """Take the steps of a lane until one has to wait or to compute."""

@@ -19,7 +19,7 @@ Everything here is pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -162,6 +162,9 @@ class Schedule:
     wide_itemsize: int = 0
     loose: int = 0
     combine: float | None = None
+    _last: dict[tuple[int, str], tuple[NetworkModel | None, plan.Plan]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -214,6 +217,24 @@ class Schedule:
         if algorithm == "hierarchical":
             options["sites"] = self.sites
         return _PLANNERS[self.collective](rank=rank, **options)
+
+    def plan_taken(self, rank: int, algorithm: str, network: NetworkModel | None) -> plan.Plan:
+        """Make the plan of one rank for an algorithm as it is asked for; the last one is kept.
+
+        Args:
+            rank: Whose plan.
+            algorithm: As in `taken`.
+            network: As in `taken`.
+        Returns:
+            The plan.
+        Raises:
+            LocalError: An argument is out of its range.
+        """
+        key = rank, algorithm
+        last = self._last.get(key)
+        if last is None or last[0] is not network:
+            last = self._last[key] = network, self.plan_of(rank, self.taken(algorithm, network))
+        return last[1]
 
     def plans(self, algorithm: str) -> list[plan.Plan]:
         """Make the plans of all ranks; raises LocalError as `plan_of` does."""

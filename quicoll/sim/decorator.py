@@ -277,11 +277,12 @@ def _test(function: Worker, found: Trial) -> SimulatedTest:
 
     # pytest asks for the fixtures that a signature names; `wraps` would show it the function's own.
     seed = inspect.Parameter(_ARGUMENT, inspect.Parameter.KEYWORD_ONLY)
-    made: Any = test
+    made: Any = test  # a function with attributes of its own, which no type names
     made.__signature__ = inspect.Signature([*bound, seed, *fixtures])
     made.sim_trial = found
     made.run = run
-    return made  # type: ignore[no-any-return]
+    shown: SimulatedTest = made
+    return shown
 
 
 def _parameters(function: Worker) -> tuple[list[inspect.Parameter], list[inspect.Parameter]]:

@@ -336,4 +336,5 @@ def _credentials(workers: tuple[str, ...]) -> dict[Identity, Credentials]:
     """Of every node; the same in every world, so that they are made once in a process."""
     now = datetime.fromtimestamp(WALL_EPOCH_NS / 1e9, UTC) - timedelta(days=1)
     nodes = [(COORDINATOR, NODE), *((WORKER, name) for name in workers)]
-    return ephemeral(_JOB, nodes, days=3650, now=now, entropy=random.Random("quicoll.sim/credentials").randbytes)  # noqa: S311
+    rng = random.Random("quicoll.sim/credentials")  # noqa: S311 - a simulation has no secrets
+    return ephemeral(_JOB, nodes, days=3650, now=now, entropy=rng.randbytes)

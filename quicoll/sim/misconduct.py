@@ -96,7 +96,7 @@ class Forgery:
         self._state, self._what, self._loop, self._told = state, what, loop, forged
         self._honest_read, self._honest_values = state.read, state.values
         setattr(state, "read", self._read)  # noqa: B010 - methods of this one state
-        setattr(state, "values", self._values)  # noqa: B010
+        setattr(state, "values", self._values)  # noqa: B010 - likewise
 
     def _read(self) -> FlatState | None:
         honest, what = self._honest_read(), self._what()

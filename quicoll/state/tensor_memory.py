@@ -209,7 +209,8 @@ class _TorchStrided:
 def _bytes_of(torch: Any, part: Any) -> Array:
     # torch is handed in and not imported, so its types are not known here.
     plain = part.resolve_conj().resolve_neg().cpu().contiguous()
-    return plain.view(torch.uint8).numpy()  # type: ignore[no-any-return]
+    array: Array = plain.view(torch.uint8).numpy()
+    return array
 
 
 def _tensor_of(torch: Any, data: Array, dtype: Any) -> Any:

@@ -137,11 +137,11 @@ class Trainer:
             found, *more = honest(self, step)
             return (bytes([found[0] ^ 1]) + found[1:], *more)
 
-        CallContext.digests = lying  # type: ignore[method-assign]
+        CallContext.digests = lying
         try:
             await asyncio.sleep(seconds)
         finally:
-            CallContext.digests = honest  # type: ignore[method-assign]
+            CallContext.digests = honest
         self.say("lies", "vote", lies)
 
 

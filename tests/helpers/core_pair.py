@@ -84,7 +84,7 @@ class Node:
 
     def _verify(self, event: Authenticated) -> Verified:
         identity = verify_peer(
-            event.certificate, event.chain, trust=self.credentials.trust, job="j", now=datetime.now(UTC)
+            event.certificate, event.chain, trust=self.credentials.trust, job=self.identity.job, now=self.pair.date()
         )
         if identity.node in self.denied:
             raise AuthenticationError("denied", peer=str(identity))
@@ -136,10 +136,17 @@ class Node:
 
 
 class Pair:
-    """Two nodes, LATENCY apart. lost(source, data): whether a datagram is lost."""
+    """Two nodes, LATENCY apart. lost(source, data): whether a datagram is lost. date: for certificates."""
 
-    def __init__(self, credentials_of: CredentialsOf, config: EndpointConfig) -> None:
+    def __init__(
+        self,
+        credentials_of: CredentialsOf,
+        config: EndpointConfig,
+        *,
+        date: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self.now = 10**12
+        self.date = date
         self.lost: Callable[[Address, bytes], bool] = lambda source, data: False
         self.under_way: list[tuple[int, int, Address, Address, bytes]] = []
         self._sent = 0

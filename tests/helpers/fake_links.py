@@ -6,6 +6,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from quicoll.engine import executor
 from quicoll.engine.executor import Execution
 
 if TYPE_CHECKING:
@@ -13,7 +16,13 @@ if TYPE_CHECKING:
 
     from quicoll.engine.calls import Work
 
-__all__ = ["FakeLink", "FakeTransfer", "execute"]
+__all__ = ["FakeLink", "FakeTransfer", "execute", "nothing_copied"]
+
+
+@pytest.fixture
+def nothing_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No message is so short that it is copied: so the arrays of a test can be as short as people read them."""
+    monkeypatch.setattr(executor, "INLINE_BYTES", -1)
 
 
 async def execute(work: Work, *, links: Any, ranks: Sequence[int], prefix: bytes) -> None:
@@ -78,6 +87,9 @@ class FakeLink:
     def send(self, tag: bytes, memory: memoryview) -> FakeTransfer:
         self.log.append(FakeTransfer("send", self.rank, tag, memory))
         return self.log[-1]
+
+    def send_copy(self, tag: bytes, memory: memoryview) -> None:
+        self.log.append(FakeTransfer("copy", self.rank, tag, memory))
 
     def post(self, tag: bytes, memory: memoryview) -> FakeTransfer:
         self.log.append(FakeTransfer("post", self.rank, tag, memory))

@@ -112,7 +112,7 @@ class Http3Gate(Gate):
         super().rotate(credentials)
         self._shown = credentials
 
-    def _open(self, cid: bytes, original: bytes, retried: bytes | None) -> Http3:  # type: ignore[override]  # no Session
+    def _open(self, cid: bytes, original: bytes, retried: bytes | None) -> Http3:  # no Session
         quic = handshake_configuration(self._shown, self._settings, is_client=False)
         quic.alpn_protocols = ["h3"]
         handshake = Handshake(

@@ -213,7 +213,7 @@ def _needs(lane: Lane) -> list[list[int]]:
                 earlier
                 for span in _read(step)
                 for earlier in filled.get((span.buf, span.slot), [])
-                if _meet(lane.steps[earlier].dst, span)  # type: ignore[union-attr]
+                if _meet(lane.steps[earlier].dst, span)
             ]
         )
         if isinstance(step, RecvStep):
@@ -256,7 +256,7 @@ def in_memory(
         moved, late = False, stuck == 0
         for rank in rng.sample(ranks, len(ranks)):
             rank.start_lanes()
-            moved |= rank.deliver(messages, lambda late=late: not late or rng.random() < 0.7)  # type: ignore[misc]
+            moved |= rank.deliver(messages, lambda late=late: not late or rng.random() < 0.7)
             for number in rng.sample(list(rank.open), len(rank.open)):
                 while rank.advance(number, messages):
                     moved = True

@@ -138,7 +138,7 @@ class PlaneSide(PlanePeer):
     # what a storm asks for
 
     def post(self, message: Message) -> int:
-        stream = self.open(message.memory)  # type: ignore[arg-type]
+        stream = self.open(message.memory)
         self.sending[id(message)] = stream
         return stream.id
 

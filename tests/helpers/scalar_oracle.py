@@ -224,12 +224,12 @@ def oracle(dtype: DType, op: ReduceOp, leaves: list[Array]) -> list[int]:
         if op is not ReduceOp.PRODUCT:
             return oracle(dtype.part, op, [leaf.view(dtype.part.storage) for leaf in leaves])
         for column in zip(*(leaf.view(dtype.part.storage).reshape(-1, 2) for leaf in leaves), strict=True):
-            results += [rounded(dtype.part, part) for part in fold(op, canonical([list(x) for x in column]))]  # type: ignore[misc]
+            results += [rounded(dtype.part, part) for part in fold(op, canonical([list(x) for x in column]))]
         return results
     for column in zip(*leaves, strict=True):
         numbers = [number(dtype, value) for value in column]
         if dtype.kind in (NumberKind.INT, NumberKind.UINT) and op in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PRODUCT):
-            value: Any = fold(op, canonical([int(x) for x in numbers]))  # type: ignore[misc]
+            value: Any = fold(op, canonical([int(x) for x in numbers]))
             if op is ReduceOp.AVG:
                 low = -(1 << 63) if dtype.kind is NumberKind.INT else 0
                 value = ((value - low) % (1 << 64) + low) // count

@@ -215,11 +215,11 @@ class Rank:
         self.state = RankState()
         self.stop = StopRequest()
         self.protocol = StepProtocol(
-            self.context,  # type: ignore[arg-type]
-            self.engine,  # type: ignore[arg-type]
+            self.context,
+            self.engine,
             FakeRuntime(),
             state=self.state,
-            state_group=self.group,  # type: ignore[arg-type]
+            state_group=self.group,
             hold_timeout=HOLD,
             check_every=check_every,
             learn_from=LEARN_FROM,

@@ -61,7 +61,7 @@ class StockConnection(QuicConnection):
             self.lost_packets += len(packets)
             declare_lost(packets=packets, **more)
 
-        self._loss._on_packets_lost = counted  # type: ignore[method-assign]
+        self._loss._on_packets_lost = counted
 
     @property
     def _streams_queue(self) -> ServiceQueue:
@@ -77,7 +77,7 @@ class StockConnection(QuicConnection):
         if not self._is_client:
             self.tls._request_client_certificate = True
         for pair in self._cryptos.values():
-            pair.decrypt_packet = self._counting(pair.decrypt_packet)  # type: ignore[method-assign, assignment]
+            pair.decrypt_packet = self._counting(pair.decrypt_packet)
 
     def _counting(
         self, decrypt: Callable[[bytes, int, int], tuple[bytes, bytes, int]]

@@ -342,7 +342,7 @@ class StockSession:
             feed.offset += len(piece)
             fin = feed.offset >= len(feed.payload)
             # aioquic appends to a bytearray, for which a memoryview does as well as the bytes it asks for
-            self._quic.send_stream_data(feed.stream_id, piece, end_stream=fin)  # type: ignore[arg-type]
+            self._quic.send_stream_data(feed.stream_id, piece, end_stream=fin)
             room -= len(piece)
             self.bytes_fed += len(piece)
             if fin:
@@ -444,7 +444,7 @@ class StockGate(Gate):
         super().rotate(credentials)
         self._stock = stock_configuration(credentials, self._config, is_client=False)
 
-    def _open(self, cid: bytes, original: bytes, retried: bytes | None) -> StockSession:  # type: ignore[override]
+    def _open(self, cid: bytes, original: bytes, retried: bytes | None) -> StockSession:
         connection = StockConnection(
             configuration=self._stock,
             original_destination_connection_id=original,

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from quicoll.cli.main import main
+
 pytestmark = pytest.mark.loopback
 
 
-def measured(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "quicoll.cli.main", "bench", *arguments, "--rounds", "1", "--json", "-"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+def bench(*arguments: str) -> int | str | None:
+    """The command in this process, which starts those that take part; the exit status."""
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *arguments, "--rounds", "1"])
+    return ended.value.code
 
 
-def test_sums_are_timed_beside_gloo() -> None:
+Measured = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def measured(capsys: pytest.CaptureFixture[str]) -> Measured:
+    def run(*arguments: str) -> dict[str, Any]:
+        status = bench(*arguments, "--json", "-")
+        said = capsys.readouterr()
+        assert status == 0, said.err
+        found: dict[str, Any] = json.loads(said.out)
+        return found
+
+    return run
+
+
+def test_sums_are_timed_beside_gloo(measured: Measured) -> None:
     pytest.importorskip("torch", reason="Gloo is torch's")
     report = measured("allreduce", "--vs", "gloo", "--sizes", "4,1KiB", "-n", "2")
     assert list(report["ratios"]) == ["all_reduce 4 B", "all_reduce 1 KiB"]
@@ -30,7 +44,7 @@ def test_sums_are_timed_beside_gloo() -> None:
         assert all(sample["seconds"] > 0 for samples in case["samples"].values() for sample in samples)
 
 
-def test_messages_are_timed_beside_stock_aioquic_and_steps_alone() -> None:
+def test_messages_are_timed_beside_stock_aioquic_and_steps_alone(measured: Measured) -> None:
     report = measured("transfer", "--vs", "aioquic", "--sizes", "100KiB", "--datagram", "1452")
     assert list(report["ratios"]["transfer 100 KiB"]) == ["aioquic"]
     report = measured("step", "--sizes", "0")
@@ -38,9 +52,9 @@ def test_messages_are_timed_beside_stock_aioquic_and_steps_alone() -> None:
     assert report["limits_mb_per_s"]["aes"] > 0
 
 
-def test_what_the_processes_said_is_shown_when_they_fail() -> None:
-    command = [sys.executable, "-m", "quicoll.cli.main", "bench", "step", "--sizes", "0"]
-    broken = {**os.environ, "QUICOLL_TIMEOUT": "-1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=broken)
-    assert done.returncode == 1
-    assert "timeout" in done.stderr
+def test_what_the_processes_said_is_shown_when_they_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QUICOLL_TIMEOUT", "-1")
+    assert bench("step", "--sizes", "0") == 1
+    assert "timeout" in capsys.readouterr().err

@@ -13,8 +13,10 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +78,38 @@ def program(*command: object, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-def scenarios(head: str) -> Run:
-    """Tests for pytest, with one seed each: `head` has what they use."""
+# What comes before a block of tests for pytest, by the first words of the block.
+SCENARIOS = {
+    "README.md: @quicoll.sim.scenario(seeds=200, ranks=4)": "import quicoll\nfrom my_package import train\n",
+    "examples/partition_safety/README.md: def split(sim):": "import line_fit\nimport quicoll\n",
+    "docs/simulation.md: def split(sim):": "import my_package\n",
+}
 
-    async def run(block: str, directory: Path) -> None:
+
+@lru_cache(maxsize=1)
+def tested() -> dict[str, str]:
+    """Run the blocks of tests, with one seed each, in one pytest; what became of each block's, by name."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
         (directory / "my_package.py").write_text(TRAIN)
-        (directory / "test_it.py").write_text(head + block)
+        for number, (block, head) in enumerate(SCENARIOS.items()):
+            (directory / f"test_{number}.py").write_text(head + blocks()[block])
         (directory / "pytest.ini").write_text(
             "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
         )
-        search = os.pathsep.join([*SOURCES, str(directory), str(ROOT / "examples" / "partition_safety")])
-        options = ["-q", "-p", "quicoll.pytest_plugin", "-p", "no:cacheprovider", "--sim-seed", "1"]
-        said = program("-m", "pytest", *options, "test_it.py", cwd=directory, PYTHONPATH=search)
-        assert f"{block.count('@quicoll.sim.scenario')} passed" in said
+        search = os.pathsep.join([*SOURCES, name, str(ROOT / "examples" / "partition_safety")])
+        options = ["-v", "-p", "quicoll.pytest_plugin", "-p", "no:cacheprovider", "--sim-seed", "1"]
+        said = program("-m", "pytest", *options, cwd=directory, PYTHONPATH=search)
+    return {
+        block: "\n".join(line for line in said.splitlines() if line.startswith(f"test_{number}.py::"))
+        for number, block in enumerate(SCENARIOS)
+    }
 
-    return run
+
+async def scenarios(block: str, directory: Path) -> None:
+    (name,) = (name for name in SCENARIOS if blocks()[name] == block)
+    said = tested()[name]
+    assert said.count(" PASSED") == block.count("@quicoll.sim.scenario") > 0, said
 
 
 # A step takes its time, as any real one: ranks that do nothing but commit would do thousands of steps while they wait
@@ -266,9 +285,9 @@ RUNS: dict[str, Run] = {
     "README.md: job.register_state(save, load)  # how a rank that was away g": training,
     "README.md: def save():": torch_model,
     "README.md: async with quicoll.testing.cluster(3, lost_after=0.6) as job": in_a_test,
-    "README.md: @quicoll.sim.scenario(seeds=200, ranks=4)": scenarios("import quicoll\nfrom my_package import train\n"),
+    "README.md: @quicoll.sim.scenario(seeds=200, ranks=4)": scenarios,
     'certs/README.md: credentials = Credentials.from_directory("certs/train", role': certificate,
-    "examples/partition_safety/README.md: def split(sim):": scenarios("import line_fit\nimport quicoll\n"),
+    "examples/partition_safety/README.md: def split(sim):": scenarios,
     "docs/collectives.md: total = await job.group.all_reduce(x)  # one after the other": calls,
     "docs/collectives.md: row = await job.group.split(job.rank // 4)  # ranks of one c": sub_groups,
     "docs/collectives.md: for row in job.stragglers():": stragglers,
@@ -278,7 +297,7 @@ RUNS: dict[str, Run] = {
     "docs/internals/simulation.md: disk = SimDisk(random.Random(7), now_ns=lambda: 0)  # has th": alone,
     "docs/membership.md: def save():": states,
     "docs/messages.md: async def main():": alone,
-    "docs/simulation.md: def split(sim):": scenarios("import my_package\n"),
+    "docs/simulation.md: def split(sim):": scenarios,
 }
 
 

@@ -120,9 +120,9 @@ async def test_a_view_that_ends_before_the_vote_leaves_no_doubt_about_the_step()
         applied: list[int] = []
 
         async def cut() -> None:
-            job._engine._views.communicator.end(Partitioned("cut off"))  # type: ignore[union-attr]
+            job._engine._views.communicator.end(Partitioned("cut off"))
 
-        with pytest.raises(StepAborted, match="cut off"):  # noqa: PT012
+        with pytest.raises(StepAborted, match="cut off"):  # noqa: PT012 - the end of the step raises
             async with job.step() as step:
                 step.on_commit(lambda: applied.append(1))
                 await job._runtime.call(cut())
@@ -154,7 +154,7 @@ async def test_a_step_is_one_attempt() -> None:
         (job,) = jobs
         applied: list[str] = []
         attempt = job.step()
-        with pytest.raises(ZeroDivisionError):  # noqa: PT012
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012 - a step of two lines
             async with attempt:
                 attempt.on_commit(lambda: applied.append("of the attempt that failed"))
                 raise ZeroDivisionError
@@ -178,12 +178,12 @@ async def test_what_would_be_awaited_by_nobody_is_refused() -> None:
         (job,) = jobs
         for save, load in ((later, lambda state: None), (lambda: {}, later)):
             with pytest.raises(LocalError, match="a plain function"):
-                job.register_state(save, load)  # type: ignore[arg-type]
+                job.register_state(save, load)
         async with job.step() as step:
             with pytest.raises(LocalError, match="a plain function"):
-                step.on_commit(later)  # type: ignore[arg-type]
+                step.on_commit(later)
             with pytest.raises(LocalError, match="is a function, not None"):
-                step.on_commit(None)  # type: ignore[arg-type]
+                step.on_commit(None)
         with pytest.raises(LocalError, match="its work is not done"):
             async with job.step() as step:
-                step.on_commit(lambda: later())  # type: ignore[arg-type, return-value]
+                step.on_commit(lambda: later())

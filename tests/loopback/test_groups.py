@@ -313,7 +313,7 @@ async def test_different_bits_within_a_sub_group_keep_the_step_from_being_commit
         groups = await split(jobs, [0, 0, 0, None])
         wrong, record = jobs[1]._context, jobs[1]._context.record
         # As if memory had changed under the result of one rank.
-        wrong.record = lambda group, seq, digest: record(group, seq, bytes([digest[0] ^ 1, *digest[1:]]))  # type: ignore[method-assign]
+        wrong.record = lambda group, seq, digest: record(group, seq, bytes([digest[0] ^ 1, *digest[1:]]))
 
         async def step(job: Job) -> None:
             async with job.step() as step:

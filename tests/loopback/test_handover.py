@@ -178,7 +178,7 @@ async def test_the_others_commit_steps_while_a_rank_that_was_cut_off_learns_the_
                 async with job.step() as step:
                     await asyncio.sleep(0.02)
                     over = bool((await job.group.all_reduce(np.array([int(behind and learned)])))[0])
-                    step.on_commit(lambda step=step: commit(job, state, step.number))  # type: ignore[misc]
+                    step.on_commit(lambda step=step: commit(job, state, step.number))
                 if behind and step.number == 4:
                     cut_network(job, 1.6)
 

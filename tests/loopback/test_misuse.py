@@ -67,7 +67,7 @@ async def test_a_cut_takes_a_time_that_is_one_and_a_network_that_is_there() -> N
         (job,) = jobs
         for seconds in (0, float("nan"), float("inf"), "x"):
             with pytest.raises(LocalError, match="how long the network is cut"):
-                cut_network(job, seconds)  # type: ignore[arg-type]
+                cut_network(job, seconds)
     with pytest.raises(LocalError, match="the job is closed"):
         cut_network(job, 1.0)
 
@@ -274,7 +274,7 @@ def test_a_signal_handler_that_raises_ends_the_call_and_leaves_nothing_of_it_run
     peer.start()
     try:
         with two.join("a") as job:
-            with pytest.raises(Alarm), job.step() as step:  # noqa: PT012
+            with pytest.raises(Alarm), job.step() as step:  # noqa: PT012 - the end of the step raises
                 step.on_commit(lambda: applied.append(1))
                 threading.Thread(target=interrupt, args=(job,)).start()
             assert (applied, job.committed_step) == ([], 0)

@@ -302,7 +302,7 @@ async def test_a_rank_that_is_asked_to_stop_does_not_wait_for_ranks_that_are_not
 
     def stopped(service: CoordinatorService) -> None:
         settings = {"job": "alpha", "certs": str(certs), "listen": "127.0.0.1:0", "stop_timeout": 0.1}
-        with quicoll.blocking.join(coordinator=service.address, node="a", **settings) as job:  # type: ignore[arg-type]
+        with quicoll.blocking.join(coordinator=service.address, node="a", **settings) as job:
             with pytest.raises(StepAborted, match="terminated"):
                 waiting(job)
             with pytest.raises(Terminated):

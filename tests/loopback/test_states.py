@@ -172,7 +172,7 @@ async def test_a_state_that_changes_on_one_rank_alone_aborts_a_step_and_is_heale
                 return
             spoiled.append(step)
             if damage == "a bit":
-                models[1].net[2].weight.data.numpy().reshape(-1).view(np.uint8)[7] ^= 1  # type: ignore[operator, union-attr]
+                models[1].net[2].weight.data.numpy().reshape(-1).view(np.uint8)[7] ^= 1
             else:
                 with torch.no_grad():
                     models[1].net(torch.full((4, 3), 9.0) * torch.arange(4.0).unsqueeze(1))
@@ -233,7 +233,7 @@ async def test_a_bit_that_flips_between_two_ranks_stops_both() -> None:
 
         def spoil(job: Job, step: int) -> None:
             if (job.rank, step) == (1, 2):
-                models[1].net[0].bias.data[0] += 1.0  # type: ignore[operator, union-attr]
+                models[1].net[0].bias.data[0] += 1.0
 
         found = await train(jobs, models, steps=9, after=spoil)
         assert [type(error) for error in found] == [Diverged, Diverged]
@@ -269,11 +269,11 @@ async def test_a_callback_that_fails_on_one_rank_is_made_good_from_a_nested_stat
         step = copy.copy(models[1].optimizer.step)
 
         def fail() -> None:
-            models[1].optimizer.step = step  # type: ignore[method-assign]
+            models[1].optimizer.step = step
             step()
             raise ValueError("after the optimizer's step, before the scheduler's")
 
-        models[1].optimizer.step = fail  # type: ignore[method-assign, assignment]
+        models[1].optimizer.step = fail
 
         async def again(job: Job) -> None:
             while job.committed_step < 5:

@@ -159,12 +159,12 @@ async def test_a_timeout_that_is_none_is_refused_before_anything_is_sent(timeout
 async def test_the_ring_is_an_order_and_no_algorithm_of_the_canonical_order() -> None:
     async with cluster(1) as (job,):
         with pytest.raises(LocalError, match="algorithm 'ring' is not known"):
-            job.group.all_reduce(np.ones(2), algorithm="ring")  # type: ignore[arg-type]
+            job.group.all_reduce(np.ones(2), algorithm="ring")
         with pytest.raises(LocalError, match="the number of shards must be an integer"):
-            job.group.shards(2.5)  # type: ignore[arg-type]
+            job.group.shards(2.5)
         for counts in ([1.5], ["a"], 3):
             with pytest.raises(LocalError, match="count"):
-                job.group.reduce_scatter(np.ones(1), counts=counts)  # type: ignore[arg-type]
+                job.group.reduce_scatter(np.ones(1), counts=counts)
 
 
 async def test_a_rank_may_be_any_integer_and_nothing_else() -> None:
@@ -192,7 +192,7 @@ async def test_a_rank_may_be_any_integer_and_nothing_else() -> None:
                 with pytest.raises(LocalError, match="root must be an integer"):
                     call(np.ones(2), root=bad)
             with pytest.raises(LocalError, match="to must be an integer"):
-                group.send(np.ones(2), to=bad)  # type: ignore[arg-type]
+                group.send(np.ones(2), to=bad)
         await asyncio.gather(*(job.group.barrier() for job in jobs))
 
 

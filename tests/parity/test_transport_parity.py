@@ -186,7 +186,7 @@ async def test_channels_keep_their_own_order_and_wait_for_no_other(net: Net) -> 
 
     sending = asyncio.ensure_future(net.call("a", send))
     for channel in (2**32 - 1, 0, 7):  # the last one first: the others' messages do not stand in its way
-        got = await net.call("b", lambda b, channel=channel: receive(b, channel))  # type: ignore[misc]
+        got = await net.call("b", lambda b, channel=channel: receive(b, channel))
         assert got == [payload(channel * 100 + n, size) for n, size in enumerate(sizes)]
     await sending
 
@@ -261,9 +261,9 @@ async def test_messages_that_nobody_takes_wait_within_the_credit_and_posted_ones
 
     async def send(process: Process) -> list[bool]:
         link = process.link("b")
-        process.sent = [link.send(tag(n), memoryview(payload(n, size))) for n in range(count)]  # type: ignore[attr-defined]
-        await asyncio.gather(*(transfer.future for transfer in process.sent[:2]))  # type: ignore[attr-defined]
-        return [transfer.future.done() for transfer in process.sent]  # type: ignore[attr-defined]
+        process.sent = [link.send(tag(n), memoryview(payload(n, size))) for n in range(count)]
+        await asyncio.gather(*(transfer.future for transfer in process.sent[:2]))
+        return [transfer.future.done() for transfer in process.sent]
 
     assert await net.call("a", send) == [True, True, False, False, False, False]
     await net.exchange("a", "b", 100, 300_000)
@@ -279,7 +279,7 @@ async def test_messages_that_nobody_takes_wait_within_the_credit_and_posted_ones
     assert held == 0
 
     async def finish(process: Process) -> None:
-        await asyncio.gather(*(transfer.future for transfer in process.sent))  # type: ignore[attr-defined]
+        await asyncio.gather(*(transfer.future for transfer in process.sent))
 
     await net.call("a", finish)
 

@@ -47,7 +47,7 @@ async def train(job: Job, sim: Any, *, dense: bool = False) -> int:
             async with job.step() as step:
                 await asyncio.sleep(0.05)
                 total = await job.group.all_reduce(np.ones(8))
-                step.on_commit(lambda total=total: apply(total))  # type: ignore[misc]
+                step.on_commit(lambda total=total: apply(total))
         except (LocalError, Diverged, JobDone):
             raise
         except QuicollError:

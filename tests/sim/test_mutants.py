@@ -163,7 +163,7 @@ def a_rank_learns() -> Simulation:
         sim.at(0.6).restart(2)
         sim.at(1.0).heal()
 
-    settings = Settings(ranks=3, recovery=10.0, limit=30.0, learn_from_bytes=workload.LEARN_FROM)
+    settings = Settings(ranks=3, recovery=4.0, limit=30.0, learn_from_bytes=workload.LEARN_FROM)
     return of_load(workload.Load(table=True), script, settings)
 
 

@@ -363,12 +363,12 @@ class AsynchronousObject:
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(LocalError, match=message):
-        scenario(**arguments)  # type: ignore[arg-type]
+        scenario(**arguments)
 
 
 def test_a_decorator_without_parentheses_is_refused() -> None:
     with pytest.raises(LocalError, match=r"fine: write @scenario\(\) with its parentheses"):
-        scenario(fine)  # type: ignore[arg-type]
+        scenario(fine)
 
 
 @pytest.mark.parametrize("hidden", [asynchronous, generating])
@@ -379,7 +379,7 @@ def test_a_script_that_turns_out_to_have_written_nothing_fails_its_test(hidden: 
 
 
 def test_seeds_of_other_kinds_of_integers_are_taken() -> None:
-    assert scenario(seeds=np.int64(2), ranks=np.int8(3))(fine).sim_trial.seeds == (0, 1)  # type: ignore[arg-type]
+    assert scenario(seeds=np.int64(2), ranks=np.int8(3))(fine).sim_trial.seeds == (0, 1)
     assert scenario(seeds=iter(np.arange(3)))(fine).sim_trial.seeds == (0, 1, 2)
 
 
@@ -403,7 +403,7 @@ def test_a_function_that_no_rank_can_run_is_refused() -> None:
         (taken, "sim_seed is taken"),
     ):
         with pytest.raises(LocalError, match=message):
-            scenario()(function)  # type: ignore[arg-type]
+            scenario()(function)
 
 
 def test_run_gives_the_outcome_and_ranks_go_before_those_of_settings() -> None:

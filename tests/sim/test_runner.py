@@ -143,9 +143,9 @@ def test_a_worker_that_is_stuck_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[subprocess.Popen[bytes]] = []
 
-    class Counted(subprocess.Popen):  # type: ignore[type-arg]
+    class Counted(subprocess.Popen):
         def __init__(self, *args: object, **settings: object) -> None:
-            super().__init__(*args, **settings)  # type: ignore[call-overload]
+            super().__init__(*args, **settings)
             made.append(self)
 
     def broken(result: SeedResult) -> None:

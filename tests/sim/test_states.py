@@ -34,7 +34,7 @@ async def steps(job: Job, sim: Simulation, apply: Callable[[Any], None], mine: C
             async with job.step() as step:
                 await asyncio.sleep(0.05)
                 total = await job.group.all_reduce(mine())
-                step.on_commit(lambda total=total: apply(total))  # type: ignore[misc]
+                step.on_commit(lambda total=total: apply(total))
         except (LocalError, Diverged):
             raise
         except QuicollError:
@@ -144,7 +144,7 @@ def test_a_bit_that_flips_is_found_within_the_steps_that_are_set_and_healed(bit:
                 async with job.step() as step:
                     await asyncio.sleep(0.05)
                     total = await job.group.all_reduce(np.ones(16))
-                    step.on_commit(lambda total=total: apply(total))  # type: ignore[misc]
+                    step.on_commit(lambda total=total: apply(total))
             except QuicollError as error:
                 if isinstance(error, LocalError | Diverged):
                     raise
@@ -152,7 +152,7 @@ def test_a_bit_that_flips_is_found_within_the_steps_that_are_set_and_healed(bit:
                 continue
             if job.node == "worker-2" and step.number == 5 and not flipped:
                 flipped = True
-                assert job.flip_bit(bit) == "w"  # type: ignore[attr-defined]
+                assert job.flip_bit(bit) == "w"
         return [float(value) for value in np.asarray(mine["w"])]
 
     outcome = run(worker, crash=None, state_check_every=3)

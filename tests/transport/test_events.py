@@ -319,7 +319,7 @@ async def test_a_snapshot_says_what_the_link_did(world: World) -> None:
     assert here.cwnd > 0
     assert (here.suspect_after_ns, here.lost_after_ns) == (13_500 * MS, 30_000 * MS)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        here.cwnd = 0  # type: ignore[misc]
+        here.cwnd = 0
 
 
 async def test_a_snapshot_shows_credit_at_both_ends(world: World) -> None:
@@ -393,8 +393,8 @@ async def test_log_records_name_peer_and_link(world: World, caplog: pytest.LogCa
     records = [record for record in caplog.records if record.name == "quicoll.transport"]
     assert records
     assert all(hasattr(record, "peer") and hasattr(record, "link") for record in records)
-    assert ("worker/b", ours.number) in {(record.peer, record.link) for record in records}  # type: ignore[attr-defined]
-    assert any(record.peer == "coordinator/c" and "refused" in record.message for record in records)  # type: ignore[attr-defined]
+    assert ("worker/b", ours.number) in {(record.peer, record.link) for record in records}
+    assert any(record.peer == "coordinator/c" and "refused" in record.message for record in records)
 
 
 def texts(directory: Path) -> dict[str, str]:

@@ -133,3 +133,23 @@ def test_no_text_has_marks_of_a_merge_that_was_not_finished() -> None:
     ]
     assert len(files) > 500
     assert marked == []
+
+
+def test_whatever_is_excepted_from_a_check_says_why_beside_it() -> None:
+    """On its line, or in a comment above. Tests are not checked for types, so there is nothing to except in them."""
+    mark = re.compile(r"  # (?:type: ignore\[[a-z, -]+\]|noqa: [A-Z0-9]+(?:, [A-Z0-9]+)*)")
+    silent, count = [], 0
+    for folder in ("quicoll", "transport", "tests", "benchmarks", "examples"):
+        for path in sorted((REPOSITORY / folder).rglob("*.py")):
+            above = ""
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if found := mark.search(line):
+                    count += 1
+                    reason = mark.sub("", line[found.start() :]).strip(" -#")
+                    above_says = above.lstrip().startswith("#") and "type: ignore" not in above
+                    is_idle = "type: ignore" in line and folder == "tests" and path.name != "test_typing.py"
+                    if is_idle or (not reason and not above_says and path.name != "test_typing.py"):
+                        silent.append(f"{path.relative_to(REPOSITORY)}:{number}")
+                above = line
+    assert count > 20
+    assert silent == []

@@ -417,7 +417,7 @@ class Episode:
                     await asyncio.gather(sent.future, received.future)
                     self._hold(memory == kept == data, "an honest message was altered")
                     self._hold(await target.channel(1).receive() == word, "an honest channel's message was altered")
-                    while not words or words[-1] != word:  # noqa: ASYNC110
+                    while not words or words[-1] != word:  # noqa: ASYNC110 - nobody tells of it
                         await asyncio.sleep(0.01)
                     self._hold(words == sorted(set(words)), "an honest word came twice or out of order")
                     del words[:-1]

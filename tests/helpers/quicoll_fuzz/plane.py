@@ -12,11 +12,8 @@ that was closed comes to its end, and another takes its place. All chance comes 
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from quicoll_transport.errors import ProtocolError
@@ -30,6 +27,7 @@ from quicoll_transport.quic.packets import seal
 from quicoll_transport.quic.parameters import TransportParameters
 from quicoll_transport.quic.plane import Plane
 
+from .command import main
 from .mutate import EXTREMES, mutate_bytes, mutate_frames, random_frames
 from .world import Finding
 
@@ -445,40 +443,5 @@ def run_plane_episode(
         raise Finding(f"{type(error).__name__}: {error}\n    to see it again: {again}") from error
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="quicoll_fuzz.plane", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--inputs", type=int, default=100_000)
-    parser.add_argument("--size", type=int, default=5000, help="inputs of one episode")
-    parser.add_argument("--episode", type=int, help="only this one, as a finding names it")
-    options = parser.parse_args()
-    tally: dict[str, int] = {"inputs": 0}
-    why: dict[str, int] = {}
-    findings, began = 0, time.process_time()
-    episode = options.episode or 0
-    while True:
-        try:
-            run_plane_episode(options.seed, episode, options.size, tally, why)
-        except Finding as found:
-            findings += 1
-            if options.episode is not None:
-                raise
-            sys.stdout.write(f"FINDING in episode {episode}: {found}\n")
-            sys.stdout.flush()
-            if findings >= 20:
-                break
-        episode += 1
-        if episode % 20 == 0:
-            sys.stdout.write(json.dumps({"episodes": episode, **tally}) + "\n")
-            sys.stdout.flush()
-        if options.episode is not None or tally["inputs"] >= options.inputs:
-            break
-    for reason, count in sorted(why.items(), key=lambda item: -item[1])[:12]:
-        sys.stdout.write(f"{count} {reason}\n")
-    taken = round(time.process_time() - began, 1)
-    sys.stdout.write(json.dumps({"seed": options.seed, "findings": findings, "cpu_seconds": taken, **tally}) + "\n")
-    return 1 if findings else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("quicoll_fuzz.plane", __doc__, run_plane_episode))

@@ -75,13 +75,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def busy(self) -> list[str]:
         """What the loop would do next."""
-        ready = [*self._ready, *sorted(self._scheduled)[:3]]  # type: ignore[attr-defined]
+        ready = [*self._ready, *sorted(self._scheduled)[:3]]
         return [repr(handle) for handle in ready[:5]]
 
     @property
     def scheduled(self) -> int:
         """Timers that the loop holds, cancelled ones too until asyncio drops them."""
-        return len(self._scheduled)  # type: ignore[attr-defined]
+        return len(self._scheduled)
 
 
 class Net:

@@ -154,7 +154,7 @@ async def test_a_message_that_came_in_the_moment_of_the_cancellation_is_the_next
         if waiter.done():  # woken, and cancelled before it runs
             first.cancel()
 
-    channel._advance = advance_and_cancel  # type: ignore[method-assign]
+    channel._advance = advance_and_cancel
     await a.channel(0).send(b"once").future
     assert await second == b"once"
     assert first.cancelled()

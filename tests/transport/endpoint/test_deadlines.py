@@ -49,7 +49,7 @@ class World:
         self.timers = self.live_timers()
 
     def live_timers(self) -> int:
-        return sum(not handle.cancelled() for handle in self.loop._scheduled)  # type: ignore[attr-defined]
+        return sum(not handle.cancelled() for handle in self.loop._scheduled)
 
     def open(self, node: str, *, config: EndpointConfig = PATIENT, faults: Faults | None = None) -> Endpoint:
         made = Endpoint(

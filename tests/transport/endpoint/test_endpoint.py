@@ -225,7 +225,7 @@ async def test_a_peer_that_never_reads_costs_bounded_memory_and_is_lost_in_time(
     config = EndpointConfig(lost_after_ns=1000 * MS)
     a, _ = await world.pair(config=config)
     stopped = world.endpoints[1]
-    world.loop.remove_reader(stopped._io._socket.fileno())  # type: ignore[attr-defined]
+    world.loop.remove_reader(stopped._io._socket.fileno())
     data = bytearray(64 << 20)
     sent = [a.send(tag(n), memoryview(data)) for n in range(4)]
     sent += [a.send(tag(n), memoryview(data)[: 1 << 19]) for n in range(4, 40)]

@@ -382,7 +382,7 @@ def test_a_stranger_that_sends_and_sends_and_never_gets_on_is_cut_off(run: Run) 
 def test_a_control_flood_ends_the_connection_of_the_member_that_sends_it(run: Run, kind: str) -> None:
     async def test(world: World) -> None:
         enemy = await world.enemy()
-        word = encode_control(Ping(1)) if kind == "heartbeats" else b"\x00\x00\x00\x03\x92\x05\x00"  # Credit(0)
+        word = encode_control(Ping(1)) if kind == "heartbeats" else b"\x00\x00\x00\x03\x92\x03\x00"  # Pong(0)
         for _ in range(60):
             enemy.session.send_control(50 * word)
             enemy.pump()
@@ -595,4 +595,4 @@ def test_a_connection_ends_at_the_integrity_limit_and_its_link_goes_on_over_anot
 )
 def test_limits_that_cannot_work_are_refused(setting: dict[str, int]) -> None:
     with pytest.raises(ConfigurationError, match=f"{next(iter(setting))} must be"):
-        SessionConfig(**setting)  # type: ignore[arg-type]
+        SessionConfig(**setting)

@@ -174,7 +174,7 @@ def forgotten(place: Place) -> asyncio.Semaphore:
         forget(connection)
         seen.release()
 
-    place.host._core.traffic._forget = wrapper  # type: ignore[method-assign]
+    place.host._core.traffic._forget = wrapper
     return seen
 
 

@@ -188,7 +188,7 @@ class Held:
 
     def __init__(self, session: Session, socket: UdpSocket) -> None:
         self._session, self._socket, self._turn = session, socket, session.datagrams_to_send
-        session.datagrams_to_send = self._look  # type: ignore[method-assign]
+        session.datagrams_to_send = self._look
 
     def _look(self, now_ns: int) -> list[DatagramRun]:
         out, plane = self._turn(now_ns), self._session._plane

@@ -158,7 +158,7 @@ def test_news_of_the_host_is_taken_for_the_address_that_the_peer_has_now(run: Ru
         world.roaming.move(ELSEWHERE)
         await finish([begin(ours, theirs, 1, 100_000), begin(theirs, ours, 2, 100_000)])
         heard: list[int] = []
-        theirs._core.unreachable = heard.append  # type: ignore[method-assign, assignment]
+        theirs._core.unreachable = heard.append
         world.server._on_unreachable(CLIENT, Trouble())
         assert heard == [], "nobody of ours is there any more"
         world.server._on_unreachable(ELSEWHERE, Trouble())

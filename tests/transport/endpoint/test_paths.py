@@ -121,7 +121,7 @@ async def test_the_next_address_is_dialled_at_once_when_one_is_refused(
         assert "nothing listens there" in reason
         waits.append(peer.next_dial_ns > a.now_ns())
 
-    a._core._detached = detached  # type: ignore[method-assign]
+    a._core._detached = detached
     link = a.link(b.identity, addresses=[unused(host), unused(host), unused(host), b.address], dial=True)
     await link.wait_up()
     assert link.attempts == 4
@@ -157,7 +157,7 @@ async def test_where_nothing_listens_the_reason_names_every_address(pair: Pair, 
         if link.attempts == 2 and not refused.done():
             refused.set_result(link.refusal)
 
-    a._core._detached = detached  # type: ignore[method-assign]
+    a._core._detached = detached
     assert (
         await refused
         == f"{format_address(first)}: nothing listens there; {format_address(second)}: nothing listens there"
@@ -187,7 +187,7 @@ async def test_datagrams_too_long_for_the_path_become_shorter(pair: Pair) -> Non
         sizes.extend(len(data) for data, _ in apart(runs))
         send(runs)
 
-    b._io.send = watched  # type: ignore[method-assign]
+    b._io.send = watched
     await deliver(link, b)
     assert max(sizes) == 1300
 
@@ -255,7 +255,7 @@ async def test_a_route_that_is_away_for_a_while_does_not_count_against_a_link_th
     link = a.link(b.identity, addresses=[b.address], dial=True)
     await link.wait_up()
     counted: list[int] = []
-    link._core.unreachable = counted.append  # type: ignore[method-assign]
+    link._core.unreachable = counted.append
     for _ in range(100):
         a._on_unreachable(b.address, Trouble("the network is unreachable", refused=False))
     assert counted == []

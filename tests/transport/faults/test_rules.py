@@ -286,7 +286,7 @@ def test_an_address_that_is_only_text_is_refused() -> None:
         lambda: Cut(addresses=("10.0.0.1",)),
         lambda: Partition(("a",), ("b",)),
         lambda: Only(Cut(), None, ("a",)),
-    ):  # type: ignore[arg-type]
+    ):
         with pytest.raises(ConfigurationError, match="an address is"):
             make()
 

@@ -268,7 +268,7 @@ def through_faults(seed: int, batches: Sequence[Sequence[tuple[bytes, Address]]]
         BurstLoss.mean(0.2, burst=2), Corrupt(0.3), Rate(50_000), Delay(MS, 3 * MS), Reorder(0.2), Duplicate(0.3)
     )
     loop, inner, came = HandLoop(), Recorder(), []
-    io = FaultyIO(inner, faults := Faults(random.Random(seed)), loop=loop, limit_bytes=300)  # type: ignore[arg-type]
+    io = FaultyIO(inner, faults := Faults(random.Random(seed)), loop=loop, limit_bytes=300)
     faults.add(Drop(0.1))
     faults.add(rules)
     io.start(lambda runs: came.extend(apart(runs)), lambda address, trouble: None)
@@ -301,7 +301,7 @@ async def test_a_run_that_passes_at_once_is_not_taken_apart_nor_one_that_is_late
     memory = bytearray(b"aabb")
     run = DatagramRun(memoryview(memory), 2, PEER)
     seen: list[DatagramRun] = []
-    bench.inner.send = seen.extend  # type: ignore[method-assign, assignment]
+    bench.inner.send = seen.extend
     bench.io.send([run])
     assert seen == [run]
     bench.faults.add(Delay(3_600_000 * MS))

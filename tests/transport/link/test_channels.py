@@ -220,7 +220,7 @@ def test_a_message_that_stays_corrupt_names_its_channel_at_both_ends_and_the_nex
         assert (error.peer, error.channel, error.counter, error.sequence, error.tag) == (peer, 9, 1, 1, b"")
         assert error.expected == checksum(payload(1, 3000)) != error.found
         assert "message 1 of channel 9" in str(error)
-    assert sent.error.found == posted.error.found  # type: ignore[union-attr]
+    assert sent.error.found == posted.error.found
     push(pair, 9, 2, 3000)
     after = take(pair, 9)
     pair.settle()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.link.frames import (
     HEADER_SIZE,
+    INLINE_BYTES,
     MAX_APP,
     MAX_CHANNEL,
     MAX_CONTROL,
@@ -25,10 +26,10 @@ from quicoll_transport.link.frames import (
     Cancel,
     Control,
     ControlReader,
-    Credit,
     Grant,
     Header,
     Hello,
+    InlineMessage,
     Nack,
     Offer,
     Ping,
@@ -81,8 +82,8 @@ controls: st.SearchStrategy[Control] = st.one_of(
     st.builds(Hello, u62, u62, u62, u62, u62, ranges(), u62, u62, partials()),
     st.builds(Ping, u62),
     st.builds(Pong, u62),
-    st.builds(Ack, u62, ranges(), u62),
-    st.builds(Credit, u62),
+    st.builds(Ack, u62, ranges(), u62, u62),
+    st.builds(InlineMessage, st.binary(max_size=80), st.binary(max_size=INLINE_BYTES)),
     st.builds(Offer, u62, any_tags, st.integers(0, MAX_LENGTH)),
     st.builds(Grant, u62),
     st.builds(Nack, u62, u62, u64, st.booleans()),
@@ -196,7 +197,7 @@ def test_control_messages_come_back_however_the_stream_is_cut(messages: list[Con
 
 
 def test_control_messages_come_back_byte_by_byte() -> None:
-    messages: list[Control] = [Ping(5), App(0, b"x" * 300), Ack(3, ((5, 6),), 1)]
+    messages: list[Control] = [Ping(5), App(0, b"x" * 300), Ack(3, ((5, 6),), 1, 7)]
     reader = ControlReader()
     received = [m for byte in b"".join(map(encode_control, messages)) for m in reader.feed(bytes([byte]))]
     assert received == messages
@@ -292,7 +293,7 @@ def test_largest_application_message_passes_and_a_larger_one_is_not_encoded() ->
 def test_largest_acknowledgement_passes() -> None:
     top = 1 << 62
     also = tuple((top + 2 * i, top + 2 * i + 1) for i in range(MAX_RANGES))
-    ack = Ack(top, also, top)
+    ack = Ack(top, also, top, top)
     assert ControlReader().feed(encode_control(ack)) == [ack]
 
 

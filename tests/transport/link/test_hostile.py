@@ -17,7 +17,6 @@ from quicoll_transport.link.frames import (
     App,
     Cancel,
     Control,
-    Credit,
     Grant,
     Header,
     Hello,
@@ -48,10 +47,10 @@ def arrive(core: LinkCore, header: Header) -> None:
     ("message", "reason"),
     [
         (Hello(2, 7, 1, 1, 0, (), 0, 0), "second Hello"),
-        (Ack(2, (), 0), "never sent"),
-        (Ack(0, ((1, 3),), 0), "never sent"),
-        (Ack(0, (), 2), "never sent"),
-        (Credit(10**9), "more credit than was used"),
+        (Ack(2, (), 0, 0), "never sent"),
+        (Ack(0, ((1, 3),), 0, 0), "never sent"),
+        (Ack(0, (), 2, 0), "never sent"),
+        (Ack(0, (), 0, 10**9), "more credit than was used"),
         (App(1, b""), "where 0 is next"),
         (Grant(1), "not sent"),
         (Nack(1, 0, 0, False), "not sent"),
@@ -70,7 +69,7 @@ def test_words_that_a_peer_may_not_say(message: Control, reason: str) -> None:
 
 
 def test_words_about_a_message_that_is_still_queued_here() -> None:
-    for message in (Ack(1, (), 0), Grant(0), Nack(0, 0, 0, True), RefuseMessage(0, "no")):
+    for message in (Ack(1, (), 0, 0), Grant(0), Nack(0, 0, 0, True), RefuseMessage(0, "no")):
         pair = Pair().up()
         pair.a.core._outbox._offered = MAX_OFFERS  # as if so many offers waited
         pair.a.core._outbox._peer_credit = 0
@@ -151,7 +150,7 @@ def test_acknowledging_a_huge_range_costs_what_is_outstanding_and_not_what_is_na
     out = pair.a.core._outbox
     out._next = 1 << 60
     sent = pair.send(1, 10)
-    pair.a.core.control(Ack(0, ((5, (1 << 60) + 1),), 0), 0)
+    pair.a.core.control(Ack(0, ((5, (1 << 60) + 1),), 0, 0), 0)
     assert sent.state is SendState.ACKED
 
 
@@ -159,7 +158,7 @@ def test_old_and_unknown_words_do_no_harm() -> None:
     pair = Pair().up()
     sent, posted = pair.send(0, 10), pair.post(0, 10)
     pair.settle()
-    for message in (Ack(0, (), 0), Ack(1, (), 0), Grant(0), Nack(0, 0, 1, False), Nack(0, 9, 1, True), Pong(5)):
+    for message in (Ack(0, (), 0, 0), Ack(1, (), 0, 0), Grant(0), Nack(0, 0, 1, False), Nack(0, 9, 1, True), Pong(5)):
         pair.a.core.control(message, 0)
     pair.a.core.control(RefuseMessage(0, "late"), 0)
     assert sent.state is SendState.ACKED

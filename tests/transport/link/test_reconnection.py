@@ -184,7 +184,7 @@ def test_payload_that_stays_corrupt_fails_at_both_ends_with_both_digests(
         assert isinstance(error, MessageCorrupted)
         assert error.expected == checksum(payload(1, 3000))
         assert error.found != error.expected
-    assert sent.error.found == posted.error.found  # type: ignore[union-attr]
+    assert sent.error.found == posted.error.found
     assert pair.b.core.stats.messages_received == 0
     assert pair.a.core.state is LinkState.UP
     assert_clean(pair)

@@ -16,7 +16,7 @@ async def open_inbox() -> AsyncIterator[OpenInbox]:
     opened: list[Inbox] = []
 
     def make(host: str, **settings: bool | int) -> Inbox:
-        opened.append(Inbox(host, **settings))  # type: ignore[arg-type]
+        opened.append(Inbox(host, **settings))
         return opened[-1]
 
     yield make

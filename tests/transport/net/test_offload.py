@@ -41,7 +41,7 @@ def test_a_kernel_without_an_option_is_found_out(probe: pytest.MonkeyPatch, opti
     supported.cache_clear()
 
     class Older(socket.socket):
-        def setsockopt(self, level: int, name: int, value: int) -> None:  # type: ignore[override]
+        def setsockopt(self, level: int, name: int, value: int) -> None:
             if (level, name) == (17, option):
                 raise OSError(errno.ENOPROTOOPT, "told to fail")
             super().setsockopt(level, name, value)
@@ -54,7 +54,7 @@ def test_a_kernel_without_an_option_is_found_out(probe: pytest.MonkeyPatch, opti
 @pytest.mark.skipif(sys.platform != "linux", reason="these are options of Linux")
 def test_a_system_that_takes_the_option_and_refuses_to_send_is_found_out(probe: pytest.MonkeyPatch) -> None:
     class Refusing(socket.socket):
-        def sendmsg(self, *arguments: object) -> int:  # type: ignore[override]
+        def sendmsg(self, *arguments: object) -> int:
             raise OSError(errno.EIO, "told to fail")
 
     probe.setattr(offload.socket, "socket", Refusing)

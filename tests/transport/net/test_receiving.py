@@ -91,9 +91,9 @@ def reading(
     monkeypatch: pytest.MonkeyPatch, pieces: list[tuple[bytes, int, Address] | int], *, together: bool
 ) -> UdpSocket:
     monkeypatch.setattr(offload, "supported", lambda: Offload(sends=False, receives=together))
-    opened = UdpSocket("127.0.0.1", 0, loop=None)  # type: ignore[arg-type]
+    opened = UdpSocket("127.0.0.1", 0, loop=None)
     opened._socket.close()
-    opened._socket = Source(pieces)  # type: ignore[assignment]
+    opened._socket = Source(pieces)
     return opened
 
 

@@ -46,7 +46,7 @@ def run_of(data: list[bytes], address: Address) -> DatagramRun:
 
 def replace_socket(inbox: Inbox, *codes: int, **more: Iterator[int] | list[int]) -> Failing:
     failing = Failing(inbox.socket._socket, codes, **{name: iter(each) for name, each in more.items()})
-    inbox.socket._socket = failing  # type: ignore[assignment]
+    inbox.socket._socket = failing
     return failing
 
 
@@ -203,9 +203,9 @@ def test_nothing_is_lost_doubled_or_overtaken_however_often_the_socket_is_full(
     rng = random.Random(seed)
     monkeypatch.setattr(offload, "supported", lambda: Offload(sends=bool(seed % 2), receives=False))
     loop = HandLoop()
-    opened = udp.UdpSocket("127.0.0.1", 0, loop=loop)  # type: ignore[arg-type]
+    opened = udp.UdpSocket("127.0.0.1", 0, loop=loop)
     opened._socket.close()
-    wire = opened._socket = Wire(rng)  # type: ignore[assignment]
+    wire = opened._socket = Wire(rng)
     given: list[tuple[bytes, Address]] = []
     for n in range(60):
         address = ("192.0.2.1", rng.randrange(1, 3))

@@ -89,7 +89,7 @@ async def test_a_datagram_too_long_for_the_path_says_what_fits(open_inbox: Calla
 )
 async def test_each_fault_of_sending_has_its_name(open_inbox: Callable[..., Inbox], code: int, words: str) -> None:
     inbox, other = open_inbox("127.0.0.1"), open_inbox("127.0.0.1")
-    inbox.socket._socket = Failing(inbox.socket._socket, [code] * 3)  # type: ignore[assignment]
+    inbox.socket._socket = Failing(inbox.socket._socket, [code] * 3)
     inbox.send((b"lost", other.address), (b"longer", other.address))
     address, trouble = await inbox.troubles.get()
     assert address == other.address
@@ -104,7 +104,7 @@ async def test_a_run_to_where_there_is_no_way_is_lost_datagram_by_datagram_and_t
     open_inbox: Callable[..., Inbox],
 ) -> None:
     a, b = open_inbox("127.0.0.1"), open_inbox("127.0.0.1")
-    a.socket._socket = Failing(a.socket._socket, [errno.ENETUNREACH] * (3 + 3 * 10))  # type: ignore[assignment]
+    a.socket._socket = Failing(a.socket._socket, [errno.ENETUNREACH] * (3 + 3 * 10))
     a.send(*[(b"lost", b.address)] * 10)
     _, trouble = await a.troubles.get()
     assert trouble == Trouble("the network is unreachable", refused=False)

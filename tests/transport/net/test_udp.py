@@ -106,7 +106,7 @@ async def test_a_closed_socket_says_so_when_started_and_is_silent_otherwise(open
 @pytest.mark.loopback
 async def test_closing_with_a_backlog_leaves_no_timer_behind(open_inbox: Callable[..., Inbox]) -> None:
     inbox = open_inbox("127.0.0.1")
-    inbox.socket._socket = Failing(inbox.socket._socket, [errno.ENOBUFS])  # type: ignore[assignment]
+    inbox.socket._socket = Failing(inbox.socket._socket, [errno.ENOBUFS])
     inbox.send((b"x", inbox.address))
     again = inbox.socket._again
     assert again is not None

@@ -258,6 +258,7 @@ def test_the_private_names_are_where_they_were() -> None:
     }
     context = tls.Context(is_client=False)
     assert context._request_client_certificate is False
+    assert tls.Group.X25519 in context._supported_groups
     assert context._peer_certificate is None
     assert context._peer_certificate_chain == []
     assert module.Buffer is Buffer
@@ -269,11 +270,12 @@ def test_there_are_no_more_private_names_than_the_head_says() -> None:
     assigned = {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
     defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)} - {"_initialize"}
     foreign = {node.attr for node in attributes if node.attr[:2] != "__"} - assigned - defined
-    assert assigned & set(dir(tls.Context(is_client=False))) == {"_request_client_certificate"}
+    theirs = {"_request_client_certificate", "_supported_groups"}
+    assert assigned & set(dir(tls.Context(is_client=False))) == theirs
     assert foreign == {"_initialize", "_state", "_peer_certificate", "_peer_certificate_chain"}
     imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert [name for name in imported if "._" in name] == ["aioquic._buffer"]
-    for name in foreign | {"_request_client_certificate", "_buffer"}:
+    for name in foreign | theirs | {"_buffer"}:
         assert name in (module.__doc__ or "")
 
 
@@ -362,6 +364,15 @@ def test_each_side_learns_what_the_other_has_told(credentials_of: CredentialsOf)
     assert b.local == replace(told, stateless_reset_token=token_of(b.cid)) == a.remote
 
 
+def test_a_client_offers_one_key_and_a_server_takes_any(credentials_of: CredentialsOf) -> None:
+    path = Path((Ours, Ours), (credentials_of("a"), credentials_of("b"))).run()
+    client, server = (side.handshake._quic.tls for side in (path.client, path.server))
+    assert client._supported_groups == [tls.Group.X25519]
+    assert not client._ec_private_keys
+    assert client._x448_private_key is None
+    assert tls.Group.SECP256R1 in server._supported_groups
+
+
 def test_what_a_peer_does_not_say_has_the_value_of_the_rfc(credentials_of: CredentialsOf) -> None:
     class Silent(Ours):
         def __init__(self, quic: QuicConfiguration, **options: Any) -> None:
@@ -381,7 +392,9 @@ def test_what_a_peer_does_not_say_has_the_value_of_the_rfc(credentials_of: Crede
 @pairs
 @pytest.mark.parametrize("lost", range(7))
 def test_any_datagram_may_be_lost(kinds: Any, lost: int, credentials_of: CredentialsOf) -> None:
-    tap = lambda count, data: [] if count == lost else [(DELAY, data)]  # noqa: E731
+    def tap(count: int, data: bytes) -> list[tuple[int, bytes]]:
+        return [] if count == lost else [(DELAY, data)]
+
     path = Path(kinds, (credentials_of("a"), credentials_of("b")), tap=tap, retry=True).run()
     assert path.client.is_done
     assert path.server.is_done
@@ -390,7 +403,9 @@ def test_any_datagram_may_be_lost(kinds: Any, lost: int, credentials_of: Credent
 
 @pairs
 def test_everything_may_come_twice_and_late(kinds: Any, credentials_of: CredentialsOf) -> None:
-    tap = lambda count, data: [(DELAY * (1 + count % 3), data), (DELAY * 3, data)]  # noqa: E731
+    def tap(count: int, data: bytes) -> list[tuple[int, bytes]]:
+        return [(DELAY * (1 + count % 3), data), (DELAY * 3, data)]
+
     path = Path(kinds, (credentials_of("a"), credentials_of("b")), tap=tap).run()
     assert path.client.is_done
     assert path.server.is_done
@@ -648,7 +663,7 @@ def test_the_trace_is_handed_on_and_not_ended(credentials_of: CredentialsOf) -> 
     traces = [handover.trace for handover in handovers(path)]
     assert None not in traces
     assert traces == [path.client.handshake.trace, path.server.handshake.trace]
-    assert len(traces[0].to_dict()["events"]) > 10  # type: ignore[union-attr]
+    assert len(traces[0].to_dict()["events"]) > 10
     path.wait(60_000)
     assert path.client.handshake.failed is not None
     assert ended == []

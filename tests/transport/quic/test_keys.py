@@ -34,8 +34,8 @@ def pair(
     one, other = b"\1" * size, b"\2" * size
     options = {"key_packets": key_packets, "pto_ns": lambda: PTO}
     return (
-        KeyPhases(suite, one, other, confirmed=confirmed, **options),  # type: ignore[arg-type]
-        KeyPhases(suite, other, one, confirmed=True, **options),  # type: ignore[arg-type]
+        KeyPhases(suite, one, other, confirmed=confirmed, **options),
+        KeyPhases(suite, other, one, confirmed=True, **options),
     )
 
 
@@ -60,7 +60,7 @@ class End:
 
 
 def ends(**options: int) -> tuple[End, End]:
-    a, b = pair(**options)  # type: ignore[arg-type]
+    a, b = pair(**options)
     return End(a), End(b)
 
 
@@ -77,7 +77,10 @@ def exchange(a: End, b: End, now_ns: int = 0) -> None:
 def test_server_initial_keys_of_the_rfc() -> None:
     """RFC 9001 appendix A.1: these labels derive the 1-RTT keys as well."""
     secret = bytes.fromhex("3c199828fd139efd216c155ad844cc81fb82fa8d7446fa7d78be803acdda951b")
-    label = lambda name, size: expand_label(AES_128_GCM_SHA256, secret, name, size).hex()  # noqa: E731
+
+    def label(name: str, size: int) -> str:
+        return expand_label(AES_128_GCM_SHA256, secret, name, size).hex()
+
     assert label("quic key", 16) == "cf3a5331653c364c88f0f379b6067e37"
     assert label("quic iv", 12) == "0ac1493ca1905853b0bba03e"
     assert label("quic hp", 16) == "c206b8d9b9f0f37644430b490eeaa314"
@@ -243,7 +246,7 @@ def test_a_forged_phase_bit_changes_nothing_and_costs_one_decryption(monkeypatch
     def counted(*arguments: object) -> bytes:
         nonlocal made
         made += 1
-        return derive(*arguments)  # type: ignore[arg-type]
+        return derive(*arguments)
 
     monkeypatch.setattr(keys_module, "expand_label", counted)
     for bit in (0, 4):

@@ -18,8 +18,8 @@ def server() -> Paths:
     return paths
 
 
-def moved(paths: Paths, address: tuple[str, int], now_ns: int = 0, cid: bytes = CID) -> Path:
-    path = paths.heard(address, 100, cid)
+def moved(paths: Paths, address: tuple[str, int], now_ns: int = 0, *, cid: bytes = CID, size: int = 400) -> Path:
+    path = paths.heard(address, size, cid)
     paths.move(path, now_ns, PTO)
     return path
 
@@ -46,12 +46,12 @@ def test_both_paths_are_challenged_on_a_move_and_little_goes_to_the_new_one() ->
     paths = server()
     path = moved(paths, AWAY)
     assert paths.current is path
-    assert path.room == 300
-    path.sent += 250
-    assert path.room == 50
+    assert path.room == 1200
     asked = challenges(paths, 0)
+    path.sent += 1150
+    assert path.room == 50
     assert sorted(asked) == [HOME, AWAY]
-    paths.on_response(asked[AWAY])
+    paths.on_response(asked[AWAY], 0)
     assert path.validated
     assert path.room > 1 << 40
     assert paths.changed, "nothing is known of the capacity of a path to another host"
@@ -60,7 +60,7 @@ def test_both_paths_are_challenged_on_a_move_and_little_goes_to_the_new_one() ->
 def test_another_port_of_the_same_host_is_the_same_path() -> None:
     paths = server()
     moved(paths, PORT)
-    paths.on_response(challenges(paths, 0)[PORT])
+    paths.on_response(challenges(paths, 0)[PORT], 0)
     assert paths.current.validated
     assert not paths.changed
 
@@ -93,14 +93,58 @@ def test_a_spoofed_move_ends_with_the_next_packet_from_home() -> None:
     assert not paths.changed
 
 
+def test_a_path_that_was_asked_with_little_is_asked_again_with_all_that_quic_needs() -> None:
+    """RFC 9000 section 8.2.1: the answer to a small challenge says nothing of the path's MTU."""
+    paths = server()
+    path = moved(paths, AWAY, size=399)
+    assert path.room == 1197
+    paths.on_response(challenges(paths, 0)[AWAY], 50 * MS)
+    assert path.validated
+    assert path.room > 1 << 40, "the peer is there"
+    assert not path.passes
+    assert not paths.changed
+    assert paths.next_timer() is not None
+    assert paths.next_timer() == 50 * MS, "at once"
+    paths.on_response(challenges(paths, 50 * MS)[AWAY], 90 * MS)
+    assert path.passes
+    assert paths.changed
+    assert HOME in [one.address for one in paths]
+
+
+def test_an_answer_to_the_first_challenge_is_none_to_the_second() -> None:
+    paths = server()
+    path = moved(paths, AWAY, size=399)
+    small = challenges(paths, 0)[AWAY]
+    paths.on_response(small, 50 * MS)
+    challenges(paths, 50 * MS)
+    paths.on_response(small, 60 * MS)
+    assert not path.passes
+
+
+def test_a_path_that_does_not_carry_1200_bytes_is_left_and_is_none_to_return_to() -> None:
+    paths = server()
+    path = moved(paths, AWAY, size=399)
+    paths.on_response(challenges(paths, 0)[AWAY], 50 * MS)
+    now_ns = 50 * MS
+    moved(paths, PORT, now_ns)
+    moved(paths, AWAY, now_ns)
+    while paths.next_timer() is not None:
+        challenges(paths, now_ns)
+        now_ns = max(paths.next_timer() or 0, now_ns + 1)
+        paths.on_timer(now_ns)
+    assert 3000 * MS < now_ns < 4000 * MS
+    assert paths.current.address == HOME
+    assert path not in list(paths)
+
+
 def test_only_an_answer_to_what_was_asked_validates() -> None:
     paths = server()
     path = moved(paths, AWAY)
-    paths.on_response(bytes(8))
+    paths.on_response(bytes(8), 0)
     assert not path.validated
     first = challenges(paths, 0)[AWAY]
     challenges(paths, PTO)
-    paths.on_response(first)
+    paths.on_response(first, PTO)
     assert path.validated, "an answer may be late"
 
 
@@ -142,7 +186,7 @@ def test_a_path_that_the_peer_has_chosen_has_ids_of_its_own_until_nobody_is_ther
     first = paths.current
     second = moved(paths, PORT, cid=b"another-")
     assert (first.ids, second.ids) == (0, 1)
-    paths.on_response(challenges(paths, 0)[PORT])
+    paths.on_response(challenges(paths, 0)[PORT], 0)
     paths.on_timer(10**10)
     assert paths.gone == [0], "the peer is not at its old address any more"
     paths.gone.clear()

@@ -208,7 +208,7 @@ def test_messages_are_served_by_age_and_a_small_one_passes_large_ones(join: Join
                 progress.append(len(server.received.get(large[1].id, b"")))
 
     progress: list[int] = []
-    server.stream_arrived = arrived  # type: ignore[method-assign]
+    server.stream_arrived = arrived
     large = [client.open(bytes(1 << 20)) for _ in range(2)]
     small = client.open(b"small")
     net.until(lambda: len(ended) == 3)
@@ -314,6 +314,28 @@ def test_a_client_that_moves_is_followed(join: Join, kinds: tuple[str, str], add
     if isinstance(net.server, PlanePeer):
         assert net.server.plane.paths.current.address == address
         assert net.server.plane.paths.current.validated
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_move_counts_from_the_packet_on_that_shows_it(join: Join, together: bool) -> None:
+    """An id that comes behind it is for the next path, also where both come in one run."""
+    net = join()
+    client, server = pair(net)
+    net.run(S)
+    ids = server.plane.peer_ids
+    first = ids.current
+    for number in [number for number, (cid, _) in ids._known.items() if cid != first]:
+        del ids._known[number]
+    spare, sender = client.plane.peer_ids._known[1][0], client.plane.sender
+    frame = f.NewConnectionIdFrame(9, 0, b"behind--", bytes(16)).encode()
+    words = [b"\x01".ljust(len(frame), b"\0"), frame]
+    packets = [bytes(seal(client.plane.keys.send, spare, sender.number + i, text)) for i, text in enumerate(words)]
+    elsewhere, size = ("10.0.0.7", 7), len(packets[0])
+    for data in [b"".join(packets)] if together else packets:
+        server.receive(DatagramRun(memoryview(bytearray(data)), size, elsewhere), net.now)
+    assert server.plane.paths.current.address == elsewhere
+    assert ids.current == first, "at the time of the move there was no other"
+    assert ids.of(99) == b"behind--"
 
 
 def test_a_client_ignores_who_is_not_its_server(join: Join) -> None:

@@ -87,12 +87,12 @@ def test_one_at_a_time() -> None:
 def test_certificates_are_judged_by_the_given_date() -> None:
     long_ago = datetime(2001, 1, 1, tzinfo=UTC)
     made = ephemeral("j", [(WORKER, "a"), (WORKER, "b")], now=long_ago)
-    of = lambda node: made[Identity("j", WORKER, node)]  # noqa: E731
+    shown = {node: made[Identity("j", WORKER, node)] for node in "ab"}
     for late, authenticated in ((timedelta(hours=1), True), (timedelta(days=2), False)):
-        with entropy(random.Random(1).randbytes, wall_clock=lambda late=late: long_ago + late):  # type: ignore[misc]
+        with entropy(random.Random(1).randbytes, wall_clock=lambda late=late: long_ago + late):
             config, address = SessionConfig(), ("127.0.0.1", 2)
-            client = Session.client(credentials=of("a"), config=config, address=address, now_ns=START)
-            _, events, _ = handshake_in_memory(client, Gate(credentials=of("b"), config=config), now_ns=START)
+            client = Session.client(credentials=shown["a"], config=config, address=address, now_ns=START)
+            _, events, _ = handshake_in_memory(client, Gate(credentials=shown["b"], config=config), now_ns=START)
         assert any(isinstance(event, Authenticated) for event in events) is authenticated
 
 

@@ -82,7 +82,7 @@ def test_sleep_threads_and_sockets_are_refused_and_say_where_and_what_instead() 
         ]
         for act, what in acts:
             assert attempt(act).startswith(f"{what} inside a simulation: ")
-            assert on_host(world, lambda act=act: attempt(act)).startswith(f"{what} on the simulated host h: ")  # type: ignore[misc]
+            assert on_host(world, lambda act=act: attempt(act)).startswith(f"{what} on the simulated host h: ")
 
 
 def test_a_blocking_sleep_in_a_task_is_the_task_s_error() -> None:

@@ -123,7 +123,7 @@ def test_a_paused_process_finds_its_timers_overdue_in_their_order(world: World) 
     loop = host.start()
     seen: list[tuple[int, int]] = []
     for second in (3, 1, 2, 8):
-        loop.call_later(second, lambda second=second: seen.append((second, world.elapsed_ns // SECOND)))  # type: ignore[misc]
+        loop.call_later(second, lambda second=second: seen.append((second, world.elapsed_ns // SECOND)))
     host.pause()
     world.run(limit_ns=5 * SECOND)
     assert seen == []
@@ -172,7 +172,7 @@ def test_each_callback_of_a_slow_process_takes_time_and_order_stays(world: World
     for host in (slow, quick):
         loop = host.start()
         for n in range(3):
-            loop.call_soon(lambda host=host, n=n: seen.append((host.name, n, world.elapsed_ns)))  # type: ignore[misc]
+            loop.call_soon(lambda host=host, n=n: seen.append((host.name, n, world.elapsed_ns)))
     world.run(limit_ns=SECOND)
     assert [each for each in seen if each[0] == "quick"] == [("quick", n, 0) for n in range(3)]
     assert [each for each in seen if each[0] == "slow"] == [("slow", n, n * 1_000_000) for n in range(3)]
@@ -184,7 +184,7 @@ def test_a_process_that_is_slow_no_more_catches_up(world: World) -> None:
     loop = host.start()
     seen: list[tuple[int, int]] = []
     for n in range(10):
-        loop.call_soon(lambda n=n: seen.append((n, world.elapsed_ns // SECOND)))  # type: ignore[misc]
+        loop.call_soon(lambda n=n: seen.append((n, world.elapsed_ns // SECOND)))
     world.run(limit_ns=3 * SECOND - 1)
     host.slow_ns = 0
     world.run(limit_ns=SECOND)
@@ -208,7 +208,7 @@ def test_a_leap_makes_what_it_passes_due_at_once(world: World) -> None:
     for each in (host, other):
         loop = each.start()
         for seconds in (1, 5):
-            loop.call_later(seconds, lambda each=each: seen.append((each.name, world.elapsed_ns // SECOND)))  # type: ignore[misc]
+            loop.call_later(seconds, lambda each=each: seen.append((each.name, world.elapsed_ns // SECOND)))
     host.leap(2 * SECOND)
     world.run(limit_ns=10 * SECOND)
     assert seen == [("h", 0), ("o", 1), ("h", 3), ("o", 5)]

@@ -134,7 +134,7 @@ def test_conditions_that_cannot_be_are_refused() -> None:
         Conditions(mtu=1199)
     for wrong in ({"loss": 1.5}, {"latency_ns": -1}, {"bytes_per_second": 0}):
         with pytest.raises(ConfigurationError):
-            Conditions(**wrong)  # type: ignore[arg-type]
+            Conditions(**wrong)
 
 
 def test_conditions_for_all_are_those_of_later_hosts_too(world: World, nodes: tuple[Node, Node, Node]) -> None:

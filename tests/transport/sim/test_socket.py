@@ -46,7 +46,7 @@ def test_a_paused_process_s_buffer_fills_and_then_loses(world: World, nodes: tup
 
 def test_what_came_before_the_socket_was_started_is_read_then(world: World, nodes: tuple[Node, Node, Node]) -> None:
     a, b, _ = nodes
-    second = SimulatedSocket(b.host.loop, 8)  # type: ignore[arg-type]
+    second = SimulatedSocket(b.host.loop, 8)
     a.socket.send([one(b"early", second.local_address)])
     pass_time(world)
     got: list[bytes] = []

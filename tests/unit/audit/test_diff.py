@@ -420,7 +420,7 @@ def test_files_that_are_not_of_one_run_are_refused(tmp_path: Path) -> None:
         ("in view 1 the world has 2 ranks by worker-0.audit and 3 by x.audit", {"rank": 2, "world": 3}),
     ):
         directory = script(tmp_path / reason.replace(" ", "")[:30], steps=1)
-        add(directory, "x", **how)  # type: ignore[arg-type]
+        add(directory, "x", **how)
         with pytest.raises(AuditError, match=reason):
             load_run(directory)
 

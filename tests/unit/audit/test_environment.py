@@ -31,7 +31,7 @@ def test_every_part_is_reported_with_a_verdict_and_a_reason() -> None:
     with pytest.raises(KeyError):
         report["nothing"]
     with pytest.raises(FrozenInstanceError):
-        report.findings = ()  # type: ignore[misc]
+        report.findings = ()
 
 
 def test_it_prints_and_is_json() -> None:

@@ -82,7 +82,7 @@ class Desk:
     def __init__(self) -> None:
         self.runtime = Runtime()
         config = SimpleNamespace(node="b", timeout=30.0)
-        self.context = CallContext(config, Engine(), self.runtime, view())  # type: ignore[arg-type]
+        self.context = CallContext(config, Engine(), self.runtime, view())
         self.seq = 0
 
     def operation(self, x: float = 1.0, scope: Scope = WORLD) -> AllReduce:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_links import FakeLink, FakeTransfer
+from fake_links import FakeLink, FakeTransfer, nothing_copied
 
 from quicoll.engine.calls import Call, Known, Work
 from quicoll.engine.communicator import Communicator, view_prefix
@@ -22,6 +22,10 @@ from quicoll.numerics.reduce import ReduceOp
 from quicoll.plan import Buf, Lane, Plan, RecvStep, SendStep, Span
 from quicoll_transport.errors import LinkLost, MessageCorrupted, MessageRefused
 from quicoll_transport.sim import World
+
+__all__ = ["nothing_copied"]
+
+pytestmark = pytest.mark.usefixtures("nothing_copied")
 
 S = 1_000_000_000
 VIEW_ID = 7

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_links import FakeLink, FakeTransfer, execute
+from fake_links import FakeLink, FakeTransfer, execute, nothing_copied
 
+from quicoll.engine import executor
 from quicoll.engine.calls import Work
 from quicoll.engine.executor import TransferFailed
 from quicoll.numerics.dtypes import DType
@@ -16,6 +18,10 @@ from quicoll.numerics.reduce import ReduceOp
 from quicoll.plan import Buf, CopyStep, Lane, Plan, RecvStep, ReduceStep, Scratch, SendStep, Span
 from quicoll_transport.errors import LinkLost, MessageCorrupted, MessageRefused
 from quicoll_transport.sim import HostLoop, World
+
+__all__ = ["nothing_copied"]
+
+pytestmark = pytest.mark.usefixtures("nothing_copied")
 
 FLOAT64 = DType.parse("float64")
 IN, OUT = Span(Buf.INPUT, 0, 0, 2, False), Span(Buf.OUTPUT, 0, 0, 2, False)
@@ -30,11 +36,26 @@ def world() -> Iterator[World]:
 class Run:
     """A plan of rank 0 under way on a simulated loop; `turn` lets all that is ready run."""
 
-    def __init__(self, world: World, lanes: list[Lane], *, ranks: tuple[int, ...] = (0, 1, 2), width: int = 1) -> None:
+    def __init__(
+        self,
+        world: World,
+        lanes: list[Lane],
+        *,
+        ranks: tuple[int, ...] = (0, 1, 2),
+        width: int = 1,
+        collective: str = "all_reduce",
+    ) -> None:
         self.world = world
         self.log: list[FakeTransfer] = []
         self.output = np.zeros(2)
-        work = Work(plan(lanes, width), FLOAT64, FLOAT64, ReduceOp.SUM, [np.array([1.0, 2.0])], self.output)
+        work = Work(
+            replace(plan(lanes, width), collective=collective),
+            FLOAT64,
+            FLOAT64,
+            ReduceOp.SUM,
+            [np.array([1.0, 2.0])],
+            self.output,
+        )
         links: Any = {rank: FakeLink(rank, self.log) for rank in ranks}
         loop: HostLoop = world.host("a").start()
         self.task = loop.create_task(execute(work, links=links, ranks=ranks, prefix=b"prefix"))
@@ -268,3 +289,38 @@ def test_an_error_of_the_computation_ends_everything(world: World) -> None:
     run = Run(world, [Lane((CopyStep(Span(Buf.INPUT, 3, 0, 2, False), IN),)), exchange(0)])
     assert isinstance(run.task.exception(), IndexError)
     assert all(transfer.future.cancelled() for transfer in run.log)
+
+
+def test_a_short_message_is_copied_and_nobody_waits_for_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "INLINE_BYTES", 16)
+    run = Run(world, [exchange(0)])
+    assert run.seen == ["post 1 rank 2", "copy 0 rank 1"]
+    assert run.of("copy", 0).data == np.array([1.0, 2.0]).tobytes()
+    run.of("post", 1).arrive(bytes(16))
+    run.turn()
+    run.task.result()
+    assert not run.of("copy", 0).future.done()
+
+
+def test_a_send_waits_until_even_the_shortest_message_has_arrived(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "INLINE_BYTES", 16)
+    run = Run(world, [Lane((SendStep(1, 0, IN),))], collective="send")
+    assert run.seen == ["send 0 rank 1"]
+    assert not run.task.done()
+    run.of("send", 0).go()
+    run.turn()
+    run.task.result()
+
+
+def test_copies_of_one_operation_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "INLINE_BYTES", 16)
+    monkeypatch.setattr(executor, "_MOST_COPIED", 40)
+    run = Run(world, [exchange(2 * number) for number in range(3)])
+    assert [transfer.kind for transfer in run.log if transfer.kind != "post"] == ["copy", "copy", "send"]
+
+
+def test_a_message_above_the_bound_is_read_in_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "INLINE_BYTES", 15)
+    assert Run(world, [exchange(0)]).seen == ["post 1 rank 2", "send 0 rank 1"]

@@ -20,7 +20,7 @@ VIEW = View(
 
 @pytest.mark.parametrize(("kind", "error"), [("mismatch", Mismatch), ("corrupted", Corrupted), ("failed", PeerError)])
 def test_a_kind_of_failure_is_one_error_both_ways(kind: str, error: type[QuicollError]) -> None:
-    made = error_of_end(VIEW, Deactivate(7, "why", culprit="b", kind=kind))  # type: ignore[arg-type]
+    made = error_of_end(VIEW, Deactivate(7, "why", culprit="b", kind=kind))
     assert (type(made), made.rank, made.node, made.view, made.message) == (error, 1, "b", 7, "why")
     assert kind_of(made) == kind
 

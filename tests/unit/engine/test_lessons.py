@@ -141,12 +141,12 @@ async def test_one_answer_is_under_way_at_a_time_and_the_learners_take_turns() -
     pair.links["c"] = third
     await pair.teacher.open(LESSON, "b", B)
     await pair.teacher.open(LESSON, "c", 33)
-    pair.teacher.receive(pair.to_learner, Ask(LESSON, 1, 0, DIGESTS))  # type: ignore[arg-type]
-    pair.teacher.receive(third, Ask(LESSON, 1, 0, DIGESTS))  # type: ignore[arg-type]
+    pair.teacher.receive(pair.to_learner, Ask(LESSON, 1, 0, DIGESTS))
+    pair.teacher.receive(third, Ask(LESSON, 1, 0, DIGESTS))
     first, nodes = await pair.teacher.next_question()
     assert first is not None
     assert (first.node, sorted(nodes)) == ("b", ["b", "c"])
-    pair.teacher.receive(pair.to_learner, Ask(LESSON, 2, 0, DIGESTS))  # type: ignore[arg-type]
+    pair.teacher.receive(pair.to_learner, Ask(LESSON, 2, 0, DIGESTS))
     await pair.teacher.answer(first, Answer(1, {0: chunk(4)}), timeout=5.0)
     await asyncio.sleep(0)
     assert (await pair.teacher.next_question())[0] is None
@@ -160,7 +160,7 @@ async def test_one_answer_is_under_way_at_a_time_and_the_learners_take_turns() -
 async def test_chunks_that_are_not_taken_in_time_end_the_lesson_and_are_taken_back() -> None:
     pair = Pair()
     await pair.teacher.open(LESSON, "b", B)
-    pair.teacher.receive(pair.to_learner, Ask(LESSON, 1, 0, DIGESTS))  # type: ignore[arg-type]
+    pair.teacher.receive(pair.to_learner, Ask(LESSON, 1, 0, DIGESTS))
     question, _ = await pair.teacher.next_question()
     assert question is not None
     await pair.teacher.answer(question, Answer(1, {0: chunk(4)}), timeout=0.01)
@@ -184,7 +184,7 @@ async def test_a_link_that_ends_ends_the_question_and_the_lesson() -> None:
     await pair.question()
     for link in (pair.to_teacher, pair.to_learner):
         link.ended, link.cause = True, "silent for 2 s"
-    pair.learner.link_ended(pair.to_teacher)  # type: ignore[arg-type]
+    pair.learner.link_ended(pair.to_teacher)
     with pytest.raises(PeerError, match="lost: silent for 2 s"):
         await asked
     assert await pair.teacher.next_question() == (None, ())
@@ -202,7 +202,7 @@ async def test_an_answer_that_cannot_be_is_refused_before_anything_is_received(l
     pair.to_teacher.deaf = True
     asked = pair.ask(sizes=[4] * (20 if looked == 20 else 3))
     await asyncio.sleep(0)
-    pair.learner.receive(pair.to_teacher, Compared(LESSON, 1, looked, changed))  # type: ignore[arg-type]
+    pair.learner.receive(pair.to_teacher, Compared(LESSON, 1, looked, changed))
     with pytest.raises(PeerError, match="which cannot be"):
         await asked
     assert pair.to_teacher.posted == {}
@@ -234,7 +234,7 @@ async def test_an_answer_to_an_earlier_question_is_dropped() -> None:
     pair.to_teacher.deaf = True
     asked = pair.ask(number=2, timeout=0.01)
     await asyncio.sleep(0)
-    pair.learner.receive(pair.to_teacher, Compared(LESSON, 1, 1, 0))  # type: ignore[arg-type]
+    pair.learner.receive(pair.to_teacher, Compared(LESSON, 1, 1, 0))
     with pytest.raises(PeerError, match="has told nothing"):
         await asked
 
@@ -280,7 +280,7 @@ def test_messages_that_no_rank_would_send_are_refused(message: Any) -> None:
 async def test_an_engine_that_stops_sends_nothing_any_more() -> None:
     pair = Pair()
     await pair.teacher.open(LESSON, "b", B)
-    pair.teacher.receive(pair.to_learner, Ask(LESSON, 1, 0, DIGESTS))  # type: ignore[arg-type]
+    pair.teacher.receive(pair.to_learner, Ask(LESSON, 1, 0, DIGESTS))
     question, _ = await pair.teacher.next_question()
     assert question is not None
     await pair.teacher.answer(question, Answer(1, {0: chunk(4)}), timeout=60.0)

@@ -54,7 +54,7 @@ class Run:
             self.script("worker.py", worker),
             coordinator=self.script("coordinator.py", coordinator),
             output=self.hear,
-            **{**settings, **options},  # type: ignore[arg-type]
+            **{**settings, **options},
         )
 
     def hear(self, node: str, line: str) -> None:
@@ -260,7 +260,7 @@ async def test_output_that_cannot_be_passed_on_ends_the_run_and_blames_no_worker
     def closed(node: str, line: str) -> None:
         raise BrokenPipeError("nobody reads any more")
 
-    run.hear = closed  # type: ignore[method-assign]
+    run.hear = closed
     supervisor = run.supervisor("for _ in range(100_000): print('x' * 80)", workers=1)
     outcome = await supervisor.run()
     assert outcome.exit_status == 1

@@ -113,12 +113,12 @@ class Bench:
         self.journal = journal or MemoryJournal()
         self.events: list[Event] = []
         self.service = CoordinatorService(
-            credentials=SimpleNamespace(),  # type: ignore[arg-type]
-            io=SimpleNamespace(),  # type: ignore[arg-type]
+            credentials=SimpleNamespace(),
+            io=SimpleNamespace(),
             journal=self.journal,
             config=coordinator_config(world_size, 1.0, seed=7),
             transport=EndpointConfig(),
-            loop=self.loop,  # type: ignore[arg-type]
+            loop=self.loop,
             incarnation=1,
             observers=Observers("coordinator", lambda: round(self.loop.now * 1e9), self.events.append),
             **options,

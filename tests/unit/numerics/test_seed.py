@@ -37,23 +37,23 @@ def test_an_index_counts_by_its_value_whatever_its_type() -> None:
         assert seed.for_shard(make(3)) == seed.for_shard(3)
         assert seed.derive("x", make(3)) == seed.derive("x", 3)
     assert seed.derive("3") != seed.derive(3)
-    assert type(Seed(np.int64(7)).value) is int  # type: ignore[arg-type]
+    assert type(Seed(np.int64(7)).value) is int
 
 
 @pytest.mark.parametrize("label", [True, 3.0, object(), None, b"x", np.float64(3), "\ud800"])
 def test_what_is_neither_text_nor_an_integer_is_no_label(label: object) -> None:
     with pytest.raises(LocalError):
-        Seed(7).derive("x", label)  # type: ignore[arg-type]
+        Seed(7).derive("x", label)
 
 
 @pytest.mark.parametrize("index", ["3", True, 3.0, None])
 def test_what_is_no_integer_is_no_index(index: object) -> None:
     for derive in (Seed(7).for_layer, Seed(7).for_token, Seed(7).for_step, Seed(7).for_shard):
         with pytest.raises(LocalError, match="must be an integer"):
-            derive(index)  # type: ignore[arg-type]
+            derive(index)
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 63, 1.5, True, "7"])
 def test_what_is_no_integer_of_63_bits_is_no_seed(value: object) -> None:
     with pytest.raises(LocalError):
-        Seed(value)  # type: ignore[arg-type]
+        Seed(value)

@@ -98,7 +98,7 @@ def test_the_table_is_by_node_over_views_immutable_and_the_dearest_comes_first()
     assert [(row.node, row.rank, row.times) for row in bench.core.table] == [("c", 1, 2), ("b", 2, 1)]
     assert before == (Straggler(2, "c", 1, 0.3, "a", 0.3),)
     with pytest.raises(FrozenInstanceError):
-        before[0].times = 5  # type: ignore[misc]
+        before[0].times = 5
 
 
 def test_arrivals_in_any_order_of_ranks_give_the_same_report() -> None:

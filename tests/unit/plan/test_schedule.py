@@ -55,7 +55,7 @@ class Desk:
 def plan_of(rank: int, question: ExplainedCall, sites: tuple[int, ...], network: NetworkModel) -> Plan:
     """What a group of this rank would execute for the call in `question`, on this network."""
     desk = Desk(rank, sites, question.chunk_bytes)
-    group = Group(desk)  # type: ignore[arg-type]
+    group = Group(desk)
     dtype = DTYPES[question.dtype]
     full = np.zeros(question.elements, dtype.storage)
     options: dict[str, Any] = {}
@@ -177,7 +177,7 @@ def test_the_command_prints_the_bytes_and_messages_of_those_plans(
     text = printed("all_reduce", "--bytes", str(elements * size), "--algorithm", "direct", *options)
     assert f"partial sums  {partial}" in text
     assert f"{elements} elements of" in text
-    assert re.search(r"busiest rank  (.*) one way", text)[1] == mib(2 * 3 / 4 * elements * bytes_an_element)  # type: ignore[index]
+    assert re.search(r"busiest rank  (.*) one way", text)[1] == mib(2 * 3 / 4 * elements * bytes_an_element)
     question = ExplainedCall(
         "all_reduce",
         world=4,
@@ -205,7 +205,7 @@ def mib(nbytes: float) -> str:
 def test_exact_and_encoded_reductions_cost_more_to_combine_and_encoding_is_told() -> None:
     def predicted(*options: str) -> float:
         text = printed("all_reduce", "--bytes", "4MiB", "--mbit", "100000", "--algorithm", "direct", *options)
-        return float(re.search(r"predicted +([0-9.]+) ms", text)[1])  # type: ignore[index]
+        return float(re.search(r"predicted +([0-9.]+) ms", text)[1])
 
     assert predicted("--exact") > 2 * predicted()
     assert predicted("--wire", "int8") > predicted("--wire", "bfloat16")

@@ -395,7 +395,7 @@ def test_sqlite_takes_time_and_chance_from_the_simulation() -> None:
         connection = disk.connect(Path("/data/x.db"))
         return connection.execute("SELECT datetime('now'), random()").fetchone()
 
-    assert ask(1)[0] == "1970-01-02 00:00:00"  # type: ignore[index]
+    assert ask(1)[0] == "1970-01-02 00:00:00"
     assert ask(1) == ask(1)
     assert ask(1) != ask(2)
 
@@ -457,7 +457,7 @@ def test_a_crash_while_it_recovers_from_a_crash_loses_nothing_either(seed: int) 
             connection.execute("PRAGMA wal_autocheckpoint=3")
             return connection
 
-        disk.connect = connect  # type: ignore[method-assign]
+        disk.connect = connect
         return append_all(disk)
 
     whole = new_disk(0)

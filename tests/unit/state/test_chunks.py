@@ -69,7 +69,7 @@ def test_what_is_read_from_one_state_and_written_to_another_makes_them_equal() -
 
     def state(values: list[np.ndarray], opened: object) -> ChunkedState:
         return state_of(
-            [opened(f"t{i}", v, dtype=v.dtype.name, shape=v.shape) for i, v in enumerate(values)],  # type: ignore[operator]
+            [opened(f"t{i}", v, dtype=v.dtype.name, shape=v.shape) for i, v in enumerate(values)],
             limit=64,
         )
 

@@ -30,7 +30,7 @@ async def first(*states: Any) -> tuple[FirstDifference, Hub]:
         held = read(await group.all_gather(row(state, flat, check_every=7, learn_from=0))).held
         found = compare(held)
         lines = () if flat is None else flat.lines
-        return await first_difference(group, lines, held, found.sides, alike=found.alike)  # type: ignore[arg-type]
+        return await first_difference(group, lines, held, found.sides, alike=found.alike)
 
     found = await asyncio.gather(*(one(rank) for rank in range(len(states))))
     assert all(each == found[0] for each in found)

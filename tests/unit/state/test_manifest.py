@@ -23,7 +23,7 @@ def test_a_manifest_has_the_tensors_by_path_with_their_digests() -> None:
     assert got.skeleton == flat.skeleton
     assert got.records == (
         TensorRecord("a", "float32", (), "torch", tensor_digest(held["a"])),
-        TensorRecord("b.0", "uint8", (2, 0), "numpy", tensor_digest(held["b"][0])),  # type: ignore[index]
+        TensorRecord("b.0", "uint8", (2, 0), "numpy", tensor_digest(held["b"][0])),
     )
 
 

@@ -39,9 +39,9 @@ def test_save_and_load_are_plain_functions() -> None:
         return {}
 
     with pytest.raises(LocalError, match="save is a plain function"):
-        RankState().register(later, lambda new: None)  # type: ignore[arg-type]
+        RankState().register(later, lambda new: None)
     with pytest.raises(LocalError, match="load is a function"):
-        RankState().register(dict, None)  # type: ignore[arg-type]
+        RankState().register(dict, None)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_comes_ends_in_the_memory_of_the_state_where_it_fits() -> None:
         "torch here, numpy there": torch.zeros(2),
         "of no element": np.zeros(0),
     }
-    held["read-only"].flags.writeable = False  # type: ignore[union-attr]
+    held["read-only"].flags.writeable = False
     came = {
         **{name: np.ones(3) for name in ("same", "other type", "read-only", "strided", "new")},
         "other shape": np.ones(4),

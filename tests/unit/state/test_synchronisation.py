@@ -109,7 +109,7 @@ async def test_a_rank_behind_loads_the_whole_state_once_and_takes_its_version() 
     assert versions(ranks) == [V(2, 2)] * 3
     (loaded,) = ranks[0].loads
     assert tensor_digest(loaded["w"]) == tensor_digest(held["w"])
-    assert tensor_digest(loaded["a"]["x"][0]) == tensor_digest(held["a"]["x"][0])  # type: ignore[index]
+    assert tensor_digest(loaded["a"]["x"][0]) == tensor_digest(held["a"]["x"][0])
     assert loaded["a"]["x"][1] == 3
     assert [rank.loads for rank in ranks[1:]] == [[], []]
 
@@ -319,7 +319,7 @@ async def test_a_torn_state_that_nobody_can_make_whole_is_an_error() -> None:
 
 async def test_an_error_of_load_leaves_the_version_as_it_was_and_the_state_torn() -> None:
     ranks = [Rank(V(2, 2)), Rank(V(1, 1))]
-    ranks[1].state.load = lambda new: 1 // 0  # type: ignore[assignment]
+    ranks[1].state.load = lambda new: 1 // 0
     _, failed = await bring_together(Hub(2), ranks)
     assert isinstance(failed, ZeroDivisionError)
     assert (ranks[1].state.version, ranks[1].state.torn) == (V(1, 1), True)
@@ -396,7 +396,7 @@ async def test_a_state_that_is_announced_other_than_its_holders_have_told_is_ref
             return forged
         return found
 
-    held[0].state.read = forge  # type: ignore[method-assign]
+    held[0].state.read = forge
     hub = Hub(3)
     found = await bring_together(hub, [*held, behind])
     failed = found[2]

@@ -65,7 +65,7 @@ LAZY: dict[str, Callable[[], Any]] = {
 
 def opened(open_it: Any, value: Any) -> TensorMemory:
     like = source(value)
-    return open_it("w", value, dtype=like.dtype.name, shape=like.shape)  # type: ignore[no-any-return]
+    return open_it("w", value, dtype=like.dtype.name, shape=like.shape)
 
 
 def cuts(elements: int) -> list[tuple[int, int]]:

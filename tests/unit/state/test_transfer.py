@@ -364,7 +364,7 @@ def test_the_wait_for_all_outlasts_every_transfer() -> None:
         async def barrier(self, *, timeout: float) -> None:
             asked.append(timeout)
 
-    waiting = together(Group())  # type: ignore[arg-type]
+    waiting = together(Group())
     with pytest.raises(StopIteration):
         waiting.send(None)
     assert asked == [86_400.0]

@@ -71,7 +71,7 @@ async def test_only_plain_functions_run_at_a_commit() -> None:
     rank = Rank()
     async with rank.step() as step:
         with pytest.raises(LocalError, match="a plain function"):
-            step.on_commit(later)  # type: ignore[arg-type]
+            step.on_commit(later)
     with pytest.raises(LocalError, match="its work is not done"):
         async with rank.step() as step:
-            step.on_commit(lambda: later())  # type: ignore[arg-type]
+            step.on_commit(lambda: later())

@@ -35,7 +35,7 @@ async def test_a_wait_at_the_entry_ends_when_the_rank_is_asked_to_stop(waits_in:
         given = await forever(method, *arguments)
         return await given.wait() if isinstance(given, asyncio.Event) else given
 
-    rank.engine._answer = answer  # type: ignore[method-assign]
+    rank.engine._answer = answer
     with pytest.raises(Terminated):
         await rank.one()
     assert (rank.ran, rank.protocol.phase) == ([], StepPhase.OUTSIDE)

@@ -127,7 +127,7 @@ def trained(steps: int) -> Counting:
 
 
 async def train(job: Job, task: Task, **options: Any) -> Any:
-    return await run(job, task, **options)  # type: ignore[arg-type]
+    return await run(job, task, **options)
 
 
 async def test_an_aborted_step_leaves_no_trace_and_is_begun_again() -> None:
@@ -181,7 +181,7 @@ async def test_a_rank_that_comes_when_the_job_is_done_takes_the_final_state_from
     whole = await train(Job(), Counting(), steps=4, checkpoint_dir=tmp_path, checkpoint_every=4)
     late = Counting()
     job = Over()
-    job.resume_from = lambda step: None  # type: ignore[method-assign]  # the checkpoint came after it had looked
+    job.resume_from = lambda step: None  # the checkpoint came after it had looked
     result = await train(job, late, steps=4, checkpoint_dir=tmp_path, checkpoint_every=4)
     assert (result.steps, result.committed, result.digest) == (4, 0, whole.digest)
     assert late.weights.tolist() == trained(4).weights.tolist()

@@ -375,6 +375,14 @@ class Endpoint:
         self._flush_handle = None
         self._flush()
 
+    def _flush_soon(self) -> None:
+        """Serve peers when those who waited for what has come had their say, which then goes along."""
+        if self._core.waiting:
+            self._act()
+            self._wake()
+        else:
+            self._flush()
+
     def _flush(self) -> None:
         if self._flush_handle is not None:
             self._flush_handle.cancel()
@@ -406,17 +414,13 @@ class Endpoint:
             return
         # A loop's clock is a float and may wake us a little before the time; then nothing would ever be due.
         self._core.handle_timer(max(self.now_ns(), self._timer_ns))
-        self._flush()
+        self._flush_soon()
 
     def _on_runs(self, runs: list[DatagramRun]) -> None:
         if self._closed:
             return
         self._core.receive(runs, self.now_ns())
-        if self._core.waiting:  # served when those who waited for what came have had their say, which goes along
-            self._act()
-            self._wake()
-        else:
-            self._flush()
+        self._flush_soon()
 
     def _on_unreachable(self, address: Address, trouble: Trouble) -> None:
         if trouble.limit:

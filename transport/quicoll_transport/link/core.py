@@ -56,7 +56,6 @@ from quicoll_transport.link.frames import (
     App,
     Cancel,
     Control,
-    Credit,
     Grant,
     Header,
     Hello,
@@ -466,8 +465,6 @@ class LinkCore:
                 self._judge(now_ns)
             case Ack():
                 self._outbox.ack(message)
-            case Credit():
-                self._outbox.credit(message)
             case App():
                 self._inbox.app(message)
             case Offer():

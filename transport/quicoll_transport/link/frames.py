@@ -40,7 +40,6 @@ __all__ = [
     "Cancel",
     "Control",
     "ControlReader",
-    "Credit",
     "Grant",
     "Header",
     "Hello",
@@ -68,11 +67,12 @@ MAX_RANGES = 1024  # receive ranges that one acknowledgement may list
 MAX_PARTIALS = 64  # interrupted messages that a Hello lists; any further ones start again from their first byte
 MAX_OFFERS = 16384  # offers that a sender lets wait; each costs the receiver about 300 bytes
 MAX_REASON = 400  # characters of a refusal; it ends up in errors and logs
-INLINE_BYTES = 1024  # of payload; more of them, resent or not, would make control messages wait for each other
+INLINE_BYTES = 4096  # of payload
 MESSAGE_COST = 256  # credit that an eager message takes beside its payload: what an empty one costs to hold
 
 _HEADER = struct.Struct("!2sBBI24sQQQQ")
 _CHANNEL_TAG = struct.Struct("!QQ")
+_SIZE = struct.Struct("!I")  # of a control message
 _MAGIC = b"qc"
 FLAG_EAGER = 1  # sent on the link's credit; otherwise the receiver granted it
 FLAG_CHANNEL = 2  # the first CHANNEL_TAG_SIZE bytes of the tag field are a channel and a counter, the rest is zero
@@ -201,16 +201,14 @@ class Pong(_Control, tag=3, frozen=True):
 
 
 class Ack(_Control, tag=4, frozen=True):
-    """Messages below `upto` and in `also` have arrived and passed their checksum; application messages below `app`."""
+    """Messages below `upto` and in `also` have arrived and passed their checksum; application messages below `app`.
+
+    released: eager bytes released since the link began (a running total, so that one lost update does no harm).
+    """
 
     upto: int
     also: tuple[tuple[int, int], ...]
     app: int
-
-
-class Credit(_Control, tag=5, frozen=True):
-    """Eager bytes released since the link began (a running total, so that one lost update does no harm)."""
-
     released: int
 
 
@@ -265,7 +263,7 @@ class InlineMessage(_Control, tag=12, frozen=True):
     payload: bytes
 
 
-Control = Hello | Ping | Pong | Ack | Credit | Offer | Grant | Nack | Cancel | RefuseMessage | App | InlineMessage
+Control = Hello | Ping | Pong | Ack | Offer | Grant | Nack | Cancel | RefuseMessage | App | InlineMessage
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
@@ -331,21 +329,22 @@ class ControlReader:
 
     def feed(self, data: bytes | memoryview) -> list[Control]:
         """Return the messages completed by `data`; raises ProtocolError at the first malformed one."""
-        self._buffer += data
+        buffer = self._buffer
+        buffer += data
         messages: list[Control] = []
-        start = 0
-        while len(self._buffer) - start >= 4:
-            size = int.from_bytes(self._buffer[start : start + 4], "big")
+        start, filled = 0, len(buffer)
+        while filled - start >= 4:
+            (size,) = _SIZE.unpack_from(buffer, start)
             if size > MAX_CONTROL:
                 raise ProtocolError(f"control message of {size} bytes is above the limit of {MAX_CONTROL}")
-            if len(self._buffer) - start < 4 + size:
+            if filled - start < 4 + size:
                 break
             try:
-                message = _decoder.decode(memoryview(self._buffer)[start + 4 : start + 4 + size].tobytes())
+                message = _decoder.decode(buffer[start + 4 : start + 4 + size])
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
                 raise ProtocolError(f"malformed control message: {error}") from error
             _check(message)
             messages.append(message)
             start += 4 + size
-        del self._buffer[:start]
+        del buffer[:start]
         return messages

@@ -38,7 +38,6 @@ from quicoll_transport.link.frames import (
     App,
     Cancel,
     Control,
-    Credit,
     Header,
     Hello,
     InlineMessage,
@@ -328,17 +327,15 @@ class Outbox:
         beyond = max(ack.upto, ack.also[-1][1] if ack.also else 0)
         if ack.app > self._app_next or beyond > self._next:
             raise ProtocolError("the peer acknowledges what was never sent", peer=self._peer)
+        if ack.released > self._eager_sent:
+            raise ProtocolError("the peer releases more credit than was used", peer=self._peer)
+        self._peer_released = max(self._peer_released, ack.released)
         self._settle_app(ack.app)
         if ack.upto > self._settled:
             start, self._settled = self._settled, ack.upto
             self._settle(start, ack.upto)
         for start, stop in ack.also:
             self._settle(start, stop)
-
-    def credit(self, credit: Credit) -> None:
-        if credit.released > self._eager_sent:
-            raise ProtocolError("the peer releases more credit than was used", peer=self._peer)
-        self._peer_released = max(self._peer_released, credit.released)
         self.pump()
 
     def grant(self, sequence: int) -> None:

@@ -24,7 +24,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from quicoll_transport.errors import ProtocolError
-from quicoll_transport.link.frames import MAX_OFFERS, MAX_RANGES, Ack, App, Control, Credit, Nack, RefuseMessage
+from quicoll_transport.link.frames import MAX_OFFERS, MAX_RANGES, Ack, App, Control, Nack, RefuseMessage
 from quicoll_transport.link.ranges import Ranges
 
 __all__ = ["MAX_VERDICTS", "Receipts"]
@@ -150,15 +150,12 @@ class Receipts:
     def acknowledge(self) -> None:
         """Say what there is to say."""
         self._unsaid, self.hurry = 0, False
-        while self._fresh or self._app_due:
+        while self.news:
             upto = self._received.upto
             ranges = [(max(start, upto), stop) for start, stop in self._fresh.tuples() if stop > upto]
-            self._control(Ack(upto, tuple(ranges[:MAX_RANGES]), self._app_received))
+            self._control(Ack(upto, tuple(ranges[:MAX_RANGES]), self._app_received, self._released))
             self._fresh = Ranges(ranges[MAX_RANGES:])
-            self._app_due = False
-        if self._credit_due:
-            self._credit_due = False
-            self._control(Credit(self._released))
+            self._app_due = self._credit_due = False
 
     def end(self) -> None:
         """The link has ended: nobody is told any more."""

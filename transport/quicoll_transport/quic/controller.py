@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-__all__ = ["AckSample", "Controller", "LossSample", "minimum_window", "paced_rate", "start_window"]
+__all__ = ["AckSample", "Controller", "LossBased", "LossSample", "minimum_window", "paced_rate", "start_window"]
 
 _NS = 1_000_000_000
 
@@ -101,6 +101,42 @@ class Controller(Protocol):
 
     def on_datagram_size(self, size: int) -> None:
         """Datagrams are of this size from now on."""
+
+
+class LossBased:
+    """What controllers share that take losses for congestion: a window, and slow start until the first loss.
+
+    State: `_threshold` is None until then, and slow start is below it; `_credit` is what was acknowledged towards the
+    window's next growth, in bytes times bytes.
+    """
+
+    def __init__(self, datagram: int) -> None:
+        """Begin a path that carries datagrams of `datagram` bytes."""
+        self._datagram = datagram
+        self._window = start_window(datagram)
+        self._threshold: int | None = None
+        self._credit = 0
+
+    @property
+    def window(self) -> int:
+        """See Controller."""
+        return self._window
+
+    @property
+    def _slow_start(self) -> bool:
+        return self._threshold is None or self._window < self._threshold
+
+    def rate(self, smoothed_ns: int) -> int | None:
+        """See Controller."""
+        return paced_rate(self._window, smoothed_ns, slow_start=self._slow_start)
+
+    def on_sent(self, nbytes: int, in_flight: int, now_ns: int) -> None:
+        """See Controller; the window says all."""
+
+    def on_datagram_size(self, size: int) -> None:
+        """See Controller."""
+        self._datagram = size
+        self._window = max(self._window, minimum_window(size))
 
 
 def start_window(datagram: int) -> int:

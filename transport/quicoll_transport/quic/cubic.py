@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quicoll_transport.quic.controller import AckSample, LossSample, minimum_window, paced_rate, start_window
+from quicoll_transport.quic.controller import AckSample, LossBased, LossSample, minimum_window
 
 __all__ = ["Cubic"]
 
@@ -35,33 +35,16 @@ class _Epoch:
     prior: int
 
 
-class Cubic:
+class Cubic(LossBased):
     """A Controller."""
 
     def __init__(self, datagram: int) -> None:
         """Begin a path that carries datagrams of `datagram` bytes."""
-        self._datagram = datagram
-        self._window = start_window(datagram)
-        self._threshold: int | None = None
+        super().__init__(datagram)
         self._epoch_ns: int | None = None
         self._most = self._turn_ns = self._friendly = self._prior = 0
         self._acked_ns = 0
-        self._credit = 0
         self._before: _Epoch | None = None
-
-    @property
-    def window(self) -> int:
-        return self._window
-
-    @property
-    def _slow_start(self) -> bool:
-        return self._threshold is None or self._window < self._threshold
-
-    def rate(self, smoothed_ns: int) -> int | None:
-        return paced_rate(self._window, smoothed_ns, slow_start=self._slow_start)
-
-    def on_sent(self, nbytes: int, in_flight: int, now_ns: int) -> None:
-        pass  # the window says all
 
     def on_acked(self, sample: AckSample) -> None:
         since, self._acked_ns = self._acked_ns, sample.now_ns
@@ -128,10 +111,6 @@ class Cubic:
         self._window = minimum_window(self._datagram)
         self._epoch_ns = self._before = None
         self._most = self._credit = 0
-
-    def on_datagram_size(self, size: int) -> None:
-        self._datagram = size
-        self._window = max(self._window, minimum_window(size))
 
 
 def _cube_root(value: int) -> int:

@@ -134,7 +134,7 @@ class Keys:
         if mask is None:
             key = expand_label(suite, secret, "quic hp", size)
             # One block at a time is what the RFC asks for, so that equal samples have equal masks.
-            mask = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update  # noqa: S305
+            mask = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update  # noqa: S305 - so it has to be ECB
         self.mask: Callable[[Buffer], bytes] = mask
         self.packets = 0
         self.first = -1

@@ -1,41 +1,24 @@
 """NewReno: RFC 9002 section 7 and appendix B, in bytes.
 
-State: `_threshold` is None until the first loss. Slow start below it: the window grows by what is acknowledged. Above
-it: by one datagram for each window that is acknowledged. Invariants: the window is never below two datagrams, and never
+Below the threshold the window grows by what is acknowledged; above it, by one datagram for each window that is
+acknowledged. Invariants: the window is never below two datagrams, and never
 grows by packets that were sent before the present recovery period, or while it is not in use.
 """
 
 from __future__ import annotations
 
-from quicoll_transport.quic.controller import AckSample, LossSample, minimum_window, paced_rate, start_window
+from quicoll_transport.quic.controller import AckSample, LossBased, LossSample, minimum_window
 
 __all__ = ["NewReno"]
 
 
-class NewReno:
+class NewReno(LossBased):
     """A Controller."""
 
     def __init__(self, datagram: int) -> None:
         """Begin a path that carries datagrams of `datagram` bytes."""
-        self._datagram = datagram
-        self._window = start_window(datagram)
-        self._threshold: int | None = None
-        self._credit = 0  # bytes times bytes acknowledged towards the window's next growth
+        super().__init__(datagram)
         self._before: tuple[int, int | None] | None = None  # window and threshold of before the last reduction
-
-    @property
-    def window(self) -> int:
-        return self._window
-
-    @property
-    def _slow_start(self) -> bool:
-        return self._threshold is None or self._window < self._threshold
-
-    def rate(self, smoothed_ns: int) -> int | None:
-        return paced_rate(self._window, smoothed_ns, slow_start=self._slow_start)
-
-    def on_sent(self, nbytes: int, in_flight: int, now_ns: int) -> None:
-        pass  # the window says all
 
     def on_acked(self, sample: AckSample) -> None:
         if not sample.fresh or not sample.fills(self._window, slow_start=self._slow_start):
@@ -63,7 +46,3 @@ class NewReno:
     def on_persistent_congestion(self, now_ns: int) -> None:
         self._window = minimum_window(self._datagram)
         self._credit, self._before = 0, None
-
-    def on_datagram_size(self, size: int) -> None:
-        self._datagram = size
-        self._window = max(self._window, minimum_window(size))

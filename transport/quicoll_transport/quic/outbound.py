@@ -105,7 +105,8 @@ class OutboundStreams:
         """Append bytes to a stream; a memoryview is read in place until they are acknowledged."""
         if stream.reset_code is None:
             stream.write(data, fin=fin)
-            self._unready(stream)  # it may be bulk now
+            if stream.queue is self._small:
+                self._unready(stream)  # it may be bulk now
             self._ready(stream)
 
     def reset(self, stream: SendStream, code: int) -> None:
@@ -133,6 +134,8 @@ class OutboundStreams:
         for stream in (*self._streams.values(), *self._waiting[0], *self._waiting[1]):
             stream.release()
         for queue in (self._urgent, self._small, self._bulk):
+            for stream in queue:
+                stream.queue = None
             queue.clear()
         self._streams.clear()
         self._blocked.clear()
@@ -194,6 +197,9 @@ class OutboundStreams:
     def has_small(self) -> bool:
         return bool(self._urgent or self._small)
 
+    def has_any(self) -> bool:
+        return bool(self._urgent or self._small or self._bulk)
+
     def oldest_bulk(self) -> SendStream | None:
         """Return the stream that is to go out as runs next."""
         return self._bulk[0] if self._bulk else None
@@ -201,9 +207,11 @@ class OutboundStreams:
     def next_piece(self, stream: SendStream, most: int) -> tuple[int, int]:
         """Return the next [start, stop) of a stream that may be sent, `most` bytes at most; empty if none may be."""
         start, stop = stream.take(most)
-        if stop > stream.next:
+        fresh = stop - stream.next  # what was sent before is paid for
+        if fresh > 0:
             room = self._data.room if stream.urgent else self._data.room - self._reserve
-            stop = min(stop, stream.next + room if room > 0 else stream.next)  # what was sent before is paid for
+            if fresh > room:
+                stop = stream.next + room if room > 0 else stream.next
         return start, stop
 
     def sent(self, stream: SendStream, start: int, stop: int, *, fin: bool) -> None:
@@ -221,7 +229,7 @@ class OutboundStreams:
             self._unready(stream)
             self._blocked[stream.id] = stream
             self._say_blocked(stream)
-        elif stream in self._bulk[:1] and not self._is_bulk(stream):
+        elif stream.queue is self._bulk and self._bulk[0] is stream and not self._is_bulk(stream):
             self._unready(stream)
             self._ready(stream)
 
@@ -288,22 +296,19 @@ class OutboundStreams:
         return max(high - low, min(stream.length, stream.limit) - stream.next) >= self.bulk_bytes
 
     def _ready(self, stream: SendStream) -> None:
-        if stream.queued or stream.id < 0 or stream.id in self._blocked or not stream.has_more():
+        if stream.queue is not None or stream.id < 0 or stream.id in self._blocked or not stream.has_more():
             return
-        stream.queued = True
-        insort(self._queue(stream), stream, key=_by_id)
-
-    def _queue(self, stream: SendStream) -> list[SendStream]:
-        return self._urgent if stream.urgent else self._bulk if self._is_bulk(stream) else self._small
+        queue = self._urgent if stream.urgent else self._bulk if self._is_bulk(stream) else self._small
+        stream.queue = queue
+        if queue and queue[-1].id > stream.id:
+            insort(queue, stream, key=_by_id)
+        else:
+            queue.append(stream)
 
     def _unready(self, stream: SendStream) -> None:
-        if stream.queued:
-            stream.queued = False
-            for queue in (self._urgent, self._small, self._bulk):
-                at = bisect_left(queue, stream.id, key=_by_id)
-                if at < len(queue) and queue[at] is stream:
-                    del queue[at]
-                    return
+        queue, stream.queue = stream.queue, None
+        if queue is not None:
+            del queue[bisect_left(queue, stream.id, key=_by_id)]
 
     def _say_blocked(self, stream: SendStream) -> None:
         if stream.next >= stream.limit:

@@ -6,14 +6,19 @@ server a client's packets may come from anywhere:
     known      an authentic packet came from there (`heard`); nothing goes there but answers to challenges
     in use     the newest packet that is more than a probe came from there (`move`), so everything goes there (9.3)
     validated  the peer has answered a challenge that was sent there (8.2); else it gets 3 times what came from there
+    passes     it has answered one of 1200 bytes, the least that a path of QUIC carries
 
-                  heard            move                     PATH_RESPONSE
-    (nothing) ---------> known ---------> in use, unvalidated ---------> in use, validated
-                                           |  3 PTO without one: the validated path before is in use again (9.3.2)
+                  heard            move             PATH_RESPONSE                PATH_RESPONSE to one of 1200 bytes
+    (nothing) ---------> known ---------> in use ----------------> validated ----------------------------> passes
+                                           |  3 PTO without one: the path before that passes is in use again (9.3.2)
+
+Challenges fill 1200 bytes where three times what came allows for it (8.2.1). Where it does not, the answer shows that
+the peer is there and not that the path carries what QUIC needs: it is challenged again at once, with 1200 bytes, and
+until that is answered it is no path to return to, and no place to look for larger sizes.
 
 On a move both paths are challenged: the new one so that more may be sent there, the old one because a packet that
 somebody copied and sent on from elsewhere looks the same; a peer that is still there answers and sends on from there
-(9.3.3). When a path to another host is validated, nothing is known of its capacity (`changed`, 9.4); where only the
+(9.3.3). When a path to another host passes, nothing is known of its capacity (`changed`, 9.4); where only the
 port is new, it is the same path with another NAT entry.
 
 Packets to a path carry one of the peer's connection ids that no other path has seen, so that nobody who watches both
@@ -28,6 +33,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+
+from quicoll_transport.quic.mtu import LEAST_DATAGRAM_BYTES
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
@@ -44,23 +51,28 @@ _CHALLENGE_BYTES = 8
 class Path:
     """One address of the peer.
 
-    validated: whether the peer has answered from there. received, sent: bytes, while it is not validated.
+    validated: whether the peer has answered from there. passes: whether it has answered what filled 1200 bytes.
+    received, sent: bytes, while it is not validated.
     response: what a challenge of the peer asks to have back; None: nothing is owed.
     ids: paths with the same number share an id of the peer's, see PeerIds. cid: ours that its last packet was for.
     """
 
-    __slots__ = ("address", "ask_ns", "asked", "cid", "fails_ns", "ids", "received", "response", "sent", "validated")
+    __slots__ = (
+        "address", "ask_ns", "asked", "cid", "fails_ns", "ids", "passes", "patience_ns", "received", "response", "sent",
+        "validated",
+    )  # fmt: skip
 
     def __init__(self, address: Address, *, validated: bool, ids: int = 0, cid: bytes = b"") -> None:
         self.address = address
         self.ids = ids
         self.cid = cid
-        self.validated = validated
+        self.validated = self.passes = validated
         self.received = self.sent = 0
         self.response: bytes | None = None
-        self.asked: list[bytes] = []  # challenges that may be answered, oldest first
+        self.asked: dict[bytes, bool] = {}  # challenges that may be answered, oldest first: whether 1200 bytes went
         self.ask_ns: int | None = None  # when the next challenge is to be sent; None: the path is not challenged
-        self.fails_ns = 0  # when an answer comes too late
+        self.patience_ns = 0  # for an answer,
+        self.fails_ns = 0  # and when it comes too late
 
     @property
     def room(self) -> int:
@@ -71,7 +83,7 @@ class Path:
 class Paths:
     """See the module's head.
 
-    current: the path in use. changed: whether a path to another host was validated; gone: numbers of ids (`Path.ids`)
+    current: the path in use. changed: whether a path to another host passes; gone: numbers of ids (`Path.ids`)
     that no path uses any more. Whoever acts on these takes them back.
     """
 
@@ -90,7 +102,7 @@ class Paths:
         self._is_client = is_client
         self._draw = draw
         self._all = [self.current]  # the one heard last at the end
-        self._fallback = self.current  # the validated path before
+        self._fallback = self.current  # the path before that passes
         self._settled_host = address[:1]
 
     def __iter__(self) -> Iterator[Path]:
@@ -140,19 +152,24 @@ class Paths:
         if path is old:
             return
         self.current = path
-        if old.validated:
+        if old.passes:
             self._fallback = old
             self._challenge(old, now_ns, pto_ns)
-        if not path.validated:
+        if not path.passes:
             self._challenge(path, now_ns, pto_ns)
         else:
             self._settle(path)
 
     def _challenge(self, path: Path, now_ns: int, pto_ns: int) -> None:
-        path.ask_ns, path.fails_ns = now_ns, now_ns + max(_LEAST_NS, 3 * pto_ns)
+        path.patience_ns = max(_LEAST_NS, 3 * pto_ns)
+        self._ask(path, now_ns)
+
+    @staticmethod
+    def _ask(path: Path, now_ns: int) -> None:
+        path.ask_ns, path.fails_ns = now_ns, now_ns + path.patience_ns
 
     def _settle(self, path: Path) -> None:
-        """A validated path is in use: is it another host's than the one before?"""
+        """A path that passes is in use: is it another host's than the one before?"""
         host = path.address[:1]
         self.changed = self.changed or host != self._settled_host
         self._settled_host = host
@@ -161,16 +178,27 @@ class Paths:
         """Take a PATH_CHALLENGE frame: it is answered by the path that it came by (section 8.2.2)."""
         path.response = data
 
-    def on_response(self, data: bytes) -> None:
+    def on_response(self, data: bytes, now_ns: int) -> None:
         """Take a PATH_RESPONSE frame, by whatever path: it validates the one that was asked (section 8.2.3)."""
         for path in self._all:
-            if data in path.asked:
-                path.asked, path.ask_ns = [], None
-                if not path.validated:
-                    path.validated = True
-                    if path is self.current:
-                        self._settle(path)
+            if data not in path.asked:
+                continue
+            path.validated = True
+            if not (path.passes or path.asked[data]):
+                path.asked.clear()
+                self._ask(path, now_ns)
                 return
+            self._asked_no_more(path)
+            if not path.passes:
+                path.passes = True
+                if path is self.current:
+                    self._settle(path)
+            return
+
+    @staticmethod
+    def _asked_no_more(path: Path) -> None:
+        path.asked.clear()
+        path.ask_ns = None
 
     def probes(self, now_ns: int, pto_ns: int) -> list[tuple[Path, bytes | None, bytes | None]]:
         """Return what is to be sent now, each in a datagram of its own: (path, challenge, response)."""
@@ -179,7 +207,9 @@ class Paths:
             challenge, response = None, path.response
             if path.ask_ns is not None and path.ask_ns <= now_ns:
                 challenge = self._draw(_CHALLENGE_BYTES)
-                path.asked = [*path.asked, challenge][-_ASKED:]
+                path.asked[challenge] = path.room >= LEAST_DATAGRAM_BYTES
+                if len(path.asked) > _ASKED:
+                    del path.asked[next(iter(path.asked))]
                 path.ask_ns = now_ns + pto_ns
             if challenge is not None or response is not None:
                 path.response = None
@@ -200,15 +230,15 @@ class Paths:
         return due
 
     def on_timer(self, now_ns: int) -> None:
-        """Give up challenges that were not answered; leave a path that was not validated for the one before."""
+        """Give up challenges that were not answered; leave a path that does not pass for the one before."""
         for path in [one for one in self._all if one.ask_ns is not None and one.fails_ns <= now_ns]:
-            path.asked, path.ask_ns = [], None
-            if path is self.current and not path.validated:
+            self._asked_no_more(path)
+            if path is self.current and not path.passes:
                 self.current = self._fallback
             if path is self.current:
                 continue
             self._let_ids_go(path)
-            if path.validated:
+            if path.passes:
                 path.ids = self._new_ids()  # the peer has left it; it may come back, and is believed then
             else:
                 self._all.remove(path)

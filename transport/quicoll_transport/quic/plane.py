@@ -145,6 +145,7 @@ class Plane:
             outbound=self.outbound,
             sender=self.sender,
             ending=self.ending,
+            follow_paths=self._follow_paths,
             trace=trace,
         )
         if not is_client:
@@ -176,7 +177,6 @@ class Plane:
         if self.keys.forged >= self._forged_packets:
             # No fault of the peer: somebody else forges (RFC 9001 section 6.6).
             self.ending.close(AEAD_LIMIT_REACHED, "too many forged packets", is_application=False)
-        self._follow_paths()
 
     def _violated(self, code: int, reason: str) -> None:
         if self.ending.is_open:

@@ -71,9 +71,10 @@ class Receiver:
         outbound: OutboundStreams,
         sender: Sender,
         ending: ConnectionEnd,
+        follow_paths: Callable[[], None],
         trace: PlaneTrace | None,
     ) -> None:
-        """trace: None: nobody traces."""
+        """follow_paths: called with each packet that has changed what `paths` says. trace: None: nobody traces."""
         self._trace = trace
         self.confirmed = not is_client
         self.heard_ns: int | None = None
@@ -87,6 +88,7 @@ class Receiver:
         self._outbound = outbound
         self._sender = sender
         self._ending = ending
+        self._follow_paths = follow_paths
         self._slabs = Slabs()
         self._now_ns = 0
         self._path: Path = paths.current  # of the packet whose frames are being looked at, and the id that it was for
@@ -103,7 +105,7 @@ class Receiver:
             quic.NewConnectionIdFrame: peer_ids.add,
             quic.RetireConnectionIdFrame: lambda frame: own_ids.retire(frame.sequence, self._cid),
             quic.PathChallengeFrame: lambda frame: paths.on_challenge(self._path, frame.data),
-            quic.PathResponseFrame: lambda frame: paths.on_response(frame.data),
+            quic.PathResponseFrame: self._on_path_response,
             quic.HandshakeDoneFrame: self._on_handshake_done,
             quic.NewTokenFrame: self._on_new_token,
             quic.CloseFrame: ending.on_close,
@@ -167,8 +169,10 @@ class Receiver:
         self._cid = cid
         eliciting, probing = self._frames(payload)
         self._note(number, number + 1, len(data), eliciting=eliciting)
-        if path is not self._paths.current and not probing and number == self._acknowledgements.largest:
-            self._paths.move(path, now_ns, self._sender.probe_timeout_ns)
+        if path is not self._paths.current:
+            if not probing and number == self._acknowledgements.largest:
+                self._paths.move(path, now_ns, self._sender.probe_timeout_ns)
+            self._follow_paths()
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -289,6 +293,10 @@ class Receiver:
 
     def _on_ack(self, frame: quic.AckFrame) -> None:
         self._sender.on_ack(frame, self._now_ns)
+
+    def _on_path_response(self, frame: quic.PathResponseFrame) -> None:
+        self._paths.on_response(frame.data, self._now_ns)
+        self._follow_paths()
 
     def _on_handshake_done(self, frame: quic.HandshakeDoneFrame) -> None:
         if not self._is_client:

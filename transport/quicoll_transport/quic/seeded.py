@@ -10,7 +10,7 @@ What is drawn, and from where:
                            that mean nothing, nonces of tokens (aioquic); the connection id of a Retry (gate);
                            connection ids, path challenges, keys of reset tokens (session, gate)
     AESGCM.generate_key    the key of address validation tokens
-    x25519, x448, ec       key shares: one of each group for a ClientHello, one for a ServerHello
+    x25519, x448, ec       key shares: one for a ClientHello, one for a ServerHello, whose group is the client's choice
     ec.ECDSA               its nonce is OpenSSL's and DER gives it 70 to 72 bytes; here it is that of RFC 6979, which is
                            deterministic. Ed25519 is by itself (RFC 8032), and `authority` issues no other kinds
     utcnow, crypto, time   dates of certificates, which aioquic and OpenSSL each compare with a clock of their own, and

@@ -114,7 +114,8 @@ class Sender:
         self._used = 0  # bytes of the slab
         self._probes = 0  # packets that a probe timeout asks for
         self._more_ns: int | None = None  # the slab was full: look again at once
-        self._small = 0  # packets of small streams since the last run
+        self._small = 0  # packets of small streams since the last run of this turn
+        self._head = 0  # bytes of a packet before its frames, in this turn
 
     @property
     def probe_timeout_ns(self) -> int:
@@ -210,15 +211,16 @@ class Sender:
             self._tell_ids()
         if keys.is_due:
             keys.update()
+        self._begin_turn()
         out: list[DatagramRun] = []
         if self._paths.has_probe(now_ns):
             self._send_path_probes(out, now_ns)
-        if (probe := self._mtu_probe(now_ns)) is not None:
+        if outbound.has_any() and (probe := self._mtu_probe(now_ns)) is not None:
             out.append(probe)
-        outbound.bulk_bytes = min(_BULK * self.mtu.size, _BULK_BYTES)
-        while keys.room:
-            packet = None if self._small >= _SMALL and outbound.oldest_bulk() else self._packet(now_ns)
-            if packet is None:
+        while keys.room and self._is_waiting(now_ns):
+            bulk = outbound.oldest_bulk()
+            packet = None if bulk and self._small >= _SMALL else self._packet(now_ns)
+            if packet is None and bulk:
                 packet = self._burst(now_ns) or (self._packet(now_ns) if self._small >= _SMALL else None)
                 self._small = 0
             if packet is None:
@@ -227,6 +229,19 @@ class Sender:
         if outbound.oldest_bulk() is None and self.recovery.room:
             self.recovery.on_app_limited()
         return out
+
+    def _begin_turn(self) -> None:
+        size = self.mtu.size
+        self._small = 0
+        self._head = 1 + len(self._peer_ids.current) + NUMBER
+        self._outbound.bulk_bytes = _BULK * size if _BULK * size < _BULK_BYTES else _BULK_BYTES
+
+    def _is_waiting(self, now_ns: int) -> bool:
+        """Return whether there is anything to send, if it may go."""
+        due_ns = self._acknowledgements.due_ns
+        return bool(
+            self._outbound.has_any() or self._control or self._probes or (due_ns is not None and due_ns <= now_ns)
+        )
 
     def next_timer(self) -> int | None:
         """Return when `datagrams` may have more, or something in flight needs to be looked at."""
@@ -246,10 +261,6 @@ class Sender:
 
     # -- one packet ----------------------------------------------------------------------------------------------
 
-    @property
-    def _head(self) -> int:
-        return 1 + len(self._peer_ids.current) + NUMBER
-
     def _reserve(self, now_ns: int) -> int:
         """Return how many bytes of the window are not for small streams and bulk.
 
@@ -263,22 +274,21 @@ class Sender:
     def _packet(self, now_ns: int) -> DatagramRun | None:
         """Return one packet of whatever is due, bar what goes as runs."""
         outbound, acknowledgements = self._outbound, self._acknowledgements
-        has_streams = outbound.has_small() or self._has_scraps()
-        if not (has_streams or self._control or self._probes or acknowledgements.is_due(now_ns, accompanied=False)):
-            return None  # nothing waits, as the last call of every turn finds
-        path, window = self._paths.current, self.recovery.room
-        size = min(LEAST_DATAGRAM_BYTES if self._probes else self.mtu.size, path.room)
-        vital = data = bool(self._probes)
-        if not self._probes:
-            vital = window >= min(_FLOOR, size) and bool(self._control or outbound.has_urgent())
-            if has_streams and window >= size + self._reserve(now_ns):
+        path, probes = self._paths.current, self._probes
+        size, most = LEAST_DATAGRAM_BYTES if probes else self.mtu.size, path.room
+        size = size if size < most else most
+        data = accompanied = probes > 0
+        if not probes:
+            window = self.recovery.room
+            if (outbound.has_small() or self._has_scraps()) and window >= size + self._reserve(now_ns):
                 data = self._allowance(size, now_ns) >= size
-        accompanied = vital or data
+            vital = (self._control or outbound.has_urgent()) and window >= min(_FLOOR, size)
+            accompanied = bool(data or vital)
+            if accompanied and window < size:
+                size = window
         with_ack = acknowledgements.is_due(now_ns, accompanied=accompanied)
         if not (accompanied or with_ack):
             return None
-        if accompanied and not self._probes:
-            size = min(size, window)
         room = size - self._head - TAG
         if room < _HEADROOM:
             return None
@@ -291,18 +301,19 @@ class Sender:
             room -= len(frame)
         before = len(parts)
         if accompanied:
-            keys, room = self._control.fill(parts, room)
-            if keys:
-                items.append(SentControl(keys))
+            if self._control:
+                keys, room = self._control.fill(parts, room)
+                if keys:
+                    items.append(SentControl(keys))
             self._fill_streams(parts, items, room, everything=data)
         eliciting = len(parts) > before
-        ask = self._probes or (with_ack and acknowledgements.wants_answer(accompanied=eliciting))
+        ask = probes or (with_ack and acknowledgements.wants_answer(accompanied=eliciting))
         if not eliciting and ask:
             parts.append(b"\x01")
             eliciting = True
         if not parts:
             return None
-        if self._probes:
+        if probes:
             self._probes -= 1
         return self._seal(path, b"".join(parts), tuple(items), now_ns, eliciting=eliciting)
 
@@ -327,11 +338,12 @@ class Sender:
 
     def _has_scraps(self) -> bool:
         """Return whether the oldest bulk stream has a piece that is too short for a run."""
-        stream = self._outbound.oldest_bulk()
+        outbound = self._outbound
+        stream = outbound.oldest_bulk()
         if stream is None:
             return False
-        start, stop = self._outbound.next_piece(stream, self._outbound.bulk_bytes)
-        return 0 < stop - start < self._outbound.bulk_bytes
+        start, stop = outbound.next_piece(stream, outbound.bulk_bytes)
+        return 0 < stop - start < outbound.bulk_bytes
 
     def _fill_streams(
         self, parts: list[bytes | memoryview], items: list[Carried], room: int, *, everything: bool
@@ -401,6 +413,9 @@ class Sender:
         count = min(count, room)
         start, stop = outbound.next_piece(stream, count * step)
         left = -(-(min(stream.length, stream.limit) - start) // step) if not stream.lost else 0
+        if base and count < min(left, room) <= slots.count:  # whole in the next turn
+            self._more_ns = now_ns
+            return None
         if room < min(left, slots.count, recovery.controller.window // 8 // size):  # more will come, and go together
             return None
         wanted = -(-(stop - start) // step)
@@ -451,10 +466,9 @@ class Sender:
                 out.append(self._seal(path, payload.ljust(size, b"\0"), (), now_ns, eliciting=True))
 
     def _mtu_probe(self, now_ns: int) -> DatagramRun | None:
-        size, path, outbound = self.mtu.probe_size(now_ns), self._paths.current, self._outbound
-        if size is None or not path.validated or self.recovery.room < size or not self._keys.room:
-            return None
-        if not (outbound.has_small() or outbound.oldest_bulk()):
+        """Return a probe of the path's MTU, if one is due and may go; asked when there is something to send anyway."""
+        size, path = self.mtu.probe_size(now_ns), self._paths.current
+        if size is None or not path.passes or self.recovery.room < size or not self._keys.room:
             return None
         self.mtu.on_probe_sent(size)
         payload = b"\x01".ljust(size - self._head - TAG, b"\0")

@@ -46,14 +46,14 @@ class SendStream:
     """See the module's head. limit: what the peer allows on it (RFC 9000 section 4.1)."""
 
     __slots__ = ("_bases", "_views", "acked", "fin", "fin_acked", "fin_lost", "fin_sent", "id", "key", "length",
-                 "limit", "lost", "next", "queued", "reset_code", "told", "upto", "urgent")  # fmt: skip
+                 "limit", "lost", "next", "queue", "reset_code", "told", "upto", "urgent")  # fmt: skip
 
     def __init__(self, stream_id: int, limit: int, *, key: object = None, urgent: bool = False) -> None:
         """key: the owner's name for it. urgent: it goes before all that are not."""
         self.id, self.limit, self.key, self.urgent = stream_id, limit, key, urgent
         self.length = self.next = self.upto = 0
         self.fin = self.fin_sent = self.fin_lost = self.fin_acked = False
-        self.queued = False  # of whoever keeps the order of streams
+        self.queue: list[SendStream] | None = None  # in which whoever keeps the order of streams has it
         self.lost = Ranges()
         self.acked = Ranges()  # beyond `upto`
         self.reset_code: int | None = None

@@ -104,6 +104,8 @@ def _describe(frame: Frame) -> dict[str, Any]:
     for name, value in frame._asdict().items():
         if name in _SECRET or isinstance(frame, PathChallengeFrame | PathResponseFrame):
             out[name] = _REDACTED
+        elif name == "frame_type":  # of a close: what the peer got wrong
+            out["trigger_frame_type"] = value
         elif name == "data":
             out["length"] = len(value)
         elif name == "reason":

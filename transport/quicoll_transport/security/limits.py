@@ -54,7 +54,7 @@ class _Positive:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
+        for one in fields(self):  # type: ignore[arg-type]  # those of what inherits it
             value = getattr(self, one.name)
             if not 1 <= value <= _MOST:
                 raise ConfigurationError(f"{one.name} must be 1 to {_MOST}, is {value}")

@@ -75,7 +75,7 @@ class HostLoop(asyncio.AbstractEventLoop):
         """Seconds of the host's monotonic clock."""
         return self.host.clock.local(self._timeline.now_ns) / 1e9
 
-    def call_soon(  # type: ignore[override]
+    def call_soon(  # type: ignore[override]  # which ties the arguments to the callback
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
@@ -83,18 +83,18 @@ class HostLoop(asyncio.AbstractEventLoop):
             self._timeline.ready.append(handle)
         return handle
 
-    def call_soon_threadsafe(  # type: ignore[override]
+    def call_soon_threadsafe(  # type: ignore[override]  # which ties the arguments to the callback
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         self._timeline.check_thread()
         return self.call_soon(callback, *args, context=context)
 
-    def call_later(  # type: ignore[override]
+    def call_later(  # type: ignore[override]  # which ties the arguments to the callback
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(  # type: ignore[override]
+    def call_at(  # type: ignore[override]  # which ties the arguments to the callback
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         if math.isnan(when):
@@ -217,7 +217,7 @@ class HostLoop(asyncio.AbstractEventLoop):
 
     # -- what stands for threads and the resolver ----------------------------------------------------------------
 
-    def run_in_executor(  # type: ignore[override]
+    def run_in_executor(  # type: ignore[override]  # which ties the arguments to the callback
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         future: asyncio.Future[T] = self.create_future()
@@ -228,7 +228,7 @@ class HostLoop(asyncio.AbstractEventLoop):
             if error is not None:
                 future.set_exception(error)
             else:
-                future.set_result(result)  # type: ignore[arg-type]
+                future.set_result(result)  # type: ignore[arg-type]  # None is the function's own answer then
 
         # By the world's clock: a host that is paused or slow hears of it when it runs again, as from a real thread.
         def run() -> None:

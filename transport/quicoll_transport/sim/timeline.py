@@ -187,7 +187,7 @@ class Timeline:
         """Return the process's timers that are not cancelled, by due time."""
         entries = sorted(self._timers, key=lambda each: each[:2])
         handles = [handle for _, _, owner, handle, _ in entries if owner is not None and not handle.cancelled()]
-        return [handle for handle in handles if handle._loop is loop]  # noqa: SLF001
+        return [handle for handle in handles if handle._loop is loop]  # noqa: SLF001 - as in run_handle
 
     def bury(self, loop: ProcessLoop) -> None:
         """Keep the loop of a process that ended; its tasks are closed when the run is over."""
@@ -226,7 +226,7 @@ class Timeline:
         while ready:
             handle = ready.popleft()
             self._turn(handle)
-            loop: ProcessLoop = handle._loop  # type: ignore[attr-defined]  # noqa: SLF001
+            loop: ProcessLoop = handle._loop  # type: ignore[attr-defined]  # noqa: SLF001 - the same
             if not loop.dead and not handle.cancelled() and loop.host.admit(handle):
                 self.run_handle(handle)
 
@@ -241,7 +241,7 @@ class Timeline:
         timers = self._timers
         while timers:
             due, _, owner, handle, _ = timers[0]
-            if owner is not None and (handle.cancelled() or handle._loop.dead):  # noqa: SLF001
+            if owner is not None and (handle.cancelled() or handle._loop.dead):  # noqa: SLF001 - the same
                 heapq.heappop(timers)
                 self._cancelled = max(0, self._cancelled - 1)
                 continue
@@ -263,7 +263,7 @@ class Timeline:
                 self._turn(handle)
                 handle(*args)
             elif not handle.cancelled():
-                handle._scheduled = False  # noqa: SLF001
+                handle._scheduled = False  # noqa: SLF001 - as asyncio's own loops do
                 self.ready.append(handle)
 
 

@@ -89,7 +89,7 @@ def test_a_new_connection_of_the_same_peer_is_not_delayed_by_the_old_one(pair: P
         pair.a.core.traffic.fail(pair.a.core.connections.of_link[ours], CLOSE_REPLACED, "cut")
         pair.a.act()
         assert len(pair.a.core.closed_connections) > 0
-        pair.until(lambda count=count: pair.a.peer(pair.b).attempts == count)  # type: ignore[misc]
+        pair.until(lambda count=count: pair.a.peer(pair.b).attempts == count)
         began = pair.now
         pair.until(lambda: pair.a.peer(pair.b).link.state is LinkState.UP)
         assert pair.now - began <= first

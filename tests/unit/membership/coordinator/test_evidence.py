@@ -312,7 +312,7 @@ Act = Callable[[Bench, str, random.Random], None]
 
 def report(**fields: object) -> Act:
     def act(bench: Bench, node: str, rng: random.Random) -> None:
-        bench.say(node, m.Report(view_id=bench.view_id, **fields))  # type: ignore[arg-type]
+        bench.say(node, m.Report(view_id=bench.view_id, **fields))
 
     return act
 

@@ -397,14 +397,14 @@ class EndpointCore:
     def _carry_out(self, peer: Peer) -> None:
         """Give the carrier what the link asks for; without a connection it is dropped, and asked for again later."""
         connection = self.connections.of_link.get(peer)
+        words: list[bytes] = []
         while (action := peer.link.poll()) is not None:
             if connection is None:
                 continue
             carrier = connection.carrier
             match action:
                 case SendControl():
-                    if not self.traffic.guard(connection, carrier.send_control, action.data):
-                        connection = None
+                    words.append(action.data)
                 case StartMessage():
                     message = action.message
                     if not message.done:
@@ -413,6 +413,8 @@ class EndpointCore:
                     carrier.reset_message(action.message)
                 case ForgetMessage():
                     carrier.forget_message(action.message)
+        if words and connection is not None:
+            self.traffic.guard(connection, connection.carrier.send_control, b"".join(words))
 
     def _peer_timer(self, peer: Peer, now_ns: int) -> None:
         connection = self.connections.of_link.get(peer)
@@ -532,10 +534,12 @@ class EndpointCore:
         if not connection.listed:
             return
         late = connection.overdue(now_ns)
-        if late is None:
-            self.traffic.transmit(connection)
-        else:
+        if late is not None:
             self.traffic.fail(connection, *late)
+        elif connection.peer is not None and connection.carries:
+            self.touch(connection.peer)
+        else:
+            self.traffic.transmit(connection)
 
     def _towards(self, address: Address) -> list[Connection]:
         """Return the connections with a peer at this address, whatever its scope."""
