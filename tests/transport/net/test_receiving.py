@@ -132,10 +132,10 @@ def test_the_same_datagrams_come_out_however_the_system_batched_them(
         assert [each for batch in batches for each in batch] == expected
 
 
-def test_a_wake_up_takes_about_256_kib_and_leaves_the_rest_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wake_up_takes_about_a_mib_and_leaves_the_rest_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     piece = (bytes(65_000), 1000, A)
     batches = drained(reading(monkeypatch, [piece] * 50, together=True))
-    assert {len(batch) for batch in batches[:-1]} == {5 * 65}
+    assert {len(batch) for batch in batches[:-1]} == {17 * 65}
     assert sum(len(batch) for batch in batches) == 50 * 65
 
 
