@@ -7,7 +7,7 @@
 #   make types   mypy --strict on both packages
 #   make unit    pytest: tests of one module each that start no process, open no socket and do not take long
 #   make system  pytest: all others, against the source tree
-#   make sim     40 clusters on a virtual clock, each broken in another way; every invariant has to hold
+#   make sim     some forty clusters on a virtual clock, each broken in another way; every invariant has to hold
 #   make wheel   what only the wheel can break, in an environment that cannot see the source tree
 #   make deep    before a release: all tests, with every case of which test takes some, and sweep; hours
 #   make sweep   as sim, 5,000 clusters; SEEDS=5000:10000 make sweep takes others

@@ -11,7 +11,7 @@ How a process may end, and what follows:
     one of quicoll's errors that blame the       it is started again after `restart_after` seconds, like a pod: a new
     world around it (`_AGAIN`): lost peers, a    process may well go on. The last error of each node is part of what
     partition, spoilt bytes, a failed disk       is said if the run then never comes to its end
-    Diverged, where a rank forged its state      the same
+    what a forged state explains                 the same (`Checker.allowed`)
     any other exception: Mismatch and            the run has failed. The code is wrong, or the test of it has; the next
     LocalError, since the same code would do     process would only do the same
     the same again; the user's own; Forbidden
@@ -41,7 +41,6 @@ from quicoll.errors import (
     AuditError,
     CheckpointError,
     Corrupted,
-    Diverged,
     JobDone,
     JournalError,
     Partitioned,
@@ -297,9 +296,7 @@ class Fleet:
         if error is not None:
             machine.failures += 1
             machine.troubled(error)
-            # One that forges its state may leave it open which of two is right.
-            again = (*_AGAIN, Diverged) if self._checker.was_forged else _AGAIN
-            if not isinstance(error, again):
+            if not isinstance(error, (*_AGAIN, *self._checker.allowed)):
                 self._failed("worker", _words(error), node=node, cause=error)
         leftovers = machine.leftovers()
         if leftovers:

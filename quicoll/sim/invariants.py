@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from quicoll.errors import Corrupted, Mismatch, PeerError, QuicollError
+from quicoll.errors import Corrupted, Diverged, Mismatch, PeerError, QuicollError
 from quicoll.membership.coordinator.history import Committed, InstalledView, Left
 from quicoll.sim.digests import state_digest
 from quicoll.sim.errors import InvariantBroken
@@ -203,9 +203,10 @@ class Checker:
         self._forgers[node] = None
 
     @property
-    def was_forged(self) -> bool:
-        """Whether any rank has forged its state."""
-        return bool(self._forgers)
+    def allowed(self) -> tuple[type[QuicollError], ...]:
+        """Errors that a forger explains: it may leave it open which of two states is right; and one that was believed
+        to be ahead does other steps than those that believed it."""
+        return (Diverged, Mismatch) if self._believed else (Diverged,) if self._forgers else ()
 
     def taken(
         self,

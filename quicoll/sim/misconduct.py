@@ -43,12 +43,11 @@ class Lies:
             self._make_lie(link)
 
     def _make_lie(self, link: Link) -> None:
-        honest = link.send
+        for name in ("send", "send_copy"):
+            setattr(link, name, self._lying(link, getattr(link, name)))
 
-        def send(tag: bytes, payload: memoryview) -> Any:
-            return honest(tag, spoilt(payload) if link.node in self._to else payload)
-
-        setattr(link, "send", send)  # noqa: B010 - a method of this one link
+    def _lying(self, link: Link, honest: Callable[[bytes, memoryview], Any]) -> Callable[[bytes, memoryview], Any]:
+        return lambda tag, payload: honest(tag, spoilt(payload) if link.node in self._to else payload)
 
 
 class _Links(dict[Any, Any]):

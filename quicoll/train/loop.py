@@ -346,6 +346,7 @@ async def final_result(task: Task, done: JobDone, checkpoint_dir: str | os.PathL
         state = state_of(found)
     except CheckpointError as error:
         said = f"the job is done: its other ranks have ended; the final state is not at hand here: {error}"
+        _log.warning("%s", said)  # the error ends a program with status 0, and without a word
         raise JobDone(said, step=done.step) from error
     task.load_state(state)
     _log.info("the job is done; its final state is loaded from %s", found.path)

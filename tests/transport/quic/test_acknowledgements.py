@@ -175,3 +175,16 @@ def test_who_only_receives_asks_for_an_answer_now_and_then() -> None:
     without_gaps = Acknowledgements()
     note(without_gaps, 0, 1)
     assert not any(without_gaps.wants_answer(accompanied=False) for _ in range(64))
+
+
+def test_gaps_of_what_was_lost_leave_place_for_runs_however_many_they_were() -> None:
+    """The numbers of lost packets never come: after a thousand of them every packet was opened by itself for ever."""
+    acks = Acknowledgements()
+    without = 0
+    for i in range(5000):
+        acks.note(10 * i, 10 * i + 9, 9 * 1200, eliciting=True, now_ns=i)
+        without += not acks.has_place(256)
+        assert len(acks._known) <= 1024
+        assert acks.is_new(10 * i - 1) == (i > 0), "what is late by a few is still taken"
+    assert without < 5000 * 2 // 5
+    assert acks.has_place(256) or len(acks._known) > 768

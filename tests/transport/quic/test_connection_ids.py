@@ -147,6 +147,45 @@ def test_an_id_that_comes_late_is_taken_where_nothing_else_is_left() -> None:
     assert ids.news == [2, 0]
 
 
+def test_an_id_that_was_retired_and_is_told_again_is_not_used_again() -> None:
+    ids = PeerIds(FIRST, limit=4, token=bytes(16))
+    ids.add(told(1))
+    ids.of(7)
+    ids.leave(7)
+    ids.add(told(1))
+    assert ids.of(8) == FIRST, "there is no other"
+    refused(lambda: ids.add(told(1, before=1)), PROTOCOL_VIOLATION)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_comes_in_whatever_order_each_path_has_an_id_that_the_peer_knows(seed: int) -> None:
+    """Of a peer that repeats itself, is late and contradicts itself; 500 of them, each up to its first violation."""
+    violations = 0
+    for number in range(500):
+        rng = random.Random(f"{seed} {number}")
+        ids = PeerIds(FIRST, limit=rng.choice((2, 4, 8)), token=rng.choice((None, bytes(16))))
+        highest = rng.choice((3, 6, 12, 40))
+        try:
+            for _ in range(rng.choice((5, 20, 60))):
+                path, sequence = rng.randrange(6), rng.randrange(1, highest)
+                match rng.choice(("add", "add", "add", "of", "use", "leave")):
+                    case "add":
+                        ids.add(told(sequence, before=rng.randrange(sequence + 1) if rng.random() < 0.3 else 0))
+                    case "of":
+                        ids.of(path)
+                    case "use":
+                        ids.use(path)
+                    case "leave" if path != ids.path:
+                        ids.leave(path)
+                assert (ids.current, ids.token) == ids._known[ids._in_use[ids.path]]
+                assert {*ids._in_use.values()} <= {*ids._known}
+                assert not {*ids._owed} & {*ids._known}, "who was told that an id is retired throws its packets away"
+                assert min(ids._known) >= ids._before
+        except FrameError:
+            violations += 1
+    assert 0 < violations < 400
+
+
 def test_ids_that_cannot_be_are_refused() -> None:
     ids = theirs()
     ids.add(told(1))

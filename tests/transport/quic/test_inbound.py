@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -26,9 +25,7 @@ from quicoll_transport.quic.frames import (
 )
 from quicoll_transport.quic.inbound import InboundStreams
 from quicoll_transport.quic.outbound import OutboundStreams
-
-if TYPE_CHECKING:
-    from quicoll_transport.quic.streams import ReceiveStream
+from quicoll_transport.quic.streams import ReceiveStream
 
 LIMITS = StreamLimits(data=4000, stream_ours=1000, stream_theirs=1000, stream_uni=2000, streams_bidi=1, streams_uni=4)
 BIDI, UNI = 1, 3  # of the peer, who is the server
@@ -246,7 +243,12 @@ def rows(count: int, step: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8
 
 
 @pytest.mark.parametrize("step", [20, 100, 700])
-def test_a_header_in_the_first_row_says_where_the_other_rows_go(streams: Streams, step: int) -> None:
+def test_a_header_in_the_first_row_says_where_the_other_rows_go(
+    streams: Streams, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    hold = ReceiveStream._hold
+    monkeypatch.setattr(ReceiveStream, "_hold", lambda *of: (held.append(of[-1]), hold(*of)))
     streams.reader.header = 16
     table = rows(4, step)[:, :]
     count = min(4, 2000 // step)
@@ -257,6 +259,7 @@ def test_a_header_in_the_first_row_says_where_the_other_rows_go(streams: Streams
     assert streams.reader.told == [UNI], "what has its place needs no reader"
     (stream,) = streams.inbound._streams.values()
     assert not stream._held
+    assert held == [min(step, 256)], "only its beginning waits for the reader"
     assert streams.inbound.taken == count * step
 
 
@@ -298,8 +301,10 @@ def test_who_is_asked_to_stop_is_asked_while_it_may_go_on(streams: Streams) -> N
     streams.arrive(100, 1800)
     assert streams.inbound.taken == 1900
     streams.inbound._control.want(Saying.STOP_SENDING, UNI)  # it was lost
-    streams.arrive(1900, 0, fin=True)
+    streams.arrive(1950, 0, fin=True)
     assert not [frame for frame in streams.said() if isinstance(frame, StopSendingFrame)]
+    streams.arrive(1900, 50)
+    assert len(streams.inbound) == 0
     known = Streams()
     known.reader.stops = lambda stream: known.inbound.stop(stream, 7)
     known.arrive(100, 100, fin=True)

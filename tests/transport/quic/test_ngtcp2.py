@@ -157,11 +157,14 @@ def test_a_client_of_ngtcp2_is_followed_to_an_address_that_it_goes_to(fetch: Fet
 
 
 @with_client
-@pytest.mark.parametrize("host", ["same", "another"])
-def test_a_client_of_ngtcp2_is_followed_where_a_nat_puts_it(fetch: Fetch, host: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "options"),
+    [("same", []), ("another", []), pytest.param("another", ["--scid="], id="another, a client without ids")],
+)
+def test_a_client_of_ngtcp2_is_followed_where_a_nat_puts_it(fetch: Fetch, host: str, options: list[str]) -> None:
     """It knows nothing of it, sends on, and answers a challenge; the plane may use the id that it has used before."""
     fetch.config = {"window_bytes": 256 << 10}
-    with fetch.wire() as wire, program(fetch.upload(wire), fetch.folder) as client:
+    with fetch.wire() as wire, program(fetch.upload(wire, *options), fetch.folder) as client:
         wire.pump(lambda: wire.peer is not None and len(wire.peer.received.get(0, b"")) > SIZE // 4)
         peer = fetch.served(wire)
         first = peer.plane.peer_ids.current

@@ -86,8 +86,12 @@ def test_a_duplicate_is_not_even_heard(server: LonePlane) -> None:
 
 def test_duplicates_in_a_run_are_taken_once(server: LonePlane) -> None:
     packets = run_of(server, 6, begin=1 << 14)
+    acknowledgements = server.plane.sender._acknowledgements
+    counted = acknowledgements._heard
     server.give(b"".join([*packets[:3], packets[1], *packets[3:], packets[0]]), size=len(packets[0]))
+    assert acknowledgements._heard == counted + sum(map(len, packets))
     assert server.plane.inbound.received == (1 << 14) + 6 * 50
+    assert server.plane.heard_ns == server.now
     (only,) = acknowledged(server)
     assert only[1] - only[0] >= 6
     before = server.plane.heard_ns
@@ -112,17 +116,18 @@ def test_what_stood_before_the_first_wrong_frame_has_happened_and_the_packet_is_
     assert said.kinds == ["Close"]
 
 
-def test_nothing_is_looked_at_behind_an_end(server: LonePlane) -> None:
-    packets = run_of(server, 3)
+@pytest.mark.parametrize("count", [1, 3], ids=["one by one", "as a run"])
+def test_nothing_is_looked_at_behind_an_end(server: LonePlane, count: int) -> None:
+    packets = run_of(server, count)
     size = len(packets[0])
     packets.append(server.packet(f.CloseFrame(7, 0, b"").encode().ljust(len(stream(1 << 14)), b"\0")))
-    packets += run_of(server, 3, begin=(1 << 14) + 150)
+    packets += run_of(server, count, begin=(1 << 14) + 50 * count)
     assert {len(packet) for packet in packets} == {size}
     server.give(b"".join(packets), size=size)
     assert server.code == 7
-    assert server.plane.inbound.received == (1 << 14) + 150
+    assert server.plane.inbound.received == (1 << 14) + 50 * count
     server.say(stream(1 << 15))
-    assert server.plane.inbound.received == (1 << 14) + 150
+    assert server.plane.inbound.received == (1 << 14) + 50 * count
     assert server.hear() == []
 
 
@@ -213,10 +218,9 @@ def test_a_reset_is_found_alone_and_in_a_run(client: LonePlane) -> None:
     assert client.code == CLOSE_FORGOTTEN
     assert client.hear() == []
     other = LonePlane(is_client=True)
-    packets = run_of(other, 5)
-    size = len(packets[0])
-    forged = (b"\x40" + OURS[:8]).ljust(size - 16, b"?") + TOKEN
-    other.give(b"".join([*packets[:2], forged, *packets[2:]]), size=size)
+    packets = run_of(other, 6)
+    packets[2] = packets[2][:-16] + TOKEN  # all but its tag is as it has to be
+    other.give(b"".join(packets), size=len(packets[0]))
     assert other.code == CLOSE_FORGOTTEN
 
 

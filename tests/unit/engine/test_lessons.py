@@ -213,7 +213,7 @@ async def test_an_answer_of_no_chunk_says_that_there_is_nothing_to_be_learned() 
     pair.to_teacher.deaf = True
     asked = pair.ask()
     await asyncio.sleep(0)
-    pair.learner.receive(pair.to_teacher, Compared(LESSON, 1, 0, 0))  # type: ignore[arg-type]
+    pair.learner.receive(pair.to_teacher, Compared(LESSON, 1, 0, 0))
     assert await asked == NOTHING
 
 

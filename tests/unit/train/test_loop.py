@@ -191,7 +191,7 @@ async def test_a_rank_that_comes_when_the_job_is_done_takes_the_final_state_from
 
 
 async def test_where_there_is_no_checkpoint_of_the_final_step_that_is_said_and_nothing_is_loaded(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await train(Job(), Counting(), steps=3, checkpoint_dir=tmp_path, checkpoint_every=3)
     for directory, said in (
@@ -206,6 +206,8 @@ async def test_where_there_is_no_checkpoint_of_the_final_step_that_is_said_and_n
         assert caught is not None
         assert (caught.step, caught.code) == (4, 0)
         assert f"the final state is not at hand here: {said}" in str(caught)
+        assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [caught.message]
+        caplog.clear()
         assert late.weights.tolist() == Counting().weights.tolist()
 
 

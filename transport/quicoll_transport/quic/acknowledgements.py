@@ -8,7 +8,9 @@ Two sets of packet numbers are kept, because they are let go of at different tim
   every frame tells it.
 
 Invariants: `open` is a part of `known`. Neither has more ranges than its bound; the lowest go first. For `known` that
-moves the floor up: what then comes from below is thrown away as if it were a duplicate and has to be sent again.
+moves the floor up: what then comes from below is thrown away as if it were a duplicate and has to be sent again. A
+packet that was lost leaves a gap for ever, for its number never comes; so most of the ranges go at a time, and there is
+`has_place` for runs again.
 The bounds are far above what a path can reorder: a burst of 180 packets that arrives shuffled leaves up to 90 gaps.
 
 When an acknowledgement is due (section 13.2.1, 13.2.2)
@@ -115,8 +117,9 @@ class Acknowledgements:
 
     def _bound(self) -> None:
         if len(self._known) > _KNOWN:
-            self.floor = self._known.first[1]
-            self._known.subtract(0, self.floor)
+            while len(self._known) > _KNOWN // 4:
+                self.floor = self._known.first[1]
+                self._known.subtract(0, self.floor)
         if len(self._open) > _OPEN:
             self._open.subtract(0, self._open.first[1])
 

@@ -9,15 +9,15 @@ The peer's (`PeerIds`). Each path has one (section 9.5; `paths` says which paths
 path in use. Where the peer has given too few, one serves two paths: to be linked is better than to be silent. The peer
 may issue up to our limit, and ask that those below a number be retired, which is done at once. An id that we retire is
 remembered by number until the peer has the RETIRE_CONNECTION_ID frame. Numbers go into use as they rise; one that comes
-below the newest in use (`_latest`) was retired before or is late, and is retired, unless nothing else is left. Only
-the tokens of ids in use mean anything (section 10.3.1). A client's first id has none, so its server uses another one as
-soon as there is one.
+and is not above the newest that was ever in use (`_latest`) was retired before or is late, and is retired, unless
+nothing else is left. Only the tokens of ids in use mean anything (section 10.3.1). A client's first id has none, so its
+server uses another one as soon as there is one.
 
 Bounds. A peer cannot make us keep more ids than our limit (CONNECTION_ID_LIMIT_ERROR), nor owe it more retirements
 than `_MOST_OWED` (the same). It cannot make us issue more than it retires, and what waits to be told is what is active.
 
-Failure cases (section 19.15, 19.16): a number for two ids or an id for two numbers, an id where we chose none, a
-retirement of what was never issued: PROTOCOL_VIOLATION.
+Failure cases (section 19.15, 19.16): a number for two ids or an id for two numbers, an id where we chose none, all ids
+to be retired, a retirement of what was never issued: PROTOCOL_VIOLATION.
 """
 
 from __future__ import annotations
@@ -202,9 +202,11 @@ class PeerIds:
         if known is None:
             if any(cid == frame.cid for cid, _ in self._known.values()):
                 raise FrameError(PROTOCOL_VIOLATION, "one connection id with two numbers")
-            is_late = frame.sequence < max(self._before, self._latest)
+            is_late = frame.sequence < self._before or frame.sequence <= self._latest
             if is_late and any(number >= frame.retire_prior_to for number in self._known):
                 self._owe(frame.sequence)
+            elif frame.sequence in self._owed:
+                raise FrameError(PROTOCOL_VIOLATION, "all ids are to be retired")
             else:
                 self._known[frame.sequence] = (frame.cid, frame.reset_token)
         if self.token is None:

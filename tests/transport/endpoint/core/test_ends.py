@@ -9,7 +9,7 @@ import pytest
 from core_pair import CONFIG, CredentialsOf, Node, Pair, S
 from datagrams import one
 
-from quicoll_transport.carrier import CLOSE_FORGOTTEN, CLOSE_REPLACED
+from quicoll_transport.carrier import CLOSE_FORGOTTEN, CLOSE_REFUSED, CLOSE_REPLACED
 from quicoll_transport.events import ConnectionDown
 from quicoll_transport.link.core import LinkState
 
@@ -64,6 +64,21 @@ def test_last_words_that_are_lost_are_said_again_to_a_peer_that_goes_on(pair: Pa
     assert (down.code, down.reason, down.by_peer) == (CLOSE_REPLACED, "cut", True)
     assert theirs.link.state is LinkState.DOWN
     assert not pair.a.of(ConnectionDown)[1:]
+
+
+def test_last_words_of_a_handshake_are_said_again_too(pair: Pair) -> None:
+    ours = pair.a.dial(pair.b)
+    pair.until(lambda: len(pair.b.core.connections) > 0)
+    (connection,) = pair.b.core.connections
+    assert connection.identity is None
+    pair.lost = lambda source, data: source == pair.b.address
+    pair.b.core.traffic.fail(connection, CLOSE_REFUSED, "too many handshakes")
+    pair.b.act()
+    calm(pair)
+    pair.lost = lambda source, data: False
+    pair.until(lambda: ours.link.refusal != "")
+    assert pair.now - 10**12 < CONFIG.handshake_ns // 2, "not when the dialler loses its patience"
+    pair.until(lambda: ours.link.state is LinkState.UP)
 
 
 def test_where_the_peer_has_closed_nothing_is_said_to_what_comes_late(pair: Pair) -> None:
