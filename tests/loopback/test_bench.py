@@ -37,8 +37,8 @@ def measured(capsys: pytest.CaptureFixture[str]) -> Measured:
 
 def test_sums_are_timed_beside_gloo(measured: Measured) -> None:
     pytest.importorskip("torch", reason="Gloo is torch's")
-    report = measured("allreduce", "--vs", "gloo", "--sizes", "4,1KiB", "-n", "2")
-    assert list(report["ratios"]) == ["all_reduce 4 B", "all_reduce 1 KiB"]
+    report = measured("allreduce", "--vs", "gloo", "--sizes", "4", "-n", "2")
+    assert list(report["ratios"]) == ["all_reduce 4 B"]
     for case in report["cases"]:
         assert sorted(case["samples"]) == ["gloo", "quicoll"]
         assert all(sample["seconds"] > 0 for samples in case["samples"].values() for sample in samples)

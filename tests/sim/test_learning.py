@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from depth import some
 
 from quicoll.errors import Diverged, JobDone, LocalError, QuicollError
 from quicoll.sim import Settings, Simulation
@@ -172,7 +173,8 @@ OFTEN = ("the teacher is killed", "the link is cut", "the learner is killed", "t
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in FAULTS]
+    "name",
+    [*OFTEN, *(pytest.param(name, marks=pytest.mark.slow) for name in some([n for n in FAULTS if n not in OFTEN], 2))],
 )
 def test_what_fails_while_a_rank_learns_costs_its_learning_alone(name: str) -> None:
     """The invariants hold, all come to the end, and the learner says why it has learned no more."""

@@ -434,7 +434,7 @@ def small_credit(patch: Patch) -> None:
 MUTANTS = (
     Mutant(checksums_are_not_compared, corrupted_payloads, "same-bits"),
     Mutant(the_order_of_reduction_is_another, calm, "same-bits"),
-    Mutant(groups_are_told_apart_by_color_alone, work_in_groups, "progress"),
+    Mutant(groups_are_told_apart_by_color_alone, work_in_groups, "worker"),
     Mutant(keys_order_nothing, work_in_groups, "worker"),
     Mutant(groups_of_two_round_otherwise, work_in_groups, "same-bits"),
     Mutant(the_journal_forgets_commits, coordinator_restarts, "durable"),

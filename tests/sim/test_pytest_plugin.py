@@ -235,7 +235,7 @@ def test_a_generated_scenario_that_fails_is_made_small_once() -> None:
             except StepAborted:
                 pass
 
-    decorated = scenario(seeds=1, ranks=3, faults=["crash"], steps=3, shrink_runs=6)(careless)
+    decorated = scenario(seeds=1, ranks=3, faults=["crash"], steps=3, shrink_runs=4)(careless)
     seed = next(seed for seed in range(50) if decorated.run(seed).error is not None)
     notes: list[str] = []
     for _ in range(2):

@@ -8,7 +8,17 @@ import pytest
 from link_pair import MS, Flip, Pair, assert_clean, holds, payload, tag
 
 from quicoll_transport.errors import ConfigurationError, LinkLost, MessageCorrupted, MessageRefused, ProtocolError
-from quicoll_transport.link.frames import INLINE_BYTES, Ack, App, Cancel, Header, InlineMessage, checksum
+from quicoll_transport.link.frames import (
+    INLINE_BYTES,
+    Ack,
+    App,
+    Cancel,
+    ControlReader,
+    Header,
+    InlineMessage,
+    checksum,
+    encode_control,
+)
 
 LATE = 5 * MS
 
@@ -180,3 +190,9 @@ def test_a_copy_that_is_not_whole_breaks_the_protocol(change: dict[str, int], da
     header = Header(**fields)
     with pytest.raises(ProtocolError):
         pair.b.core.control(InlineMessage(header.encode(), data), pair.now)
+
+
+def test_a_copy_above_the_bound_is_refused_before_it_is_looked_at() -> None:
+    word = InlineMessage(bytes(72), bytes(INLINE_BYTES + 1))
+    with pytest.raises(ProtocolError, match="inline message of 4097 bytes"):
+        ControlReader().feed(encode_control(word))
