@@ -119,6 +119,7 @@ def test_an_answer_to_the_first_challenge_is_none_to_the_second() -> None:
     challenges(paths, 50 * MS)
     paths.on_response(small, 60 * MS)
     assert not path.passes
+    assert not paths.has_probe(60 * MS), "nor does it draw a challenge again and again"
 
 
 def test_a_path_that_does_not_carry_1200_bytes_is_left_and_is_none_to_return_to() -> None:

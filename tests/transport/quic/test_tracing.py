@@ -69,12 +69,13 @@ def test_what_cannot_be_opened_is_dropped_by_name() -> None:
     lone, log = traced()
     packets = [bytearray(lone.packet(b"\1" * 60)) for _ in range(6)]
     packets[2][-1] ^= 1
+    packets[4][-1] ^= 1
     lone.give(b"".join(packets), size=len(packets[0]))
     lone.give(b"\x40" + bytes(60))
     dropped = log.of("packet_dropped")
-    assert [data["trigger"] for data in dropped] == ["payload_decrypt_error"] * 2
-    assert [data["raw"]["length"] for data in dropped] == [len(packets[0]), 61]
-    assert len(log.of("packet_received")) == 5
+    assert [data["trigger"] for data in dropped] == ["payload_decrypt_error"] * 3
+    assert [data["raw"]["length"] for data in dropped] == [len(packets[0]), len(packets[0]), 61]
+    assert len(log.of("packet_received")) == 4
 
 
 def test_ranges_of_an_acknowledgement_include_their_ends() -> None:
