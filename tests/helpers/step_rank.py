@@ -44,9 +44,9 @@ TIMEOUT = 30.0
 LEARN_FROM = 64
 
 
-def view(number: int, world: int = 1) -> View:
+def view(number: int, world: int = 1, *, committed_step: int = 0) -> View:
     members = tuple(Member(rank=rank, node=f"worker-{rank}", incarnation=1) for rank in range(world))
-    return View(view_id=number, members=members, seed=0, committed_step=0, committed_view=0)
+    return View(view_id=number, members=members, seed=0, committed_step=committed_step, committed_view=0)
 
 
 def committed(index: int = 11) -> Decision:

@@ -28,7 +28,7 @@ class Three(Rank):
         self.state.register(lambda: held, lambda state: None)
         self.state.version = StateVersion() if rank == 1 else new
         rows = [told(StateVersion() if other == 1 else new, held) for other in range(3)]
-        views = [view(2, world=2), view(1, world=3)]
+        views = [view(2, world=2, committed_step=9), view(1, world=3, committed_step=9)]
 
         async def tell(mine: Any) -> Any:
             if len(mine) != len(rows[0]):  # what each has heard
@@ -44,7 +44,7 @@ async def test_the_others_go_on_in_the_next_view_where_a_rank_learns() -> None:
     rank = Three(2)
     rank.engine.answers["vote"] = committed(12)
     async with rank.step() as step:
-        assert step.view == view(2, world=2)
+        assert step.view == view(2, world=2, committed_step=9)
         assert step.number == 10
     assert rank.engine.asked("wait_view") == [(HOLD,), (HOLD, 1)]
     assert (rank.group.compared, rank.engine.asked("step_out")) == (2, [])

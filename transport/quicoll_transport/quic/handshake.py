@@ -19,9 +19,8 @@ Invariants:
   handshake asks for no certificate; a resumed one is a ProtocolError.
 - An Initial counts only in a datagram of 1200 bytes (RFC 9000 section 14.1), and the limit on unvalidated addresses
   counts whole datagrams (section 8.1). So what was cut off is filled up again with zeros, which are no packet.
-- A client offers X25519 alone, which every peer of TLS 1.3 has (RFC 8446 section 9.1 asks for it): aioquic makes a key
-  of each group that it offers, four of them and again after a Retry, which took a quarter of a handshake's time. A
-  server takes every group that aioquic knows.
+- A client offers X25519 alone, which RFC 8446 section 9.1 recommends and every server of ours has: aioquic makes a key
+  of each group that it offers, four of them and again after a Retry. A server takes every group that aioquic knows.
 - Of packets that came before their keys (RFC 9001 section 5.7), and of packets in a datagram, there are only so many.
 - Our transport parameters are the plane's, not aioquic's: it has no use for them.
 - Handshake datagrams are of 1200 bytes, which every path carries; larger ones are the plane's to find out.
