@@ -233,6 +233,9 @@ def test_answers_to_what_is_unknown_are_shorter_bounded_and_for_short_headers_on
             assert 21 <= len(answer) < len(data)
         answers += came
     assert len(answers) == CONFIG.guard.unknown_burst
+    assert [pair.b.gate.disown(bytes([form]) + bytes(99)) is None for form in (LONG, 0x80, 0, SHORT)] == [True] * 3 + [
+        False
+    ]
     pair.now += S
     again = 0
     for _ in range(300):
