@@ -236,7 +236,7 @@ def test_ids_and_their_retirements_are_told_until_the_peer_has_them(server: Lone
 
 
 def test_no_more_than_three_times_what_came_goes_to_an_address_until_it_has_answered(server: LonePlane) -> None:
-    """Section 8.1; there is no timer either that would have it tried again and again."""
+    """Section 8.1."""
     bulk(server, 1 << 20)
     server.say(f.PingFrame(), b"\0" * 500, address=AWAY)
     came = 500 + 30

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from core_pair import CONFIG, CredentialsOf, Node, Pair, S
 from datagrams import one
 
 from quicoll_transport.carrier import CLOSE_FORGOTTEN, CLOSE_REFUSED, CLOSE_REPLACED
+from quicoll_transport.endpoint.core.connection import Connection
+from quicoll_transport.endpoint.core.table import Table
 from quicoll_transport.events import ConnectionDown
 from quicoll_transport.link.core import LinkState
+from quicoll_transport.security.limits import Pace, PaceConfig
 
 if TYPE_CHECKING:
     from quicoll_transport.endpoint.core.peer import Peer
     from quicoll_transport.net.addresses import Address
 
 SHORT, LONG = 0x40, 0xC0
+CID = b"12345678"
 
 
 @pytest.fixture
@@ -228,9 +233,26 @@ def test_answers_to_what_is_unknown_are_shorter_bounded_and_for_short_headers_on
             assert 21 <= len(answer) < len(data)
         answers += came
     assert len(answers) == CONFIG.guard.unknown_burst
+    assert [pair.b.gate.disown(bytes([form]) + bytes(99)) is None for form in (LONG, 0x80, 0, SHORT)] == [True] * 3 + [
+        False
+    ]
     pair.now += S
     again = 0
     for _ in range(300):
         again += len(told(pair, pair.b, bytes([SHORT]) + rng.randbytes(99), ("192.0.2.66", 6)))
         pair.under_way.clear()
     assert again == CONFIG.guard.unknown
+
+
+def test_no_token_leads_to_a_connection_that_is_over_or_has_another_one() -> None:
+    carrier: Any = SimpleNamespace(cids=[CID], retired_cids=[], reset_token=b"the first token.")
+    connection = Connection(carrier, dialled=True, deadline_ns=S, pace=Pace(PaceConfig()))
+    table = Table()
+    table.add(connection)
+    first, second = (memoryview(bytes(20) + token) for token in (b"the first token.", b"the other token."))
+    assert table.disowned(first) is connection
+    carrier.reset_token = b"the other token."
+    table.refresh(connection)
+    assert (table.disowned(first), table.disowned(second)) == (None, connection)
+    table.remove(connection)
+    assert table.disowned(second) is None
