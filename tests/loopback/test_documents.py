@@ -87,7 +87,7 @@ SCENARIOS = {
 
 
 @lru_cache(maxsize=1)
-def tested() -> dict[str, str]:
+def outcomes() -> dict[str, str]:
     """Run the blocks of tests, with one seed each, in one pytest; what became of each block's, by name."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -108,7 +108,7 @@ def tested() -> dict[str, str]:
 
 async def scenarios(block: str, directory: Path) -> None:
     (name,) = (name for name in SCENARIOS if blocks()[name] == block)
-    said = tested()[name]
+    said = outcomes()[name]
     assert said.count(" PASSED") == block.count("@quicoll.sim.scenario") > 0, said
 
 

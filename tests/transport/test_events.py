@@ -169,7 +169,7 @@ async def test_silence_is_told_as_suspicion_first_and_its_end_too(world: World) 
     assert (first.suspect, second.suspect) == (True, False)
     assert first.silent_for_ns >= 720 * MS
     faults.add(Cut())
-    await told.until(lambda: ours.ended)
+    await told.until(lambda: ours.ended and bool(told.of(ConnectionDown)))
     assert [type(event) for event in told.events[-3:]] == [SuspicionChanged, LinkChanged, ConnectionDown]
     assert told.of(LinkChanged)[-1].state is LinkState.LOST
     assert "silent for" in told.of(LinkChanged)[-1].cause
