@@ -29,7 +29,7 @@ from quicoll_transport.quic import Gate, Session, SessionConfig, handshake_in_me
 from quicoll_transport.security.identity import Identity
 from quicoll_transport.security.limits import Pace, PaceConfig
 
-INPUTS = int(os.environ.get("QUICOLL_TEST_FUZZ_INPUTS", deep("6000", "15000")))
+INPUTS = int(os.environ.get("QUICOLL_TEST_FUZZ_INPUTS", deep("4500", "15000")))
 SEED = int(os.environ.get("QUICOLL_TEST_FUZZ_SEED", "1"))
 SLICES = 3
 
