@@ -91,6 +91,18 @@ def test_streams_beyond_the_limit_wait_and_can_be_withdrawn() -> None:
     assert wanted(control) == []
 
 
+def test_a_stream_that_is_given_up_again_is_gone_once_whether_it_waits_or_not() -> None:
+    outbound, control = streams()
+    gone: list[SendStream] = []
+    outbound.on_gone = gone.append
+    made = [opened(outbound, 10) for _ in range(5)]
+    for stream in (made[4], made[0]) * 2:
+        outbound.reset(stream, 3)
+    outbound.finish(made[4])
+    assert gone == [made[4], made[0]]
+    assert wanted(control).count((Saying.RESET_STREAM, made[0].id)) == 1
+
+
 def test_limits_block_and_let_go_and_a_part_is_kept_for_what_is_urgent() -> None:
     outbound, control = streams()
     made = [opened(outbound, 1 << 18) for _ in range(4)]

@@ -110,12 +110,14 @@ class OutboundStreams:
             self._ready(stream)
 
     def reset(self, stream: SendStream, code: int) -> None:
-        """Give a stream up; its memory is not read after this call."""
+        """Give a stream up; its memory is not read after this call. One that was given up before stays so."""
+        if stream.reset_code is not None:
+            return
         if stream.id < 0:
             self._waiting[1 if stream in self._waiting[1] else 0].remove(stream)
             stream.reset(code)
             self.on_gone(stream)
-        elif stream.reset_code is None and stream.id in self._streams:
+        elif stream.id in self._streams:
             stream.reset(code)
             self._unready(stream)
             self._blocked.pop(stream.id, None)
