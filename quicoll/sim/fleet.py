@@ -11,7 +11,8 @@ How a process may end, and what follows:
     one of quicoll's errors that blame the       it is started again after `restart_after` seconds, like a pod: a new
     world around it (`_AGAIN`): lost peers, a    process may well go on. The last error of each node is part of what
     partition, spoilt bytes, a failed disk       is said if the run then never comes to its end
-    what a forged state explains                 the same (`Checker.allowed`)
+    what a forged state explains                 the same (`Checker.allowed`); and since such an error says that all
+                                                 ranks are to be started anew, one that was made to leave is, too
     any other exception: Mismatch and            the run has failed. The code is wrong, or the test of it has; the next
     LocalError, since the same code would do     process would only do the same
     the same again; the user's own; Forbidden
@@ -296,7 +297,9 @@ class Fleet:
         if error is not None:
             machine.failures += 1
             machine.troubled(error)
-            if not isinstance(error, (*_AGAIN, *self._checker.allowed)):
+            if isinstance(error, self._checker.allowed):
+                self._start_all_anew()
+            elif not isinstance(error, _AGAIN):
                 self._failed("worker", _words(error), node=node, cause=error)
         leftovers = machine.leftovers()
         if leftovers:
@@ -305,6 +308,13 @@ class Fleet:
         self._checker.ended(node)
         if (error is not None or machine.terminated) and not machine.stays_down:
             self._world.after(round(self._settings.restart_after * 1e9), self._start_again, machine)
+
+    def _start_all_anew(self) -> None:
+        """Those that had left as well: when all have ended, a job begins again with all of its nodes or not at all."""
+        for machine in self.workers:
+            if machine.departs and machine.done:
+                machine.departs = machine.done = False
+                self._world.after(round(self._settings.restart_after * 1e9), self._start_again, machine)
 
     def _cut_off(self, machine: Machine) -> None:
         """A process was ended in the middle of writing. Like a pod, it comes back."""
