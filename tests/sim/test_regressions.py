@@ -77,3 +77,23 @@ def test_a_rank_that_is_terminated_when_its_loop_is_at_its_end_is_not_started_ag
     assert outcome.virtual_s < 10.0
     ends = [entry for entry in recording.entries if entry.kind == "process_ended" and entry.who == "worker-2"]
     assert len(ends) == 1
+
+
+def test_a_job_that_a_forged_state_has_stopped_begins_again_with_the_rank_that_had_left() -> None:
+    """Seed 3242: of two ranks nobody knows which is right, both end, and a job begins anew with all of its nodes."""
+    outcome, recording = run(
+        """
+        sim.at(0.5).forge(1, "state")
+        sim.at(0.6).leave(2)
+        sim.at(3.0).heal()
+        """,
+        ranks=3,
+        steps=20,
+        disk=False,
+    )
+    assert outcome.error is None, outcome.error
+    assert outcome.injected["forged_state"] > 0
+    ends = [entry.what for entry in recording.entries if entry.kind == "process_ended" and entry.who == "worker-0"]
+    assert any("Diverged" in str(end) for end in ends)
+    installed = [entry for entry in recording.entries if entry.kind == "view_installed" and entry.who == "coordinator"]
+    assert [len(entry.what["nodes"]) for entry in installed][:3] == [3, 2, 3]
