@@ -227,14 +227,18 @@ class Checker:
             return
         digest = state_digest(state)
         known = self._states.get((decision, step))
+        right = None if self._replay is None else self._replay(step, state)
         other = known is not None and known[0] != digest
-        if other or (self._replay is not None and self._replay(step, state) != digest):
+        if other or right not in (None, digest):
             for member in members:
                 held = self.held.get(member, (0, 0))
                 if step and held >= (decision, step) and member != giver and member not in takers:
                     what = f"took a forged state from {giver}, though {member} held that after step {step}"
                     self.break_("same-bits", f"{node} {what}", node=node)
-            self._believed.setdefault((decision, step), {})[digest] = None
+            believed = self._believed.setdefault((decision, step), {})
+            believed[digest] = None
+            if right is not None:  # who starts anew holds it, and so does the giver, who may give it later
+                believed[right] = None
             self._apart[giver] = None
             self._replay = None
 

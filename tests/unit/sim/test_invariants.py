@@ -1,0 +1,63 @@
+"""The checker of a simulated run, where a state was forged."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quicoll.sim.digests import state_digest
+from quicoll.sim.invariants import Checker
+
+RIGHT, FORGED, OTHER = ({"w": np.full(3, value)} for value in (1.0, 2.0, 3.0))
+NODES = ["worker-0", "worker-1", "worker-2"]
+
+
+def checker() -> Checker:
+    """At the start of a job, of which worker-0 has forged the state and worker-1 has believed it."""
+    made = Checker(lambda: 0.0, seed=1, world_size=3, replay=lambda step, state: state_digest(RIGHT))
+    made.forged("worker-0")
+    made.taken("worker-1", "worker-0", 0, 0, FORGED, confirmed=False, members=NODES)
+    made.state("worker-1", 0, 0, FORGED)
+    return made
+
+
+def broken(made: Checker) -> str:
+    return "" if made.broken is None else str(made.broken)
+
+
+def test_a_forger_that_forges_no_more_may_give_its_own_state_to_those_who_believed_it() -> None:
+    """Seed 3507: before the first commit the lowest rank's state is taken, and taken again in the next view."""
+    made = checker()
+    made.taken("worker-1", "worker-0", 0, 0, RIGHT, confirmed=True, members=NODES)
+    made.state("worker-1", 0, 0, RIGHT)
+    made.state("worker-2", 0, 0, RIGHT)
+    assert broken(made) == ""
+
+
+def test_who_starts_anew_beside_those_who_believed_a_forged_state_holds_the_right_one() -> None:
+    made = checker()
+    made.state("worker-2", 0, 0, RIGHT)
+    assert broken(made) == ""
+
+
+def test_a_state_that_is_neither_the_right_one_nor_the_one_that_was_believed_breaks_the_invariant() -> None:
+    made = checker()
+    made.state("worker-2", 0, 0, OTHER)
+    assert "worker-2 holds other bits than worker-1" in broken(made)
+
+
+def test_a_forged_state_may_not_be_taken_where_a_member_holds_that_of_the_same_step() -> None:
+    made = Checker(lambda: 0.0, seed=1, world_size=3, replay=lambda step, state: state_digest(RIGHT))
+    made.commits[1] = (1, b"")
+    made.forged("worker-0")
+    made.state("worker-2", 1, 1, RIGHT)
+    made.taken("worker-1", "worker-0", 1, 1, FORGED, confirmed=False, members=NODES)
+    assert "worker-1 took a forged state from worker-0, though worker-2 held that after step 1" in broken(made)
+
+
+def test_what_two_hold_is_no_forgery() -> None:
+    made = Checker(lambda: 0.0, seed=1, world_size=3)
+    made.forged("worker-0")
+    made.taken("worker-1", "worker-0", 0, 0, RIGHT, confirmed=True, members=NODES)
+    made.state("worker-1", 0, 0, RIGHT)
+    made.state("worker-2", 0, 0, OTHER)
+    assert "worker-2 holds other bits" in broken(made)
