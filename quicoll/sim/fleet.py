@@ -125,6 +125,7 @@ class Fleet:
         self._work = work
         self._failed = failed
         self._closing: asyncio.Future[None] | None = None  # of the coordinator's process
+        self._leaving: dict[str, bool] = {}  # who was about to leave when all ranks were to be started anew
         names = node_names(settings.ranks, newcomers)
         self._credentials = _credentials(tuple(names[1:]))
         for name in names:
@@ -306,15 +307,24 @@ class Fleet:
             self._checker.break_("no-leftover", f"{node} left {', '.join(leftovers)}", node=node)
         machine.end()
         self._checker.ended(node)
+        if self._leaving.pop(node, False) and machine.done:
+            self._call_back(machine)
         if (error is not None or machine.terminated) and not machine.stays_down:
             self._world.after(round(self._settings.restart_after * 1e9), self._start_again, machine)
 
     def _start_all_anew(self) -> None:
         """Those that had left as well: when all have ended, a job begins again with all of its nodes or not at all."""
         for machine in self.workers:
-            if machine.departs and machine.done:
-                machine.departs = machine.done = False
-                self._world.after(round(self._settings.restart_after * 1e9), self._start_again, machine)
+            if machine.departs:
+                machine.departs = False
+                if machine.done:
+                    self._call_back(machine)
+                else:
+                    self._leaving[machine.name] = True
+
+    def _call_back(self, machine: Machine) -> None:
+        machine.done = False
+        self._world.after(round(self._settings.restart_after * 1e9), self._start_again, machine)
 
     def _cut_off(self, machine: Machine) -> None:
         """A process was ended in the middle of writing. Like a pod, it comes back."""
