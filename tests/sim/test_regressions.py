@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quicoll.sim import Recording, Settings, Simulation, workload
+from quicoll.sim.runner import run_scenario
 from quicoll.sim.scenario.language import parse_events
+from quicoll.sim.scenario.swarm import generate
 
 if TYPE_CHECKING:
     from quicoll.job import Job
@@ -97,3 +100,26 @@ def test_a_job_that_a_forged_state_has_stopped_begins_again_with_the_rank_that_h
     assert any("Diverged" in str(end) for end in ends)
     installed = [entry for entry in recording.entries if entry.kind == "view_installed" and entry.who == "coordinator"]
     assert [len(entry.what["nodes"]) for entry in installed][:3] == [3, 2, 3]
+
+
+def test_a_rank_that_was_just_leaving_when_a_forged_state_stopped_the_job_takes_part_in_it_again() -> None:
+    """Seed 3948: it had said that it leaves, and ended 9 ms after the others."""
+    outcome = run_scenario(replace(generate(3948, ranks=4, steps=8), events=parse_events(JUST_LEAVING)))
+    assert outcome.error is None, outcome.error
+    assert outcome.injected["leave"] == 1
+    assert outcome.injected["forged_state"] > 0
+
+
+JUST_LEAVING = """
+sim.at(0.1379).slow(3, 0.0003)
+sim.at(0.1569).slow(3, 0.0)
+sim.at(0.5912).conditions(Conditions(duplicate=1.0, bytes_per_second=1000000, queue_bytes=4096))
+sim.at(0.6665).crash(0)
+sim.at(0.7223).forge(2, "state")
+sim.at(0.7299).leave(1)
+sim.at(0.7665).restart(0)
+sim.at(0.8997).conditions(Conditions(latency_ns=12500000, bytes_per_second=1000000), {0}, {"coordinator", 1, 2, 3})
+sim.at(0.9897).conditions(Conditions(), {0}, {"coordinator", 1, 2, 3})
+sim.at(1.9893).conditions(Conditions(duplicate=1.0, bytes_per_second=1000000, queue_bytes=4096))
+sim.at(1.9912).heal()
+"""
