@@ -44,9 +44,8 @@ class Operation(Generic[T]):
     watched = True  # whether a rank that comes late is a straggler
     shared = False  # whether all ranks get the same bits
     holds = True  # whether this rank gets a result
-    given: tuple[
-        Any, ...
-    ] = ()  # the caller's tensors, inputs and `out`; of a list or leaves each, None where there is none
+    # The caller's tensors, inputs and `out`; of a list or leaves each, None where there is none.
+    given: tuple[Any, ...] = ()
 
     def __init__(self, here: GroupView) -> None:
         self.here = here

@@ -734,7 +734,7 @@ def run_storm(seed: int, *, pair: tuple[str, str] | None = None, batched: bool =
         storm = Storm(seed, pair=pair, batched=batched)
         try:
             storm.go()
-        except Exception as error:
+        except Exception as error:  # whatever it is, whoever reads it needs the seed
             again = f"PYTHONPATH=tests/helpers python -m quic_storm --first {seed} --seeds 1"
             raise StormError(
                 f"seed {seed}, {storm.pair}: {type(error).__name__}: {error}\n    again: {again}"

@@ -247,7 +247,7 @@ def run_datagram_episode(
             while fuzz.count < size:
                 fuzz.round()
             fuzz.end()
-    except Exception as error:
+    except Exception as error:  # any at all is a finding
         again = (
             f"PYTHONPATH=tests/helpers python -m quicoll_fuzz.datagrams --seed {seed} --episode {episode} --size {size}"
         )

@@ -438,7 +438,7 @@ def run_plane_episode(
             if fuzz.plane.ending.is_open:
                 fuzz.plane.close(0, "")
             fuzz.end()
-    except Exception as error:
+    except Exception as error:  # any at all is a finding
         again = f"PYTHONPATH=tests/helpers python -m quicoll_fuzz.plane --seed {seed} --episode {episode} --size {size}"
         raise Finding(f"{type(error).__name__}: {error}\n    to see it again: {again}") from error
 
