@@ -26,7 +26,7 @@ from quicoll_transport.net.resolver import Resolver, resolve_all
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["Config", "JoinSettings", "Setting", "check_variables"]
+__all__ = ["Config", "JoinSettings", "Setting", "check_variables", "destinations"]
 
 
 class JoinSettings(TypedDict, total=False):
@@ -60,6 +60,7 @@ class JoinSettings(TypedDict, total=False):
     deny: str | os.PathLike[str] | None
 
 
+_MOST_COORDINATORS = 16
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -116,13 +117,29 @@ def _address(value: Any) -> str:
     return str(value)
 
 
-def _destination(value: Any) -> str:
-    """Check an address that datagrams are sent to. One that a coordinator listens at may be no such address."""
-    host, port = parse_address(str(value))
-    if is_unspecified(host):
-        raise ValueError(f"{host} is every address of a host: a coordinator may listen there, ranks need one of them")
-    if port == 0:
-        raise ValueError("port 0 lets a coordinator choose; ranks need the port that it has chosen")
+def destinations(coordinator: str) -> list[Address]:
+    """Return the addresses of the setting `coordinator`, in their order.
+
+    Args:
+        coordinator: "host:port", or several with commas between them.
+    Raises:
+        AddressError: One is malformed.
+    """
+    return [parse_address(part.strip()) for part in coordinator.split(",")]
+
+
+def _destinations(value: Any) -> str:
+    """Check addresses that datagrams are sent to. One that a coordinator listens at may be no such address."""
+    addresses = destinations(str(value))
+    for host, port, *_ in addresses:
+        if is_unspecified(host):
+            raise ValueError(
+                f"{host} is every address of a host: a coordinator may listen there, ranks need one of them"
+            )
+        if port == 0:
+            raise ValueError("port 0 lets a coordinator choose; ranks need the port that it has chosen")
+    if len(addresses) > _MOST_COORDINATORS:
+        raise ValueError(f"{len(addresses)} coordinators are more than {_MOST_COORDINATORS}")
     return str(value)
 
 
@@ -147,7 +164,7 @@ class _Field:
 
 
 _FIELDS: dict[str, _Field] = {
-    "coordinator": _Field(_destination, "127.0.0.1:4433", "MASTER_ADDR, MASTER_PORT", _master),
+    "coordinator": _Field(_destinations, "127.0.0.1:4433", "MASTER_ADDR, MASTER_PORT", _master),
     "job": _Field(_text, "job", "TORCHELASTIC_RUN_ID", lambda env: env.get("TORCHELASTIC_RUN_ID")),
     "node": _Field(_text, None, "RANK", _rank_node),
     "certs": _Field(_text, "certs"),
@@ -210,7 +227,8 @@ class Config:
     """Settings of one rank. Durations are seconds, sizes bytes.
 
     Attributes:
-        coordinator: "host:port" of the coordinator.
+        coordinator: "host:port" of the coordinator; of several that take over from each other, with commas between
+            them.
         job: The job's name, as in the certificates.
         node: This rank's name; certs/worker-<node>.pem is its certificate.
         certs: Directory of certificates.
@@ -285,10 +303,16 @@ class Config:
         settings = cls._settings(environ, arguments)
         if _follows_route(settings["listen"]):
             address, timeout = settings["coordinator"].value, settings["join_timeout"].value
-            try:
-                found = Resolver().resolve_blocking(*parse_address(address), timeout=timeout)
-            except TransportError as error:
-                raise _no_route(address, error) from error
+            found: list[Address] = []
+            failed: TransportError | None = None
+            addresses = destinations(address)
+            for host, port, *_ in addresses:
+                try:
+                    found += Resolver().resolve_blocking(str(host), int(port), timeout=timeout / len(addresses))
+                except TransportError as error:
+                    failed = failed or error
+            if not found:
+                raise _no_route(address, failed) from failed
             settings["listen"] = _reachable(settings["listen"], address, found)
         return cls._of(settings)
 
@@ -303,8 +327,8 @@ class Config:
         settings = cls._settings(environ, arguments)
         if _follows_route(settings["listen"]):
             address, timeout = settings["coordinator"].value, settings["join_timeout"].value
-            found, failed = await resolve_all([parse_address(address)], Resolver().resolve, timeout=timeout)
-            if failed:
+            found, failed = await resolve_all(destinations(address), Resolver().resolve, timeout=timeout)
+            if failed and not found:
                 raise _no_route(address, AddressError(failed[0]))
             settings["listen"] = _reachable(settings["listen"], address, found)
         return cls._of(settings)

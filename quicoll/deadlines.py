@@ -39,6 +39,9 @@ class Deadlines:
             as the members differ in seeing the same loss, which is a part of their common deadline.
         settle_ns: For members of the last view to come back before a view is formed without them: who has lost its
             link only, and is alive, notices within `lost_ns` and joins again.
+        rejoin_ns: For a node of the last view to join a coordinator that was started anew, before an operator's word is
+            taken that it is gone for good. It finds that its coordinator is gone, may first dial one that is not there,
+            and then this one; twice that.
         retry_ns: Least wait of a node that was left out, at the coordinator: it comes back within two deadlines of its
             path being good again, of which one is for the path to be found good.
         vote_ns: From the first vote for a step to the last, at the coordinator. Ranks may differ so much in the work of
@@ -54,6 +57,7 @@ class Deadlines:
     gather_ns: int
     settle_ns: int
     retry_ns: int
+    rejoin_ns: int
     vote_ns: int = 300 * _SECOND_NS
     decision_ns: int = 330 * _SECOND_NS
 
@@ -83,5 +87,6 @@ class Deadlines:
             answer_ns=2 * lost_ns + 30 * _SECOND_NS,
             gather_ns=min(_SECOND_NS // 10, lost_ns // 10),
             settle_ns=lost_ns,
+            rejoin_ns=2 * (lost_ns + 2 * connect_ns),
             retry_ns=max(min(_SECOND_NS, lost_ns // 2), 1),
         )

@@ -42,12 +42,31 @@ def coordinator(
     job: Annotated[str, typer.Option(envvar="QUICOLL_JOB", help="The job's name, as in the certificates.")],
     certs: Annotated[Path, typer.Option(envvar="QUICOLL_CERTS", help="Directory with the coordinator's certificate.")],
     world_size: Annotated[int, typer.Option(min=1, help="Members that the first view waits for.")],
-    journal: Annotated[Path, typer.Option(help="File with the decisions; a coordinator that comes back reads it.")],
+    journal: Annotated[
+        str,
+        typer.Option(
+            envvar="QUICOLL_JOURNAL",
+            metavar="FILE|URL",
+            help="File with the decisions, or postgresql://... ; a coordinator that comes back reads it.",
+        ),
+    ],
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address; port 0 picks one.")] = "127.0.0.1:4433",
     seed: SeedOption = None,
     lost_after: Annotated[
         float, typer.Option(envvar="QUICOLL_LOST_AFTER", help="Seconds of silence until a member is lost.")
     ] = 2.0,
+    lease: Annotated[
+        float, typer.Option(help="With PostgreSQL: seconds after which another coordinator takes the lead.")
+    ] = 5.0,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODES",
+            help="Nodes of the last view that are gone for good, where too few are left: names, separated by commas; "
+            "again for more. Refused while they may be alive.",
+            show_default=False,
+        ),
+    ] = None,
     nodes: NodesOption = None,
     min_world_size: MinWorldSizeOption = 1,
     max_world_size: MaxWorldSizeOption = None,
@@ -71,6 +90,8 @@ def coordinator(
 ) -> None:
     """Run the coordinator of a job in the foreground. Started again with the same journal, it goes on from there.
 
+    With a journal in PostgreSQL several may run: one leads, the others stand by and take over.
+
     SIGHUP makes it read its certificates and the deny list anew. Exit status 0 when SIGTERM ended it, 130 when Ctrl-C
     did, 2 for an error.
     """
@@ -83,7 +104,15 @@ def coordinator(
         if writer is not None:
             writer(event)
         if event.kind == "listening":
-            typer.echo(f"coordinator of job {job}, seed {event.fields['seed']}, listening on {event.fields['address']}")
+            seed = event.fields["seed"]
+            role = "standing by" if seed is None else f"seed {seed}"
+            typer.echo(f"coordinator of job {job}, {role}, listening on {event.fields['address']}")
+        if event.kind == "leads":
+            typer.echo(f"leads job {job}, seed {event.fields['seed']}, lease with token {event.fields['token']}")
+        if event.kind == "nodes_forgotten":
+            typer.echo(f"forgotten: {', '.join(event.fields['nodes'])}")
+        if event.kind == "held" and forget:
+            typer.echo(f"no view: {event.fields['cause']}")
         if event.kind == "job_done":
             typer.echo(f"job {job} is done at step {event.fields['step']}; nodes that come later are told so")
 
@@ -93,6 +122,8 @@ def coordinator(
         job=job,
         certs=certs,
         journal=journal,
+        lease=lease,
+        forget=node_patterns(forget),
         world_size=world_size,
         seed=seed,
         lost_after=lost_after,

@@ -1,8 +1,9 @@
-"""The link to the coordinator, dialled again for as long as the engine lives.
+"""The link to the coordinator that leads, dialled again for as long as the engine lives.
 
 dialled     the link is made; the endpoint tries until it is up, or ends
 up          `on_up`: the coordinator can be told things
-ended       `on_down` with the reason; a new link follows after `_REDIAL_S`
+ended       `on_down` with the reason; a new link follows after `_REDIAL_S`, to the next coordinator where there are
+            several (coordinator_choice.py)
 stopped     the engine leaves: nothing is dialled, nothing is reported any more
 """
 
@@ -12,13 +13,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from quicoll.engine.coordinator_choice import CoordinatorChoice
 from quicoll.errors import PeerError
 from quicoll.membership.messages import decode, encode
 from quicoll_transport.endpoint import Endpoint, Link, LinkState
-from quicoll_transport.net.addresses import format_address
+from quicoll_transport.errors import AddressError
+from quicoll_transport.net.addresses import format_address, parse_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from quicoll.membership.messages import CoordinatorMessage, MemberMessage
     from quicoll_transport.net.addresses import Address
@@ -38,8 +41,9 @@ class CoordinatorLink:
         self,
         endpoint: Endpoint,
         identity: Identity,
-        address: Address,
+        addresses: Sequence[Address],
         *,
+        avoid_ns: int,
         loop: asyncio.AbstractEventLoop,
         on_up: Callable[[], None],
         on_down: Callable[[Link], None],
@@ -51,7 +55,8 @@ class CoordinatorLink:
         Args:
             endpoint: Where links are made.
             identity: The coordinator's.
-            address: Where it listens.
+            addresses: Where coordinators listen; any of them may lead.
+            avoid_ns: How long one that has failed is not gone back to because another says that it leads.
             loop: The endpoint's.
             on_up: Called when a link is up.
             on_down: Called with a link that has ended, whether or not it was ever up.
@@ -60,7 +65,7 @@ class CoordinatorLink:
         """
         self._endpoint = endpoint
         self._identity = identity
-        self._address = address
+        self._choice = CoordinatorChoice(addresses, avoid_ns=avoid_ns)
         self._loop = loop
         self._on_up = on_up
         self._on_down = on_down
@@ -75,7 +80,7 @@ class CoordinatorLink:
     def dial(self) -> None:
         """Make a link."""
         self._redial = None
-        link = self._endpoint.link(self._identity, addresses=[self._address], dial=True)
+        link = self._endpoint.link(self._identity, addresses=[self._choice.present], dial=True)
         self._link = link
         link.listen(self._app, self._state)
 
@@ -88,6 +93,23 @@ class CoordinatorLink:
         """End the link, and dial again."""
         if self._link is not None:
             self._link.close(cause)
+
+    def led_by(self, leader: str) -> bool:
+        """Take in that the coordinator stands by; return whether another one is dialled now in its place.
+
+        Args:
+            leader: Its address, as the present one knows it; "" where it does not.
+        """
+        try:
+            named = self._choice.named(parse_address(leader)[:2], now_ns=self._now_ns()) if leader else False
+        except AddressError:
+            return False  # of another program's; ours name themselves as they listen
+        if named:
+            link = self._link
+            self.renew()
+            if link is not None:
+                link.close("another coordinator leads")
+        return named
 
     def renew(self) -> None:
         """Have nothing to do with the present link any more, and dial another one in a while."""
@@ -113,14 +135,20 @@ class CoordinatorLink:
         why = (link.refusal if link is not None else "") or self._ended
         why = f" ({why})" if why else ""
         if self._heard is None:
-            return f"cannot reach the coordinator at {format_address(self._address)}{why}"
-        gone = f"the coordinator at {format_address(self._address)} is gone: it has not answered for"
+            return f"cannot reach the coordinator at {self._all_addresses()}{why}"
+        gone = f"the coordinator at {self._all_addresses()} is gone: it has not answered for"
         return f"{gone} {self._loop.time() - self._heard:.1f} s{why}"
 
     def silence(self, link: Link) -> str:
         """Return why a link has ended, and since when the coordinator was not heard, for people."""
         silent = link.error.silent_for if link.error is not None else 0.0
-        return f"not heard for {silent:.1f} s at {format_address(self._address)} ({link.cause})"
+        return f"not heard for {silent:.1f} s at {format_address(self._choice.present)} ({link.cause})"
+
+    def _all_addresses(self) -> str:
+        return " or ".join(format_address(address) for address in self._choice.addresses)
+
+    def _now_ns(self) -> int:
+        return round(self._loop.time() * 1e9)
 
     def _state(self, link: Link) -> None:
         if self._stopped or link is not self._link:
@@ -130,6 +158,7 @@ class CoordinatorLink:
             if link.stats.connections:
                 self._heard = self._loop.time() - (link.error.silent_for if link.error is not None else 0.0)
             self._on_down(link)
+            self._choice.failed(now_ns=self._now_ns())
             self._dial_later()
         elif link.stats.connections == 1 and link.state is LinkState.UP and not link.suspect:
             self._on_up()  # the first connection only: one that replaces it carries the same link on

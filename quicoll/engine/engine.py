@@ -45,6 +45,7 @@ from quicoll.membership.member.actions import (
     FormLinks,
     Held,
     JobOver,
+    LedElsewhere,
     ProbePaths,
     Reconnect,
     Refused,
@@ -95,7 +96,7 @@ class Engine:
         loop: asyncio.AbstractEventLoop,
         incarnation: int,
         observers: Observers,
-        coordinator_address: Address,
+        coordinator_addresses: Sequence[Address],
         wall_clock: Callable[[], datetime] | None = None,
         denied: Sequence[str] = (),
     ) -> None:
@@ -151,7 +152,8 @@ class Engine:
         self._coordinator = CoordinatorLink(
             self.endpoint,
             Identity(config.job, COORDINATOR, COORDINATOR_NODE),
-            coordinator_address,
+            coordinator_addresses,
+            avoid_ns=deadlines.connect_ns,
             loop=loop,
             on_up=lambda: self._member.connected(now_ns=self._now_ns()),
             on_down=self._on_coordinator_down,
@@ -512,6 +514,9 @@ class Engine:
                     self.observers.emit("held", cause=action.cause)
                 case Resumed():
                     self._waiting.held("")
+                case LedElsewhere():
+                    if self._coordinator.led_by(action.leader):
+                        self._member.disconnected(f"it stands by, {action.leader} leads", now_ns=self._now_ns())
                 case AdoptLostAfter():
                     self._adopt(action.lost_after_ns)
                 case Reconnect():

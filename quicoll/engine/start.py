@@ -8,11 +8,12 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quicoll.config import destinations
 from quicoll.engine.engine import Engine
 from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.errors import LocalError
@@ -20,7 +21,7 @@ from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.observability.events import JsonLines, Observer, Observers, make_directory
 from quicoll_transport.errors import TransportError
 from quicoll_transport.net.addresses import is_numeric, is_v6, parse_address
-from quicoll_transport.net.resolver import Resolver
+from quicoll_transport.net.resolver import Resolver, resolve_all
 from quicoll_transport.net.udp import DatagramIO, UdpSocket
 from quicoll_transport.security.access import Access, read_deny_list
 from quicoll_transport.security.identity import WORKER
@@ -65,7 +66,7 @@ async def start(
         config,
         credentials=credentials,
         make_io=lambda loop: UdpSocket(host, port, loop=loop),
-        coordinator_address=parse_address(config.coordinator),
+        coordinator_addresses=destinations(config.coordinator),
         incarnation=first(os.urandom(CHANCE_BYTES)),
         observers=(observer, events),
         runtime=runtime,
@@ -77,7 +78,7 @@ async def start_with(
     *,
     credentials: Credentials,
     make_io: Callable[[asyncio.AbstractEventLoop], DatagramIO],
-    coordinator_address: Address,
+    coordinator_addresses: Sequence[Address],
     incarnation: int,
     observers: tuple[Observer | None, ...] = (),
     runtime: Runtime | None = None,
@@ -89,7 +90,7 @@ async def start_with(
         config: Settings of the rank. Of its files only the deny list is read.
         credentials: The rank's own.
         make_io: Makes the network on the engine's loop.
-        coordinator_address: (host, port); a name is looked up whenever the coordinator is dialled, so it may move.
+        coordinator_addresses: Each (host, port); a name is looked up whenever one is dialled, so it may move.
         incarnation: As `quicoll.membership.incarnation.first` gives it; it also seeds the chance of `faults`.
         observers: Each gets every event, on the engine's loop.
         runtime: Where the engine runs; None makes a thread of its own.
@@ -116,7 +117,7 @@ async def start_with(
                 loop=loop,
                 incarnation=incarnation,
                 observers=told,
-                coordinator_address=coordinator_address,
+                coordinator_addresses=coordinator_addresses,
                 wall_clock=wall_clock,
                 denied=denied,
             )
@@ -180,14 +181,9 @@ async def _check_way(listen: str, coordinator: str, timeout: float) -> None:
     The name is looked up again whenever its link is dialled, and what a network is not up for yet may come up later: an
     error here is only what stays as it is.
     """
-    host, port = parse_address(coordinator)
-    try:
-        async with asyncio.timeout(timeout):
-            targets = await Resolver().resolve(host, port)
-    except TimeoutError:
-        raise LocalError(f"no answer to the look-up of the coordinator {host!r} within {timeout:g} s") from None
-    except TransportError as error:
-        raise LocalError(f"the coordinator's address {coordinator!r}: {error}") from error
+    targets, failed = await resolve_all(destinations(coordinator), Resolver().resolve, timeout=timeout)
+    if failed and not targets:
+        raise LocalError(f"the coordinator's address {coordinator!r}: {failed[0]}")
     here, _ = parse_address(listen)
     if is_numeric(here) and targets and not any(_can_send(here, target) for target in targets):
         raise LocalError(f"listen = {listen!r}: nothing sent from there reaches the coordinator at {coordinator!r}")

@@ -39,6 +39,7 @@ import msgspec
 from quicoll.errors import JournalError, LocalError
 from quicoll.membership.coordinator.history import (
     Committed,
+    Forgotten,
     History,
     InstalledView,
     JournalRecord,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 __all__ = ["Database", "Journal", "MemoryJournal", "RecordStore", "SqlRows", "connect_sqlite"]
 
 _APPLICATION_ID = 0x71434A31  # "qCJ1": tells `file` and us that this is ours
-_SCHEMA = 2
+_SCHEMA = 3
 _PROBE_SECONDS = 0.0  # a lock is never waited for: its owner keeps it
 
 # `facts` holds what is small and is replaced; views and commits grow, and are kept for the audit.
@@ -67,18 +68,26 @@ CREATE TABLE views (view_id INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER
 CREATE TABLE commits (
     step INTEGER PRIMARY KEY, view_id INTEGER NOT NULL, digest BLOB NOT NULL, crc INTEGER NOT NULL
 );
-CREATE TABLE leaves (view_id INTEGER NOT NULL, node TEXT NOT NULL, finished INTEGER, crc INTEGER NOT NULL);
+CREATE TABLE leaves (
+    view_id INTEGER NOT NULL, node TEXT NOT NULL, finished INTEGER, forgotten INTEGER NOT NULL, crc INTEGER NOT NULL
+);
 """
 
 
 class RecordStore(Protocol):
-    """A journal, as far as the coordinator's shell needs one."""
+    """A journal, as far as the coordinator's shell needs one. One process may append at a time.
+
+    No call lasts for ever; each says in its error what it waited for, and since when.
+    """
 
     def load(self) -> History:
         """The history of all records appended so far."""
 
     def append(self, record: JournalRecord) -> None:
         """Make the record durable before returning. Raises JournalError, after which the process has to end."""
+
+    def confirm(self) -> None:
+        """Raise JournalError, after which the process has to end, unless nobody else may have appended anything."""
 
     def close(self) -> None:
         """Give it free for the next coordinator."""
@@ -127,6 +136,9 @@ class MemoryJournal:
     def append(self, record: JournalRecord) -> None:
         self._history = self._history.apply(record)
         self.records.append(record)
+
+    def confirm(self) -> None:
+        """No other process can know of it."""
 
     def close(self) -> None:
         """Nothing is held."""
@@ -192,6 +204,9 @@ class Journal:
             self._write(record)
         self._usable = True
         self._history = history
+
+    def confirm(self) -> None:
+        """The lock is this process's until `close`."""
 
     def close(self) -> None:
         """Give the journal free; further calls do nothing."""
@@ -286,13 +301,19 @@ class Journal:
             row = (record.step, record.view_id, record.digest)
             execute("INSERT INTO commits VALUES (?, ?, ?, ?)", (*row, _crc(*row)))
         elif isinstance(record, Left):
-            view_id = self._history.view.view_id if self._history.view is not None else 0
-            left = (view_id, record.node, record.finished)
-            execute("INSERT INTO leaves VALUES (?, ?, ?, ?)", (*left, _crc(*left)))
+            self._put_leave(record.node, record.finished, forgotten=False)
+        elif isinstance(record, Forgotten):
+            for node in record.nodes:
+                self._put_leave(node, None, forgotten=True)
         elif isinstance(record, WentOn):
             self._put("went_on_view_id", str(record.view_id))
         elif isinstance(record, Noted):
             self._put("lessons", msgspec.json.encode(record.lessons).decode())
+
+    def _put_leave(self, node: str, finished: int | None, *, forgotten: bool) -> None:
+        view_id = self._history.view.view_id if self._history.view is not None else 0
+        row = (view_id, node, finished, int(forgotten))
+        self._database.execute("INSERT INTO leaves VALUES (?, ?, ?, ?, ?)", (*row, _crc(*row)))
 
     def _put(self, name: str, value: str) -> None:
         self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, value, _crc(name, value)))
@@ -317,9 +338,10 @@ class Journal:
         The order of records across tables is not stored: it follows from the rules of History, by which a row that is
         missing or out of place is found as well.
         """
-        leaves: dict[int, list[Left]] = {}
-        for view_id, node, finished in self._rows("SELECT view_id, node, finished, crc FROM leaves ORDER BY rowid"):
-            leaves.setdefault(view_id, []).append(Left(node, finished))
+        leaves: dict[int, list[Left | Forgotten]] = {}
+        rows = self._rows("SELECT view_id, node, finished, forgotten, crc FROM leaves ORDER BY rowid")
+        for view_id, node, finished, forgotten in rows:
+            leaves.setdefault(view_id, []).append(Forgotten((node,)) if forgotten else Left(node, finished))
         went_on_view_id = int(
             facts.get("went_on_view_id", "0")
         )  # of the last one: earlier ones change nothing any more
@@ -336,8 +358,8 @@ class Journal:
             while commit is not None and commit[1] == view_id:
                 history = history.apply(Committed(*commit))
                 commit = next(commits, None)
-            for left in leaves.pop(view_id, []):
-                history = history.apply(left)
+            for gone in leaves.pop(view_id, []):
+                history = history.apply(gone)
         if commit is not None or leaves:
             raise LocalError("the view of a commit or of a leave is missing")
         if "lessons" in facts:

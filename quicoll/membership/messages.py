@@ -9,7 +9,7 @@ The shells carry every message exactly once and in order per link; after a link 
 on the next one, and nothing of the old link is ever delivered after it. The protocol needs no more than that.
 
     member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned Leave
-    coordinator -> member    Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Ended
+    coordinator -> member    Standby Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Ended
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ __all__ = [
     "Reached",
     "RefuseJoin",
     "Report",
+    "Standby",
     "Vote",
     "Welcome",
     "Withhold",
@@ -215,6 +216,15 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     waiting_for: _Text = ""
 
 
+class Standby(_Message, frozen=True, tag="standby"):
+    """Answer to Join, which I keep: another coordinator leads. Comes again until I lead, or this link ends.
+
+    leader: its address, as far as I know; "" where I do not.
+    """
+
+    leader: _Text = ""
+
+
 class RefuseJoin(_Message, frozen=True, tag="refuse"):
     """Answer to Join: no, and asking again the same way will not help."""
 
@@ -295,7 +305,18 @@ class JobEnded(_Message, frozen=True, tag="ended"):
 
 MemberMessage: TypeAlias = Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | Leave
 CoordinatorMessage: TypeAlias = (
-    Welcome | RefuseJoin | Adopt | Outdated | Propose | Install | Decide | Aborted | Withhold | Probe | JobEnded
+    Standby
+    | Welcome
+    | RefuseJoin
+    | Adopt
+    | Outdated
+    | Propose
+    | Install
+    | Decide
+    | Aborted
+    | Withhold
+    | Probe
+    | JobEnded
 )
 
 _encoder = msgspec.msgpack.Encoder()

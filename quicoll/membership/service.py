@@ -1,7 +1,14 @@
 """The coordinator as a service: an endpoint, the membership core, the journal. It carries no tensors.
 
-The core's actions are carried out in order; a Persist is on disk before the next one. When the journal cannot be
-written the service ends at once: what it might have announced was announced to nobody.
+    standing by   there is no core yet: a Join is answered with who leads, as far as that is known, and kept
+    leading       from `lead` on: the Joins that were kept are the core's first messages
+    ended         by `aclose`, or because the journal cannot be written
+
+The core's actions are carried out in order; a Persist is on disk before the next one, and what is right only as long as
+nobody else has appended to the journal is told when the journal has said so. When it cannot be written or asked, the
+service ends at once: what it might have announced was announced to nobody. Where the journal is called on a thread of
+its own, messages and time go on coming in meanwhile; what follows from them waits its turn. To members that is a
+coordinator far away.
 """
 
 from __future__ import annotations
@@ -11,22 +18,25 @@ import contextlib
 import logging
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quicoll.checks import MAX_MEMBERS, MAX_WHOLE, seconds, whole
 from quicoll.deadlines import Deadlines
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.coordinator.actions import (
+    CoordinatorAction,
     DropLink,
     JobFinished,
     MembershipEvent,
     NodeJoined,
     NodeLost,
+    NodesForgotten,
     Note,
     Persist,
     StepCommitted,
@@ -36,11 +46,13 @@ from quicoll.membership.coordinator.actions import (
     ViewInstalled,
     ViewProposed,
     ViewWithheld,
+    rests_on_journal,
 )
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.journal import Journal
-from quicoll.membership.messages import Join, decode, encode
+from quicoll.membership.leadership import Leadership
+from quicoll.membership.messages import MAX_TEXT, Join, Standby, decode, encode
 from quicoll.observability.events import Observer, Observers, make_directory
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
@@ -54,9 +66,10 @@ from quicoll_transport.security.policy import Policy
 
 if TYPE_CHECKING:
     from quicoll.membership.journal import RecordStore
+    from quicoll.membership.messages import CoordinatorMessage
     from quicoll_transport.security.credentials import Credentials
 
-__all__ = ["NODE", "CoordinatorService", "serve"]
+__all__ = ["NODE", "CoordinatorService", "coordinator_config", "is_shared", "serve"]
 
 log = logging.getLogger("quicoll.coordinator")
 
@@ -73,7 +86,7 @@ class CoordinatorService:
         *,
         credentials: Credentials,
         io: DatagramIO,
-        journal: RecordStore,
+        journal: RecordStore | None,
         config: CoordinatorConfig,
         transport: EndpointConfig,
         loop: asyncio.AbstractEventLoop,
@@ -84,12 +97,13 @@ class CoordinatorService:
         read_access: Callable[[], Access] | None = None,
         transport_events: bool = False,
     ) -> None:
-        """Open the endpoint; the coordinator is at work from here on.
+        """Open the endpoint; the coordinator is at work from here on, or stands by.
 
         Args:
             credentials: The coordinator's own.
             io: The network; it belongs to the service from here on.
-            journal: What was decided, and where decisions go. It stays its maker's to close.
+            journal: What was decided, and where decisions go. It stays its maker's to close. None where it is another
+                coordinator's: this one stands by until `lead`.
             config: The core's settings.
             transport: The endpoint's settings.
             loop: The running loop.
@@ -105,6 +119,12 @@ class CoordinatorService:
         """
         self._loop = loop
         self._journal = journal
+        self._executor: Executor | None = None  # where the journal is called; None calls it here
+        self._writing: asyncio.Future[None] | None = None  # the call under way there
+        self._config = config
+        self._core: CoordinatorCore | None = None
+        self._leader = ""
+        self._kept: dict[str, tuple[Link, Join]] = {}  # standing by: who has joined, by node
         self._observers = observers
         self._read_access = read_access
         self._timer: asyncio.TimerHandle | None = None
@@ -114,7 +134,8 @@ class CoordinatorService:
         self._failed: asyncio.Future[None] = loop.create_future()
         self._closing = False
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
-        self.core = CoordinatorCore(config, journal.load(), now_ns=self._now_ns())
+        if journal is not None:
+            self._core = CoordinatorCore(config, journal.load(), now_ns=self._now_ns())
         policy = Policy(roles=(WORKER,), denied=denied)  # only workers join
         self.endpoint = Endpoint(
             credentials=credentials,
@@ -129,11 +150,42 @@ class CoordinatorService:
             wall_clock=wall_clock,
         )
         self._access = AccessControl(self.endpoint, policy, listed=denied)
-        observers.emit("listening", address=format_address(self.endpoint.address), seed=self.core.history.seed)
+        observers.emit("listening", address=self.address, seed=None if self._core is None else self._core.history.seed)
         self._work()
 
     def _now_ns(self) -> int:
         return round(self._loop.time() * 1e9)
+
+    @property
+    def core(self) -> CoordinatorCore:
+        """What decides. Raises LocalError while another coordinator leads."""
+        if self._core is None:
+            raise LocalError("this coordinator stands by: it decides nothing")
+        return self._core
+
+    def stand_by(self, leader: str) -> None:
+        """Take in who leads, and tell it to all who have joined here. leader: its address, "" where it is not known."""
+        self._leader = leader
+        for link, _ in self._kept.values():
+            self._send(link, Standby(leader=leader[:MAX_TEXT]))
+
+    def lead(self, journal: RecordStore, executor: Executor | None, config: CoordinatorConfig) -> None:
+        """Decide from here on; those who have joined are waiting.
+
+        Args:
+            journal: What was decided, and where decisions go. It stays its maker's to close.
+            executor: Where to call it; one thread. None calls it on the loop.
+            config: The core's settings.
+        Raises:
+            LocalError: Settings and journal contradict each other.
+        """
+        self._core = CoordinatorCore(config, journal.load(), now_ns=self._now_ns())
+        self._journal, self._executor, self._config = journal, executor, config
+        kept, self._kept = self._kept, {}
+        for node in sorted(kept):
+            link, join = kept[node]
+            self._core.receive(node, join, now_ns=self._now_ns(), incarnation=link.remote_incarnation)
+        self._work()
 
     @property
     def address(self) -> str:
@@ -177,6 +229,8 @@ class CoordinatorService:
         for drop in self._drops.values():
             drop.cancel()
         await self.endpoint.aclose(reason=reason)
+        if self._writing is not None:
+            await asyncio.wait({self._writing})  # it ends by itself; the journal can be closed then
         self._failed.cancel()
         self._observers.close()
 
@@ -199,7 +253,12 @@ class CoordinatorService:
                 link.close("joined twice")
                 return
             self._joined[link.node] = link.number
-        self.core.receive(link.node, message, now_ns=self._now_ns(), incarnation=link.remote_incarnation)
+        if self._core is None:
+            if isinstance(message, Join):
+                self._kept[link.node] = (link, message)
+                self._send(link, Standby(leader=self._leader[:MAX_TEXT]))
+            return
+        self._core.receive(link.node, message, now_ns=self._now_ns(), incarnation=link.remote_incarnation)
         self._work()
 
     def _on_state(self, link: Link) -> None:
@@ -208,10 +267,12 @@ class CoordinatorService:
         if link.ended and self._links.get(link.node) is link and not self._closing:
             del self._links[link.node]
             self._joined.pop(link.node, None)
-            self.core.member_lost(
-                link.node, link.cause, now_ns=self._now_ns(), incarnation=link.remote_incarnation or None
-            )
-            self._work()
+            self._kept.pop(link.node, None)
+            if self._core is not None:
+                self._core.member_lost(
+                    link.node, link.cause, now_ns=self._now_ns(), incarnation=link.remote_incarnation or None
+                )
+                self._work()
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -220,34 +281,71 @@ class CoordinatorService:
 
     def _work(self) -> None:
         """Carry out what the core wants, then sleep until it wants something again."""
-        if self._closing or self._failed.done():
+        core = self._core
+        if self._closing or self._failed.done() or core is None:
             return
-        while (action := self.core.next_action()) is not None:
-            match action:
-                case Persist():
-                    try:
-                        self._journal.append(action.record)
-                    except QuicollError as error:
-                        log.critical("%s; nothing more can be decided", error)
-                        self._failed.set_exception(error)
-                        return
-                case TellMember():
-                    link = self._links.get(action.node)
-                    if link is not None and link.remote_incarnation == action.incarnation:
-                        with contextlib.suppress(LinkLost):  # its loss is reported by on_state
-                            link.send_app(encode(action.message))
-                case DropLink():
-                    link = self._links.get(action.node)
-                    meant = link is not None and action.incarnation in (0, link.remote_incarnation)
-                    if link is not None and meant and link not in self._drops:
-                        # What it was told before has to arrive first, or it would only come back and ask again.
-                        self._drops[link] = self._loop.call_later(_DROP_AFTER_S, link.close, action.reason)
-                case Note():
-                    self._note(action.event)
-        at = self.core.next_timer()
+        while self._writing is None and (action := core.next_action()) is not None:
+            call = self._journal_call(action)
+            if call is None:
+                self._carry_out(action)
+            elif self._executor is None:
+                try:
+                    call()
+                except QuicollError as error:
+                    self._fail(error)
+                    return
+                self._carry_out(action)
+            else:
+                self._writing = self._loop.run_in_executor(self._executor, call)
+                self._writing.add_done_callback(partial(self._written, action))
+        at = core.next_timer()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if at is None else self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
+
+    def _journal_call(self, action: CoordinatorAction) -> Callable[[], None] | None:
+        """Return what has to be asked of the journal before the action is carried out; None where nothing has."""
+        journal = self._journal
+        if journal is None:
+            return None
+        if isinstance(action, Persist):
+            return partial(journal.append, action.record)
+        return journal.confirm if rests_on_journal(action) else None
+
+    def _written(self, action: CoordinatorAction, call: asyncio.Future[None]) -> None:
+        """Go on after a call of the journal on its thread."""
+        self._writing = None
+        error = call.exception()
+        if error is not None:
+            self._fail(error)
+        elif not self._closing:
+            self._carry_out(action)
+            self._work()
+
+    def _fail(self, error: BaseException) -> None:
+        log.critical("%s; nothing more can be decided", error)
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    def _carry_out(self, action: CoordinatorAction) -> None:
+        """Do what the action says outside of the journal."""
+        match action:
+            case TellMember():
+                link = self._links.get(action.node)
+                if link is not None and link.remote_incarnation == action.incarnation:
+                    self._send(link, action.message)
+            case DropLink():
+                link = self._links.get(action.node)
+                meant = link is not None and action.incarnation in (0, link.remote_incarnation)
+                if link is not None and meant and link not in self._drops:
+                    # What it was told before has to arrive first, or it would only come back and ask again.
+                    self._drops[link] = self._loop.call_later(_DROP_AFTER_S, link.close, action.reason)
+            case Note():
+                self._note(action.event)
+
+    def _send(self, link: Link, message: CoordinatorMessage) -> None:
+        with contextlib.suppress(LinkLost):  # its loss is reported by on_state
+            link.send_app(encode(message))
 
     def _note(self, event: MembershipEvent) -> None:
         emit = self._observers.emit
@@ -256,6 +354,8 @@ class CoordinatorService:
                 emit("node_joined", peer=event.node, incarnation=event.incarnation)
             case NodeLost():
                 emit("peer_lost", peer=event.node, cause=event.cause, left=event.left)
+            case NodesForgotten():
+                emit("nodes_forgotten", nodes=list(event.nodes))
             case ViewProposed():
                 emit("view_proposed", view=event.view.view_id, nodes=list(event.view.nodes))
             case ViewInstalled():
@@ -283,6 +383,8 @@ async def serve(
     job: str,
     certs: str | Path,
     journal: str | Path,
+    lease: float = 5.0,
+    forget: Sequence[str] = (),
     world_size: int,
     node: str = NODE,
     seed: int | None = None,
@@ -303,7 +405,12 @@ async def serve(
         listen: "host:port", port 0 for a free one (the event "listening" has it).
         job: The job's name, as in the certificates.
         certs: Directory with coordinator-<node>.pem.
-        journal: SQLite file, made if missing; a coordinator that is started again goes on from it.
+        journal: SQLite file, made if missing; a coordinator that is started again goes on from it. Or the URL of a
+            PostgreSQL database, postgresql://...; then several coordinators may run, of which one leads.
+        lease: With PostgreSQL, seconds after its last sign of life in the database until another takes the lead from
+            the one that has it; and how long the leader tries to reach the database before it steps down.
+        forget: Nodes of the last view that are gone for good and shall not be waited for, where too few are left for a
+            quorum. They are not forgotten as long as they may be alive; the event "held" says why.
         world_size: Ranks that the first view waits for.
         node: The coordinator's name in its certificate.
         seed: The job's; None takes the journal's or a random one.
@@ -320,7 +427,7 @@ async def serve(
         ready: Called with the service once it listens; `reload` is there for a signal handler.
     Raises:
         LocalError: Settings, certificates, the deny list or the address cannot work.
-        JournalError: The journal cannot be read or written.
+        JournalError: The journal cannot be read or written; with PostgreSQL also: another coordinator leads now.
     """
     seed = None if seed is None else whole(seed, "seed")
     config = coordinator_config(
@@ -330,6 +437,7 @@ async def serve(
         min_world_size=whole(min_world_size, "min_world_size"),
         max_world_size=None if max_world_size is None else whole(max_world_size, "max_world_size"),
         nodes=nodes,
+        forget=forget,
         vote_timeout=None if vote_timeout is None else seconds(vote_timeout, "vote_timeout"),
     )
     if qlog is not None:
@@ -345,42 +453,116 @@ async def serve(
         io = UdpSocket(host, port, loop=loop)
     except TransportError as error:
         raise LocalError(str(error)) from error
+    make = partial(
+        CoordinatorService,
+        credentials=access.credentials,
+        io=io,
+        transport=EndpointConfig(lost_after_ns=Deadlines.of(lost_after).lost_ns, qlog_directory=qlog),
+        loop=loop,
+        incarnation=1 + (int.from_bytes(os.urandom(8), "big") >> 1) % MAX_WHOLE,
+        observers=observers,
+        denied=access.denied,
+        read_access=read_access,
+        transport_events=transport_events,
+    )
     try:
-        store = Journal.open(journal, job=job)
-    except BaseException:
+        if is_shared(journal):
+            await _serve_shared(make, str(journal), config, job, seconds(lease, "lease"), observers, ready)
+        else:
+            await _serve_alone(make, journal, config, job, ready)
+    finally:
         io.close()
-        raise
+
+
+async def _serve_alone(
+    make: Callable[..., CoordinatorService],
+    path: str | Path,
+    config: CoordinatorConfig,
+    job: str,
+    ready: Callable[[CoordinatorService], None] | None,
+) -> None:
+    """Lead with a journal that is nobody else's."""
+    store = Journal.open(path, job=job)
     try:
-        if seed is None and store.load().seed is None:
-            config = replace(config, seed=int.from_bytes(os.urandom(8), "big") >> 1)
-        service = CoordinatorService(
-            credentials=access.credentials,
-            io=io,
-            journal=store,
-            config=config,
-            transport=EndpointConfig(lost_after_ns=Deadlines.of(lost_after).lost_ns, qlog_directory=qlog),
-            loop=loop,
-            incarnation=1 + (int.from_bytes(os.urandom(8), "big") >> 1) % MAX_WHOLE,
-            observers=observers,
-            denied=access.denied,
-            read_access=read_access,
-            transport_events=transport_events,
-        )
-    except BaseException:
-        io.close()
+        service = make(journal=store, config=_seeded(config, store))
+        async with _ending(service):
+            if ready is not None:
+                ready(service)
+            await service.wait_failed()
+    finally:
         store.close()
-        raise
+
+
+async def _serve_shared(
+    make: Callable[..., CoordinatorService],
+    url: str,
+    config: CoordinatorConfig,
+    job: str,
+    lease: float,
+    observers: Observers,
+    ready: Callable[[CoordinatorService], None] | None,
+) -> None:
+    """Stand by until the journal's lease is ours, then lead for as long as it is."""
+    try:
+        from quicoll.membership.postgresql.journal import PostgresJournal
+    except ImportError as error:
+        raise LocalError(
+            f"a journal in PostgreSQL needs psycopg: pip install 'quicoll[postgresql]' ({error})"
+        ) from error
+    service = make(journal=None, config=config)
+    async with _ending(service):
+        leadership = Leadership(
+            partial(PostgresJournal.open, url, job=job, lease=lease),
+            holder=service.address,
+            lease=lease,
+            on_standby=service.stand_by,
+        )
+        async with leadership:
+            if ready is not None:
+                ready(service)
+            store = await leadership.lead()
+            service.lead(store, leadership.executor, _seeded(config, store))
+            observers.emit("leads", token=leadership.token, seed=service.core.history.seed)
+            await _first_error(leadership.keep(), service.wait_failed())
+
+
+async def _first_error(*waits: Coroutine[Any, Any, None]) -> None:
+    """Wait until one of them raises, and raise that; end the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _ending(service: CoordinatorService) -> AsyncIterator[None]:
+    """Close the service at the end, and tell members how it came to it."""
     reason = "stopped"
     try:
-        if ready is not None:
-            ready(service)
-        await service.wait_failed()
+        yield
     except QuicollError:
         reason = "cannot go on"
         raise
     finally:
         await service.aclose(reason)
-        store.close()
+
+
+def _seeded(config: CoordinatorConfig, store: RecordStore) -> CoordinatorConfig:
+    """Return the settings with a seed: the given one, or a random one for a new journal."""
+    if config.seed is None and store.load().seed is None:
+        return replace(config, seed=int.from_bytes(os.urandom(8), "big") >> 1)
+    return config
+
+
+def is_shared(journal: str | Path) -> bool:
+    """Return whether `journal` is a database's URL, not a file."""
+    return str(journal).startswith(("postgresql://", "postgres://"))
 
 
 def coordinator_config(
@@ -391,6 +573,7 @@ def coordinator_config(
     min_world_size: int = 1,
     max_world_size: int | None = None,
     nodes: Sequence[str] = (),
+    forget: Sequence[str] = (),
     vote_timeout: float | None = None,
 ) -> CoordinatorConfig:
     """Return the core's settings with the deadlines that follow from `lost_after`.
@@ -402,6 +585,7 @@ def coordinator_config(
         min_world_size: As in `serve`.
         max_world_size: As in `serve`.
         nodes: As in `serve`.
+        forget: As in `serve`.
         vote_timeout: As in `serve`.
     Raises:
         LocalError: They contradict each other.
@@ -412,6 +596,8 @@ def coordinator_config(
         min_world_size=min_world_size,
         max_world_size=MAX_MEMBERS if max_world_size is None else max_world_size,
         nodes=tuple(nodes),
+        forget=tuple(forget),
+        forget_after_ns=at.rejoin_ns,
         seed=seed,
         lost_after_ns=at.lost_ns,
         propose_timeout_ns=at.propose_ns,

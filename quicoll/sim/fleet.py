@@ -240,7 +240,7 @@ class Fleet:
             config,
             credentials=self._credentials[Identity(_JOB, WORKER, machine.name)],
             make_io=lambda _: SimulatedSocket(machine.loop),
-            coordinator_address=(self.coordinator.host.ip, _PORT),
+            coordinator_addresses=[(self.coordinator.host.ip, _PORT)],
             incarnation=self._incarnation(machine),
             observers=(lambda event: self._observed(machine, event),),
             runtime=InlineRuntime(),

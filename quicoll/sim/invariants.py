@@ -319,5 +319,8 @@ class CheckedStore:
         self._store.append(record)
         self._checker.appended(record)
 
+    def confirm(self) -> None:
+        self._store.confirm()
+
     def close(self) -> None:
         self._store.close()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from quicoll.membership.messages import JobEnded, Outdated, RefuseJoin, Welcome
+
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.history import JournalRecord
     from quicoll.membership.messages import CoordinatorMessage
@@ -22,6 +24,7 @@ __all__ = [
     "MembershipEvent",
     "NodeJoined",
     "NodeLost",
+    "NodesForgotten",
     "Note",
     "Persist",
     "StepCommitted",
@@ -31,6 +34,7 @@ __all__ = [
     "ViewInstalled",
     "ViewProposed",
     "ViewWithheld",
+    "rests_on_journal",
 ]
 
 
@@ -112,9 +116,18 @@ class JobFinished:
     nodes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesForgotten:
+    """These nodes of the last view count no longer, as an operator has asked."""
+
+    now_ns: int
+    nodes: tuple[str, ...]
+
+
 MembershipEvent: TypeAlias = (
     NodeJoined
     | NodeLost
+    | NodesForgotten
     | ViewProposed
     | ViewInstalled
     | ViewAborted
@@ -158,3 +171,12 @@ class Note:
 
 
 CoordinatorAction: TypeAlias = Persist | TellMember | DropLink | Note
+
+
+def rests_on_journal(action: CoordinatorAction) -> bool:
+    """Return whether an action is right only as long as nobody else has appended to the journal.
+
+    Answers to a Join and the end of the job say what the whole journal holds. All else is about views that this
+    coordinator has proposed: nobody else can commit a step of one, so what it says of them is right for ever.
+    """
+    return isinstance(action, TellMember) and isinstance(action.message, Welcome | RefuseJoin | Outdated | JobEnded)

@@ -26,6 +26,8 @@ class CoordinatorConfig:
         max_world_size: Most nodes of every view; those beyond stand by and take the places of those that go.
         nodes: Who may join: names, or patterns with * and ?; empty lets in every node with a certificate of the job.
         seed: The job's; None takes the journal's.
+        forget: Nodes of the last view that an operator gives up (coordinator/forgetting.py).
+        forget_after_ns: How long these are given to join.
         tiers: Tier metadata for every view.
         lost_after_ns: Silence after which a member is lost. A node that insists on another one is refused; None lets
             each have its own.
@@ -49,6 +51,8 @@ class CoordinatorConfig:
     max_world_size: int = MAX_MEMBERS
     nodes: tuple[str, ...] = ()
     seed: int | None = None
+    forget: tuple[str, ...] = ()
+    forget_after_ns: int = 10 * _SECOND
     tiers: Mapping[str, str] = field(default_factory=dict)
     lost_after_ns: int | None = None
     propose_timeout_ns: int = 20 * _SECOND
@@ -72,5 +76,7 @@ class CoordinatorConfig:
             raise LocalError("lost_after_ns has to be above 0")
         if min(self.propose_timeout_ns, self.vote_timeout_ns, self.retry_min_ns) <= 0:
             raise LocalError("propose_timeout_ns, vote_timeout_ns and retry_min_ns have to be above 0")
+        if self.forget_after_ns <= 0:
+            raise LocalError("forget_after_ns has to be above 0")
         if min(self.gather_ns, self.settle_ns, self.quiet_ns) < 0 or self.retry_max_ns < self.retry_min_ns:
             raise LocalError("gather_ns, settle_ns and quiet_ns cannot be below 0, nor retry_max_ns below retry_min_ns")

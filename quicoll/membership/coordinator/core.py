@@ -16,6 +16,7 @@ It carries no tensors and knows no clock, socket or disk; messages, losses and t
     weighing.py      what a failure costs, before it is announced
     probes.py        who is left out, and how a node that is left out shows that it reaches the others again
     ending.py        whether the job is done, and what is recorded of nodes that go
+    forgetting.py    whether nodes that an operator gives up may count no longer
 
 Rules, and why:
 
@@ -39,11 +40,18 @@ from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError
 from quicoll.membership.coordinator.action_queue import ActionQueue
-from quicoll.membership.coordinator.actions import CoordinatorAction, NodeJoined, NodeLost, StepCommitted
+from quicoll.membership.coordinator.actions import (
+    CoordinatorAction,
+    NodeJoined,
+    NodeLost,
+    NodesForgotten,
+    StepCommitted,
+)
 from quicoll.membership.coordinator.diagnosis import ViewFailure
 from quicoll.membership.coordinator.ending import Ending, left_record
 from quicoll.membership.coordinator.evidence import NOBODY, Contradiction, Evidence
-from quicoll.membership.coordinator.formation import Formation
+from quicoll.membership.coordinator.forgetting import Forgetting
+from quicoll.membership.coordinator.formation import Formation, Readiness
 from quicoll.membership.coordinator.history import (
     Committed,
     History,
@@ -124,6 +132,7 @@ class CoordinatorCore:
         self._formation = Formation(self._roster, self._evidence, config, history=history)
         self._probes = Probes(self._roster)
         self._ending = Ending(settle_ns=config.settle_ns)
+        self._forgetting = Forgetting(config.forget, patience_ns=config.forget_after_ns, now_ns=now_ns)
         self._out = ActionQueue(self._roster)
         self._wake_ns: int | None = None  # when to look again although nothing came in
         if history.seed is None:
@@ -264,6 +273,7 @@ class CoordinatorCore:
     def _admit(self, accepted: Acceptance, now_ns: int) -> None:
         candidate = accepted.candidate
         self._roster.add(candidate)
+        self._forgetting.joined(candidate.node)
         self._probes.forget(candidate.node)
         self._out.note(NodeJoined(now_ns=now_ns, node=candidate.node, incarnation=candidate.incarnation))
         candidate.wait_reason = clip(self._stage.why_waits() or self._formation.why_none(self._history, now_ns=now_ns))
@@ -350,11 +360,25 @@ class CoordinatorCore:
         if self._history.finished and self._look_at_end(now_ns):
             return
         readiness = self._formation.evaluate(self._history, now_ns=now_ns)
+        if readiness.obstacle and self._forgetting.asked:
+            readiness = self._try_to_forget(readiness, now_ns)
         if readiness.obstacle:
             self._wake_ns = readiness.retry_ns
             self._out.withhold(readiness.obstacle, now_ns=now_ns)
             return
+        self._forgetting.unneeded()
         self._propose(readiness.chosen, now_ns)
+
+    def _try_to_forget(self, readiness: Readiness, now_ns: int) -> Readiness:
+        """Forget the nodes that the operator gives up, where that may be; return how it is then."""
+        prospect = self._forgetting.look(self._roster, readiness.chosen, self._history, now_ns=now_ns)
+        if prospect.record is not None:
+            self._record(prospect.record)
+            self._out.note(NodesForgotten(now_ns=now_ns, nodes=prospect.record.nodes))
+            return self._formation.evaluate(self._history, now_ns=now_ns)
+        wakes = [at for at in (readiness.retry_ns, prospect.wake_ns) if at is not None]
+        obstacle = f"{readiness.obstacle}; {self._forgetting.words(prospect.refusal)}"
+        return Readiness(readiness.chosen, obstacle, min(wakes, default=None))
 
     def _look_at_end(self, now_ns: int) -> bool:
         """Tell those who wait that the job is done, where it is; return whether there is no view for that reason."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CommitRange",
     "Committed",
+    "Forgotten",
     "History",
     "InstalledView",
     "JournalRecord",
@@ -85,6 +86,16 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Nodes of the last installed view that an operator gives up: they count in the base of quorums no longer.
+
+    What they hold is not waited for. One that comes back all the same joins as a node that was never here.
+    """
+
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WentOn:
     """A step was begun in the installed view after some had finished: the job goes on without them."""
 
@@ -98,7 +109,7 @@ class Noted:
     lessons: Lessons
 
 
-JournalRecord: TypeAlias = Seeded | Proposed | InstalledView | Committed | Left | WentOn | Noted
+JournalRecord: TypeAlias = Seeded | Proposed | InstalledView | Committed | Left | Forgotten | WentOn | Noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +117,8 @@ class History:
     """The fold of all records.
 
     seed: None before the first start. last_view_id: the largest id ever proposed. view: the last installed one. left:
-    its nodes that left. commits: by view, ascending; small, as one entry stands for all steps of a view.
-    committed_step, committed_view: of the last commit; before any, the step from which the first view went on, and 0.
+    its nodes that left or were forgotten. commits: by view, ascending; small, as one entry stands for all
+    steps of a view. committed_step, committed_view: of the last commit; before any, the step from which the first view went on, and 0.
     committed_digest: of the last commit. finished: nodes whose work ended as it should at `committed_step`, with
     nothing begun after it; final_step: that step, as their users count; crowd: how many nodes were left of the view
     when the first of them ended. lessons: what was noted last.
@@ -142,6 +153,8 @@ class History:
             return self._commit(record)
         if isinstance(record, WentOn):
             return self._go_on(record)
+        if isinstance(record, Forgotten):
+            return self._forget(record)
         if isinstance(record, Noted):
             return replace(self, lessons=record.lessons)
         return self._leave(record)
@@ -207,6 +220,12 @@ class History:
             final_step=max(record.finished, self.final_step),
             crowd=self.crowd or len(base),
         )
+
+    def _forget(self, record: Forgotten) -> History:
+        strange = [node for node in record.nodes if node not in self.base]
+        if strange or not record.nodes:
+            raise LocalError(f"{strange[0] if strange else 'nobody'} is forgotten, but the last view has no such node")
+        return replace(self, left=(*self.left, *record.nodes))
 
     def _go_on(self, record: WentOn) -> History:
         if self.view is None or record.view_id != self.view.view_id:

@@ -21,6 +21,7 @@ __all__ = [
     "FormLinks",
     "Held",
     "JobOver",
+    "LedElsewhere",
     "MemberAction",
     "ProbePaths",
     "Reconnect",
@@ -114,6 +115,16 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True)
+class LedElsewhere:
+    """This coordinator stands by, and another leads: dial that one, where it can be reached; else stay.
+
+    leader: its address, "" where it is not known.
+    """
+
+    leader: str
+
+
+@dataclass(frozen=True, slots=True)
 class AdoptLostAfter:
     """Take this setting from the coordinator: close all links, which were made with another one, and dial again."""
 
@@ -158,6 +169,7 @@ MemberAction: TypeAlias = (
     | Held
     | Resumed
     | Reconnect
+    | LedElsewhere
     | AdoptLostAfter
     | StartOver
     | ProbePaths

@@ -21,6 +21,7 @@ from quicoll.membership.member.actions import (
     FormLinks,
     Held,
     JobOver,
+    LedElsewhere,
     MemberAction,
     ProbePaths,
     Reconnect,
@@ -48,6 +49,7 @@ from quicoll.membership.messages import (
     Propose,
     Reached,
     RefuseJoin,
+    Standby,
     Welcome,
     Withhold,
     clip,
@@ -210,6 +212,8 @@ class MemberCore:
             self._adopt(message.lost_after_ns)
         elif isinstance(message, Outdated) and self._state is MemberState.JOINING and not self._welcomed:
             self._outdated(message.latest)
+        elif isinstance(message, Standby) and self._state is MemberState.JOINING and not self._welcomed:
+            self._stood_by(message.leader, now_ns)
         elif isinstance(message, Welcome) and self._state is MemberState.JOINING and not self._welcomed:
             self._welcome(message)
         elif not self._welcomed:
@@ -379,6 +383,12 @@ class MemberCore:
             self._done()
         elif message.waiting_for:
             self._hold(message.waiting_for)
+
+    def _stood_by(self, leader: str, now_ns: int) -> None:
+        """Wait on: this coordinator keeps the Join, and answers it when it leads. Or go to the one that does."""
+        self._wait.begin(Awaited.ANSWER, now_ns=now_ns)
+        self._hold(f"this coordinator stands by; {leader or 'it is not known who'} leads")
+        self._out.append(LedElsewhere(leader))
 
     def _adopt(self, lost_after_ns: int) -> None:
         if contradiction := self._own_join.adopt(lost_after_ns):

@@ -1,0 +1,1 @@
+"""The coordinator's journal in a PostgreSQL database, which several coordinators share."""
