@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -55,6 +56,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Thousands of tests stay to the end: no collection of garbage need look at them again."""
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Any]:
+    """A PostgreSQL server for the tests of one process, which takes a second or two to be made."""
+    server = pytest.importorskip("postgresql_server", reason="psycopg is not installed")
+    if why := server.missing():
+        pytest.skip(why)
+    with server.Server() as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from quicoll.errors import LocalError
 from quicoll.membership.coordinator.lessons import Lessons
-
-if TYPE_CHECKING:
-    from quicoll.membership.view import View
+from quicoll.membership.view import View  # noqa: TC001 - a record's fields are read when it is decoded
 
 __all__ = [
     "CommitRange",
@@ -117,9 +115,9 @@ class History:
     """The fold of all records.
 
     seed: None before the first start. last_view_id: the largest id ever proposed. view: the last installed one. left:
-    its nodes that left or were forgotten. commits: by view, ascending; small, as one entry stands for all
-    steps of a view. committed_step, committed_view: of the last commit; before any, the step from which the first view went on, and 0.
-    committed_digest: of the last commit. finished: nodes whose work ended as it should at `committed_step`, with
+    its nodes that left or were forgotten. commits: by view, ascending; small, as one entry stands for all steps of a
+    view. committed_step, committed_view: of the last commit; before any, the step from which the first view went on,
+    and 0. committed_digest: of the last commit. finished: nodes whose work ended as it should at `committed_step`, with
     nothing begun after it; final_step: that step, as their users count; crowd: how many nodes were left of the view
     when the first of them ended. lessons: what was noted last.
     """

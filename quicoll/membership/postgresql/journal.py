@@ -61,6 +61,9 @@ _SCHEMA = 1  # as `_MAKE` has it
 _CHUNK = 2000  # records read by one statement, so that none takes long, however long the job is
 _ATTEMPTS = 3  # within the patience, each with a connection of its own
 _PAUSE_S = 0.05
+_OPEN_S = 10.0
+"""Patience until the journal is open, where a lease is shorter: nobody waits for this coordinator yet, and a database
+that is started with it may come later."""
 _AWAY = ("57P01", "57P02", "57P03", "57014", "55P03", "53300", "40001", "40P01", "25006")
 """The server shuts down, starts, ended the statement by its limit, waited too long for a lock, has too many
 connections, gave up a transaction for another's sake, or can only be read from for now: to be tried again."""
@@ -159,7 +162,7 @@ class PostgresJournal:
         """
         journal = cls(conninfo, job=job, lease=lease)
         try:
-            journal._asked("it cannot be opened", lambda until: None)
+            journal._asked("it cannot be opened", lambda until: None, patience=max(lease, _OPEN_S))
         except BaseException:
             journal._drop()
             raise
@@ -279,22 +282,24 @@ class PostgresJournal:
 
     # Asking
 
-    def _asked(self, failure: str, ask: Callable[[float], _T]) -> _T:
+    def _asked(self, failure: str, ask: Callable[[float], _T], *, patience: float | None = None) -> _T:
         """Return what `ask` returns, over a new connection where the one there was is lost, and again where the server
         is away; until the patience is over.
 
         Args:
             failure: What has failed where it is over, for the error.
             ask: Asks the database, until the time that it is given.
+            patience: Seconds; None takes the lease's.
         Raises:
             JournalError: It is over, or the server says no.
         """
         if self._closed:
             raise JournalError("closed, or it has failed; open it anew to see what it holds", path=self.path)
+        patience = self._patience if patience is None else patience
         began = time.monotonic()
-        over = began + self._patience
+        over = began + patience
         while True:
-            until = min(over, time.monotonic() + self._patience / _ATTEMPTS)
+            until = min(over, time.monotonic() + patience / _ATTEMPTS)
             try:
                 self._connect(until)
                 return ask(until)
@@ -330,7 +335,8 @@ class PostgresJournal:
         if self._connection is not None and not self._connection.closed:
             return
         self._connection = Connection.connect(self._conninfo, until=until)
-        limit_ms = max(1, round(self._patience / _ATTEMPTS * 1e3))
+        # Shorter than what is waited for here: the server then says what it waited for.
+        limit_ms = max(1, round(self._patience / _ATTEMPTS * 0.8e3))
         self._connection.script(
             f"SET synchronous_commit = on; SET statement_timeout = {limit_ms}; SET lock_timeout = {limit_ms}; "
             f"SET default_transaction_isolation = 'read committed'",
