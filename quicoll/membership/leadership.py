@@ -67,6 +67,7 @@ class Leadership:
         self._core = LeaseCore(lease_ns=round(lease * 1e9), now_ns=self._now_ns())
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="quicoll-journal")
         self._told = ""
+        self._lost: JournalError | None = None  # why the last request failed
 
     @property
     def executor(self) -> Executor:
@@ -118,6 +119,8 @@ class Leadership:
         """
         while self._core.state is LeaseState.LEADING:
             await self._next_request()
+        if self._lost is not None:
+            raise self._lost
         raise JournalError(f"this coordinator does not lead any more: {self._core.cause}", path=self._store.path)
 
     async def _next_request(self) -> None:
@@ -133,8 +136,10 @@ class Leadership:
             else:
                 answer = await self._call(self._store.renew)
         except JournalError as error:
+            self._lost = error
             self._core.failed(error.message, now_ns=self._now_ns())
         else:
+            self._lost = None
             self._core.answered(answer, now_ns=self._now_ns())
 
     def _tell(self) -> None:

@@ -254,8 +254,10 @@ class PostgresJournal:
             JournalError: Another coordinator has taken the lease, or the database gave no answer. The process has to
                 end.
         """
-        if self._history is None:
+        if self._history is None and not self._closed:
             raise JournalError("it is appended to by who has the lease and has read it", path=self.path)
+        if self._history is None:
+            raise self._ended()
         history = self._history.apply(record)
         number, kind, body = self._number + 1, kind_of(record), body_of(record)
         row = (kind, body, checksum(self._job, number, self._token, kind, body))
@@ -294,7 +296,7 @@ class PostgresJournal:
             JournalError: It is over, or the server says no.
         """
         if self._closed:
-            raise JournalError("closed, or it has failed; open it anew to see what it holds", path=self.path)
+            raise self._ended()
         patience = self._patience if patience is None else patience
         began = time.monotonic()
         over = began + patience
@@ -322,6 +324,9 @@ class PostgresJournal:
                     )
                 )
             time.sleep(_PAUSE_S)
+
+    def _ended(self) -> JournalError:
+        return JournalError("closed, or it has failed; open it anew to see what it holds", path=self.path)
 
     def _failed(self, error: JournalError) -> JournalError:
         """Take in that a leader's call has failed: it asks nothing more. Who stands by may ask again."""

@@ -205,10 +205,10 @@ class Explorer:
         nodes = [state.nodes[int(name)] for name in view.nodes]
         if step <= STEPS and all(n.link == at and n.view == view.view_id and n.voted == step for n in nodes):
             if not self.rules.written_first:
-                told = tuple(
+                ahead = tuple(
                     replace(n, voted=0, applied=step) if n.link == at and n.voted == step else n for n in state.nodes
                 )
-                yield replace(state, nodes=told)
+                yield replace(state, nodes=ahead)
             yield from self._append(state, at, ("committed", step, view.view_id))
 
     def _member(self, state: State, number: int) -> Iterator[State]:
@@ -233,9 +233,9 @@ class Explorer:
             yield with_node(state, number, replace(node, view=view.view_id, applied=history.committed_step))
         elif node.view and node.view in leader.ended:
             # told that the view is over: only this leader could have committed a step of it, and it did not
-            denied = node.denied if not node.voted or history.committed(node.view, node.voted) else (
-                *node.denied, (node.view, node.voted))
-            applied = node.voted if node.voted and history.committed(node.view, node.voted) else node.applied
+            committed = bool(node.voted) and history.committed(node.view, node.voted)
+            denied = told(node, (node.view, node.voted)) if node.voted and not committed else node.denied
+            applied = node.voted if committed else node.applied
             yield with_node(state, number, replace(node, view=0, voted=0, applied=applied, denied=denied))
         elif node.view and node.voted and history.committed(node.view, node.voted):
             yield with_node(state, number, replace(node, voted=0, applied=node.voted))
@@ -257,13 +257,18 @@ class Explorer:
             if history.committed(*node.doubt) and self.rules.settled:
                 applied = max(applied, node.doubt[1])
             else:
-                denied = (*denied, node.doubt)
+                denied = told(node, node.doubt)
         welcomed = replace(node, welcomed=True, doubt=None, applied=applied, denied=denied)
         # who was in a view of this leader and joins anew has ended it
         views = tuple(view for view in leader.views if view not in leader.ended)
         after = with_node(state, number, welcomed)
         at = 0 if leader is state.leaders[0] else 1
         yield led(after, at, replace(leader, ended=(*leader.ended, *views)))
+
+
+def told(node: Node, vote: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """Return the votes of which a node was told that they are not committed, with this one."""
+    return tuple(sorted({*node.denied, vote}))
 
 
 def led(state: State, at: int, leader: Leader) -> State:

@@ -113,7 +113,7 @@ def test_a_network_that_is_cut_ends_an_append_in_time_with_since_when(server: Se
             journal.append(Proposed(1))
         assert SHORT * 0.8 < time.monotonic() - began < SHORT + 20.0
         assert f"127.0.0.1:{proxy.port}" in str(told.value)
-        with pytest.raises(JournalError, match="it is appended to by who has the lease"):
+        with pytest.raises(JournalError, match="closed, or it has failed"):
             journal.append(Proposed(1))
         second = opened(server.url, job)
         while isinstance(second.take("b:1"), HeldBy):
