@@ -19,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from quicoll.membership.postgresql.connection import Connection, Disconnected, Value
+from quicoll.membership.postgresql.connection import DatabaseConnection, Disconnected, Value
 
 START_S = 60.0
 USERS = ("postgres", "nobody")
@@ -92,11 +92,11 @@ class Server:
         with log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self._directory, **self._as
-            )  # type: ignore[call-overload]
+            )
         until = time.monotonic() + START_S
         while True:
             try:
-                Connection.connect(self.url, until=time.monotonic() + 5.0).close()
+                DatabaseConnection.connect(self.url, until=time.monotonic() + 5.0).close()
                 return
             except Disconnected as error:
                 if time.monotonic() > until or self._process.poll() is not None:
@@ -111,14 +111,14 @@ class Server:
             self._process = None
 
     def execute(self, statement: str, *values: Value) -> list[tuple[Value, ...]]:
-        connection = Connection.connect(self.url, until=time.monotonic() + 20.0)
+        connection = DatabaseConnection.connect(self.url, until=time.monotonic() + 20.0)
         try:
             return connection.execute(statement, values, until=time.monotonic() + 20.0)
         finally:
             connection.close()
 
     def _run(self, command: list[str]) -> None:
-        done = subprocess.run(command, capture_output=True, check=False, cwd=self._directory, **self._as)  # type: ignore[call-overload]
+        done = subprocess.run(command, capture_output=True, check=False, cwd=self._directory, **self._as)
         assert done.returncode == 0, done.stderr.decode()
 
 

@@ -155,7 +155,7 @@ class Ranks:
             certs=self._cluster.certs,
             listen="127.0.0.1:0",
             handle_sigterm=False,
-            **settings,  # type: ignore[arg-type]
+            **settings,
         ) as job:
             job.register_state(lambda: {"weights": weights}, load)
             # All end after the same step, for a rank that is alone cannot commit.

@@ -12,7 +12,7 @@ from postgresql_server import Proxy
 from takeover import JOB, Cluster, Ranks
 
 from quicoll.membership.coordinator.history import Committed
-from quicoll.membership.postgresql.records import record_of
+from quicoll.membership.postgresql.records import row_record
 
 if TYPE_CHECKING:
     from postgresql_server import Server
@@ -25,7 +25,7 @@ def commits(server: Server) -> list[tuple[int, int]]:
     for kind, body, token in rows:
         assert isinstance(body, bytes)
         assert isinstance(token, int)
-        record = record_of(str(kind), body)
+        record = row_record(str(kind), body)
         if isinstance(record, Committed):
             found.append((record.step, token))
     return found

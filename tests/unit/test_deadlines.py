@@ -36,6 +36,7 @@ def test_the_times_of_the_default() -> None:
         "gather_ns": 0.1,
         "settle_ns": 2.0,
         "retry_ns": 1.0,
+        "rejoin_ns": 16.0,
         "vote_ns": 300.0,
         "decision_ns": 330.0,
     }

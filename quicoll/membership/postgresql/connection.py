@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from psycopg.pq.abc import PGconn, PGresult
 
-__all__ = ["Connection", "Disconnected", "Rejected", "Value"]
+__all__ = ["DatabaseConnection", "Disconnected", "Rejected", "Value"]
 
 Value: TypeAlias = int | str | bytes | None
 
@@ -50,7 +50,7 @@ class Rejected(Exception):
         self.code = code
 
 
-class Connection:
+class DatabaseConnection:
     """See the module's head. Made by `connect`; used by one thread at a time."""
 
     def __init__(self, connection: PGconn) -> None:
@@ -58,7 +58,7 @@ class Connection:
         self._closed = False
 
     @classmethod
-    def connect(cls, conninfo: str, *, until: float) -> Connection:
+    def connect(cls, conninfo: str, *, until: float) -> DatabaseConnection:
         """Connect.
 
         Args:

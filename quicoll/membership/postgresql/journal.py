@@ -44,8 +44,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from quicoll.errors import JournalError, LocalError
 from quicoll.membership.coordinator.history import History
 from quicoll.membership.coordinator.lease import HeldBy, Taken
-from quicoll.membership.postgresql.connection import Connection, Disconnected, Rejected
-from quicoll.membership.postgresql.records import body_of, checksum, kind_of, record_of
+from quicoll.membership.postgresql.connection import DatabaseConnection, Disconnected, Rejected
+from quicoll.membership.postgresql.records import row_body, row_checksum, row_kind, row_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,7 +142,7 @@ class PostgresJournal:
         self._job = job
         self._lease_us = round(lease * 1e6)
         self._patience = lease
-        self._connection: Connection | None = None
+        self._connection: DatabaseConnection | None = None
         self._closed = False
         self._token = 0
         self._history: History | None = None
@@ -259,8 +259,8 @@ class PostgresJournal:
         if self._history is None:
             raise self._ended()
         history = self._history.apply(record)
-        number, kind, body = self._number + 1, kind_of(record), body_of(record)
-        row = (kind, body, checksum(self._job, number, self._token, kind, body))
+        number, kind, body = self._number + 1, row_kind(record), row_body(record)
+        row = (kind, body, row_checksum(self._job, number, self._token, kind, body))
 
         def ask(until: float) -> None:
             try:
@@ -339,7 +339,7 @@ class PostgresJournal:
     def _connect(self, until: float) -> None:
         if self._connection is not None and not self._connection.closed:
             return
-        self._connection = Connection.connect(self._conninfo, until=until)
+        self._connection = DatabaseConnection.connect(self._conninfo, until=until)
         # Shorter than what is waited for here: the server then says what it waited for.
         limit_ms = max(1, round(self._patience / _ATTEMPTS * 0.8e3))
         self._connection.script(
@@ -401,11 +401,11 @@ class PostgresJournal:
         try:
             if number != expected:
                 raise LocalError(f"record {expected} is missing")
-            if not isinstance(body, bytes) or checksum(self._job, number, token, kind, body) != crc:
+            if not isinstance(body, bytes) or row_checksum(self._job, number, token, kind, body) != crc:
                 raise LocalError(f"checksum of record {number}")
             if token > self._token:
                 raise LocalError(f"record {number} has token {token}, the lease {self._token}")
-            return history.apply(record_of(kind, body))
+            return history.apply(row_record(kind, body))
         except LocalError as error:
             raise self._failed(
                 JournalError(f"damaged: {error.message}; nothing was changed, restore a copy", path=self.path)

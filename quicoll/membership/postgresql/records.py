@@ -23,7 +23,7 @@ from quicoll.membership.coordinator.history import (
     WentOn,
 )
 
-__all__ = ["body_of", "checksum", "kind_of", "record_of"]
+__all__ = ["row_body", "row_checksum", "row_kind", "row_record"]
 
 _KINDS: dict[str, type[JournalRecord]] = {
     "seeded": Seeded,
@@ -38,22 +38,22 @@ _KINDS: dict[str, type[JournalRecord]] = {
 _NAMES = {record: kind for kind, record in _KINDS.items()}
 
 
-def kind_of(record: JournalRecord) -> str:
+def row_kind(record: JournalRecord) -> str:
     """Return the name under which records of this class are kept."""
     return _NAMES[type(record)]
 
 
-def body_of(record: JournalRecord) -> bytes:
+def row_body(record: JournalRecord) -> bytes:
     """Return the record's fields as bytes."""
     return msgspec.msgpack.encode(record)
 
 
-def checksum(job: str, number: int, token: int, kind: str, body: bytes) -> int:
+def row_checksum(job: str, number: int, token: int, kind: str, body: bytes) -> int:
     """Return the checksum of a row: what it says, and where it stands."""
     return zlib.crc32(msgspec.msgpack.encode((job, number, token, kind, body)))
 
 
-def record_of(kind: str, body: bytes) -> JournalRecord:
+def row_record(kind: str, body: bytes) -> JournalRecord:
     """Return the record of a row.
 
     Args:

@@ -33,8 +33,9 @@ class FakeLink:
 class Bench:
     """A coordinator's link on a clock that stands; each call of `dial` makes the next of `links`."""
 
-    def __init__(self) -> None:
+    def __init__(self, addresses: list[tuple[str, int]] | None = None) -> None:
         self.now = 100.0
+        self.dialled: list[Any] = []
         self.links: list[FakeLink] = []
         self.lost: list[str] = []
         loop: Any = SimpleNamespace(time=lambda: self.now, call_later=lambda *_: None)
@@ -43,7 +44,8 @@ class Bench:
         self.link = CoordinatorLink(
             endpoint,
             identity,
-            ("10.0.0.1", 4433),
+            [("10.0.0.1", 4433)] if addresses is None else addresses,
+            avoid_ns=3_000_000_000,
             loop=loop,
             on_up=lambda: None,
             on_down=lambda link: self.lost.append(self.link.silence(link)),
@@ -52,7 +54,8 @@ class Bench:
         )
         self.link.dial()
 
-    def _made(self, *_: Any, **__: Any) -> FakeLink:
+    def _made(self, _: Any, *, addresses: Any, dial: bool) -> FakeLink:
+        self.dialled += addresses
         self.links.append(FakeLink())
         return self.links[-1]
 
@@ -87,3 +90,41 @@ def test_one_that_is_gone_is_said_to_be_gone_and_since_it_was_last_heard() -> No
     bench.links[2].lose("closed by the peer", 0.0)
     bench.now += 1
     assert bench.link.absence() == f"{gone} 1.0 s (closed by the peer)"
+
+
+A, B = ("10.0.0.1", 4433), ("10.0.0.2", 4433)
+
+
+def test_of_several_the_next_is_dialled_when_one_is_lost_or_does_not_answer() -> None:
+    bench = Bench([A, B])
+    assert bench.link.absence() == "cannot reach the coordinator at 10.0.0.1:4433 or 10.0.0.2:4433"
+    bench.links[0].lose("no answer", 3.0)
+    bench.link.dial()
+    bench.links[1].up()
+    bench.links[1].lose("silent", 1.0)
+    assert bench.lost[-1].startswith("not heard for 1.0 s at 10.0.0.2:4433")
+    bench.link.dial()
+    assert bench.dialled == [A, B, A]
+
+
+def test_the_one_that_is_named_as_the_leader_is_dialled_and_the_present_link_closed() -> None:
+    bench = Bench([A, B])
+    bench.links[0].up()
+    assert bench.link.led_by("10.0.0.2:4433")
+    bench.link.dial()
+    assert bench.dialled == [A, B]
+    assert bench.lost == []  # it was no loss
+
+
+def test_a_leader_that_has_just_failed_is_not_gone_back_to_until_later_and_strangers_never_are() -> None:
+    bench = Bench([A, B])
+    bench.links[0].lose("no answer", 3.0)
+    bench.link.dial()
+    bench.links[1].up()
+    assert not bench.link.led_by("10.0.0.1:4433")
+    assert not bench.link.led_by("")
+    assert not bench.link.led_by("10.9.9.9:1")
+    assert not bench.link.led_by("no address")
+    assert not bench.link.led_by("10.0.0.2:4433")  # the one that says so itself
+    bench.now += 3.1
+    assert bench.link.led_by("10.0.0.1:4433")

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from quicoll.errors import JournalError, LocalError
 from quicoll.membership.coordinator.history import (
     Committed,
+    Forgotten,
     History,
     InstalledView,
     JournalRecord,
@@ -54,6 +55,7 @@ RECORDS: list[JournalRecord] = [
     Committed(91, 2, b"\x00\xff"),
     Committed(92, 2, b""),
     Left("b"),
+    Forgotten(("a", "c")),
     Noted(Lessons((NodeLesson("b", 1, 5_000_000_000, 65_000_000_000, 3 << 20),))),
     Proposed(3),
     InstalledView(view(3, "ac", committed=92, by=2)),
@@ -197,11 +199,11 @@ def test_another_jobs_journal_is_refused(path: Path, connect: Connect) -> None:
         assert journal.load() == History.of(RECORDS)
 
 
-@pytest.mark.parametrize(("schema", "age"), [(1, "an older"), (3, "a newer")])
+@pytest.mark.parametrize(("schema", "age"), [(2, "an older"), (4, "a newer")])
 def test_another_schema_is_refused(path: Path, schema: int, age: str) -> None:
     written(path)
     alter(path, f"PRAGMA user_version={schema}")
-    with pytest.raises(JournalError, match=rf"written by {age} quicoll \(schema {schema}, this one knows 2\)"):
+    with pytest.raises(JournalError, match=rf"written by {age} quicoll \(schema {schema}, this one knows 3\)"):
         Journal.open(path, job="job")
 
 

@@ -11,7 +11,7 @@ from postgresql_server import Proxy, Server
 from quicoll.errors import JournalError, LocalError
 from quicoll.membership.coordinator.history import Committed, History, InstalledView, JournalRecord, Proposed, Seeded
 from quicoll.membership.coordinator.lease import HeldBy, Taken
-from quicoll.membership.postgresql.connection import Connection, Disconnected, Rejected
+from quicoll.membership.postgresql.connection import DatabaseConnection, Disconnected, Rejected
 from quicoll.membership.postgresql.journal import JournalUnreachable, PostgresJournal
 from quicoll.membership.view import Member, View
 
@@ -135,10 +135,10 @@ def test_a_network_that_is_cut_ends_an_append_in_time_with_since_when(server: Se
 def test_an_append_whose_answer_is_lost_is_not_made_twice(server: Server, job: str) -> None:
     """The statement goes through, and the connection is lost before its answer: the repetition finds the record."""
 
-    class Deaf(Connection):
+    class Deaf(DatabaseConnection):
         lost = 0
 
-        def execute(self, statement, values=(), *, until):  # type: ignore[no-untyped-def]
+        def execute(self, statement, values=(), *, until):
             rows = super().execute(statement, values, until=until)
             if "INSERT INTO quicoll.records" in statement and not Deaf.lost:
                 Deaf.lost += 1
@@ -161,7 +161,7 @@ def test_a_lock_that_somebody_keeps_ends_an_append_in_time(
     server: Server, job: str, request: pytest.FixtureRequest
 ) -> None:
     journal = leading(server.url, job, lease=SHORT)
-    other = Connection.connect(server.url, until=time.monotonic() + 20)
+    other = DatabaseConnection.connect(server.url, until=time.monotonic() + 20)
     request.addfinalizer(other.close)
     other.execute("BEGIN", until=time.monotonic() + 20)
     other.execute("SELECT 1 FROM quicoll.leases WHERE job = $1::text FOR UPDATE", (job,), until=time.monotonic() + 20)
@@ -267,7 +267,7 @@ def test_a_server_that_is_not_there_is_said_with_its_address_and_without_the_pas
 
 
 def test_a_statement_that_is_refused_says_so_and_the_connection_goes_on(server: Server) -> None:
-    connection = Connection.connect(server.url, until=time.monotonic() + 20)
+    connection = DatabaseConnection.connect(server.url, until=time.monotonic() + 20)
     with pytest.raises(Rejected, match="does not exist") as refused:
         connection.execute("SELECT * FROM nowhere", until=time.monotonic() + 20)
     assert refused.value.code == "42P01"
