@@ -174,7 +174,11 @@ class CheckedSteps(StepProtocol):
     async def synchronise(self) -> ViewState:
         self._look_at_what_is_left()
         self._attempted = None
-        found = await super().synchronise()
+        try:
+            found = await super().synchronise()
+        finally:
+            if self.state.torn:
+                self._checker.torn(self._config.node)
         if not found.learners:
             self._checker.compared(self._config.node)
             if found.giver is not None:

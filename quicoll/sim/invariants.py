@@ -10,7 +10,7 @@
                     who tries it again has the state from which it tried it before
     durable         a commit that the journal has taken is in it after every restart; a rank's state never goes back
                     while its process lives, and a rank never begins a step from an older state than another living
-                    rank holds
+                    rank holds. A state that is torn, half overwritten by a newer one, is held no more
     quorum          a view has more than half of the members of the one before it that have not left
     deadline        a collective ends by its timeout, a step's entry and its vote by theirs, with GRACE_S of the host's
                     own time beyond them (not looked at where the host was paused, slow or leapt meanwhile)
@@ -197,6 +197,10 @@ class Checker:
             self.break_("same-bits", f"after step {step} {node} holds other bits than {known[1]}", node=node)
         if self._replay is not None and self._replay(step, state) != digest:
             self.break_("same-bits", f"after step {step} {node} holds other bits than the reference", node=node)
+
+    def torn(self, node: str) -> None:
+        """A rank's state was to be overwritten by a newer one, and that has not come to its end: it holds none."""
+        self.held.pop(node, None)
 
     def forged(self, node: str) -> None:
         """A rank tells, or gives, another state than it has."""

@@ -110,6 +110,20 @@ def test_a_rank_that_was_just_leaving_when_a_forged_state_stopped_the_job_takes_
     assert outcome.injected["forged_state"] > 0
 
 
+def test_a_rank_whose_state_was_torn_by_learning_takes_the_checkpoint_of_those_that_started_anew() -> None:
+    """Seed 5029: it held step 7, and began to learn from ranks that hold step 9, which end; all go on from step 9."""
+    outcome = run_scenario(replace(generate(5029, ranks=4, steps=8), events=parse_events(TEACHERS_LOST)))
+    assert outcome.error is None, outcome.error
+    assert outcome.injected["crash"] == 3
+
+
+TEACHERS_LOST = """
+sim.at(2.54).lie(0, 1)
+sim.at(3.6642).crash(0).crash(2).crash(3)
+sim.at(3.7542).heal()
+"""
+
+
 JUST_LEAVING = """
 sim.at(0.1379).slow(3, 0.0003)
 sim.at(0.1569).slow(3, 0.0)
