@@ -174,6 +174,9 @@ class CheckedSteps(StepProtocol):
     async def synchronise(self) -> ViewState:
         self._look_at_what_is_left()
         self._attempted = None
+        version = self.state.version
+        if version.step and not version.decision and not self.state.torn:
+            self._checker.brought(self._config.node, version.step)
         try:
             found = await super().synchronise()
         finally:

@@ -110,6 +110,26 @@ def test_a_rank_that_was_just_leaving_when_a_forged_state_stopped_the_job_takes_
     assert outcome.injected["forged_state"] > 0
 
 
+def test_a_rank_that_was_cut_off_does_not_take_back_what_the_others_have_in_their_checkpoints() -> None:
+    """The others went on, saved what they had, and start anew, when the one that was cut off is back with less."""
+    outcome, recording = run(
+        """
+        sim.at(0.3).partition({2}, {0, 1, "coordinator"})
+        sim.at(1.7).crash(0).crash(1)
+        sim.at(1.7).repair()
+        sim.at(2.3).restart(0).restart(1)
+        sim.at(2.3).heal()
+        """,
+        ranks=3,
+        steps=9,
+        disk=True,
+    )
+    assert outcome.error is None, outcome.error
+    received = [entry for entry in recording.entries if entry.kind == "state_received"]
+    assert [entry.who for entry in received] == ["worker-2"]
+    assert all(entry.what["step"] > 8 for entry in received)
+
+
 def test_a_rank_whose_state_was_torn_by_learning_takes_the_checkpoint_of_those_that_started_anew() -> None:
     """Seed 5029: it held step 7, and began to learn from ranks that hold step 9, which end; all go on from step 9."""
     outcome = run_scenario(replace(generate(5029, ranks=4, steps=8), events=parse_events(TEACHERS_LOST)))
