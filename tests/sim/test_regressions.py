@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from quicoll.sim import Recording, Settings, Simulation, workload
 from quicoll.sim.runner import run_scenario
 from quicoll.sim.scenario.language import parse_events
-from quicoll.sim.scenario.swarm import generate
+from quicoll.sim.scenario.swarm import Scenario, generate
 
 if TYPE_CHECKING:
     from quicoll.job import Job
@@ -135,6 +135,19 @@ def test_a_rank_whose_state_was_torn_by_learning_takes_the_checkpoint_of_those_t
     outcome = run_scenario(replace(generate(5029, ranks=4, steps=8), events=parse_events(TEACHERS_LOST)))
     assert outcome.error is None, outcome.error
     assert outcome.injected["crash"] == 3
+
+
+def test_a_rank_that_was_left_out_gives_its_state_where_the_only_one_that_held_a_newer_one_is_gone() -> None:
+    """Seed 5029 with fewer faults: worker-2 alone held step 11, and has saved 9; worker-0, left out, holds step 10."""
+    recording = Recording()
+    lost = parse_events("sim.at(2.5).lie(0, 1); sim.at(3.7).crash(2); sim.at(3.7).heal()")
+    outcome = run_scenario(
+        Scenario(seed=5029, steps=1, compute_s=0.3002, settings=Settings(ranks=3), events=lost),
+        recorder=recording.record,
+    )
+    assert outcome.error is None, outcome.error
+    received = [entry.what for entry in recording.entries if entry.kind == "state_received"]
+    assert [(what["from_rank"], what["step"]) for what in received][:1] == [(0, 10)]
 
 
 TEACHERS_LOST = """
