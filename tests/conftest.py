@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from quicoll_transport.compiled import COMPILED
 from quicoll_transport.net.addresses import is_numeric
 
 QUICK = [Path(__file__).parent / folder for folder in ("unit", "transport")]
@@ -38,9 +39,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark "quick", for `make check`, what is in these folders and is neither slow nor on the loopback interface."""
+    """Mark "quick", for `make check`, what is in these folders and is neither slow nor on the loopback interface.
+
+    Where the hot modules are compiled, skip what replaces a part of them.
+    """
+    replaces = pytest.mark.skip(reason="replaces a part of the code, which only the interpreter allows")
     files: dict[Path, bool] = {}
     for item in items:
+        if COMPILED and item.get_closest_marker("interpreted"):
+            item.add_marker(replaces)
         if item.path not in files:
             files[item.path] = in_quick_folders(item.path)
         if not files[item.path]:
