@@ -29,11 +29,16 @@ def may_have_others(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even import, for `make system`, a file whose tests are all quick: most files are, and importing is dear.
+    """Do not even import, for `make system`, a file that has no test for it: most have none, and importing is dear.
 
     `make check` imports all of them and fails where this is wrong of one.
     """
-    if config.getoption("markexpr") != "not quick" or not collection_path.name.startswith("test_"):
+    expression = config.getoption("markexpr")
+    if not collection_path.name.startswith("test_"):
+        return None
+    if expression == "interpreted and not quick":
+        return None if "mark.interpreted" in collection_path.read_text() else True
+    if expression != "not quick":
         return None
     return True if in_quick_folders(collection_path) and not may_have_others(collection_path) else None
 
