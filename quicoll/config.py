@@ -26,7 +26,7 @@ from quicoll_transport.net.resolver import Resolver, resolve_all
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
 
-__all__ = ["Config", "JoinSettings", "Setting", "check_variables", "destinations"]
+__all__ = ["Config", "JoinSettings", "Setting", "check_variables", "coordinator_addresses"]
 
 
 class JoinSettings(TypedDict, total=False):
@@ -117,7 +117,7 @@ def _address(value: Any) -> str:
     return str(value)
 
 
-def destinations(coordinator: str) -> list[Address]:
+def coordinator_addresses(coordinator: str) -> list[Address]:
     """Return the addresses of the setting `coordinator`, in their order.
 
     Args:
@@ -130,7 +130,7 @@ def destinations(coordinator: str) -> list[Address]:
 
 def _destinations(value: Any) -> str:
     """Check addresses that datagrams are sent to. One that a coordinator listens at may be no such address."""
-    addresses = destinations(str(value))
+    addresses = coordinator_addresses(str(value))
     for host, port, *_ in addresses:
         if is_unspecified(host):
             raise ValueError(
@@ -305,7 +305,7 @@ class Config:
             address, timeout = settings["coordinator"].value, settings["join_timeout"].value
             found: list[Address] = []
             failed: TransportError | None = None
-            addresses = destinations(address)
+            addresses = coordinator_addresses(address)
             for host, port, *_ in addresses:
                 try:
                     found += Resolver().resolve_blocking(str(host), int(port), timeout=timeout / len(addresses))
@@ -327,7 +327,7 @@ class Config:
         settings = cls._settings(environ, arguments)
         if _follows_route(settings["listen"]):
             address, timeout = settings["coordinator"].value, settings["join_timeout"].value
-            found, failed = await resolve_all(destinations(address), Resolver().resolve, timeout=timeout)
+            found, failed = await resolve_all(coordinator_addresses(address), Resolver().resolve, timeout=timeout)
             if failed and not found:
                 raise _no_route(address, AddressError(failed[0]))
             settings["listen"] = _reachable(settings["listen"], address, found)

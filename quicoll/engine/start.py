@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quicoll.config import destinations
+from quicoll.config import coordinator_addresses
 from quicoll.engine.engine import Engine
 from quicoll.engine.runtime import Runtime, ThreadRuntime
 from quicoll.errors import LocalError
@@ -66,7 +66,7 @@ async def start(
         config,
         credentials=credentials,
         make_io=lambda loop: UdpSocket(host, port, loop=loop),
-        coordinator_addresses=destinations(config.coordinator),
+        coordinator_addresses=coordinator_addresses(config.coordinator),
         incarnation=first(os.urandom(CHANCE_BYTES)),
         observers=(observer, events),
         runtime=runtime,
@@ -181,7 +181,7 @@ async def _check_way(listen: str, coordinator: str, timeout: float) -> None:
     The name is looked up again whenever its link is dialled, and what a network is not up for yet may come up later: an
     error here is only what stays as it is.
     """
-    targets, failed = await resolve_all(destinations(coordinator), Resolver().resolve, timeout=timeout)
+    targets, failed = await resolve_all(coordinator_addresses(coordinator), Resolver().resolve, timeout=timeout)
     if failed and not targets:
         raise LocalError(f"the coordinator's address {coordinator!r}: {failed[0]}")
     here, _ = parse_address(listen)

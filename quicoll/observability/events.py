@@ -33,7 +33,8 @@ class Event:
     state_received(from_rank, step, confirmed_by); state_handed(step, nodes, tensor, from_node);
     state_differs(step, nodes, tensor, from_node); state_torn(step, cause); state_learning(from_node, chunks);
     state_learned(seconds, passes, chunks, cause); own_state_kept(names, own_step, step);
-    fault(what); refused(reason); straggler(rank, peer, op, seconds, view); job_done(step, nodes);
+    fault(what); refused(reason); straggler(rank, peer, op, seconds, view); job_done(step, nodes); leads(token, seed);
+    nodes_forgotten(nodes);
     certificates_rotated(fingerprint); certificate_denied(fingerprint). With `transport_events` also those of
     quicoll.observability.transport.
 

@@ -20,6 +20,10 @@ class FakeLink:
     def listen(self, on_app: Any, on_state: Any) -> None:
         self.on_state = on_state
 
+    def close(self, reason: str) -> None:
+        self.cause, self.ended, self.state = reason, True, LinkState.LOST
+        self.on_state(self)
+
     def up(self) -> None:
         self.stats.connections, self.state = 1, LinkState.UP
         self.on_state(self)
