@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
     from quicoll.config import Config
     from quicoll.engine.calls import Call
+    from quicoll.engine.communicator import Ended, Operation
     from quicoll.engine.decisions import Decision
     from quicoll.engine.messages import PeerMessage
     from quicoll.membership.messages import CoordinatorMessage
@@ -212,26 +213,27 @@ class Engine:
 
         return await self._waiting.view(present, timeout, joining=joining)
 
-    async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
-        """Run a collective in view `view_id`.
+    def collective(
+        self, view_id: int, call: Call, ended: Ended, *, group: int, timeout: float, step: int | None
+    ) -> Operation | None:
+        """Start a collective in view `view_id`.
 
         Args:
             view_id: The view that its caller is in.
             call: The collective.
+            ended: Called once, with its number in the group or with the error: it failed, or the view is over.
             group: The id of its group.
             timeout: Seconds for the whole of it.
             step: The number of the open step, for errors.
         Returns:
-            Its number in the group.
-        Raises:
-            QuicollError: It failed, or the view is over.
+            The operation, by which it is cancelled; None where it was refused.
         """
-        if self._waiting.closed:
-            raise job_closed()
         communicator = self._views.installed(view_id)
-        if communicator is None:
-            raise self._views.past(view_id, op=call.name, step=step)
-        return await communicator.run(call, group=group, timeout=timeout, step=step)
+        if communicator is not None and not self._waiting.closed:
+            return communicator.start(call, group=group, timeout=timeout, step=step, ended=ended)
+        refused = job_closed() if self._waiting.closed else self._views.past(view_id, op=call.name, step=step)
+        ended(None, refused)
+        return None
 
     async def begin(self, view_id: int, number: int) -> None:
         """Begin a step.
