@@ -4,9 +4,10 @@
     execute     the plan runs meanwhile; results stand in memory of ours
     agree       all called the same; only then does the caller see a result
 
-Nothing here is a task until something fails. An operation stands in a stage (`Stage`), and whatever it may wait for lets
-it go on (`_advance`) in the turn of the loop in which that comes: an announcement, the end of its plan, the network, its
-deadline, the end of the view. The last of these ends it (`_end`), once, and its caller hears of that in the same turn.
+Nothing here is a task until something fails. An operation stands in a stage (`Stage`), and whatever it may wait for
+lets it go on (`_advance`) in the turn of the loop in which that comes: an announcement, the end of its plan, the
+network, its deadline, the end of the view. The last of these ends it (`_end`), once, and its caller hears of that in
+the same turn.
 
 So ranks that take different code paths get Mismatch, all of them, naming both sides; a rank that never calls is named
 when the deadline passes. quicoll.engine.calls compares; here are the links, the deadlines, and what follows from a

@@ -2,10 +2,11 @@
 taken for dead; or the caller's own loop, for simulated time and for tests.
 
 Calls cross here and nowhere else. A coroutine goes in, and a future comes out on the caller's loop (`call`). An
-operation, which is no task, is begun by a function that gets whom to tell of its end; a future comes out on the caller's
-loop (`begin`) or for a thread without one (`submit`, `wait`). Cancelling the future cancels what was called, though
-never before its first step: that is where an operation takes its place among the others. Every deadline of a call passes on the engine's loop, so what keeps that loop from running would hold its
-callers for ever. Each way has an end of its own:
+operation, which is no task, is begun by a function that gets whom to tell of its end; a future comes out on the
+caller's loop (`begin`) or for a thread without one (`submit`, `wait`). Cancelling the future cancels what was called,
+though never before its first step: that is where an operation takes its place among the others. Every deadline of a
+call passes on the engine's loop, so what keeps that loop from running would hold its callers for ever. Each way has an
+end of its own:
 
     closed     calls under way when the thread ends, however it ends, and calls that come later: LocalError
     forked     the child of a fork has the objects and not the thread: LocalError, and `aclose` does nothing. It may not
@@ -314,7 +315,7 @@ class _Signs:
 
 
 class _Answer(Protocol):
-    """The future of a call. begun: what was called, from its first step to its end; only the engine's thread uses it."""
+    """The future of a call. begun: what was called, from its first step to its end, for the engine's thread alone."""
 
     begun: Cancellable | None
 

@@ -4,8 +4,8 @@ at once, before anything is sent."""
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np

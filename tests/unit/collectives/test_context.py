@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,8 +29,8 @@ from quicoll.numerics.buffers import IN_PLACE_BYTES
 
 if TYPE_CHECKING:
     from quicoll.collectives.operation import Operation
-    from quicoll.engine.runtime import Start
     from quicoll.engine.calls import Call
+    from quicoll.engine.runtime import Start
 
 
 class Engine:

@@ -43,7 +43,7 @@ class LinkHost(Protocol):
         ...
 
     def later(self, callback: Callable[[T], None], argument: T) -> None:
-        """Call the layer above when what is being taken in now has been taken in; in this turn of the loop or the next."""
+        """Call the layer above when what is being taken in now has been taken in: in this turn or the next."""
         ...
 
     def call(self, callback: Callable[..., object], *arguments: object) -> bool:
