@@ -12,17 +12,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import Source, allocate, argument, destination, empty, require_apart
-
-if TYPE_CHECKING:
-    from quicoll.numerics.buffers import Destination
-    from quicoll.numerics.dtypes import Array, DType
+from quicoll.numerics.buffers import Destination, Source, allocate, argument, destination, empty, require_apart
+from quicoll.numerics.dtypes import Array, DType
 
 __all__ = ["Bundle", "Joined", "Results", "bundle", "like_text", "results", "shape_text"]
 
