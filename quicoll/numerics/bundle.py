@@ -19,7 +19,7 @@ import xxhash
 
 from quicoll.errors import LocalError
 from quicoll.numerics.buffers import Destination, Source, allocate, argument, destination, empty, require_apart
-from quicoll.numerics.dtypes import Array, DType
+from quicoll.numerics.dtypes import Array, DType  # noqa: TC001 - compiled, a class needs it as it is made
 
 __all__ = ["Bundle", "Joined", "Results", "bundle", "like_text", "results", "shape_text"]
 
