@@ -4,7 +4,7 @@
     execute     the plan runs meanwhile; results stand in memory of ours
     agree       all called the same; only then does the caller see a result
 
-Nothing here is a task until something fails. An operation stands in a stage (`Stage`), and whatever it may wait for
+Nothing here is a task until something fails. An operation stands in a stage (`Headway`), and whatever it may wait for
 lets it go on (`_advance`) in the turn of the loop in which that comes: an announcement, the end of its plan, the
 network, its deadline, the end of the view. The last of these ends it (`_end`), once, and its caller hears of that in
 the same turn.
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll_transport.endpoint import Link
 
-__all__ = ["Communicator", "Ended", "Operation", "view_prefix"]
+__all__ = ["Communicator", "Ended", "InFlight", "view_prefix"]
 
 Ended: TypeAlias = Callable[[int | None, BaseException | None], None]
 """Called with an operation's number in its group, or with why it has none."""
@@ -60,7 +60,7 @@ def view_prefix(view_id: int) -> bytes:
     return view_id.to_bytes(8, "big")
 
 
-class Stage(IntEnum):
+class Headway(IntEnum):
     """How far an operation is on this rank: what it waits for next. See the module's head."""
 
     CALLED = 0  # that all have called, where its work depends on what they called
@@ -70,7 +70,7 @@ class Stage(IntEnum):
     OVER = 4
 
 
-class Operation:
+class InFlight:
     """An operation in flight.
 
     late: its deadline has passed. execution: of its plan, from when that begins. ending: waits for why the view is
@@ -96,7 +96,7 @@ class Operation:
         call: Call,
         slot: Slot,
         ended: Ended,
-        cancel: Callable[[Operation], None],
+        cancel: Callable[[InFlight], None],
         *,
         deadline: float,
         timeout: float,
@@ -109,7 +109,7 @@ class Operation:
         self.deadline = deadline
         self.timeout = timeout
         self.step = step
-        self.stage = Stage.CALLED
+        self.stage = Headway.CALLED
         self.late = False
         self.execution: Execution | None = None
         self.ending: asyncio.Task[None] | None = None
@@ -171,7 +171,7 @@ class Communicator:
         self._on_failure = on_failure
         self._on_called = on_called
         self._calls = Calls(view, rank)
-        self._running: dict[tuple[int, int], Operation] = {}  # by group and number
+        self._running: dict[tuple[int, int], InFlight] = {}  # by group and number
         self._timer: asyncio.TimerHandle | None = None  # for the first deadline of those that ran when it was set
         self._count = 0  # of those whose caller waits; taking transfers back takes longer
         self._broken: asyncio.Future[None] = loop.create_future()
@@ -231,7 +231,7 @@ class Communicator:
 
     # -- operations ----------------------------------------------------------------------------------------------
 
-    def start(self, call: Call, *, group: int, timeout: float, step: int | None, ended: Ended) -> Operation | None:
+    def start(self, call: Call, *, group: int, timeout: float, step: int | None, ended: Ended) -> InFlight | None:
         """Start a collective of this view.
 
         Its number is taken before this returns: the order in which calls come in defines identity.
@@ -252,7 +252,7 @@ class Communicator:
             self._loop.create_task(self._refuse(call, deadline, step, ended))
             return None
         slot = self._calls.open(call, group)
-        operation = Operation(call, slot, ended, self._cancel, deadline=deadline, timeout=timeout, step=step)
+        operation = InFlight(call, slot, ended, self._cancel, deadline=deadline, timeout=timeout, step=step)
         self._running[group, slot.seq] = operation
         self._count += 1
         operation.late = deadline <= now
@@ -275,7 +275,7 @@ class Communicator:
             if error is not None:
                 ended(None, self._again(error, call.name, step))
 
-    def _announce(self, operation: Operation) -> None:
+    def _announce(self, operation: InFlight) -> None:
         """Tell the others what is called. Raises TransferFailed."""
         slot, call = operation.slot, operation.call
         measured = self._measured(slot.ranks) if slot.leads else ()
@@ -290,9 +290,9 @@ class Communicator:
                 raise TransferFailed(number, error, sending=True) from error
         self._calls.called(slot, announce, self._now_ns())
 
-    def _advance(self, operation: Operation) -> None:
+    def _advance(self, operation: InFlight) -> None:
         """Something has happened that an operation may wait for: let it go on as far as it can."""
-        if operation.stage is Stage.OVER or operation.ending is not None:
+        if operation.stage is Headway.OVER or operation.ending is not None:
             return
         try:
             if operation.late or self.error is not None:
@@ -304,7 +304,7 @@ class Communicator:
         if over:
             self._end(operation, operation.slot.seq, None)
 
-    def _gone_on(self, operation: Operation) -> bool:
+    def _gone_on(self, operation: InFlight) -> bool:
         """Take an operation through its stages, and return whether it is over.
 
         Raises:
@@ -312,7 +312,7 @@ class Communicator:
             Exception: Errors of ours, and whatever the computation raises.
         """
         slot, call, calls = operation.slot, operation.call, self._calls
-        if operation.stage is Stage.CALLED:
+        if operation.stage is Headway.CALLED:
             if call.gathers or slot.leads or len(slot.ranks) == 1:
                 if not slot.settled:
                     return False
@@ -320,11 +320,11 @@ class Communicator:
             if slot.leads:
                 calls.agree(slot)
                 self._wake_all()
-            operation.stage = Stage.AGREED
-        if operation.stage is Stage.AGREED:
+            operation.stage = Headway.AGREED
+        if operation.stage is Headway.AGREED:
             if call.measures and not slot.leads and calls.network(slot.group) is None:
                 return False
-            operation.stage = Stage.RUNNING
+            operation.stage = Headway.RUNNING
             operation.execution = Execution(
                 call.make(calls.known(slot)),
                 links=self._links,
@@ -332,17 +332,17 @@ class Communicator:
                 prefix=self._prefix(slot),
                 wake=partial(self._woken, operation),
             )
-        if operation.stage is Stage.RUNNING:
+        if operation.stage is Headway.RUNNING:
             # A transfer may fail because a peer called something else. So failures count once the calls are compared.
             if not slot.settled:
                 return False
             calls.compare(slot)
-            operation.stage = Stage.COMPARED
+            operation.stage = Headway.COMPARED
             if call.watched:
                 self._on_called(slot.name, slot.arrived_ns)
         return operation.execution is not None and operation.execution.finished()
 
-    def _woken(self, operation: Operation) -> None:
+    def _woken(self, operation: InFlight) -> None:
         """A plan has ended."""
         execution = operation.execution
         if execution is not None and execution.failed:  # others may fail in this turn, and be the cause
@@ -356,9 +356,9 @@ class Communicator:
 
     # -- how operations end --------------------------------------------------------------------------------------
 
-    def _end(self, operation: Operation, seq: int | None, error: BaseException | None) -> None:
+    def _end(self, operation: InFlight, seq: int | None, error: BaseException | None) -> None:
         """An operation is over: with its number, or with an error."""
-        operation.stage = Stage.OVER
+        operation.stage = Headway.OVER
         self._count -= 1
         operation.close()
         # Last, and with no turn of the loop since `fail`: a late announcement must find the slot or the failure.
@@ -366,15 +366,15 @@ class Communicator:
         self._answer(self._calls.finish(operation.slot))
         operation.ended(seq, error)
 
-    def _cancel(self, operation: Operation) -> None:
-        if operation.stage is Stage.OVER:
+    def _cancel(self, operation: InFlight) -> None:
+        if operation.stage is Headway.OVER:
             return
         self._fail_here(f"{operation.slot.name} was cancelled")
         if operation.ending is not None:
             operation.ending.cancel()
         self._end(operation, None, asyncio.CancelledError())
 
-    def _fail_operation(self, operation: Operation, seen: Exception) -> None:
+    def _fail_operation(self, operation: InFlight, seen: Exception) -> None:
         """An operation has failed: break the view, unless it is broken, and wait for why that is over."""
         slot, step = operation.slot, operation.step
         ranks: tuple[int, ...] = ()
@@ -405,13 +405,13 @@ class Communicator:
         operation.close()  # before the wait, not after it
         operation.ending = self._loop.create_task(self._end_failed(operation, error))
 
-    async def _end_failed(self, operation: Operation, error: QuicollError) -> None:
+    async def _end_failed(self, operation: InFlight, error: QuicollError) -> None:
         # What this caller did wrong he hears at once, the others from the coordinator. All else is as the coordinator
         # says: no new view comes before it has ended this one, so waiting for it costs nothing.
         try:
             told = error if isinstance(error, LocalError) else await self.end_of_view(operation.deadline)
         except asyncio.CancelledError as cancelled:  # the engine ends
-            if operation.stage is not Stage.OVER:
+            if operation.stage is not Headway.OVER:
                 self._fail_here(f"{operation.slot.name} was cancelled")
                 self._end(operation, None, cancelled)
             raise

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
     from quicoll.config import Config
     from quicoll.engine.calls import Call
-    from quicoll.engine.communicator import Ended, Operation
+    from quicoll.engine.communicator import Ended, InFlight
     from quicoll.engine.decisions import Decision
     from quicoll.engine.messages import PeerMessage
     from quicoll.membership.messages import CoordinatorMessage
@@ -215,7 +215,7 @@ class Engine:
 
     def collective(
         self, view_id: int, call: Call, ended: Ended, *, group: int, timeout: float, step: int | None
-    ) -> Operation | None:
+    ) -> InFlight | None:
         """Start a collective in view `view_id`.
 
         Args:

@@ -374,9 +374,14 @@ class _ThreadAnswer(concurrent.futures.Future[T]):
 
 
 class _InlineAnswer(asyncio.Future[T]):
-    """Of an operation on the caller's own loop: cancelled before the caller goes on."""
+    """Of an operation on the caller's own loop: cancelled before the caller goes on.
+
+    starting: an operation that is over at once is so from the next turn of the loop on. By then its caller may have
+    asked to be called back, and nobody goes on before that.
+    """
 
     begun: Cancellable | None = None
+    starting = True
 
     def cancel(self, msg: Any | None = None) -> bool:
         if not super().cancel(msg):
@@ -387,6 +392,9 @@ class _InlineAnswer(asyncio.Future[T]):
 
     def settle(self, value: T, error: BaseException | None) -> None:
         if self.done():
+            return
+        if self.starting:
+            self.get_loop().call_soon(self.settle, value, error)
             return
         if isinstance(error, asyncio.CancelledError):
             super().cancel()
@@ -429,6 +437,7 @@ class InlineRuntime:
     def begin(self, start: Start) -> asyncio.Future[int]:
         answer: _InlineAnswer[Any] = _InlineAnswer(loop=self.loop)
         answer.begun = start(answer.settle)
+        answer.starting = False
         return answer
 
     def submit(self, start: Start) -> concurrent.futures.Future[int]:

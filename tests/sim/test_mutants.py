@@ -30,7 +30,7 @@ import quicoll.plan.schedule
 import quicoll.state.transfer
 import quicoll.state.version
 import quicoll_transport.link.inbox
-from quicoll.engine.communicator import Communicator, Operation
+from quicoll.engine.communicator import Communicator, InFlight
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.errors import QuicollError
 from quicoll.membership.coordinator.ballot import Ballot, BallotResult
@@ -351,7 +351,7 @@ def the_coordinator_is_dialled_once(patch: Patch) -> None:
 def a_collective_has_no_deadline(patch: Patch) -> None:
     start = Communicator.start
 
-    def patient(self: Communicator, call: Any, *, timeout: float, **settings: Any) -> Operation | None:
+    def patient(self: Communicator, call: Any, *, timeout: float, **settings: Any) -> InFlight | None:
         return start(self, call, timeout=1e6, **settings)
 
     patch.setattr(Communicator, "start", patient)
@@ -414,14 +414,14 @@ def a_callback_raises(patch: Patch) -> None:
 def a_barrier_is_early_on_one_rank(patch: Patch) -> None:
     announce, gone_on = Communicator._announce, Communicator._gone_on
 
-    def is_early(self: Communicator, operation: Operation) -> bool:
+    def is_early(self: Communicator, operation: InFlight) -> bool:
         return operation.call.name == "barrier" and self.rank == 1
 
-    def silent(self: Communicator, operation: Operation) -> None:
+    def silent(self: Communicator, operation: InFlight) -> None:
         if not is_early(self, operation):
             announce(self, operation)
 
-    def hasty(self: Communicator, operation: Operation) -> bool:
+    def hasty(self: Communicator, operation: InFlight) -> bool:
         return is_early(self, operation) or gone_on(self, operation)
 
     patch.setattr(Communicator, "_announce", silent)
