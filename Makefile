@@ -11,6 +11,8 @@
 #   make wheel   what only the wheel can break, in an environment that cannot see the source tree
 #   make deep    before a release: all tests, with every case of which test takes some, and sweep; hours
 #   make sweep   as sim, 5,000 clusters; SEEDS=5000:10000 make sweep takes others
+#   make compiled   both packages with their hot modules compiled, in build/compiled (needs a C compiler and Python.h):
+#                PYTHONPATH=build/compiled .venv/bin/quicoll bench allreduce
 #   make bench   the benchmarks
 #   make clean   everything that the above have made
 #
@@ -46,7 +48,7 @@ PIP_INSTALL = -m pip install --quiet --constraint constraints.txt
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo check test lint types unit system sim wheel deep sweep bench clean
+.PHONY: demo check test lint types unit system sim wheel compiled deep sweep bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/quicoll demo --json demo.json
@@ -102,6 +104,11 @@ wheel: $(VENV)/.dev $(WHEEL_VENV)/.deps
 		-p no:cacheprovider --rootdir=. -c /dev/null --sim-seeds 3:5 test_plugin.py
 
 IN_WHEEL_VENV = $(abspath $(WHEEL_VENV))/bin
+
+compiled: $(VENV)/.dev
+	rm -rf build/compiled build/compiled-wheel
+	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m build --wheel --no-isolation --outdir build/compiled-wheel . >/dev/null
+	$(BIN)/python -m zipfile -e build/compiled-wheel/*.whl build/compiled
 
 bench: $(VENV)/.dev
 	set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
