@@ -43,6 +43,7 @@ class JoinSettings(TypedDict, total=False):
     rank_hint: int | None
     seed: int | None
     listen: str | None
+    advertise: str | None
     site: str | None
     lost_after: float | None
     timeout: float | None
@@ -126,6 +127,14 @@ def _destination(value: Any) -> str:
     return str(value)
 
 
+def _advertised(value: Any) -> str:
+    """Check an address that other ranks send to. Port 0 stands for the one that is bound."""
+    host, _ = parse_address(str(value))
+    if is_unspecified(host):
+        raise ValueError(f"{host} is every address of a host; other ranks need one that leads here")
+    return str(value)
+
+
 def _rank_node(environ: Mapping[str, str]) -> str | None:
     rank = environ.get("RANK")
     return f"worker-{rank}" if rank is not None else None
@@ -157,6 +166,7 @@ _FIELDS: dict[str, _Field] = {
     "rank_hint": _Field(partial(_integer, least=0, most=MAX_WHOLE), None, "RANK", lambda env: env.get("RANK")),
     "seed": _Field(partial(_integer, least=0, most=MAX_WHOLE), None),
     "listen": _Field(_address, None),
+    "advertise": _Field(_advertised, None),
     "site": _Field(_site, ""),
     "lost_after": _Field(_seconds, 2.0),
     "timeout": _Field(_seconds, 300.0),
@@ -220,6 +230,9 @@ class Config:
         listen: "host:port" at which other ranks reach this one, port 0 for a free one. None takes the address that
             leads to the coordinator and a free port; so does "0.0.0.0:port" or "[::]:port" with that port, because
             ranks send each other the address they listen at, and "every address" is nowhere to send to.
+        advertise: "host:port" that other ranks are told to send to, where that is not `listen`: behind NAT, or in a
+            container whose ports are mapped. A port that is mapped leads to one port here, which `listen` then names;
+            port 0 stands for the port that is bound, where a whole address is mapped. None: `listen` itself.
         site: Name of the place, for hierarchical algorithms.
         lost_after: Silence after which a peer is lost.
         timeout: Of one collective. It finds code paths that differ, not dead peers, so it is longer than the longest
@@ -253,6 +266,7 @@ class Config:
     rank_hint: int | None
     seed: int | None
     listen: str
+    advertise: str | None
     site: str
     lost_after: float
     timeout: float
@@ -321,6 +335,7 @@ class Config:
             settings["node"] = Setting(socket.gethostname().split(".")[0] or "node", "host name")
         if not _follows_route(settings["listen"]):
             _refuse_link_local(parse_address(settings["listen"].value)[0], settings["listen"].source)
+        _check_advertised(settings["advertise"], settings["listen"])
         return settings
 
     @classmethod
@@ -354,11 +369,24 @@ def _follows_route(listen: Setting) -> bool:
     return listen.value is None or is_unspecified(parse_address(listen.value)[0])
 
 
-def _refuse_link_local(host: str, source: str) -> None:
+def _check_advertised(advertise: Setting, listen: Setting) -> None:
+    """Refuse a mapped port that leads to a port which is not known before it is bound."""
+    if advertise.value is None:
+        return
+    host, port = parse_address(advertise.value)
+    _refuse_link_local(host, advertise.source, "advertise")
+    if port and not (listen.value is not None and parse_address(listen.value)[1]):
+        raise LocalError(
+            f"advertise = {advertise.value!r} (from {advertise.source}): port {port} leads to one port of this host, "
+            "so listen has to name that one, as in 0.0.0.0:5000; where all ports are mapped as they are, advertise port 0"
+        )
+
+
+def _refuse_link_local(host: str, source: str, name: str = "listen") -> None:
     """Refuse a link-local address: an interface's number means something on its own host only (RFC 4007 section 6)."""
     if is_v6((host,)) and ipaddress.ip_address(host).is_link_local:
         raise LocalError(
-            f"listen = {host!r} (from {source}): other ranks cannot reach a link-local address, since each would have "
+            f"{name} = {host!r} (from {source}): other ranks cannot reach a link-local address, since each would have "
             "to name its own interface; give this host and the coordinator addresses of another kind"
         )
 
