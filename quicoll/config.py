@@ -378,7 +378,7 @@ def _check_advertised(advertise: Setting, listen: Setting) -> None:
     if port and not (listen.value is not None and parse_address(listen.value)[1]):
         raise LocalError(
             f"advertise = {advertise.value!r} (from {advertise.source}): port {port} leads to one port of this host, "
-            "so listen has to name that one, as in 0.0.0.0:5000; where all ports are mapped as they are, advertise port 0"
+            "so listen has to name that one, as in 0.0.0.0:5000; where all ports are mapped alike, advertise port 0"
         )
 
 
