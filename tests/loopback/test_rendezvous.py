@@ -62,22 +62,35 @@ def results(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(directory.glob("worker-*"))]
 
 
+FAKE_SRUN = """
+import os, subprocess, sys
+command = [each for each in sys.argv[1:] if not each.startswith("--")]
+shared = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+tasks = [subprocess.Popen(command, env={**os.environ, **shared, "SLURM_PROCID": str(n)}) for n in (1, 0)]
+sys.exit(max(task.wait() for task in tasks))
+"""
+
+
 @pytest.mark.slow
-def test_tasks_of_srun_meet_in_a_shared_directory_that_an_earlier_launch_has_used(tmp_path: Path) -> None:
-    script, shared = tmp_path / "script.py", tmp_path / "shared"
+def test_the_batch_file_for_slurm_works_where_an_earlier_launch_has_left_its_words(tmp_path: Path) -> None:
+    script, shared = tmp_path / "script.py", tmp_path / ".quicoll"
     script.write_text(SCRIPT)
     stale = shared / "quicoll-job-slurm-7.0-0"
     stale.mkdir(parents=True, mode=0o700)
     word = {"number": "0" * 32, "authority": "of processes that are gone", "coordinator": "127.0.0.1:9"}
     (stale / "open").write_text(json.dumps(word))
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path)], env=clean(task(rank, shared)), stderr=subprocess.PIPE
-        )
-        for rank in (1, 0)
-    ]
-    said = [each.communicate(timeout=300)[1].decode() for each in tasks]
-    assert [each.returncode for each in tasks] == [0, 0], said
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "srun").write_text(f"#!{sys.executable}\n{FAKE_SRUN}")
+    (programs / "srun").chmod(0o755)
+    # As in a batch script: the variables of a task are there, and those of a step are not.
+    batch = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    launched = subprocess.run(
+        ["bash", str(ROOT / "examples" / "slurm" / "train.sbatch"), str(script), str(tmp_path)],
+        env=clean({**batch, "PATH": path, "PYTHON": sys.executable}), capture_output=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert launched.returncode == 0, launched.stderr.decode()[-3000:]
     assert [(each["rank"], each["world"], each["sum"]) for each in results(tmp_path)] == [(0, 2, 2.0), (1, 2, 2.0)]
     assert results(tmp_path)[0]["source"] == f"rendezvous {shared}"
     assert list(shared.iterdir()) == []  # nothing is left behind
