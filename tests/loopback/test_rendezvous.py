@@ -87,7 +87,7 @@ def test_the_batch_file_for_slurm_works_where_an_earlier_launch_has_left_its_wor
     batch = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_SUBMIT_DIR": str(tmp_path)}
     path = os.pathsep.join([str(programs), os.environ["PATH"]])
     launched = subprocess.run(
-        ["bash", str(ROOT / "examples" / "slurm" / "train.sbatch"), str(script), str(tmp_path)],
+        ["/bin/bash", str(ROOT / "examples" / "slurm" / "train.sbatch"), str(script), str(tmp_path)],
         env=clean({**batch, "PATH": path, "PYTHON": sys.executable}), capture_output=True, timeout=500, check=False,
     )  # fmt: skip
     assert launched.returncode == 0, launched.stderr.decode()[-3000:]
