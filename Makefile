@@ -44,6 +44,15 @@ UNIT = $(BIN)/python -m pytest $(call PARALLEL,$(BUSY)) -m quick tests/unit test
 LINT = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && $(BIN)/lint-imports --no-cache --no-logo
 TYPES = $(BIN)/mypy --strict -p quicoll -p quicoll_transport
 
+# Where there is a C compiler, whole clusters and processes run with the hot modules compiled, as most users have them, and
+# tests of one module with the source; `make deep` runs all with the source. Elsewhere nothing is compiled, and it says so.
+COMPILED := build/compiled
+COMPILER := $(shell $(PYTHON) -c 'import os, shutil, sysconfig as s; \
+	print(os.path.exists(os.path.join(s.get_path("include"), "Python.h")) and shutil.which((s.get_config_var("CC") or "cc").split()[0]) or "")')
+NO_COMPILER = @echo 'no C compiler or no Python.h: nothing is compiled, all tests run with the source'
+# With -P and PYTHONSAFEPATH no working directory puts the source tree in front of it.
+WITH_COMPILED = $(if $(COMPILER),PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(COMPILED)))
+
 PIP_INSTALL = -m pip install --quiet --constraint constraints.txt
 
 .DELETE_ON_ERROR:
@@ -71,19 +80,20 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(UNIT)
 
-system: $(VENV)/.dev
-	$(BIN)/python -m pytest $(call PARALLEL,$(WAITING)) -m 'not quick'
+system: $(VENV)/.dev $(if $(COMPILER),$(COMPILED)/.done)
+	$(if $(COMPILER),,$(NO_COMPILER))
+	$(WITH_COMPILED) $(BIN)/python -P -m pytest $(call PARALLEL,$(WAITING)) -m 'not quick'
 
 # The seeds that meet most in a minute; tests/sim/test_swarm.py holds what they have to meet.
-sim: $(VENV)/.dev
+sim: $(VENV)/.dev $(if $(COMPILER),$(COMPILED)/.done)
 	mkdir -p build
-	$(BIN)/quicoll sim --seeds $$($(BIN)/python tests/helpers/swarm_seeds.py) --json build/sim.json
+	$(WITH_COMPILED) $(BIN)/quicoll sim --seeds $$($(BIN)/python tests/helpers/swarm_seeds.py) --json build/sim.json
 
 SEEDS ?= 0:5000
 
-sweep: $(VENV)/.dev
+sweep: $(VENV)/.dev $(if $(COMPILER),$(COMPILED)/.done)
 	mkdir -p build
-	$(BIN)/quicoll sim --seeds $(SEEDS) --json build/sweep.json
+	$(WITH_COMPILED) $(BIN)/quicoll sim --seeds $(SEEDS) --json build/sweep.json
 
 deep: $(VENV)/.dev
 	QUICOLL_TEST_DEEP=1 $(BIN)/python -m pytest $(call PARALLEL,$(WAITING)) --timeout=0
@@ -105,10 +115,14 @@ wheel: $(VENV)/.dev $(WHEEL_VENV)/.deps
 
 IN_WHEEL_VENV = $(abspath $(WHEEL_VENV))/bin
 
-compiled: $(VENV)/.dev
-	rm -rf build/compiled build/compiled-wheel
-	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m build --wheel --no-isolation --outdir build/compiled-wheel . >/dev/null
-	$(BIN)/python -m zipfile -e build/compiled-wheel/*.whl build/compiled
+# Both packages as a wheel has them, their hot modules compiled. Whatever changes in the source, all of it is made anew.
+compiled: $(COMPILED)/.done
+
+$(COMPILED)/.done: $(VENV)/.dev hatch_build.py $(shell find quicoll transport -name '*.py')
+	rm -rf $(COMPILED) $(COMPILED)-wheel
+	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m build --wheel --no-isolation --outdir $(COMPILED)-wheel . >/dev/null
+	$(BIN)/python -m zipfile -e $(COMPILED)-wheel/*.whl $(COMPILED)
+	touch $@
 
 bench: $(VENV)/.dev
 	set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
