@@ -65,7 +65,7 @@ def doctor(
     if wait > 0:
         asyncio.run(_stand(settings, wait))
         return
-    findings = asyncio.run(examine(peers=peer or (), timeout=timeout, **settings))
+    findings = asyncio.run(examine(peers=peer or (), patience=timeout, **settings))
     count = sum(finding.state == "wrong" for finding in findings)
     if as_json:
         typer.echo(json.dumps({"wrong": count, "findings": [asdict(finding) for finding in findings]}))

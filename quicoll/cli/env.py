@@ -28,7 +28,7 @@ def env(
     config = named if meeting else Config.resolve()
     values = {name: (getattr(config, name), source) for name, source in config.sources.items()}
     if meeting:  # what is agreed then is not known here
-        values |= dict.fromkeys(("coordinator", "certs"), (None, "agreed when the ranks meet"))
+        values["coordinator"] = values["certs"] = (None, "agreed when the ranks meet")
         if not config.listen:
             values["listen"] = (None, "route to the coordinator")
     if as_json:

@@ -21,13 +21,13 @@ _LINKS = 8  # where nobody has said how many ranks there will be
 
 
 async def examine(
-    *, peers: Sequence[str] = (), timeout: float = 5.0, **settings: Unpack[JoinSettings]
+    *, peers: Sequence[str] = (), patience: float = 5.0, **settings: Unpack[JoinSettings]
 ) -> list[Finding]:
     """Look at everything that a rank with these settings needs. Nothing is joined, and nothing is left behind.
 
     Args:
         peers: Other ranks' "host:port", to see whether they are reached from here.
-        timeout: Seconds for each answer.
+        patience: Seconds for each answer.
         **settings: As `quicoll.join` takes them.
     Returns:
         What was found, in order.
@@ -51,13 +51,13 @@ async def examine(
         findings.append(note("coordinator", says, "Set coordinator (QUICOLL_COORDINATOR)."))
     else:
         told, seen = await network.reach(
-            "coordinator", config.coordinator, config, credentials, address, timeout=timeout
+            "coordinator", config.coordinator, config, credentials, address, timeout=patience
         )
         findings += told
         if seen is not None:
             findings += [network.clock(seen), network.path(seen), network.nat(seen, config)]
     for peer in peers:
-        told, seen = await network.reach("peer", peer, config, credentials, address, timeout=timeout)
+        told, seen = await network.reach("peer", peer, config, credentials, address, timeout=patience)
         findings += told
         if seen is not None:
             who = seen.peer.node

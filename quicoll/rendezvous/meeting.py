@@ -207,10 +207,12 @@ async def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
             ended.set_result(result)  # type: ignore[arg-type]
 
     def run() -> None:
+        result: T | None = None
+        error: BaseException | None = None
         try:
-            result, error = work(), None
+            result = work()
         except BaseException as caught:  # it is raised where the thread was started from
-            result, error = None, caught
+            error = caught
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(tell, result, error)
 

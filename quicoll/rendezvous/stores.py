@@ -31,7 +31,7 @@ _SERVERS: list[Any] = []
 
 
 class Store(Protocol):
-    """Values by name. Used by one thread at a time."""
+    """Values by name, which are text. Used by one thread at a time."""
 
     def set(self, key: str, value: bytes) -> None:
         """Leave a value, in place of an earlier one. Raises PeerError or LocalError where it cannot be left."""
@@ -165,7 +165,7 @@ class TorchStore:
     def set(self, key: str, value: bytes) -> None:
         """See Store."""
         try:
-            self._store.set(self._prefix + key, value)
+            self._store.set(self._prefix + key, value.decode())
         except RuntimeError as error:
             raise PeerError(f"rendezvous: {self._where} is gone: {_first_line(error)}") from error
 

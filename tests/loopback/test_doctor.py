@@ -51,7 +51,7 @@ async def coordinator(certs: Path, journal: Path) -> AsyncIterator[str]:
 
 
 async def states(certs: Path, address: str, **options: Any) -> dict[str, str]:
-    findings = await examine(certs=certs, job="alpha", node="a", coordinator=address, timeout=30.0, **options)
+    findings = await examine(certs=certs, job="alpha", node="a", coordinator=address, patience=30.0, **options)
     found = {finding.check: finding.state for finding in findings}
     return {name: found.get(name, "") for name in ("coordinator", "clock", "mtu", "nat", "peer")}
 

@@ -252,7 +252,7 @@ class _Inquiry:
         self._io.send(self._session.datagrams_to_send(self._now_ns()))
         self._session.release()
         self._io.close()
-        for future in (self.answered, self.ended):
-            if future.done() and not future.cancelled():
-                future.exception()  # it was told already, or nobody waits for it
-            future.cancel()
+        self.ended.cancel()
+        if self.answered.done() and not self.answered.cancelled():
+            self.answered.exception()  # it was told already, or nobody waits for it
+        self.answered.cancel()
