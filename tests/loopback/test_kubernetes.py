@@ -26,7 +26,7 @@ import numpy as np
 import quicoll
 
 async def main():
-    async with quicoll.join(join_timeout=120.0) as job:
+    async with quicoll.join(join_timeout=300.0) as job:
         async with job.step():
             total = await job.group.all_reduce(np.ones(10))
         print(job.node, int(total[0]), flush=True)

@@ -44,7 +44,7 @@ import numpy as np
 import quicoll
 
 async def main():
-    async with quicoll.join(join_timeout=120.0) as job:
+    async with quicoll.join(join_timeout=300.0) as job:
         if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0" and job.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         async with job.step():
