@@ -87,7 +87,7 @@ async def reach(
     for target in targets:
         try:
             io = UdpSocket(_same_family(host, target), 0, loop=asyncio.get_running_loop())
-            seen = await inquire(target, credentials=credentials, io=io, timeout=timeout)
+            seen = await inquire(target, credentials=credentials, io=io, timeout=timeout, search=timeout / 2)
         except TransportError as error:
             failed = failed or error
             continue

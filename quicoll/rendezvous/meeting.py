@@ -283,7 +283,7 @@ class _Host:
         self._process = process
         if process.stdin is None or process.stdout is None:
             raise LocalError("rendezvous: the coordinator has no pipes")
-        late = threading.Timer(_START_S, process.kill)
+        late = threading.Timer(max(_START_S, config.join_timeout), process.kill)
         late.start()
         try:
             with contextlib.suppress(BrokenPipeError):
