@@ -354,9 +354,11 @@ def _own_host(config: Config, environ: Mapping[str, str]) -> str:
             return host
     if on_one_host(environ):
         return "127.0.0.1"
-    for host in (*_addresses(environ.get("MASTER_ADDR")), *_outward()):
-        if not ipaddress.ip_address(host).is_loopback and _is_ours(host):
-            return host
+    known: list[str] = [*_addresses(environ.get("MASTER_ADDR")), *_outward()]
+    for address in known:
+        loopback: bool = ipaddress.ip_address(address).is_loopback
+        if not loopback and _is_ours(address):
+            return address
     raise LocalError(
         "rendezvous: this host does not know an address at which the others reach it; set listen (QUICOLL_LISTEN), for "
         "instance to its address and port 0"
@@ -429,16 +431,14 @@ def _accept(
         authority = x509.load_pem_x509_certificate(str(said["authority"]).encode())
         certificate = x509.load_pem_x509_certificate(str(answer["certificate"]).encode())
         found = Credentials.from_parts(certificate, private_key=key, trust=[authority])
-        if (found.identity.job, found.identity.role, found.identity.node) != (config.job, WORKER, config.node):
-            raise LocalError(
-                f"rendezvous: rank 0 has a meeting of the job {found.identity.job!r}, and this is {config.node!r} of "
-                f"{config.job!r}; give all ranks one job (QUICOLL_JOB)"
-            )
         address = format_address(parse_address(str(said["coordinator"])))
     except (KeyError, ValueError, TransportError) as error:
-        if isinstance(error, LocalError):
-            raise
         raise PeerError(f"rendezvous: what rank 0 answered cannot be used: {error}", rank=0) from error
+    if (found.identity.job, found.identity.role, found.identity.node) != (config.job, WORKER, config.node):
+        raise LocalError(
+            f"rendezvous: rank 0 has a meeting of the job {found.identity.job!r}, and this is {config.node!r} of "
+            f"{config.job!r}; give all ranks one job (QUICOLL_JOB)"
+        )
     write_credentials(
         directory, role=WORKER, node=config.node, authority=_pem(authority), certificate=_pem(certificate),
         key=_key_pem(key),

@@ -140,7 +140,7 @@ class TorchStore:
         except ValueError as error:
             raise LocalError(f"rendezvous: MASTER_PORT and RANK are whole numbers: {error}") from error
         try:
-            from torch.distributed import TCPStore
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
         except ImportError as error:
             raise LocalError(
                 "rendezvous: torchrun's store needs torch in this environment; install it, or set coordinator and certs"
