@@ -59,7 +59,7 @@ from quicoll.observability.stragglers import Stragglers
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.faults.compose import Faults
-from quicoll_transport.net.addresses import format_address
+from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.security.access import AccessControl
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 from quicoll_transport.security.policy import Policy
@@ -82,6 +82,14 @@ if TYPE_CHECKING:
     from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["Engine"]
+
+
+def announced_address(config: Config, bound: Address) -> tuple[str, int]:
+    """Return where other ranks are told to send to: `advertise`, or what is bound."""
+    if config.advertise is None:
+        return str(bound[0]), int(bound[1])
+    host, port = parse_address(config.advertise)
+    return host, port or int(bound[1])
 
 
 class Engine:
@@ -132,11 +140,11 @@ class Engine:
             wall_clock=wall_clock,
         )
         self.certificates = Certificates(AccessControl(self.endpoint, policy, listed=denied), observers.emit)
-        host, port = self.endpoint.address[:2]
+        announced = announced_address(config, self.endpoint.address)
         self._member = MemberCore(
             config.node,
             incarnation=incarnation,
-            addresses=((str(host), int(port)),),
+            addresses=(announced,),
             world_size=config.world_size,
             rank_hint=config.rank_hint,
             seed=config.seed,
@@ -178,7 +186,7 @@ class Engine:
             default_address=config.sources["coordinator"] == "default",
             absence=self._coordinator.absence,
         )
-        observers.emit("listening", address=format_address(self.endpoint.address))
+        observers.emit("listening", address=format_address(self.endpoint.address), advertised=format_address(announced))
         self._coordinator.dial()
 
     def _now_ns(self) -> int:

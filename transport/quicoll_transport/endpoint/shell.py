@@ -140,6 +140,7 @@ class Endpoint:
             scope_of=scope_of,
             payload_fault=faults.apply_payload if faults is not None else None,
             observed=observer is not None,
+            wall_ns=lambda: round(self._wall_clock().timestamp() * 1e9),
         )
         self.links: dict[Identity, Link] = {}
         self._lookups: dict[int, asyncio.Task[None]] = {}
