@@ -196,8 +196,9 @@ _FIELDS: dict[str, _Field] = {
 
 _PREFIX = "QUICOLL_"
 _TEST_PREFIX = "QUICOLL_TEST_"
-_OTHERS = ("QUICOLL_RESTARTS",)
-"""Variables that are no setting: `quicoll run` sets them for whom they concern."""
+_OTHERS = ("QUICOLL_RESTARTS", "QUICOLL_JOURNAL")
+"""Variables that are no setting of a rank: `quicoll run` sets the first for its children, `quicoll coordinator` reads
+the second, in which a database's password can be given that a command line would show."""
 _OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)?)")
 """What every container of a namespace gets for a service there, which may well be called quicoll or quicoll-coordinator
 (https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables)."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from quicoll.config import Config
+from quicoll.config import Config, coordinator_addresses
 from quicoll.doctor import host, network
 from quicoll.doctor.certificates import certificates
 from quicoll.doctor.finding import Finding, note, wrong
 from quicoll.errors import LocalError
+from quicoll_transport.net.addresses import format_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,12 +51,13 @@ async def examine(
         says = f"No coordinator is named; the default, {config.coordinator}, was not asked."
         findings.append(note("coordinator", says, "Set coordinator (QUICOLL_COORDINATOR)."))
     else:
-        told, seen = await network.reach(
-            "coordinator", config.coordinator, config, credentials, address, timeout=patience
-        )
-        findings += told
-        if seen is not None:
-            findings += [network.clock(seen), network.path(seen), network.nat(seen, config)]
+        for each in coordinator_addresses(config.coordinator):  # of several any may come to lead
+            told, seen = await network.reach(
+                "coordinator", format_address(each), config, credentials, address, timeout=patience
+            )
+            findings += told
+            if seen is not None:
+                findings += [network.clock(seen), network.path(seen), network.nat(seen, config)]
     for peer in peers:
         told, seen = await network.reach("peer", peer, config, credentials, address, timeout=patience)
         findings += told
