@@ -160,7 +160,11 @@ class Proxy:
                 for key, _ in selector.select(0.01):
                     if key.fileobj is self._listener:
                         here, _address = self._listener.accept()
-                        there = socket.create_connection(("127.0.0.1", self._target))
+                        try:
+                            there = socket.create_connection(("127.0.0.1", self._target))
+                        except OSError:  # the server is away
+                            here.close()
+                            continue
                         self._pairs[here], self._pairs[there] = there, here
                         selector.register(here, selectors.EVENT_READ)
                         selector.register(there, selectors.EVENT_READ)

@@ -18,7 +18,7 @@ from quicoll.membership.view import Member, View
 pytestmark = pytest.mark.slow  # it starts a server
 
 LEASE = 30.0  # of which nobody waits for the end
-SHORT = 3.0  # for what has to end by itself
+SHORT = 1.0  # for what has to end by itself
 
 
 @pytest.fixture
