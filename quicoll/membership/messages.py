@@ -9,7 +9,7 @@ The shells carry every message exactly once and in order per link; after a link 
 on the next one, and nothing of the old link is ever delivered after it. The protocol needs no more than that.
 
     member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned Leave
-    coordinator -> member    Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Ended
+    coordinator -> member    Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Ended Dismiss
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ __all__ = [
     "CoordinatorMessage",
     "Decide",
     "Decline",
+    "Dismiss",
     "FailureKind",
     "Install",
     "JobEnded",
@@ -249,6 +250,7 @@ class Decide(_Message, frozen=True, tag="decision"):
     """The step is committed on all, or on none; after the latter the view is over too.
 
     next_view: a proposal that follows at this boundary, so that nobody begins another step in the old view first.
+    dismissal: why you leave the job at this boundary, as in Dismiss; "" where you do not.
     """
 
     view_id: ViewId
@@ -259,6 +261,7 @@ class Decide(_Message, frozen=True, tag="decision"):
     culprit: _MaybeNode = ""
     kind: FailureKind = "failed"
     next_view: View | None = None
+    dismissal: _Text = ""
 
 
 class Aborted(_Message, frozen=True, tag="aborted"):
@@ -293,9 +296,26 @@ class JobEnded(_Message, frozen=True, tag="ended"):
     step: StepNumber
 
 
+class Dismiss(_Message, frozen=True, tag="dismiss"):
+    """Leave the job, which goes on without you: an operator has asked for it. No step is open."""
+
+    reason: _Text
+
+
 MemberMessage: TypeAlias = Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | Leave
 CoordinatorMessage: TypeAlias = (
-    Welcome | RefuseJoin | Adopt | Outdated | Propose | Install | Decide | Aborted | Withhold | Probe | JobEnded
+    Welcome
+    | RefuseJoin
+    | Adopt
+    | Outdated
+    | Propose
+    | Install
+    | Decide
+    | Aborted
+    | Withhold
+    | Probe
+    | JobEnded
+    | Dismiss
 )
 
 _encoder = msgspec.msgpack.Encoder()

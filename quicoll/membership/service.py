@@ -25,10 +25,12 @@ from quicoll.membership.coordinator.actions import (
     DropLink,
     JobFinished,
     MembershipEvent,
+    NodeDismissed,
     NodeJoined,
     NodeLost,
     Note,
     Persist,
+    ScaleAsked,
     StepCommitted,
     StepRejected,
     TellMember,
@@ -41,6 +43,7 @@ from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.journal import Journal
 from quicoll.membership.messages import Join, decode, encode
+from quicoll.membership.operators import OPERATOR, Operators
 from quicoll.observability.events import Observer, Observers, make_directory
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
@@ -115,7 +118,8 @@ class CoordinatorService:
         self._closing = False
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
         self.core = CoordinatorCore(config, journal.load(), now_ns=self._now_ns())
-        policy = Policy(roles=(WORKER,), denied=denied)  # only workers join
+        policy = Policy(roles=(WORKER, OPERATOR), denied=denied)  # only workers join; see `_on_link`
+        self._operators = Operators(lambda: self.core, now_ns=self._now_ns, carry_out=self._work)
         self.endpoint = Endpoint(
             credentials=credentials,
             config=transport,
@@ -181,6 +185,9 @@ class CoordinatorService:
         self._observers.close()
 
     def _on_link(self, link: Link) -> None:
+        if link.identity.role == OPERATOR:  # it has no part in the membership, and may have a worker's name
+            self._operators.listen(link)
+            return
         self._links[link.node] = link
         link.listen(self._on_app, self._on_state)
 
@@ -256,6 +263,10 @@ class CoordinatorService:
                 emit("node_joined", peer=event.node, incarnation=event.incarnation)
             case NodeLost():
                 emit("peer_lost", peer=event.node, cause=event.cause, left=event.left)
+            case NodeDismissed():
+                emit("node_dismissed", peer=event.node, cause=event.cause)
+            case ScaleAsked():
+                emit("scale_asked", world_size=event.world_size, leave=list(event.leave))
             case ViewProposed():
                 emit("view_proposed", view=event.view.view_id, nodes=list(event.view.nodes))
             case ViewInstalled():

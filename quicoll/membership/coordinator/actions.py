@@ -20,10 +20,12 @@ __all__ = [
     "DropLink",
     "JobFinished",
     "MembershipEvent",
+    "NodeDismissed",
     "NodeJoined",
     "NodeLost",
     "Note",
     "Persist",
+    "ScaleAsked",
     "StepCommitted",
     "StepRejected",
     "TellMember",
@@ -112,8 +114,28 @@ class JobFinished:
     nodes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleAsked:
+    """An operator wants so many ranks, and these nodes to leave for that."""
+
+    now_ns: int
+    world_size: int
+    leave: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDismissed:
+    """A node is told to leave, as an operator has asked."""
+
+    now_ns: int
+    node: str
+    cause: str
+
+
 MembershipEvent: TypeAlias = (
     NodeJoined
+    | NodeDismissed
+    | ScaleAsked
     | NodeLost
     | ViewProposed
     | ViewInstalled

@@ -75,9 +75,9 @@ class Formation:
         self._waits_for_absent = history.view is not None
         self._settle_ns: int | None = None  # the end of the grace period, once it has begun
 
-    def choose(self, history: History, *, now_ns: int) -> list[Candidate]:
-        """Return who would be in a view proposed now, by rank."""
-        without = tuple(self._evidence.left_out(now_ns=now_ns))
+    def choose(self, history: History, *, now_ns: int, without: Collection[str] = ()) -> list[Candidate]:
+        """Return who would be in a view proposed now, by rank. without: nodes that are not to be in it."""
+        without = (*self._evidence.left_out(now_ns=now_ns), *without)
         learners = tuple(candidate.node for candidate in self._roster.learners)
         if learners:
             rest = self._choose(history, (*without, *learners), now_ns=now_ns)
@@ -87,8 +87,18 @@ class Formation:
 
     def _choose(self, history: History, without: Collection[str], *, now_ns: int) -> list[Candidate]:
         preferred = history.view.nodes if history.view is not None else ()
-        limit = self._config.max_world_size
+        limit = self._limit(history)
         return self._roster.choose(now_ns=now_ns, limit=limit, preferred=preferred, without=without)
+
+    def _limit(self, history: History) -> int:
+        """Return how many nodes a view may have: so many as are wanted, and all of the last one that are here.
+
+        Nodes that are at work are never cut off by a number: fewer might be no quorum. They are told to leave
+        (scaling.py), and are then of the last view no longer.
+        """
+        most = self._config.max_world_size
+        bound = most if history.wanted is None else min(history.wanted, most)
+        return max(bound, sum(node in self._roster for node in history.base))
 
     def unchanged(self, view: View, history: History, *, now_ns: int) -> bool:
         """Return whether a view proposed now would have the members of `view`."""

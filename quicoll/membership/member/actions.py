@@ -18,6 +18,7 @@ __all__ = [
     "AdoptLostAfter",
     "Deactivate",
     "Decided",
+    "Dismissal",
     "FormLinks",
     "Held",
     "JobOver",
@@ -148,6 +149,13 @@ class JobOver:
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class Dismissal:
+    """This node has left the job, which goes on without it: an operator has asked for it. Nothing follows."""
+
+    reason: str
+
+
 MemberAction: TypeAlias = (
     TellCoordinator
     | FormLinks
@@ -162,4 +170,5 @@ MemberAction: TypeAlias = (
     | StartOver
     | ProbePaths
     | JobOver
+    | Dismissal
 )

@@ -20,6 +20,7 @@ from quicoll.observability.events import Observers
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.security.access import Access
+from quicoll_transport.security.identity import Identity
 
 
 class Loop:
@@ -60,6 +61,7 @@ class Link:
 
     def __init__(self, node: str, incarnation: int = 1) -> None:
         self.node = node
+        self.identity = Identity("job", "worker", node)
         self.remote_incarnation = incarnation
         self.number = next(NUMBERS)
         self.ended = False
