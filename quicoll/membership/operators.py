@@ -28,7 +28,7 @@ from quicoll_transport.errors import LinkLost
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quicoll.membership.coordinator.core import CoordinatorCore
+    from quicoll.membership.coordinator.scaling import Standing
     from quicoll_transport.endpoint import Link
 
 __all__ = [
@@ -120,22 +120,16 @@ class Operators:
     """Answers the operators of one coordinator; keeps nothing of them."""
 
     def __init__(
-        self,
-        core: Callable[[], CoordinatorCore | None],
-        *,
-        now_ns: Callable[[], int],
-        carry_out: Callable[[], None],
+        self, scale: Callable[[int | None, tuple[str, ...]], str], standing: Callable[[], Standing | None]
     ) -> None:
         """Begin.
 
         Args:
-            core: Gives the core that decides; None while another coordinator does.
-            now_ns: The time now.
-            carry_out: Does what the core wants, the journal first; called before an operator is answered.
+            scale: Takes a request, and has it in the journal when it returns; returns why nothing changes, or "".
+            standing: Says how far the last one is; None while another coordinator decides.
         """
-        self._core = core
-        self._now_ns = now_ns
-        self._carry_out = carry_out
+        self._scale = scale
+        self._standing = standing
 
     def listen(self, link: Link) -> None:
         """Take over a link that an operator has made."""
@@ -148,16 +142,16 @@ class Operators:
             log.warning("%s", error)
             link.close("malformed message")
             return
-        core = self._core()
-        if core is None:
+        if self._standing() is None:
             link.close("another coordinator leads the job")
             return
         refusal = ""
         if isinstance(message, Scale):
-            refusal = core.scale(message.world_size, message.leave, now_ns=self._now_ns())
+            refusal = self._scale(message.world_size, message.leave)
             log.info("operator %s asks for %s: %s", link.node, _words(message), refusal or "taken")
-            self._carry_out()
-        found = core.standing(now_ns=self._now_ns())
+        found = self._standing()
+        if found is None:
+            return
         answer = Answer(
             refusal=clip(refusal),
             world_size=found.world_size,

@@ -119,7 +119,7 @@ class CoordinatorService:
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
         self.core = CoordinatorCore(config, journal.load(), now_ns=self._now_ns())
         policy = Policy(roles=(WORKER, OPERATOR), denied=denied)  # only workers join; see `_on_link`
-        self._operators = Operators(lambda: self.core, now_ns=self._now_ns, carry_out=self._work)
+        self._operators = Operators(self.scale, lambda: self.core.standing(now_ns=self._now_ns()))
         self.endpoint = Endpoint(
             credentials=credentials,
             config=transport,
@@ -151,6 +151,24 @@ class CoordinatorService:
             QuicollError: Why it cannot; mostly JournalError.
         """
         await asyncio.shield(self._failed)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it cannot go on; `wait_failed` says why."""
+        return self._failed.done()
+
+    def scale(self, world_size: int | None, leave: tuple[str, ...] = ()) -> str:
+        """Take an operator's request for another number of ranks; it is in the journal when this returns.
+
+        Args:
+            world_size: Ranks; None: as many as there are.
+            leave: Nodes that shall leave.
+        Returns:
+            Why nothing changes; "" where it is taken.
+        """
+        refusal = self.core.scale(world_size, leave, now_ns=self._now_ns())
+        self._work()
+        return refusal or ("the journal cannot be written" if self.failed else "")
 
     def reload(self) -> None:
         """Read certificates and deny list anew, and use them: for new handshakes, and for links of who is denied now.

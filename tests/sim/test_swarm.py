@@ -166,7 +166,7 @@ def test_scenarios_are_in_order_end_with_a_healing_and_keep_to_their_nodes() -> 
             assert isinstance(made.events[-1].fault, Heal)
             assert list(made.events) == sorted(made.events, key=lambda event: event.at_ns)
             assert made.events[-1].at_ns < 20_000_000_000
-            known = ["coordinator", *(f"worker-{rank}" for rank in range(ranks)), *newcomers(made.events)]
+            known = ["coordinator", *(f"worker-{rank}" for rank in range(ranks)), *newcomers(made.events, ranks)]
             for event in made.events:
                 fault = event.fault
                 named = [
