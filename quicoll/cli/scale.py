@@ -13,17 +13,17 @@ from quicoll.cli.membership_options import node_patterns
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
-    from quicoll.membership.operators import Answer
+    from quicoll.membership.operators import OperatorAnswer
 
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command("scale")(scale)
+    app.command("scale")(scale_job)
 
 
-def scale(
+def scale_job(
     world_size: Annotated[
         int | None,
         typer.Argument(
@@ -69,7 +69,7 @@ def scale(
     when it is not so in time, and 2 when it cannot be.
     """
     from quicoll.launch.running import find_run
-    from quicoll.membership.operator_client import scale as ask
+    from quicoll.membership.operator_client import ask_for_ranks
 
     named = node_patterns(leave)
     if world_size is None and not named:
@@ -78,7 +78,7 @@ def scale(
         found = find_run(run)
         coordinator, certs = coordinator or found.coordinator, certs or found.certs
     answer = asyncio.run(
-        ask(
+        ask_for_ranks(
             world_size,
             named,
             coordinator=coordinator,
@@ -94,7 +94,7 @@ def scale(
         raise typer.Exit(1)
 
 
-def _say(answer: Answer) -> None:
+def _say(answer: OperatorAnswer) -> None:
     """One line for each change."""
     asked = f"{answer.world_size} ranks are asked for"
     if answer.waiting_for:

@@ -15,13 +15,13 @@ from pathlib import Path
 from quicoll.errors import LocalError
 from quicoll.launch.scratch import living
 
-__all__ = ["Run", "announce", "find_run"]
+__all__ = ["RunningJob", "announce", "find_run"]
 
 _FILE = "run.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunningJob:
     """A run at work.
 
     Attributes:
@@ -37,7 +37,7 @@ class Run:
     certs: Path
 
 
-def announce(directory: Path, run: Run) -> None:
+def announce(directory: Path, run: RunningJob) -> None:
     """Write how a run is reached, whole or not at all.
 
     Args:
@@ -49,7 +49,7 @@ def announce(directory: Path, run: Run) -> None:
     unfinished.rename(directory / _FILE)
 
 
-def find_run(pid: int | None = None, *, base: Path | None = None) -> Run:
+def find_run(pid: int | None = None, *, base: Path | None = None) -> RunningJob:
     """Return the one run of this user that is at work here.
 
     Args:
@@ -70,11 +70,11 @@ def find_run(pid: int | None = None, *, base: Path | None = None) -> Run:
     return found[0]
 
 
-def _read(path: Path) -> Run | None:
+def _read(path: Path) -> RunningJob | None:
     try:
         if path.stat().st_uid != os.geteuid():
             return None
         said = json.loads(path.read_text())
-        return Run(pid=said["pid"], job=said["job"], coordinator=said["coordinator"], certs=Path(said["certs"]))
+        return RunningJob(pid=said["pid"], job=said["job"], coordinator=said["coordinator"], certs=Path(said["certs"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None  # it has not come so far, or has just ended

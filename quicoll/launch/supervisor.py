@@ -51,7 +51,7 @@ from quicoll.errors import LocalError
 from quicoll.launch import reaper
 from quicoll.launch.child import Child, describe
 from quicoll.launch.restarts import RestartBudget
-from quicoll.launch.running import Run, announce
+from quicoll.launch.running import RunningJob, announce
 from quicoll.launch.scratch import scratch_directory
 from quicoll.membership.operators import OPERATOR
 from quicoll_transport.net.addresses import format_address, parse_address
@@ -281,7 +281,7 @@ class Supervisor:
                 host = _LOOPBACK.get(host, host)
                 shared["QUICOLL_COORDINATOR"] = format_address((host, port))
                 shared["QUICOLL_LISTEN"] = format_address((host, 0))
-                run = Run(pid=os.getpid(), job=self._job, coordinator=shared["QUICOLL_COORDINATOR"], certs=certs)
+                run = RunningJob(pid=os.getpid(), job=self._job, coordinator=shared["QUICOLL_COORDINATOR"], certs=certs)
                 announce(temporary, run)
 
                 def keep(child: Child) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError, PeerError
 from quicoll.membership.incarnation import CHANCE_BYTES, above, first
-from quicoll.membership.operators import OPERATOR, Answer, Inquire, OperatorMessage, Scale, decode_answer
+from quicoll.membership.operators import OPERATOR, Inquire, OperatorAnswer, OperatorMessage, Scale, decode_answer
 from quicoll.membership.operators import encode_operation as encode
 from quicoll.membership.service import NODE
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, LinkState
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.credentials import Credentials
 
-__all__ = ["OperatorLink", "scale"]
+__all__ = ["OperatorLink", "ask_for_ranks"]
 
 _LOOK_S = 0.25
 """Seconds from one question to the next, and from the end of a link to the next one."""
@@ -68,10 +68,10 @@ class OperatorLink:
             on_link=lambda link: link.close("an operator takes no links"),
         )
         self._link: Link | None = None
-        self._answer: asyncio.Future[Answer] | None = None
+        self._answer: asyncio.Future[OperatorAnswer] | None = None
         self.trouble = "no answer yet"  # why there is none, for people
 
-    async def ask(self, message: OperatorMessage) -> Answer | None:
+    async def ask(self, message: OperatorMessage) -> OperatorAnswer | None:
         """Ask once; None where the link ended before the answer, and a moment has passed.
 
         Args:
@@ -115,7 +115,7 @@ class OperatorLink:
             self._answer.set_exception(LinkLost(link.cause, peer=link.node))
 
 
-async def scale(
+async def ask_for_ranks(
     world_size: int | None,
     leave: tuple[str, ...] = (),
     *,
@@ -124,8 +124,8 @@ async def scale(
     node: str = OPERATOR,
     timeout: float = 300.0,
     wait: bool = True,
-    say: Callable[[Answer], None] = lambda _: None,
-) -> Answer:
+    say: Callable[[OperatorAnswer], None] = lambda _: None,
+) -> OperatorAnswer:
     """Ask a running job for another number of ranks, and wait until its view is so.
 
     Args:
@@ -152,7 +152,7 @@ async def scale(
     except TransportError as error:
         raise LocalError(str(error)) from error
     link = OperatorLink(credentials, address, io)
-    last: Answer | None = None
+    last: OperatorAnswer | None = None
     try:
         async with asyncio.timeout(timeout):
             while last is None or (wait and last.waiting_for):

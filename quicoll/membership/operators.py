@@ -2,7 +2,7 @@
 
 An operator is a peer whose certificate has the role "operator". It is no node of the job: it has no rank, it can join
 no view, and a worker's or the coordinator's certificate does not let anybody ask this. It dials the coordinator, over
-the same port, and speaks the messages below on a link of its own; each of them is answered with one `Answer`.
+the same port, and speaks the messages below on a link of its own; each of them is answered with one `OperatorAnswer`.
 
     Scale      this many ranks, and these nodes are to leave; asked again it changes nothing
     Inquire    how far that is
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OPERATOR",
-    "Answer",
     "Inquire",
+    "OperatorAnswer",
     "OperatorMessage",
     "Operators",
     "Scale",
@@ -68,7 +68,7 @@ class Inquire(_Message, frozen=True, tag="inquire"):
     """How far is what was asked for last?"""
 
 
-class Answer(_Message, frozen=True, tag="answer"):
+class OperatorAnswer(_Message, frozen=True, tag="answer"):
     """What is wanted, and what there is.
 
     refusal: why the request changes nothing, "" where it was taken. world_size: ranks that are wanted; None where
@@ -89,10 +89,10 @@ _Decoded = TypeVar("_Decoded")
 
 _encoder = msgspec.msgpack.Encoder()
 _operation: msgspec.msgpack.Decoder[OperatorMessage] = msgspec.msgpack.Decoder(OperatorMessage)
-_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_answer: msgspec.msgpack.Decoder[OperatorAnswer] = msgspec.msgpack.Decoder(OperatorAnswer)
 
 
-def encode_operation(message: OperatorMessage | Answer) -> bytes:
+def encode_operation(message: OperatorMessage | OperatorAnswer) -> bytes:
     """Return the bytes of a message."""
     return _encoder.encode(message)
 
@@ -102,7 +102,7 @@ def decode_operation(data: bytes, *, node: str) -> OperatorMessage:
     return _decoded(_operation, data, node)
 
 
-def decode_answer(data: bytes, *, node: str) -> Answer:
+def decode_answer(data: bytes, *, node: str) -> OperatorAnswer:
     """Return what a coordinator answers. Raises PeerError when it is malformed. node: the coordinator."""
     return _decoded(_answer, data, node)
 
@@ -152,7 +152,7 @@ class Operators:
         found = self._standing()
         if found is None:
             return
-        answer = Answer(
+        answer = OperatorAnswer(
             refusal=clip(refusal),
             world_size=found.world_size,
             leave=found.leave,

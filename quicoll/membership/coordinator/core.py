@@ -213,7 +213,9 @@ class CoordinatorCore:
         Returns:
             Why it cannot be, and nothing has changed; "" where it is taken, or was before.
         """
-        answer = scaling.scale(world_size, leave, history=self._history, roster=self._roster, config=self._config)
+        answer = scaling.judge_request(
+            world_size, leave, history=self._history, roster=self._roster, config=self._config
+        )
         if isinstance(answer, scaling.ScaleRefusal):
             return answer.reason
         if answer != Scaled(self._history.wanted or 0, self._history.to_leave):

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.roster import Candidate, Roster
     from quicoll.membership.view import View
 
-__all__ = ["ScaleRefusal", "Standing", "due", "missing", "scale"]
+__all__ = ["ScaleRefusal", "Standing", "due", "judge_request", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Standing:
     waiting_for: str
 
 
-def scale(
+def judge_request(
     world_size: int | None, leave: tuple[str, ...], *, history: History, roster: Roster, config: CoordinatorConfig
 ) -> Scaled | ScaleRefusal:
     """Return what is to be recorded of a request, or why it cannot be met.
