@@ -358,7 +358,9 @@ class Supervisor:
             for event in events:
                 if event.get("kind") == "node_dismissed":
                     for child in self._workers:
-                        child.dismissed = child.dismissed or child.node == event["peer"]
+                        if child.node == event["peer"]:
+                            child.dismissed = True
+                            self._say(child.node, "is told to leave the job")
                 elif event.get("kind") == "scale_asked":
                     self._scale(int(event["world_size"]), event["leave"], certs, keep)
 
@@ -396,10 +398,11 @@ class Supervisor:
             "LOCAL_WORLD_SIZE": world,
         }
         while (status := await child.run(self._command, {**fixed, "QUICOLL_RESTARTS": str(child.restarts)})) != 0:
-            if child.dismissed:
-                self._say(child.node, f"ended with {describe(status)} after it was told to leave")
+            if not child.dismissed:
+                await self._before_restart(child, status)
+            if child.dismissed:  # which may be heard of a moment after its end
+                self._say(child.node, f"ended with {describe(status)} and is not started again")
                 break
-            await self._before_restart(child, status)
         child.done = True
         if all(worker.done for worker in self._workers):
             self._decide("")
