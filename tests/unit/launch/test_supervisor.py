@@ -128,7 +128,7 @@ async def test_workers_are_told_who_they_are(run: Run) -> None:
     }
 
 
-async def test_workers_are_started_as_they_are_asked_for_and_who_is_told_to_leave_is_not_started_again(
+async def test_workers_are_started_as_asked_for_and_who_is_told_to_leave_is_not_started_again(
     run: Run,
 ) -> None:
     supervisor = run.supervisor(
