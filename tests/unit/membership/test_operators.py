@@ -51,8 +51,8 @@ def listening(standing: Standing | None = STANDING, refusal: str = "") -> tuple[
         asked.append((world_size, leave))
         return refusal
 
-    link = Link()
-    Operators(scale, lambda: standing).listen(link)  # type: ignore[arg-type]
+    link: Any = Link()
+    Operators(scale, lambda: standing).listen(link)
     return link, asked
 
 
