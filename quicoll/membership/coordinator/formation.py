@@ -101,12 +101,13 @@ class Formation:
     def _limit(self, history: History) -> int:
         """Return how many nodes a view may have: so many as are wanted, and all of the last one that are here.
 
-        Nodes that are at work are never cut off by a number: fewer might be no quorum. They are told to leave
+        Nodes that are at work are never cut off by what is wanted: fewer might be no quorum. They are told to leave
         (scaling.py), and are then of the last view no longer.
         """
         most = self._config.max_world_size
-        bound = most if history.wanted is None else min(history.wanted, most)
-        return max(bound, sum(node in self._roster for node in history.base))
+        if history.wanted is None:
+            return most
+        return min(most, max(history.wanted, sum(node in self._roster for node in history.base)))
 
     def unchanged(self, view: View, history: History, *, now_ns: int) -> bool:
         """Return whether a view proposed now would have the members of `view`."""
