@@ -177,7 +177,7 @@ class Fleet:
             return
         refusal = self._service.scale(*asked)
         self._world.note("asked", COORDINATOR_HOST, refusal or "taken", detail=asked)
-        if self._service is not None and not self._service.failed:
+        if not self._service.failed:
             self._asked = None
             self._world.after(0, self._start_lacking, *(asked if not refusal else (0, ())))
 
