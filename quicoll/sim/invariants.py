@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import Corrupted, Diverged, Mismatch, PeerError, QuicollError
-from quicoll.membership.coordinator.history import Committed, InstalledView, Left, Scaled
+from quicoll.membership.coordinator.history import Committed, InstalledView, Left, Proposed, Scaled
 from quicoll.sim.digests import state_digest
 from quicoll.sim.errors import InvariantBroken
 from quicoll.sim.hints import Habits
@@ -88,6 +88,7 @@ class Checker:
         self.views: dict[int, View] = {}
         self.installed: View | None = None
         self.wanted: int | None = None  # ranks that an operator has asked for
+        self._bound: int | None = None  # so many were wanted when the last view was proposed
         self._left: dict[str, None] = {}
         self._votes: dict[tuple[int, int], dict[str, None]] = {}
         self._decisions: dict[tuple[int, int], tuple[bool, str]] = {}
@@ -127,6 +128,8 @@ class Checker:
             self._left[record.node] = None
         elif isinstance(record, Scaled):
             self.wanted = record.world_size
+        elif isinstance(record, Proposed):
+            self._bound = self.wanted
 
     def _look_at_votes(self, record: Committed) -> None:
         votes = self._votes.get((record.view_id, record.step), {})
@@ -144,9 +147,8 @@ class Checker:
         first = self._world_size if self.wanted is None else min(self._world_size, self.wanted)
         if not base and len(nodes) < first:
             self.break_("quorum", f"view {view.view_id} of {nodes} begins the job, which has {first} ranks")
-        most = max(len(base), self.wanted or 0)
-        if self.wanted is not None and len(nodes) > most:
-            self.break_("quorum", f"view {view.view_id} of {nodes} after {base}: {self.wanted} ranks were asked for")
+        if self._bound is not None and len(nodes) > max(len(base), self._bound) and base:
+            self.break_("quorum", f"view {view.view_id} of {nodes} after {base}: {self._bound} ranks were asked for")
         if before is not None and view.view_id <= before.view_id:
             self.break_("one-decision", f"view {view.view_id} was installed after view {before.view_id}")
         self.views[view.view_id] = self.installed = view
