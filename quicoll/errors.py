@@ -15,8 +15,8 @@
 After any error but LocalError, CheckpointError and AuditError the next `job.step()` waits for the next view; after
 Diverged it raises Diverged again.
 
-`Terminated` is no error but the end of the program that was asked for: a SystemExit, so that no `except Exception`
-takes it for a failure.
+`Terminated` and `Dismissed` are no errors but ends of the program that were asked for: SystemExits, so that no `except
+Exception` takes them for a failure.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = [
     "AuditError",
     "CheckpointError",
     "Corrupted",
+    "Dismissed",
     "Diverged",
     "JobDone",
     "JournalError",
@@ -235,3 +236,22 @@ class Terminated(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(143)  # 128 + SIGTERM
+
+
+class Dismissed(SystemExit):
+    """This rank has left the job, which goes on without it: an operator asked for fewer ranks, or for this one to go.
+
+    It comes at the entry of a step or a wait there; no step is open, and this rank holds the result of the last one
+    that it took part in. Where nobody catches it, the process ends with status 0, and `quicoll run` does not start it
+    again.
+
+    Attributes:
+        message: Who leaves, and for what.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message

@@ -251,6 +251,7 @@ class Job:
             StepAborted: A rank was lost meanwhile. Call it again.
             Diverged: The ranks hold different states, and nobody knows which is right. Every rank gets it.
             Terminated: This rank was asked to stop.
+            Dismissed: This rank was told to leave the job, which goes on without it.
         """
         await self._steps.ready(timeout)
 
@@ -271,6 +272,7 @@ class Job:
                 runs its callbacks if it was committed.
             LocalError: A step is open already, or another task is at the entry or the end of one.
             Terminated: This rank was asked to stop (`stop`, SIGTERM); no step was entered.
+            Dismissed: This rank was told to leave the job, which goes on without it; no step was entered.
         """
         return Step(self._steps)
 

@@ -44,7 +44,9 @@ def init(
 @certs_app.command("issue")
 def issue_one(
     directory: CertsDirectory,
-    role: Annotated[Literal["worker", "coordinator"], typer.Option(help="Role of the node.", show_default=False)],
+    role: Annotated[
+        Literal["worker", "coordinator", "operator"], typer.Option(help="Role of the node.", show_default=False)
+    ],
     node: Annotated[str, typer.Option(help="Name of the node, unique within its role.", show_default=False)],
     days: Annotated[int, typer.Option(help="Days for which it is valid, at most until the authority ends.")] = 365,
     dns: Annotated[list[str] | None, typer.Option(help="A DNS name to include; may be repeated.")] = None,

@@ -91,6 +91,8 @@ def run_script(
     Exit status 0 when all have ended with 0, 1 when one keeps dying; 143 and 130 after SIGTERM and Ctrl-C: the
     workers get SIGTERM, and --grace to end in. A second one ends them at once.
     """
+    if max_world_size is None and (spares or certs is None):
+        max_world_size = workers  # throw-away certificates are there for so many
     supervisor = Supervisor(
         [*(_module(script) if module else _program(script)), *(arguments or ())],
         workers=workers,
@@ -106,9 +108,8 @@ def run_script(
         grace=grace,
         lost_after=lost_after,
         spares=spares,
-        coordinator_options=coordinator_options(
-            nodes, min_world_size, workers if spares and max_world_size is None else max_world_size, vote_timeout
-        ),
+        most=None if max_world_size is None else max(max_world_size, workers) + spares,
+        coordinator_options=coordinator_options(nodes, min_world_size, max_world_size, vote_timeout),
         output=_Painter(supervised=workers + spares),
     )
     outcome = asyncio.run(supervisor.run())

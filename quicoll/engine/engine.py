@@ -42,6 +42,7 @@ from quicoll.membership.member.actions import (
     AdoptLostAfter,
     Deactivate,
     Decided,
+    Dismissal,
     FormLinks,
     Held,
     JobOver,
@@ -201,7 +202,9 @@ class Engine:
 
     # -- what callers ask for ------------------------------------------------------------------------------------
 
-    async def wait_view(self, timeout: float | None, *, joining: bool = False, after: int = 0) -> View | JobOver:
+    async def wait_view(
+        self, timeout: float | None, *, joining: bool = False, after: int = 0
+    ) -> View | JobOver | Dismissal:
         """Wait for a view at work.
 
         Args:
@@ -209,8 +212,8 @@ class Engine:
             joining: Whether this is the first view of the job, for the error.
             after: A view that is left, and does not count.
         Returns:
-            The view; or that the job is done. That is no error here: `JobDone` is a SystemExit too, which would end the
-            loop that this runs on.
+            The view; or that the job is done, or this rank was told to leave it. That is no error here: `JobDone` and
+            `Dismissed` are SystemExits, which would end the loop that this runs on.
         Raises:
             LocalError: The engine is closed.
             PeerError: The coordinator refuses this rank; or, when joining, no view came in time.
@@ -513,7 +516,12 @@ class Engine:
                     self._peers.stop_probing()
                     self._coordinator.stop()
                     self.observers.emit("job_done", step=action.step)
-                    self._waiting.end(action.step)
+                    self._waiting.end(action)
+                case Dismissal():
+                    self._peers.stop_probing()
+                    self._coordinator.stop()
+                    self.observers.emit("dismissed", reason=action.reason)
+                    self._waiting.end(action)
                 case ProbePaths():
                     self._peers.probe(action, pace=self.config.lost_after / 2)
                 case StartOver():

@@ -2,7 +2,7 @@
 
     waiting    it may still come; every change in the engine wakes all who wait, and they look again
     refused    the coordinator refuses this rank: no view comes any more, and no decision
-    over       the job is done: no view comes any more; a decision still may
+    over       the job is done, or this rank was told to leave it: no view comes any more; a decision still may
     closed     the engine is closed: nothing comes any more
 
 Invariant: every wait ends, with what it is for or by its own time, and who waits in vain is told what was missing.
@@ -14,12 +14,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError, Partitioned, PeerError
-from quicoll.membership.member.actions import JobOver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quicoll.engine.decisions import Decision
+    from quicoll.membership.member.actions import Dismissal, JobOver
     from quicoll.membership.view import View
 
 __all__ = ["Waiting", "job_closed"]
@@ -46,7 +46,7 @@ class Waiting:
         self._changed: asyncio.Future[None] = loop.create_future()
         self._held = ""  # why the coordinator cannot form a view
         self._refused = ""
-        self._over_at: int | None = None  # the step at which the job is done, where the coordinator says so
+        self._over: JobOver | Dismissal | None = None  # why there is no view any more, where the coordinator says so
         self._closed = False
 
     @property
@@ -68,9 +68,9 @@ class Waiting:
         self._refused = reason
         self.wake()
 
-    def end(self, step: int) -> None:
-        """Tell all who wait for a view that the job was done at this step."""
-        self._over_at = step
+    def end(self, over: JobOver | Dismissal) -> None:
+        """Tell all who wait for a view that there will be none, since the job is done or goes on without this rank."""
+        self._over = over
         self.wake()
 
     def close(self) -> None:
@@ -78,7 +78,9 @@ class Waiting:
         self._closed = True
         self.wake()
 
-    async def view(self, at_work: Callable[[], View | None], timeout: float | None, *, joining: bool) -> View | JobOver:
+    async def view(
+        self, at_work: Callable[[], View | None], timeout: float | None, *, joining: bool
+    ) -> View | JobOver | Dismissal:
         """Wait for a view.
 
         Args:
@@ -86,7 +88,7 @@ class Waiting:
             timeout: Seconds; None: whoever calls this ends it.
             joining: Whether this is the first view of the job, for the error.
         Returns:
-            The view; or that the job is done.
+            The view; or that there will be none, and why.
         Raises:
             LocalError: The engine is closed.
             PeerError: The coordinator refuses this rank; or, when joining, no view came in time.
@@ -99,8 +101,8 @@ class Waiting:
                         raise job_closed()
                     if self._refused:
                         raise PeerError(self._refusal())
-                    if self._over_at is not None:
-                        return JobOver(self._over_at)
+                    if self._over is not None:
+                        return self._over
                     await asyncio.shield(self._changed)
         except TimeoutError:
             why = self._why_no_view()

@@ -30,6 +30,7 @@ class Child:
         process: The present one; None while there is none.
         restarts: How often it was started again.
         done: Its work has ended as it should.
+        dismissed: It was told to leave the job, and is not started again unless more workers are asked for.
         last_line: What its process wrote last.
     """
 
@@ -54,6 +55,7 @@ class Child:
         self.process: asyncio.subprocess.Process | None = None
         self.restarts = 0
         self.done = False
+        self.dismissed = False
         self.last_line = ""
         self._say = say
         self._watch = watch

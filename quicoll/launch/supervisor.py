@@ -7,6 +7,12 @@ States of one worker:
        +---- backoff -----+  died (signal, or other exit status), at most `max_restarts` times within
                              `restart_window`; then the run has failed
 
+    done --asked for, after it was told to leave--> running
+
+The number of workers follows what the job is asked for (`quicoll scale`, by way of the coordinator's events): where
+more ranks are wanted, more workers are started, those first that were told to leave before; who is told to leave ends
+by itself, and is done whatever its exit status. There is a certificate for `most` of them.
+
 The coordinator is started again in the same way, on the port that it reported first, because the members know it by
 that address; its journal is what it continues from.
 
@@ -37,6 +43,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quicoll.checks import MAX_SECONDS, seconds
 from quicoll.config import check_variables
@@ -44,6 +51,8 @@ from quicoll.errors import LocalError
 from quicoll.launch import reaper
 from quicoll.launch.child import Child, describe
 from quicoll.launch.restarts import RestartBudget
+from quicoll.launch.running import RunningJob, announce
+from quicoll.membership.operators import OPERATOR
 from quicoll.rendezvous.scratch import scratch_directory
 from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.security.authority import create_authority, issue
@@ -57,6 +66,8 @@ _CERTS_DAYS = 30
 """Longer than any run with throw-away certificates should last."""
 
 _POLL_S = 0.02
+_FOLLOW_S = 0.2
+"""Seconds between two looks at the coordinator's events."""
 _START_S = 30.0
 """Seconds that a coordinator may take from its start to its report of the address."""
 _STAND_BY_S = 999_999
@@ -104,6 +115,7 @@ class Supervisor:
         grace: float = 10.0,
         lost_after: float | None = None,
         spares: int = 0,
+        most: int | None = None,
         coordinator_options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         output: Callable[[str, str], None] | None = None,
@@ -128,6 +140,7 @@ class Supervisor:
             grace: Seconds between the polite signal and SIGKILL.
             lost_after: Seconds of silence after which members take a peer for lost; None leaves the default.
             spares: How many more workers stand by: the first view has `workers` ranks.
+            most: How many workers there may be, spares included, once more are asked for; None: those that are there.
             coordinator_options: More options of `quicoll coordinator`.
             environment: For the workers, on top of this process's.
             output: Called with (node, line) for every line that a child writes; one that raises ends the run.
@@ -139,6 +152,8 @@ class Supervisor:
             raise LocalError(f"a run has 1 worker or more, not {workers}")
         if spares < 0:
             raise LocalError(f"spares is 0 or more, not {spares}")
+        if most is not None and most < workers + spares:
+            raise LocalError(f"{workers} workers and {spares} spares are more than {most}")
         if max_restarts < 0:
             raise LocalError(f"max_restarts is 0 or more, not {max_restarts}")
         for name, given in (("backoff", backoff), ("grace", grace)):
@@ -171,9 +186,13 @@ class Supervisor:
             budget = RestartBudget(max_restarts, window=restart_window, backoff=backoff)
             return Child(node, budget, say=self._say, watch=self._watch)
 
+        self._child = child
         self._coordinator = child(COORDINATOR)
-        self._workers = [child(f"worker-{number}") for number in range(workers + spares)]
+        self._workers = [child(_worker(number)) for number in range(workers + spares)]
         self._world_size = workers
+        self._wanted = workers
+        self._spares = spares
+        self._most = workers + spares if most is None else most
         self._coordinator_options = list(coordinator_options)
         self._address: str | None = None
         self._ended_by: signal.Signals | None = None
@@ -225,7 +244,7 @@ class Supervisor:
         with scratch_directory() as temporary, self._signals():
             certs, events, journal = self._prepare(temporary)
             async with self._reaper():
-                return await self._run(certs, events, journal)
+                return await self._run(certs, events, journal, temporary)
 
     def _prepare(self, temporary: Path) -> tuple[Path, Path, Path]:
         """Where certificates, events and journal are; what the caller did not name is made in `temporary`."""
@@ -238,7 +257,7 @@ class Supervisor:
             raise LocalError(f"cannot make the directory for events {events}: {error.strerror}") from error
         return certs, events, journal
 
-    async def _run(self, certs: Path, events: Path, journal: Path) -> RunExit:
+    async def _run(self, certs: Path, events: Path, journal: Path, temporary: Path) -> RunExit:
         shared = {
             "QUICOLL_JOB": self._job,
             "QUICOLL_CERTS": str(certs),
@@ -262,8 +281,16 @@ class Supervisor:
                 host = _LOOPBACK.get(host, host)
                 shared["QUICOLL_COORDINATOR"] = format_address((host, port))
                 shared["QUICOLL_LISTEN"] = format_address((host, 0))
-                for rank, child in enumerate(self._workers):
+                run = RunningJob(pid=os.getpid(), job=self._job, coordinator=shared["QUICOLL_COORDINATOR"], certs=certs)
+                announce(temporary, run)
+
+                def keep(child: Child) -> None:
+                    rank = self._workers.index(child)
                     tasks.append(asyncio.create_task(self._guard(self._keep_worker(rank, child, shared))))
+
+                for child in self._workers:
+                    keep(child)
+                tasks.append(asyncio.create_task(self._guard(self._follow(report, certs, keep))))
             reason = await self._outcome
         finally:
             for task in tasks:
@@ -316,10 +343,52 @@ class Supervisor:
                 raise LocalError(f"the coordinator could not start on {self._listen}: {detail}")
             await self._before_restart(child, status)
 
+    async def _follow(self, report: Path, certs: Path, keep: Callable[[Child], None]) -> None:
+        """Start workers as they are asked for, and note who is told to leave: by the coordinator's events from now on.
+
+        Args:
+            report: The file of events.
+            certs: Directory with the nodes' certificates.
+            keep: Starts a worker, and again whenever it dies.
+        """
+        _, offset = _events_after(report, 0)
+        while True:
+            await asyncio.sleep(_FOLLOW_S)
+            events, offset = _events_after(report, offset)
+            for event in events:
+                if event.get("kind") == "node_dismissed":
+                    for child in self._workers:
+                        if child.node == event["peer"]:
+                            child.dismissed = True
+                            self._say(child.node, "is told to leave the job")
+                elif event.get("kind") == "scale_asked":
+                    self._scale(int(event["world_size"]), event["leave"], certs, keep)
+
+    def _scale(self, wanted: int, leave: Sequence[str], certs: Path, keep: Callable[[Child], None]) -> None:
+        """Start as many workers as the job lacks to have `wanted` ranks, and the spares."""
+        self._wanted = wanted
+        staying = [child for child in self._workers if not (child.done or child.dismissed or child.node in leave)]
+        lacking = wanted + self._spares - len(staying)
+        back = [child for child in self._workers if child.done and child.dismissed and child.node not in leave]
+        for child in back[: max(lacking, 0)]:
+            child.done = child.dismissed = False
+            lacking -= 1
+            keep(child)
+        while lacking > 0:
+            node = _worker(len(self._workers))
+            if not all(path.is_file() for path in node_files(certs, role=WORKER, node=node)):
+                self._say(COORDINATOR, f"{lacking} workers more are wanted, but there is no certificate for {node}")
+                return
+            child = self._child(node)
+            self._workers.append(child)
+            lacking -= 1
+            keep(child)
+
     async def _keep_worker(self, rank: int, child: Child, shared: Mapping[str, str]) -> None:
-        world = str(self._world_size)
+        world = str(self._wanted)
+        stands_by = self._spares or rank >= self._world_size or self._wanted != self._world_size
         fixed = {
-            **({} if self._world_size == len(self._workers) else {"QUICOLL_JOIN_TIMEOUT": str(_STAND_BY_S)}),
+            **({"QUICOLL_JOIN_TIMEOUT": str(_STAND_BY_S)} if stands_by else {}),
             **self._environment,
             **shared,
             "QUICOLL_NODE": child.node,
@@ -329,7 +398,11 @@ class Supervisor:
             "LOCAL_WORLD_SIZE": world,
         }
         while (status := await child.run(self._command, {**fixed, "QUICOLL_RESTARTS": str(child.restarts)})) != 0:
-            await self._before_restart(child, status)
+            if not child.dismissed:
+                await self._before_restart(child, status)
+            if child.dismissed:  # which may be heard of a moment after its end
+                self._say(child.node, f"ended with {describe(status)} and is not started again")
+                break
         child.done = True
         if all(worker.done for worker in self._workers):
             self._decide("")
@@ -387,8 +460,9 @@ class Supervisor:
         """A throw-away authority and the nodes' certificates; the authority's key is gone before anything starts."""
         create_authority(directory, job=self._job, days=_CERTS_DAYS)
         issue(directory, role=COORDINATOR, node=COORDINATOR, days=_CERTS_DAYS)
-        for child in self._workers:
-            issue(directory, role=WORKER, node=child.node, days=_CERTS_DAYS)
+        issue(directory, role=OPERATOR, node=OPERATOR, days=_CERTS_DAYS)
+        for number in range(self._most):
+            issue(directory, role=WORKER, node=_worker(number), days=_CERTS_DAYS)
         (directory / AUTHORITY_KEY_FILE).unlink()
         return directory
 
@@ -423,6 +497,20 @@ class Supervisor:
     def _watch(self, line: str) -> None:
         if self._watcher is not None and self._watcher.stdin is not None and not self._watcher.stdin.is_closing():
             self._watcher.stdin.write(f"{line}\n".encode())
+
+
+def _worker(number: int) -> str:
+    """Return the name of a worker's node."""
+    return f"worker-{number}"
+
+
+def _events_after(report: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the events that were written after `offset` bytes, and where they end."""
+    with open(report, "rb") as file:
+        file.seek(offset)
+        data = file.read()
+    whole = data[: data.rfind(b"\n") + 1]  # what follows the last newline is still being written
+    return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
 
 
 def _listening(report: Path, offset: int) -> str | None:

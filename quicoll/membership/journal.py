@@ -46,6 +46,7 @@ from quicoll.membership.coordinator.history import (
     Left,
     Noted,
     Proposed,
+    Scaled,
     Seeded,
     WentOn,
 )
@@ -309,6 +310,8 @@ class Journal:
             self._put("went_on_view_id", str(record.view_id))
         elif isinstance(record, Noted):
             self._put("lessons", msgspec.json.encode(record.lessons).decode())
+        elif isinstance(record, Scaled):
+            self._put("scaled", msgspec.json.encode(record).decode())
 
     def _put_leave(self, node: str, finished: int | None, *, forgotten: bool) -> None:
         view_id = self._history.view.view_id if self._history.view is not None else 0
@@ -364,6 +367,8 @@ class Journal:
             raise LocalError("the view of a commit or of a leave is missing")
         if "lessons" in facts:
             history = history.apply(Noted(msgspec.json.decode(facts["lessons"], type=Lessons)))
+        if "scaled" in facts:
+            history = history.apply(msgspec.json.decode(facts["scaled"], type=Scaled))
         last_view_id = int(facts.get("last_view_id", "0"))
         if last_view_id == history.last_view_id:
             return history

@@ -10,6 +10,7 @@ on the next one, and nothing of the old link is ever delivered after it. The pro
 
     member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned Leave
     coordinator -> member    Standby Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Ended
+                             Dismiss
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ __all__ = [
     "CoordinatorMessage",
     "Decide",
     "Decline",
+    "Dismiss",
     "FailureKind",
     "Install",
     "JobEnded",
@@ -259,6 +261,7 @@ class Decide(_Message, frozen=True, tag="decision"):
     """The step is committed on all, or on none; after the latter the view is over too.
 
     next_view: a proposal that follows at this boundary, so that nobody begins another step in the old view first.
+    dismissal: why you leave the job at this boundary, as in Dismiss; "" where you do not.
     """
 
     view_id: ViewId
@@ -269,6 +272,7 @@ class Decide(_Message, frozen=True, tag="decision"):
     culprit: _MaybeNode = ""
     kind: FailureKind = "failed"
     next_view: View | None = None
+    dismissal: _Text = ""
 
 
 class Aborted(_Message, frozen=True, tag="aborted"):
@@ -303,6 +307,12 @@ class JobEnded(_Message, frozen=True, tag="ended"):
     step: StepNumber
 
 
+class Dismiss(_Message, frozen=True, tag="dismiss"):
+    """Leave the job, which goes on without you: an operator has asked for it. No step is open."""
+
+    reason: _Text
+
+
 MemberMessage: TypeAlias = Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | Leave
 CoordinatorMessage: TypeAlias = (
     Standby
@@ -317,6 +327,7 @@ CoordinatorMessage: TypeAlias = (
     | Withhold
     | Probe
     | JobEnded
+    | Dismiss
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -34,11 +34,13 @@ from quicoll.membership.coordinator.actions import (
     DropLink,
     JobFinished,
     MembershipEvent,
+    NodeDismissed,
     NodeJoined,
     NodeLost,
     NodesForgotten,
     Note,
     Persist,
+    ScaleAsked,
     StepCommitted,
     StepRejected,
     TellMember,
@@ -53,6 +55,7 @@ from quicoll.membership.coordinator.core import CoordinatorCore
 from quicoll.membership.journal import Journal
 from quicoll.membership.leadership import Leadership
 from quicoll.membership.messages import MAX_TEXT, Join, Standby, decode, encode
+from quicoll.membership.operators import OPERATOR, Operators
 from quicoll.observability.events import Observer, Observers, make_directory
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
@@ -65,6 +68,7 @@ from quicoll_transport.security.identity import COORDINATOR, WORKER
 from quicoll_transport.security.policy import Policy
 
 if TYPE_CHECKING:
+    from quicoll.membership.coordinator.scaling import Standing
     from quicoll.membership.journal import RecordStore
     from quicoll.membership.messages import CoordinatorMessage
     from quicoll_transport.security.credentials import Credentials
@@ -130,13 +134,15 @@ class CoordinatorService:
         self._timer: asyncio.TimerHandle | None = None
         self._links: dict[str, Link] = {}
         self._joined: dict[str, int] = {}  # by node, the number of the link on which it joined
+        self._answers: list[Callable[[], None]] = []  # to operators, until what they say is in the journal
         self._drops: dict[Link, asyncio.TimerHandle] = {}  # links that are closed in a moment, and not listened to
         self._failed: asyncio.Future[None] = loop.create_future()
         self._closing = False
         self.faults = Faults(random.Random(incarnation))  # noqa: S311 - faults are for tests, not for keys
         if journal is not None:
             self._core = CoordinatorCore(config, journal.load(), now_ns=self._now_ns())
-        policy = Policy(roles=(WORKER,), denied=denied)  # only workers join
+        policy = Policy(roles=(WORKER, OPERATOR), denied=denied)  # only workers join; see `_on_link`
+        self._operators = Operators(self.scale, self._standing, self._when_durable)
         self.endpoint = Endpoint(
             credentials=credentials,
             config=transport,
@@ -200,6 +206,36 @@ class CoordinatorService:
         """
         await asyncio.shield(self._failed)
 
+    @property
+    def failed(self) -> bool:
+        """Whether it cannot go on; `wait_failed` says why."""
+        return self._failed.done()
+
+    def scale(self, world_size: int | None, leave: tuple[str, ...] = ()) -> str:
+        """Take an operator's request for another number of ranks.
+
+        Where the journal is called on this thread it is there when this returns, else later (`Operators`).
+
+        Args:
+            world_size: Ranks; None: as many as there are.
+            leave: Nodes that shall leave.
+        Returns:
+            Why nothing changes; "" where it is taken.
+        Raises:
+            LocalError: Another coordinator leads.
+        """
+        refusal = self.core.scale(world_size, leave, now_ns=self._now_ns())
+        self._work()
+        return refusal or ("the journal cannot be written" if self.failed else "")
+
+    def _standing(self) -> Standing | None:
+        return None if self._core is None else self._core.standing(now_ns=self._now_ns())
+
+    def _when_durable(self, answer: Callable[[], None]) -> None:
+        """Call `answer` when all that is decided by now is in the journal, and that is still ours. Else never."""
+        self._answers.append(answer)
+        self._work()
+
     def reload(self) -> None:
         """Read certificates and deny list anew, and use them: for new handshakes, and for links of who is denied now.
 
@@ -235,6 +271,9 @@ class CoordinatorService:
         self._observers.close()
 
     def _on_link(self, link: Link) -> None:
+        if link.identity.role == OPERATOR:  # it has no part in the membership, and may have a worker's name
+            self._operators.listen(link)
+            return
         self._links[link.node] = link
         link.listen(self._on_app, self._on_state)
 
@@ -284,24 +323,34 @@ class CoordinatorService:
         core = self._core
         if self._closing or self._failed.done() or core is None:
             return
-        while self._writing is None and (action := core.next_action()) is not None:
-            call = self._journal_call(action)
+        while self._writing is None and (work := self._next_work(core)) is not None:
+            call, then = work
             if call is None:
-                self._carry_out(action)
+                then()
             elif self._executor is None:
                 try:
                     call()
                 except QuicollError as error:
                     self._fail(error)
                     return
-                self._carry_out(action)
+                then()
             else:
                 self._writing = self._loop.run_in_executor(self._executor, call)
-                self._writing.add_done_callback(partial(self._written, action))
+                self._writing.add_done_callback(partial(self._written, then))
         at = core.next_timer()
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if at is None else self._loop.call_at(at / 1e9 + 1e-9, self._on_timer)
+
+    def _next_work(self, core: CoordinatorCore) -> tuple[Callable[[], None] | None, Callable[[], None]] | None:
+        """Return what to ask of the journal, if anything, and what to do then; None where there is nothing to do."""
+        action = core.next_action()
+        if action is not None:
+            return self._journal_call(action), partial(self._carry_out, action)
+        if not self._answers:
+            return None
+        answers, self._answers = self._answers, []
+        return None if self._journal is None else self._journal.confirm, partial(_call_all, answers)
 
     def _journal_call(self, action: CoordinatorAction) -> Callable[[], None] | None:
         """Return what has to be asked of the journal before the action is carried out; None where nothing has."""
@@ -312,14 +361,14 @@ class CoordinatorService:
             return partial(journal.append, action.record)
         return journal.confirm if rests_on_journal(action) else None
 
-    def _written(self, action: CoordinatorAction, call: asyncio.Future[None]) -> None:
+    def _written(self, then: Callable[[], None], call: asyncio.Future[None]) -> None:
         """Go on after a call of the journal on its thread."""
         self._writing = None
         error = call.exception()
         if error is not None:
             self._fail(error)
         elif not self._closing:
-            self._carry_out(action)
+            then()
             self._work()
 
     def _fail(self, error: BaseException) -> None:
@@ -356,6 +405,10 @@ class CoordinatorService:
                 emit("peer_lost", peer=event.node, cause=event.cause, left=event.left)
             case NodesForgotten():
                 emit("nodes_forgotten", nodes=list(event.nodes))
+            case NodeDismissed():
+                emit("node_dismissed", peer=event.node, cause=event.cause)
+            case ScaleAsked():
+                emit("scale_asked", world_size=event.world_size, leave=list(event.leave))
             case ViewProposed():
                 emit("view_proposed", view=event.view.view_id, nodes=list(event.view.nodes))
             case ViewInstalled():
@@ -375,6 +428,11 @@ class CoordinatorService:
                 emit("held", cause=event.cause)
             case JobFinished():
                 emit("job_done", step=event.step, nodes=list(event.nodes))
+
+
+def _call_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
 
 
 async def serve(

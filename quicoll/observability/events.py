@@ -34,7 +34,7 @@ class Event:
     state_differs(step, nodes, tensor, from_node); state_torn(step, cause); state_learning(from_node, chunks);
     state_learned(seconds, passes, chunks, cause); own_state_kept(names, own_step, step);
     fault(what); refused(reason); straggler(rank, peer, op, seconds, view); job_done(step, nodes); leads(token, seed);
-    nodes_forgotten(nodes);
+    nodes_forgotten(nodes); scale_asked(world_size, leave); node_dismissed(peer, cause); dismissed(reason);
     certificates_rotated(fingerprint); certificate_denied(fingerprint). With `transport_events` also those of
     quicoll.observability.transport.
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from quicoll.errors import LocalError
 
-__all__ = ["remove_abandoned", "scratch_directory"]
+__all__ = ["living", "remove_abandoned", "scratch_directory"]
 
 _PREFIX = "quicoll-run-"
 _LOCK = "lock"
@@ -71,6 +71,24 @@ def remove_abandoned(base: Path) -> None:
     for name in names:
         with contextlib.suppress(OSError), _abandoned(base / name) as directory:
             _remove(base / name, directory)
+
+
+def living(base: Path) -> list[Path]:
+    """Return this user's directories whose processes are at work.
+
+    Args:
+        base: Where they are.
+    """
+    found = []
+    for path in sorted(base.glob(f"{_PREFIX}*")):
+        try:
+            with _abandoned(path):
+                continue
+        except BlockingIOError:  # its lock is held
+            found.append(path)
+        except OSError:
+            continue
+    return found
 
 
 def _locked(directory: int) -> int:

@@ -152,9 +152,16 @@ class Simulation:
         held = self.checker.held
         members = self.checker.installed.nodes if self.checker.installed is not None else ()
         return all(
-            machine.done or (machine.name in members and held.get(machine.name, (0, 0))[1] >= step)
+            machine.done
+            or (machine.name in members and held.get(machine.name, (0, 0))[1] >= step)
+            or self._stands_by(machine)
             for machine in self._fleet.workers
         )
+
+    def _stands_by(self, machine: Machine) -> bool:
+        """Return whether a worker is in no view because there are as many ranks as were asked for."""
+        view, wanted = self.checker.installed, self.checker.wanted
+        return view is not None and wanted is not None and view.world_size >= wanted and machine.name not in view.nodes
 
     def disk(self, job: Job) -> SimDisk:
         """Return the disk of the job's node, for `checkpoint.save(..., disk=sim.disk(job))`. It outlives processes."""
@@ -176,7 +183,7 @@ class Simulation:
                 world,
                 settings,
                 seed=self.seed,
-                newcomers=scenario.newcomers(self.events),
+                newcomers=scenario.newcomers(self.events, settings.ranks),
                 compute_s=self.compute,
                 checker=self.checker,
                 work=self._work,
@@ -202,13 +209,13 @@ class Simulation:
 
     def _check_nodes(self) -> None:
         here = node_names(self.settings.ranks)
-        known = [*here, *scenario.newcomers(self.events)]
+        known = [*here, *scenario.newcomers(self.events, self.settings.ranks)]
         for event in self.events:
             fault = event.fault
             if isinstance(fault, scenario.JoinAnew) and fault.node in here:
                 raise LocalError(f"{event}: {fault.node} is there from the beginning")
             named = [getattr(fault, "node", None), getattr(fault, "to", None), event.voter or None]
-            named += [*getattr(fault, "one", ()), *getattr(fault, "other", ())]
+            named += [*getattr(fault, "one", ()), *getattr(fault, "other", ()), *getattr(fault, "leave", ())]
             for name in named:
                 if name is not None and name not in known:
                     raise LocalError(f"{event}: there is no node {name!r} among {', '.join(known)}")
@@ -266,6 +273,8 @@ class Simulation:
                 network.repair(fault.one or None, fault.other or None)
             case scenario.SetConditions():
                 network.set_conditions(fault.conditions, fault.one or None, fault.other or None)
+            case scenario.ScaleTo():
+                self._fleet.scale(fault.world_size, fault.leave)
             case scenario.Heal():
                 self._heal()
             case _:
@@ -401,7 +410,7 @@ class Simulation:
         if events_left != self._events_left:  # it was not the last healing, or faults came after it
             return
         for machine in self._fleet.workers:
-            if not machine.done and machine.commits == machine.commits_at_heal:
+            if not machine.done and machine.commits == machine.commits_at_heal and not self._stands_by(machine):
                 if self._others_ended_unheard():
                     machine.done = True
                     continue

@@ -42,6 +42,7 @@ from quicoll.errors import (
     AuditError,
     CheckpointError,
     Corrupted,
+    Dismissed,
     JobDone,
     JournalError,
     Partitioned,
@@ -65,7 +66,7 @@ from quicoll.stop import StopRequest
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
-from quicoll_transport.sim import WALL_EPOCH_NS, SimulatedSocket
+from quicoll_transport.sim import WALL_EPOCH_NS, HostState, SimulatedSocket
 
 if TYPE_CHECKING:
     from quicoll.job import Job
@@ -80,6 +81,7 @@ _JOB = "sim"
 _PORT = 4433
 _JOURNAL = "/data/journal.sqlite"
 _AGAIN = (PeerError, Partitioned, StepAborted, Corrupted, CheckpointError, AuditError, JournalError)
+_ASK_NS = 100_000_000  # between two requests of an operator that nobody has taken
 _SHOWN = 12  # nodes in one error
 _CLIP = 600  # characters of each one: a Mismatch names both sides
 
@@ -125,6 +127,8 @@ class Fleet:
         self._work = work
         self._failed = failed
         self._closing: asyncio.Future[None] | None = None  # of the coordinator's process
+        self._service: CoordinatorService | None = None  # likewise
+        self._asked: tuple[int, tuple[str, ...]] | None = None  # what an operator asks for, until it is taken
         self._leaving: dict[str, bool] = {}  # who was about to leave when all ranks were to be started anew
         names = node_names(settings.ranks, newcomers)
         self._credentials = _credentials(tuple(names[1:]))
@@ -154,6 +158,38 @@ class Fleet:
     def close_coordinator(self) -> None:
         """Let its process end by itself; `closed` says when it has."""
         self.coordinator.loop.call_soon(self._close)
+
+    def scale(self, world_size: int, leave: tuple[str, ...]) -> None:
+        """Ask for so many ranks, as an operator does: again and again, until it is taken or something else is asked."""
+        self._asked = world_size, leave
+        self._ask_for_ranks(self._asked)
+
+    def _ask_for_ranks(self, asked: tuple[int, tuple[str, ...]]) -> None:
+        if asked is not self._asked:
+            return
+        if self.coordinator.host.state is HostState.RUNNING:
+            self.coordinator.loop.call_soon(self._take_request, asked)
+        self._world.after(_ASK_NS, self._ask_for_ranks, asked)
+
+    def _take_request(self, asked: tuple[int, tuple[str, ...]]) -> None:
+        """On the coordinator's loop."""
+        if self._service is None or asked is not self._asked:
+            return
+        refusal = self._service.scale(*asked)
+        self._world.note("asked", COORDINATOR_HOST, refusal or "taken", detail=asked)
+        if not self._service.failed:
+            self._asked = None
+            self._world.after(0, self._start_lacking, *(asked if not refusal else (0, ())))
+
+    def _start_lacking(self, world_size: int, leave: tuple[str, ...]) -> None:
+        """Start workers as `quicoll run` does where more are wanted."""
+        workers = [machine for machine in self.machines.values() if machine is not self.coordinator]
+        staying = [each for each in workers if not (each.awaited or each.done or each.departs or each.name in leave)]
+        lacking = world_size - len(staying)
+        free = [each for each in workers if each.name not in leave and (each.awaited or (each.done and each.dismissed))]
+        for machine in free[: max(lacking, 0)]:
+            machine.awaited = machine.done = machine.dismissed = False
+            machine.start()
 
     @property
     def closed(self) -> bool:
@@ -187,6 +223,7 @@ class Fleet:
             wall_clock=_wall_clock,
         )
         machine.endpoint = service.endpoint
+        self._service = service
         machine.on_sigterm = self._close
         machine.faults = service.faults
         self._closing = loop.create_future()
@@ -197,6 +234,7 @@ class Fleet:
                 failed.result()
         finally:
             failed.cancel()
+            self._service = None
             await service.aclose()
             store.close()
 
@@ -206,6 +244,11 @@ class Fleet:
         except JobDone as error:  # which ends a program well, as a SystemExit with status 0
             machine.note("job_done", step=error.step)
             result = None
+        except Dismissed as dismissal:  # likewise
+            machine.note("dismissed", reason=dismissal.message)
+            machine.dismissed = True
+            machine.terminated = False
+            return None
         except Terminated:
             if not machine.terminated:  # the user's own doing, with the status of a process that was ended
                 raise

@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import Corrupted, Diverged, Mismatch, PeerError, QuicollError
-from quicoll.membership.coordinator.history import Committed, InstalledView, Left
+from quicoll.membership.coordinator.history import Committed, InstalledView, Left, Proposed, Scaled
 from quicoll.sim.digests import state_digest
 from quicoll.sim.errors import InvariantBroken
 from quicoll.sim.hints import Habits
@@ -87,6 +87,8 @@ class Checker:
         self.commits: dict[int, tuple[int, bytes]] = {}  # what the journal took: by number, the view and the digest
         self.views: dict[int, View] = {}
         self.installed: View | None = None
+        self.wanted: int | None = None  # ranks that an operator has asked for
+        self._bound: int | None = None  # so many were wanted when the last view was proposed
         self._left: dict[str, None] = {}
         self._votes: dict[tuple[int, int], dict[str, None]] = {}
         self._decisions: dict[tuple[int, int], tuple[bool, str]] = {}
@@ -124,6 +126,10 @@ class Checker:
             self._install(record.view)
         elif isinstance(record, Left):
             self._left[record.node] = None
+        elif isinstance(record, Scaled):
+            self.wanted = record.world_size
+        elif isinstance(record, Proposed):
+            self._bound = self.wanted
 
     def _look_at_votes(self, record: Committed) -> None:
         votes = self._votes.get((record.view_id, record.step), {})
@@ -138,8 +144,11 @@ class Checker:
         base = [node for node in before.nodes if node not in self._left] if before is not None else []
         if base and 2 * len([node for node in nodes if node in base]) <= len(base):
             self.break_("quorum", f"view {view.view_id} of {nodes} after {base}: no majority of it")
-        if not base and len(nodes) < self._world_size:
-            self.break_("quorum", f"view {view.view_id} of {nodes} begins the job, which has {self._world_size} ranks")
+        first = self._world_size if self.wanted is None else min(self._world_size, self.wanted)
+        if not base and len(nodes) < first:
+            self.break_("quorum", f"view {view.view_id} of {nodes} begins the job, which has {first} ranks")
+        if self._bound is not None and len(nodes) > max(len(base), self._bound) and base:
+            self.break_("quorum", f"view {view.view_id} of {nodes} after {base}: {self._bound} ranks were asked for")
         if before is not None and view.view_id <= before.view_id:
             self.break_("one-decision", f"view {view.view_id} was installed after view {before.view_id}")
         self.views[view.view_id] = self.installed = view

@@ -41,7 +41,8 @@ class Machine:
     disturbances: how often its time was interfered with; disturbed: it is so now. engine, endpoint, faults: of the
     process; the first only of a worker's. awaited: it comes later, by a fault, and nothing else starts it. departs: its
     process leaves the job where it would enter a step. terminated: it was asked to end, and a process that ends so is
-    not done. lies_to: nodes that get other bits from it. alarm_ns: between its alarms; 0: it raises none.
+    not done. dismissed: it was told to leave the job.
+    lies_to: nodes that get other bits from it. alarm_ns: between its alarms; 0: it raises none.
     forges: what it forges of its state; "": nothing. forgeries: how often it has, by what.
     on_vote: called at each vote of its process, before it is cast. on_sigterm: what its process does at SIGTERM.
     flip_bit: flips a bit of its registered state (CheckedJob.flip_bit); None where it has not joined.
@@ -70,6 +71,7 @@ class Machine:
         self.awaited = awaited
         self.departs = False
         self.terminated = False
+        self.dismissed = False
         self.lies_to: dict[str, None] = {}
         self.alarm_ns = 0
         self.forges = ""

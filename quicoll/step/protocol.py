@@ -48,6 +48,7 @@ from quicoll.checks import seconds
 from quicoll.errors import (
     AuditError,
     Corrupted,
+    Dismissed,
     Diverged,
     JobDone,
     LocalError,
@@ -57,7 +58,7 @@ from quicoll.errors import (
     QuicollError,
     StepAborted,
 )
-from quicoll.membership.member.actions import JobOver
+from quicoll.membership.member.actions import Dismissal, JobOver
 from quicoll.state.keeper import StateKeeper
 from quicoll.state.version import StateVersion
 from quicoll.step.attempt import StepAttempt, aborted, not_committed, reason_of
@@ -451,7 +452,7 @@ class StepProtocol:
         return aborted(error, number=number, view_id=self._context.view.view_id)
 
 
-def at_work(found: View | JobOver, version: StateVersion | None = None) -> View:
+def at_work(found: View | JobOver | Dismissal, version: StateVersion | None = None) -> View:
     """Return the view that an engine has found.
 
     Args:
@@ -459,7 +460,10 @@ def at_work(found: View | JobOver, version: StateVersion | None = None) -> View:
         version: Of the state that this rank holds whole; None where it holds none.
     Raises:
         JobDone: There will be none.
+        Dismissed: There will be none for this rank, which was told to leave.
     """
+    if isinstance(found, Dismissal):
+        raise Dismissed(found.reason)
     if not isinstance(found, JobOver):
         return found
     holds = version is not None and version.step == found.step

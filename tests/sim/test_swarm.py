@@ -62,6 +62,8 @@ sim.at(1.4).disk("coordinator", "fsync")
 sim.at(1.4).disk(1, "power")
 sim.at(1.5).join(4)
 sim.at(1.5).leave(1)
+sim.at(1.5).scale(8)
+sim.at(1.5).scale(2, leave={0, 3})
 sim.at(1.6).terminate("coordinator")
 sim.at(1.6).lie(1, 2)
 sim.at(1.7).alarm(1, 0.25)
@@ -133,6 +135,8 @@ def test_statements_are_chained_repeated_and_parted_by_lines_or_semicolons() -> 
         "sim.at(1.0).crash(1",
         "sim.at_vote('coordinator').crash(1)",
         "sim.at(1.0).leave('coordinator')",
+        "sim.at(1.0).scale(0)",
+        "sim.at(1.0).scale(2, leave='coordinator')",
         "sim.at(1.0).lie(1, 1)",
         "sim.at(1.0).alarm(1, 1e-6)",
         "sim.at(1.0).forge(1, 'everything')",
@@ -166,7 +170,7 @@ def test_scenarios_are_in_order_end_with_a_healing_and_keep_to_their_nodes() -> 
             assert isinstance(made.events[-1].fault, Heal)
             assert list(made.events) == sorted(made.events, key=lambda event: event.at_ns)
             assert made.events[-1].at_ns < 20_000_000_000
-            known = ["coordinator", *(f"worker-{rank}" for rank in range(ranks)), *newcomers(made.events)]
+            known = ["coordinator", *(f"worker-{rank}" for rank in range(ranks)), *newcomers(made.events, ranks)]
             for event in made.events:
                 fault = event.fault
                 named = [

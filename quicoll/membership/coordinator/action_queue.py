@@ -25,6 +25,7 @@ from quicoll.membership.messages import (
     Adopt,
     CoordinatorMessage,
     Decide,
+    Dismiss,
     Install,
     JobEnded,
     Outdated,
@@ -100,6 +101,13 @@ class ActionQueue:
         self.tell(candidate, JobEnded(step=step))
         self.drop(candidate.node, candidate.incarnation, "the job is done")
 
+    def dismiss(self, candidate: Candidate) -> None:
+        """Tell a node to leave, if it was not told so in a decision, and close its link when it has had time to go."""
+        if not candidate.dismissed:
+            candidate.dismissed = True
+            self.tell(candidate, Dismiss(reason=clip(candidate.dismissal)))
+        self.drop(candidate.node, candidate.incarnation, "it was told to leave")
+
     def withhold(self, cause: str, *, now_ns: int) -> None:
         """Tell every node that waits why there is no view; each gets each reason once."""
         cause = clip(cause)
@@ -137,6 +145,13 @@ class ActionQueue:
             informed = previous.nodes if boundary is not None else ()
             for member in previous.members:
                 stays = view.rank_of(member.node) is not None
+                candidate = self._roster.get(member.node)
+                if candidate is not None and candidate.dismissal:
+                    # In one message with the decision: between two it could begin a step that is never committed.
+                    if boundary is not None and not candidate.dismissed:
+                        candidate.dismissed = True
+                        self.tell(member, msgspec.structs.replace(boundary, dismissal=clip(candidate.dismissal)))
+                    continue
                 if boundary is not None:
                     self.tell(member, msgspec.structs.replace(boundary, next_view=view if stays else None))
                 if not stays:

@@ -22,11 +22,13 @@ __all__ = [
     "DropLink",
     "JobFinished",
     "MembershipEvent",
+    "NodeDismissed",
     "NodeJoined",
     "NodeLost",
     "NodesForgotten",
     "Note",
     "Persist",
+    "ScaleAsked",
     "StepCommitted",
     "StepRejected",
     "TellMember",
@@ -124,8 +126,28 @@ class NodesForgotten:
     nodes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleAsked:
+    """An operator wants so many ranks, and these nodes to leave for that."""
+
+    now_ns: int
+    world_size: int
+    leave: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDismissed:
+    """A node is told to leave, as an operator has asked."""
+
+    now_ns: int
+    node: str
+    cause: str
+
+
 MembershipEvent: TypeAlias = (
     NodeJoined
+    | NodeDismissed
+    | ScaleAsked
     | NodeLost
     | NodesForgotten
     | ViewProposed

@@ -20,12 +20,13 @@ __all__ = ["differs", "join_refusal", "name_list", "shortfall"]
 def shortfall(nodes: Sequence[str], *, history: History, config: CoordinatorConfig) -> str:
     """Return why these nodes are too few for a view, "" if they are not.
 
-    The first view needs `world_size` nodes; so does one after all nodes have left. Every other needs a quorum of the
-    nodes of the last view that have not left.
+    The first view needs `world_size` nodes, or fewer where an operator has asked for fewer; so does one after all nodes
+    have left. Every other needs a quorum of the nodes of the last view that have not left.
     """
     base = history.base
-    if not base and len(nodes) < config.world_size:
-        return f"{len(nodes)} of {config.world_size} nodes are here: {name_list(nodes) or 'none'}"
+    first = config.world_size if history.wanted is None else min(config.world_size, history.wanted)
+    if not base and len(nodes) < first:
+        return f"{len(nodes)} of {first} nodes are here: {name_list(nodes) or 'none'}"
     if base and not has_quorum(nodes, base):
         missing = [node for node in base if node not in nodes]
         here = len(base) - len(missing)
@@ -40,10 +41,13 @@ def join_refusal(node: str, join: Join, *, history: History, config: Coordinator
 
     A journal that knows less than a member was lost, restored from a copy, or is another job's. To go on with it would
     commit steps a second time. Only a new journal takes a member's step, as the checkpoint to go on from.
+
+    The world size says what the first view waits for, so nodes of that view have to agree on it with the coordinator.
+    A node that comes to a job at work may have any: it was started for the size that the job has, or shall have.
     """
     if config.nodes and not any(fnmatchcase(node, pattern) for pattern in config.nodes):
         return f"{node} is none of the nodes that may join: {name_list(config.nodes)}"
-    if join.world_size is not None and join.world_size != config.world_size:
+    if not history.base and join.world_size not in (None, config.world_size):
         return f"the coordinator was started for world size {config.world_size}, not {join.world_size}"
     if not join.adopts and differs(join, config=config):
         return (

@@ -17,6 +17,7 @@ It carries no tensors and knows no clock, socket or disk; messages, losses and t
     probes.py        who is left out, and how a node that is left out shows that it reaches the others again
     ending.py        whether the job is done, and what is recorded of nodes that go
     forgetting.py    whether nodes that an operator gives up may count no longer
+    scaling.py       how many ranks an operator wants, and who leaves for that
 
 Rules, and why:
 
@@ -31,6 +32,7 @@ Rules, and why:
 - A node that is behind by a large state steps out of its view between two steps (`Learn`): it is taken out of the base
   of quorums, as if it had left, counts as a holder of no step, and is in no view until it says so (`Learned`), joins
   anew, or the others are too few without it.
+- A node that an operator wants gone leaves at a boundary of an installed view, as if it went of its own will.
 - The first report of a failure ends a view; the announcement may wait for more, so that all members get one cause.
 """
 
@@ -39,12 +41,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError
+from quicoll.membership.coordinator import scaling
 from quicoll.membership.coordinator.action_queue import ActionQueue
 from quicoll.membership.coordinator.actions import (
     CoordinatorAction,
+    NodeDismissed,
     NodeJoined,
     NodeLost,
     NodesForgotten,
+    ScaleAsked,
     StepCommitted,
 )
 from quicoll.membership.coordinator.diagnosis import ViewFailure
@@ -59,6 +64,7 @@ from quicoll.membership.coordinator.history import (
     Left,
     Noted,
     Proposed,
+    Scaled,
     Seeded,
     WentOn,
 )
@@ -200,6 +206,43 @@ class CoordinatorCore:
             return
         self._node_lost(candidate, clip(f"{node} was lost: {cause}"), now_ns)
         self._reconsider(now_ns)
+
+    def scale(self, world_size: int | None, leave: tuple[str, ...] = (), *, now_ns: int) -> str:
+        """Take in that an operator wants another number of ranks; see scaling.py.
+
+        Args:
+            world_size: Ranks; None: as many as there are.
+            leave: Nodes that shall leave.
+            now_ns: The time now.
+        Returns:
+            Why it cannot be, and nothing has changed; "" where it is taken, or was before.
+        """
+        answer = scaling.judge_request(
+            world_size, leave, history=self._history, roster=self._roster, config=self._config
+        )
+        if isinstance(answer, scaling.ScaleRefusal):
+            return answer.reason
+        if answer != Scaled(self._history.wanted or 0, self._history.to_leave):
+            self._record(answer)
+            self._out.note(ScaleAsked(now_ns=now_ns, world_size=answer.world_size, leave=answer.leave))
+        self._reconsider(now_ns)
+        return ""
+
+    def standing(self, *, now_ns: int) -> scaling.Standing:
+        """Return how far what an operator has asked for is."""
+        history, view = self._history, self.view
+        if view is not None:
+            waiting = scaling.missing(view, history, self._roster)
+        else:
+            waiting = self._stage.why_waits() or self._formation.why_none(history, now_ns=now_ns)
+            waiting = f"there is no view: {waiting or 'the next one follows'}"
+        return scaling.Standing(
+            world_size=history.wanted,
+            leave=history.to_leave,
+            view_id=view.view_id if view is not None else 0,
+            nodes=view.nodes if view is not None else (),
+            waiting_for=clip(waiting),
+        )
 
     def handle_timer(self, now_ns: int) -> None:
         """Do what is due at `now_ns`; harmless when nothing is."""
@@ -405,11 +448,38 @@ class CoordinatorCore:
     def _reconsider_installed(self, active: ActiveView, now_ns: int) -> None:
         if active.ballot is not None:
             return  # its decision will look again; and votes of a large view must not each count all nodes
+        if self._due_to_leave(active.view, now_ns):
+            may_ns = max(active.quiet_ns, self._evidence.may_propose_ns())
+            if now_ns < may_ns:
+                self._wake_ns = may_ns
+                return
+            self._dismiss(active.view, now_ns)
+            if not self._formation.unchanged(active.view, self._history, now_ns=now_ns):
+                self._change_view(active, "", now_ns)
+            self._remove_leavers(now_ns)
+            return
         change = self._formation.due_change(active.view, self._history, quiet_ns=active.quiet_ns, now_ns=now_ns)
         if change.obstacle:
             self._wake_ns = change.retry_ns
         else:
             self._change_view(active, "", now_ns)
+
+    def _due_to_leave(self, view: View, now_ns: int) -> list[Candidate]:
+        return scaling.due(view, self._formation, self._roster, self._history, now_ns=now_ns)
+
+    def _dismiss(self, view: View, now_ns: int) -> None:
+        """Take those out of the job that are due to leave it; they are told with what follows at this boundary."""
+        going = self._due_to_leave(view, now_ns)
+        for candidate in going:
+            ranks = self._history.wanted
+            candidate.dismissal = f"{candidate.node} leaves the job, which is to have {ranks} ranks"
+            candidate.leaving = True
+            self._retire(candidate)
+            self._out.note(NodeDismissed(now_ns=now_ns, node=candidate.node, cause=candidate.dismissal))
+        names = [candidate.node for candidate in going]
+        if names:
+            rest = tuple(node for node in self._history.to_leave if node not in names)
+            self._record(Scaled(self._history.wanted or 0, rest))
 
     def _propose(self, chosen: list[Candidate], now_ns: int, boundary: Decide | None = None) -> None:
         """Propose a view of `chosen`; at a step boundary, inside the decision of the step."""
@@ -504,10 +574,13 @@ class CoordinatorCore:
         self._roster.committed(view, step)
         self._out.note(StepCommitted(now_ns=now_ns, view_id=view.view_id, step=step, digest=digest))
         decision = Decide(view_id=view.view_id, step=step, commit=True)
+        if now_ns >= self._evidence.may_propose_ns():
+            self._dismiss(view, now_ns)
         leavers = self._roster.leavers
         waits = not leavers and now_ns < self._evidence.may_propose_ns()
         if waits or self._formation.unchanged(view, self._history, now_ns=now_ns):
             self._out.tell_all(view, decision)
+            self._remove_leavers(now_ns)
             return
         for candidate in leavers:
             self._retire(candidate)
@@ -556,7 +629,9 @@ class CoordinatorCore:
 
     def _remove_leavers(self, now_ns: int) -> None:
         for candidate in self._roster.leavers:
-            self._remove(candidate, f"{candidate.node} {departure('')}", now_ns)
+            if candidate.dismissal:
+                self._out.dismiss(candidate)
+            self._remove(candidate, candidate.dismissal or f"{candidate.node} {departure('')}", now_ns)
 
     def _leave_out(self, reasons: Mapping[str, str], now_ns: int) -> None:
         """Leave connected nodes out of the next views, each for a while, and tell them."""

@@ -82,9 +82,9 @@ class Formation:
         self._asked: dict[str, None] = {}  # for their states since then
         self._first = ""  # of these the one that is to be in the next view
 
-    def choose(self, history: History, *, now_ns: int) -> list[Candidate]:
-        """Return who would be in a view proposed now, by rank."""
-        without = tuple(self._evidence.left_out(now_ns=now_ns))
+    def choose(self, history: History, *, now_ns: int, without: Collection[str] = ()) -> list[Candidate]:
+        """Return who would be in a view proposed now, by rank. without: nodes that are not to be in it."""
+        without = (*self._evidence.left_out(now_ns=now_ns), *without)
         learners = tuple(candidate.node for candidate in self._roster.learners)
         if learners:
             rest = self._choose(history, (*without, *learners), now_ns=now_ns)
@@ -95,8 +95,19 @@ class Formation:
     def _choose(self, history: History, without: Collection[str], *, now_ns: int) -> list[Candidate]:
         last = history.view.nodes if history.view is not None else ()
         first = (self._first,) if self._lost_step == history.committed_step else ()
-        limit = self._config.max_world_size
+        limit = self._limit(history)
         return self._roster.choose(now_ns=now_ns, limit=limit, preferred=(first, last), without=without)
+
+    def _limit(self, history: History) -> int:
+        """Return how many nodes a view may have: so many as are wanted, and all of the last one that are here.
+
+        Nodes that are at work are never cut off by what is wanted: fewer might be no quorum. They are told to leave
+        (scaling.py), and are then of the last view no longer.
+        """
+        most = self._config.max_world_size
+        if history.wanted is None:
+            return most
+        return min(most, max(history.wanted, sum(node in self._roster for node in history.base)))
 
     def unchanged(self, view: View, history: History, *, now_ns: int) -> bool:
         """Return whether a view proposed now would have the members of `view`."""

@@ -33,6 +33,7 @@ __all__ = [
     "Left",
     "Noted",
     "Proposed",
+    "Scaled",
     "Seeded",
     "WentOn",
 ]
@@ -107,7 +108,15 @@ class Noted:
     lessons: Lessons
 
 
-JournalRecord: TypeAlias = Seeded | Proposed | InstalledView | Committed | Left | Forgotten | WentOn | Noted
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """An operator wants so many ranks, and these nodes to leave, in place of what was wanted before."""
+
+    world_size: int
+    leave: tuple[str, ...] = ()
+
+
+JournalRecord: TypeAlias = Seeded | Proposed | InstalledView | Committed | Left | Forgotten | WentOn | Noted | Scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,8 @@ class History:
     view. committed_step, committed_view: of the last commit; before any, the step from which the first view went on,
     and 0. committed_digest: of the last commit. finished: nodes whose work ended as it should at `committed_step`, with
     nothing begun after it; final_step: that step, as their users count; crowd: how many nodes were left of the view
-    when the first of them ended. lessons: what was noted last.
+    when the first of them ended. lessons: what was noted last. wanted: ranks that an operator has asked for, None where
+    nobody has; to_leave: nodes that are still to leave for that.
     """
 
     seed: int | None = None
@@ -134,6 +144,8 @@ class History:
     final_step: int = 0
     crowd: int = 0
     lessons: Lessons = field(default_factory=Lessons)
+    wanted: int | None = None
+    to_leave: tuple[str, ...] = ()
 
     def apply(self, record: JournalRecord) -> History:
         """Return the history after `record`. Raises LocalError when the record contradicts what is there."""
@@ -155,6 +167,8 @@ class History:
             return self._forget(record)
         if isinstance(record, Noted):
             return replace(self, lessons=record.lessons)
+        if isinstance(record, Scaled):
+            return replace(self, wanted=record.world_size, to_leave=record.leave)
         return self._leave(record)
 
     @property

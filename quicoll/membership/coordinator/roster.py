@@ -35,6 +35,8 @@ class Candidate:
         learning: Whether it learns the state outside of views, which have it only where they need it.
         finished: The step at which its work ended as it should, as it says when it leaves; None where it did not.
         told_end: Whether it was told that the job is done.
+        dismissal: Why it is told to leave, "" where it is not; then it is `leaving` too.
+        dismissed: Whether it was told so.
         wait_reason: Why it waits, as last sent to it, so that it gets each reason once.
     """
 
@@ -46,6 +48,8 @@ class Candidate:
     learning: bool = False
     finished: int | None = None
     told_end: bool = False
+    dismissal: str = ""
+    dismissed: bool = False
     wait_reason: str = ""
     rank_key: tuple[object, ...] = field(init=False)
 

@@ -18,6 +18,7 @@ __all__ = [
     "AdoptLostAfter",
     "Deactivate",
     "Decided",
+    "Dismissal",
     "FormLinks",
     "Held",
     "JobOver",
@@ -159,6 +160,13 @@ class JobOver:
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class Dismissal:
+    """This node has left the job, which goes on without it: an operator has asked for it. Nothing follows."""
+
+    reason: str
+
+
 MemberAction: TypeAlias = (
     TellCoordinator
     | FormLinks
@@ -174,4 +182,5 @@ MemberAction: TypeAlias = (
     | StartOver
     | ProbePaths
     | JobOver
+    | Dismissal
 )

@@ -18,6 +18,7 @@ from quicoll.membership.member.actions import (
     Activate,
     AdoptLostAfter,
     Decided,
+    Dismissal,
     FormLinks,
     Held,
     JobOver,
@@ -38,6 +39,7 @@ from quicoll.membership.messages import (
     Aborted,
     Adopt,
     Decide,
+    Dismiss,
     Install,
     JobEnded,
     Join,
@@ -220,6 +222,8 @@ class MemberCore:
             pass  # meant for the link before this one: the coordinator sent it before it read our Join
         elif isinstance(message, Propose):
             self._propose(message.view, now_ns)
+        elif isinstance(message, Dismiss):
+            self._dismissed(message.reason)
         elif isinstance(message, Withhold) and self._state is MemberState.JOINING:
             self._hold(message.cause)
         elif isinstance(message, Probe) and self._state is MemberState.JOINING:
@@ -420,6 +424,13 @@ class MemberCore:
         self._done()
         self._out.append(JobOver(step))
 
+    def _dismissed(self, reason: str) -> None:
+        """Leave the job at a boundary. The coordinator takes no step to be open, or would have decided it before."""
+        self._end_view(ViewEnd(reason))
+        self._tell_leave(reason)
+        self._done()
+        self._out.append(Dismissal(reason))
+
     def _propose(self, view: View, now_ns: int) -> None:
         if contradiction := self._progress.contradiction_of_view(view, node=self.node, incarnation=self.incarnation):
             self._protocol_broken(contradiction)
@@ -466,6 +477,8 @@ class MemberCore:
         self._committed(message.view_id, message.step)
         if self._leaving:
             self._view_over(ViewEnd("this node left"))
+        elif message.dismissal:
+            self._dismissed(message.dismissal)
         elif message.next_view is not None:
             self._propose(message.next_view, now_ns)
 

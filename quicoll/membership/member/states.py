@@ -4,7 +4,7 @@ DETACHED   no link to the coordinator
 JOINING    connected; there is no view for this node yet
 FORMING    a view was proposed; links to its members are being formed
 ACTIVE     the view is installed; steps are taken in it
-LEFT       the end: left of its own will, or refused, or the job is done
+LEFT       the end: left of its own will or an operator's, or refused, or the job is done
 """
 
 from __future__ import annotations

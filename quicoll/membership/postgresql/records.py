@@ -19,6 +19,7 @@ from quicoll.membership.coordinator.history import (
     Left,
     Noted,
     Proposed,
+    Scaled,
     Seeded,
     WentOn,
 )
@@ -34,6 +35,7 @@ _KINDS: dict[str, type[JournalRecord]] = {
     "forgotten": Forgotten,
     "went on": WentOn,
     "noted": Noted,
+    "scaled": Scaled,
 }
 _NAMES = {record: kind for kind, record in _KINDS.items()}
 

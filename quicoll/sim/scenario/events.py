@@ -30,6 +30,7 @@ from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 from quicoll.errors import LocalError
+from quicoll.membership.view import natural_key
 from quicoll_transport.sim import Conditions
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "Repair",
     "Restart",
     "Resume",
+    "ScaleTo",
     "ScenarioEvent",
     "SetConditions",
     "Slow",
@@ -158,6 +160,18 @@ class LeaveJob:
 
     def source(self) -> str:
         return f"leave({_node(self.node)})"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleTo:
+    """An operator asks for so many ranks, again and again until the coordinator has taken it; workers that are lacking
+    are started, those that were told to leave before first. leave: nodes that are asked to go."""
+
+    world_size: int
+    leave: tuple[str, ...] = ()
+
+    def source(self) -> str:
+        return f"scale({self.world_size}{f', leave={_set(self.leave)}' if self.leave else ''})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +337,7 @@ Fault: TypeAlias = (
     | Restart
     | JoinAnew
     | LeaveJob
+    | ScaleTo
     | Terminate
     | LieTo
     | Alarm
@@ -359,9 +374,15 @@ class ScenarioEvent:
         return f"sim.at_vote({_node(self.voter)}, start={_seconds(self.at_ns)}{after}).{self.fault.source()}"
 
 
-def newcomers(events: Iterable[ScenarioEvent]) -> tuple[str, ...]:
-    """Return the nodes that come later, in the order of their names."""
-    return tuple(sorted({event.fault.node: None for event in events if isinstance(event.fault, JoinAnew)}))
+def newcomers(events: Iterable[ScenarioEvent], ranks: int) -> tuple[str, ...]:
+    """Return the nodes that come later, in the order of their names, to those that are there from the beginning."""
+    found: dict[str, None] = {}
+    for event in events:
+        if isinstance(event.fault, JoinAnew):
+            found[event.fault.node] = None
+        elif isinstance(event.fault, ScaleTo):
+            found |= dict.fromkeys(node_name(rank) for rank in range(ranks, event.fault.world_size))
+    return tuple(sorted(found, key=natural_key))
 
 
 def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
@@ -390,8 +411,8 @@ def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
             return ("hold",)
         case DiskFault():
             return ("disk",)
-        case JoinAnew() | LeaveJob() | LieTo():
-            return ({JoinAnew: "join", LeaveJob: "leave", LieTo: "lie"}[type(fault)],)
+        case JoinAnew() | LeaveJob() | LieTo() | ScaleTo():
+            return ({JoinAnew: "join", LeaveJob: "leave", LieTo: "lie", ScaleTo: "scale"}[type(fault)],)
         case _:
             return (type(fault).__name__.lower(),)
 

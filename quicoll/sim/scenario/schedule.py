@@ -30,6 +30,7 @@ from quicoll.sim.scenario.events import (
     Repair,
     Restart,
     Resume,
+    ScaleTo,
     ScenarioEvent,
     SetConditions,
     Slow,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["FaultSchedule", "at", "at_vote", "every"]
 
 _MOST_TIMES = 100_000  # of one `every`
+_MOST_RANKS = 256
 _MOST_DRIFT = 500_000  # ppm, as a simulated clock takes it
 
 
@@ -108,6 +110,20 @@ class FaultSchedule:
     def leave(self, node: NodeRef) -> FaultSchedule:
         """Let the worker leave the job for good, in order, instead of entering its next step."""
         return self.fault(LeaveJob(_worker(node, "leaves")))
+
+    def scale(self, world_size: int, *, leave: NodeRef | Iterable[NodeRef] = ()) -> FaultSchedule:
+        """Let an operator ask for so many ranks, as by `quicoll scale`. Workers that are lacking are started.
+
+        Args:
+            world_size: Ranks.
+            leave: Workers that shall go; else those of the highest ranks.
+        """
+        if isinstance(world_size, bool) or not 1 <= world_size <= _MOST_RANKS:
+            raise LocalError(f"a job has 1 to {_MOST_RANKS} ranks, not {world_size!r}")
+        names = _names(leave)
+        for name in names:
+            _worker(name, "leaves")
+        return self.fault(ScaleTo(world_size, names))
 
     def terminate(self, node: NodeRef) -> FaultSchedule:
         """Ask the process to end, as by SIGTERM: its task is cancelled, and it leaves the job. It stays down until

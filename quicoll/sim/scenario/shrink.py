@@ -126,7 +126,7 @@ def _split(scenario: Scenario) -> tuple[tuple[ScenarioEvent, ...], tuple[Scenari
 
 def _fewer_ranks(scenario: Scenario) -> Iterator[Scenario]:
     for ranks in range(1, scenario.ranks):
-        names = [COORDINATOR_HOST, *(node_name(rank) for rank in range(ranks)), *newcomers(scenario.events)]
+        names = [COORDINATOR_HOST, *(node_name(rank) for rank in range(ranks)), *newcomers(scenario.events, ranks)]
         events = [(event, _among(event.fault, names)) for event in scenario.events if event.voter in ("", *names)]
         kept = tuple(replace(event, fault=fault) for event, fault in events if fault is not None)
         fewer = replace(scenario.settings, ranks=ranks, sites=scenario.settings.sites[:ranks])

@@ -21,6 +21,7 @@ pace is drawn as well.
     clock_back                         the wall clock is set back, and the process is started again
     lie, alarm                         bad members: other bits for one peer; reports that end views for nothing
     forge                              a bad member: another state than it has, given to one that comes back
+    scale                              an operator asks for another number of ranks, once or several times
 
 Times. Most faults begin within a horizon of 0.2 to 4 s. Steps are computed at a pace that makes the asked number of
 them last about as long as the faults do, so that faults meet steps. Few come before the first view, more soon after it,
@@ -34,6 +35,9 @@ direct where there is one site. They are drawn by a generator of their own, so t
 Forgers. Three quarters of the seeds have none, and are what they would be without this kind: it is drawn last, by a
 generator of its own. Where a seed has a liar, that one forges: of two bad members that are not the same nothing is
 promised. To be seen a forgery needs somebody who has to be given a state, so another rank is started again meanwhile.
+
+Operators. A quarter of the seeds without a liar or a forger have one, drawn by a generator of its own as well. It asks
+for one rank at least and two more than there were at most, so that jobs grow and shrink while other things break.
 
 Every scenario ends with a healing. Clocks that leapt stay so; a wall clock is never set by more than an hour at once,
 as certificates are valid from a day before the beginning. What a path is like after the healing lets QUIC work.
@@ -75,6 +79,7 @@ from quicoll.sim.scenario.events import (
     Repair,
     Restart,
     Resume,
+    ScaleTo,
     ScenarioEvent,
     SetConditions,
     Slow,
@@ -116,6 +121,7 @@ FAULT_KINDS: tuple[str, ...] = (
     "lie",
     "alarm",
     "forge",
+    "scale",
 )
 """All kinds of fault, in the order in which they are drawn."""
 
@@ -201,7 +207,8 @@ def generate(
     """The scenario of this seed. settings: taken as they are, with `ranks`; else they are drawn too."""
     wanted = parse_kinds(",".join(kinds)) if kinds else ()
     forges = _forges(seed, wanted)
-    wanted = tuple(kind for kind in wanted if kind != "forge")
+    scales = _scales(seed, wanted)
+    wanted = tuple(kind for kind in wanted if kind not in ("forge", "scale"))
     draw = _Draw(random.Random(f"quicoll.sim/swarm/{seed}"))  # noqa: S311 - a simulation has no secrets
     enabled = [kind for kind in wanted if draw.chance(0.5)]
     horizon = draw.one_of(_HORIZONS_MS) * _MS
@@ -214,6 +221,8 @@ def generate(
         builder.add(draw.one_of(enabled), enabled)
     if forges is not None:
         builder.forge(forges)
+    elif scales is not None:
+        builder.scale(scales)
     events = builder.healed()
     compute_s = round(events[-1].at_ns / _S / steps * pace, 4)
     return Scenario(seed=seed, steps=steps, compute_s=compute_s, settings=settings, events=events)
@@ -294,6 +303,12 @@ def _forges(seed: int, wanted: Sequence[str]) -> _Draw | None:
     return draw if "forge" in wanted and draw.chance(1.0 if len(wanted) == 1 else 0.25) else None
 
 
+def _scales(seed: int, wanted: Sequence[str]) -> _Draw | None:
+    """What the requests of this seed's operator are drawn by; None where it has none."""
+    draw = _Draw(random.Random(f"quicoll.sim/swarm/scale/{seed}"))  # noqa: S311 - a simulation has no secrets
+    return draw if "scale" in wanted and draw.chance(1.0 if len(wanted) == 1 else 0.25) else None
+
+
 class _Builder:
     """Draws events of given kinds."""
 
@@ -360,6 +375,17 @@ class _Builder:
             up_ns = max(down_ns, 0) + round(self._lost * draw.one_of((0.1, 0.5, 1.2)))
             self._put(up_ns, Restart(node))
             self._sick_ns = max(self._sick_ns, up_ns + 2 * _FORMED * self._settings.conditions.latency_ns + self._lost)
+
+    def scale(self, draw: _Draw) -> None:
+        """Let an operator ask for other numbers of ranks. draw: by which all of it is drawn."""
+        if any(isinstance(event.fault, LieTo) for event in self._events):
+            return
+        begin = _FORMED * self._settings.conditions.latency_ns if draw.chance(0.85) else 0
+        for _ in range(draw.one_of((1, 1, 2, 3))):
+            at_ns = begin + round(self._horizon * draw.between(0.0, 1.0))
+            world_size = draw.one_of(range(1, len(self._workers) + 3))
+            leave = (draw.one_of(self._workers),) if draw.chance(0.2) else ()
+            self._put(at_ns, ScaleTo(world_size, leave))
 
     def healed(self) -> tuple[ScenarioEvent, ...]:
         """All events in their order, with a healing at the end."""

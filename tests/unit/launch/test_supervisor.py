@@ -64,6 +64,12 @@ class Run:
     def said(self, node: str) -> list[str]:
         return [line for who, line in self.lines if who == node]
 
+    def end(self, node: str, status: int) -> None:
+        """Let a worker that waits for it end."""
+        unfinished = self.events / f"ending-{node}"
+        unfinished.write_text(str(status))
+        unfinished.rename(self.events / f"end-{node}")
+
     async def until_said(self, node: str, line: str) -> None:
         while line not in self.said(node):
             self.heard.clear()
@@ -122,6 +128,44 @@ async def test_workers_are_told_who_they_are(run: Run) -> None:
     }
 
 
+async def test_workers_are_started_as_asked_for_and_who_is_told_to_leave_is_not_started_again(
+    run: Run,
+) -> None:
+    supervisor = run.supervisor(
+        """
+        import os, pathlib, sys, time
+        node, events = os.environ["QUICOLL_NODE"], pathlib.Path(os.environ["QUICOLL_EVENTS"])
+        print("up as one of", os.environ["WORLD_SIZE"])
+        while not (end := events / f"end-{node}").exists():
+            time.sleep(0.01)
+        sys.exit(int(end.read_text()))
+        """,
+        most=3,
+    )
+
+    def tell(**event: object) -> None:
+        with open(run.events / "coordinator.jsonl", "a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    running = asyncio.create_task(supervisor.run())
+    await run.until_said("worker-1", "up as one of 2")
+    tell(kind="scale_asked", world_size=4, leave=[])
+    await run.until_said("worker-2", "up as one of 4")
+    await run.until_said("coordinator", "1 workers more are wanted, but there is no certificate for worker-3")
+    tell(kind="scale_asked", world_size=2, leave=["worker-1"])
+    tell(kind="node_dismissed", peer="worker-1", cause="fewer")
+    await run.until_said("worker-1", "is told to leave the job")
+    run.end("worker-1", 5)
+    await run.until_said("worker-1", "ended with exit status 5 and is not started again")
+    (run.events / "end-worker-1").unlink()
+    tell(kind="scale_asked", world_size=3, leave=[])
+    await run.until_said("worker-1", "up as one of 3")
+    for node in ("worker-0", "worker-1", "worker-2"):
+        run.end(node, 0)
+    outcome = await running
+    assert (outcome.exit_status, dict(outcome.restarts)["worker-0"]) == (0, 0)
+
+
 async def test_throw_away_certificates_are_private_and_gone_afterwards(run: Run) -> None:
     await run.supervisor(
         """
@@ -135,7 +179,7 @@ async def test_throw_away_certificates_are_private_and_gone_afterwards(run: Run)
     where, listing = run.said("worker-0")
     assert listing == (
         "0o700 ['ca.pem', 'coordinator-coordinator.key', 'coordinator-coordinator.pem', "
-        "'worker-worker-0.key', 'worker-worker-0.pem']"
+        "'operator-operator.key', 'operator-operator.pem', 'worker-worker-0.key', 'worker-worker-0.pem']"
     )
     assert not await asyncio.to_thread(os.path.exists, where)
 

@@ -15,11 +15,21 @@ from quicoll.errors import JournalError
 from quicoll.membership import messages as m
 from quicoll.membership import service as module
 from quicoll.membership.journal import MemoryJournal
+from quicoll.membership.operators import (
+    OPERATOR,
+    Inquire,
+    OperatorAnswer,
+    OperatorMessage,
+    Scale,
+    decode_answer,
+    encode_operation,
+)
 from quicoll.membership.service import CoordinatorService, coordinator_config
 from quicoll.observability.events import Observers
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.errors import LinkLost
 from quicoll_transport.security.access import Access
+from quicoll_transport.security.identity import Identity
 
 
 class Loop:
@@ -60,6 +70,7 @@ class Link:
 
     def __init__(self, node: str, incarnation: int = 1) -> None:
         self.node = node
+        self.identity = Identity("job", "worker", node)
         self.remote_incarnation = incarnation
         self.number = next(NUMBERS)
         self.ended = False
@@ -108,14 +119,16 @@ class FakeEndpoint:
 class Bench:
     """A service for `world_size` members, its journal, and the events it told."""
 
-    def __init__(self, world_size: int = 1, journal: MemoryJournal | None = None, **options: Any) -> None:
+    def __init__(
+        self, world_size: int = 1, journal: MemoryJournal | None = None, *, standby: bool = False, **options: Any
+    ) -> None:
         self.loop = Loop()
         self.journal = journal or MemoryJournal()
         self.events: list[Event] = []
         self.service = CoordinatorService(
             credentials=SimpleNamespace(),
             io=SimpleNamespace(),
-            journal=self.journal,
+            journal=None if standby else self.journal,
             config=coordinator_config(world_size, 1.0, seed=7),
             transport=EndpointConfig(),
             loop=self.loop,
@@ -329,3 +342,86 @@ async def test_a_closed_service_has_no_timer_and_no_endpoint_and_hears_nothing()
     seen = len(bench.events)
     a.end("closed")
     assert len(bench.events) == seen
+
+
+class SlowJournal:
+    """Stands for the journal's thread: each call ends in `answer`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Callable[[], None], asyncio.Future[None]]] = []
+
+    def run_in_executor(self, executor: object, call: Callable[[], None]) -> asyncio.Future[None]:
+        ended = asyncio.get_running_loop().create_future()
+        self.calls.append((call, ended))
+        return ended
+
+    async def answer(self, error: Exception | None = None) -> None:
+        call, ended = self.calls.pop(0)
+        if error is None:
+            call()
+            ended.set_result(None)
+        else:
+            ended.set_exception(error)
+        await asyncio.sleep(0)
+
+
+class OperatorEnd(Link):
+    """A link to an operator."""
+
+    def __init__(self) -> None:
+        super().__init__("operator")
+        self.identity = Identity("job", OPERATOR, "operator")
+        self.answers: list[OperatorAnswer] = []
+
+    def send_app(self, data: bytes) -> None:
+        self.answers.append(decode_answer(data, node="coordinator"))
+
+    def ask(self, message: OperatorMessage) -> None:
+        self.on_app(self, encode_operation(message))
+
+
+async def operated(bench: Bench) -> tuple[SlowJournal, OperatorEnd]:
+    """A coordinator that leads with a journal on a thread, which has taken what the start has written."""
+    slow = SlowJournal()
+    bench.loop.run_in_executor = slow.run_in_executor
+    bench.service.lead(bench.journal, object(), coordinator_config(1, 1.0, seed=7))
+    while slow.calls:
+        await slow.answer()
+    operator = OperatorEnd()
+    bench.endpoint.given["on_link"](operator)
+    return slow, operator
+
+
+async def test_an_operator_is_answered_once_the_request_is_in_the_journal_and_that_is_confirmed() -> None:
+    slow, operator = await operated(bench := Bench(standby=True))
+    operator.ask(Scale(world_size=3))
+    assert (operator.answers, bench.journal.load().wanted) == ([], None)
+    operator.ask(Inquire())  # which says no more than the journal holds either
+    await slow.answer()
+    assert (operator.answers, bench.journal.load().wanted) == ([], 3)
+    await slow.answer()
+    assert [answer.world_size for answer in operator.answers] == [3, 3]
+    operator.ask(Scale(world_size=3))  # there is nothing to write, and another may lead by now
+    assert len(operator.answers) == 2
+    await slow.answer(JournalError("another leads"))
+    assert len(operator.answers) == 2
+    assert bench.service.failed
+    with pytest.raises(JournalError):
+        await bench.service.wait_failed()
+
+
+async def test_an_operator_is_not_answered_where_the_request_could_not_be_written() -> None:
+    slow, operator = await operated(bench := Bench(standby=True))
+    operator.ask(Scale(world_size=3))
+    await slow.answer(JournalError("another leads"))
+    assert (operator.answers, slow.calls) == ([], [])
+    with pytest.raises(JournalError):
+        await bench.service.wait_failed()
+
+
+async def test_an_operator_is_told_by_one_that_stands_by_that_another_leads() -> None:
+    bench = Bench(standby=True)
+    operator = OperatorEnd()
+    bench.endpoint.given["on_link"](operator)
+    operator.ask(Scale(world_size=3))
+    assert (operator.answers, operator.closed) == ([], ["another coordinator leads the job"])

@@ -18,6 +18,7 @@ from quicoll.membership.coordinator.history import (
     Left,
     Noted,
     Proposed,
+    Scaled,
     Seeded,
     WentOn,
 )
@@ -55,6 +56,8 @@ RECORDS: list[JournalRecord] = [
     Left("b"),
     Forgotten(("c", "d")),
     Noted(Lessons((NodeLesson("b", 1, 5_000_000_000, 65_000_000_000, 3 << 20),))),
+    Scaled(2, ("b", "c")),
+    Scaled(2),
     Proposed(3),
     InstalledView(view(3, "ac", committed=92, by=2)),
     Left("c", 133),

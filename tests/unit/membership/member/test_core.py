@@ -627,6 +627,34 @@ def test_a_member_that_leaves_says_whether_its_work_has_ended_and_what_it_holds(
     assert told == a.TellCoordinator(m.Leave(reason="done", finished=9, committed_step=4))
 
 
+def test_a_member_that_is_told_to_leave_in_a_decision_has_the_step_and_begins_no_other() -> None:
+    bench = Bench()
+    bench.in_step(voted=True)
+    found = bench.hear(m.Decide(view_id=1, step=1, commit=True, dismissal="a leaves"))
+    assert found == [
+        a.Decided(1, 1, True),
+        a.Deactivate(1, "a leaves"),
+        a.TellCoordinator(m.Leave(reason="a leaves", committed_step=1)),
+        a.Dismissal("a leaves"),
+    ]
+    assert bench.core.state is MemberState.LEFT
+    assert bench.core.next_step is None
+    assert bench.do("leave", "done") == []
+
+
+@pytest.mark.parametrize("where", ["joining", "forming", "active"])
+def test_a_member_is_told_to_leave_between_steps_wherever_it_is(where: str) -> None:
+    bench = Bench()
+    if where == "active":
+        bench.active()
+    else:
+        bench.join()
+    if where == "forming":
+        bench.hear(m.Propose(view=view()))
+    assert bench.hear(m.Dismiss(reason="a leaves"))[-1] == a.Dismissal("a leaves")
+    assert bench.core.state is MemberState.LEFT
+
+
 @pytest.mark.parametrize("message", [m.Probe(number=1, members=()), m.JobEnded(step=1)])
 def test_in_a_view_neither_is_said(message: m.CoordinatorMessage) -> None:
     bench = Bench()
