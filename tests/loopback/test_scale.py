@@ -29,6 +29,7 @@ class Elastic:
         self.address = address
         self.stops = False
         self.sums: dict[int, set[bytes]] = {}
+        self.works = asyncio.Event()
 
     async def rank(self, number: int, world_size: int) -> str:
         settings = {"coordinator": self.address, "certs": str(self.certs), "listen": "127.0.0.1:0", "job": "elastic"}
@@ -50,6 +51,7 @@ class Elastic:
                 total = await job.group.all_reduce(shards.leaves(leaves, like=held["sum"]))
                 step.on_commit(lambda: held.update(sum=total))
                 step.on_commit(lambda: self.sums.setdefault(number, set()).add(total.tobytes()))
+                step.on_commit(self.works.set)
         except quicoll.StepAborted:
             pass
 
@@ -88,8 +90,7 @@ async def test_a_job_grows_and_shrinks_as_it_is_asked_to_and_nobody_else_may_ask
     elastic = Elastic(tmp_path, (await listening).address)
     ranks = [asyncio.create_task(elastic.rank(number, 2)) for number in range(2)]
     asked = asyncio.create_task(elastic.ask(3))
-    while not elastic.sums:
-        await asyncio.sleep(0.01)
+    await elastic.works.wait()
     ranks.append(asyncio.create_task(elastic.rank(2, 3)))  # to a job at work, another world size does not matter
     assert (await within(asked, ranks)).nodes == ("worker-0", "worker-1", "worker-2")
     with pytest.raises(LocalError, match="4 ranks are above --max-world-size 3"):

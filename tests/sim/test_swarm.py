@@ -25,6 +25,7 @@ from quicoll.sim.scenario.events import (
     Heal,
     LieTo,
     Restart,
+    ScaleTo,
     ScenarioEvent,
     SetConditions,
     kinds_of,
@@ -263,12 +264,26 @@ def test_sites_change_nothing_else_of_a_seed(monkeypatch: pytest.MonkeyPatch) ->
         assert without == replace(scenario, settings=replace(scenario.settings, sites=()))
 
 
-def test_a_forger_changes_nothing_else_of_a_seed_and_is_its_liar_where_it_has_one() -> None:
-    """A seed without one, three of four, is what it was before there were any."""
-    others = [kind for kind in FAULT_KINDS if kind != "forge"]
-    forging = 0
+def test_an_operator_changes_nothing_else_of_a_seed() -> None:
+    others = [kind for kind in FAULT_KINDS if kind != "scale"]
+    asking = 0
     for seed in SEEDS:
         made, without = generate(seed), generate(seed, kinds=others)
+        requests = [event for event in made.events if isinstance(event.fault, ScaleTo)]
+        asking += bool(requests)
+        assert made.settings == without.settings
+        assert requests or made == without
+        assert [event for event in made.events[:-1] if event not in requests] == list(without.events[:-1])
+    assert len(SEEDS) // 10 < asking < len(SEEDS) // 4
+
+
+def test_a_forger_changes_nothing_else_of_a_seed_and_is_its_liar_where_it_has_one() -> None:
+    """A seed without one, three of four, is what it was before there were any."""
+    kinds = [kind for kind in FAULT_KINDS if kind != "scale"]  # which a seed has only where it has no forger
+    others = [kind for kind in kinds if kind != "forge"]
+    forging = 0
+    for seed in SEEDS:
+        made, without = generate(seed, kinds=kinds), generate(seed, kinds=others)
         forgers = [event for event in made.events if isinstance(event.fault, Forge)]
         assert made.settings == without.settings
         if not forgers:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from quicoll.errors import LocalError
-from quicoll.launch import scratch
 from quicoll.launch.running import RunningJob, announce, find_run
+from quicoll.rendezvous import scratch
 
 
 @pytest.fixture

@@ -403,7 +403,7 @@ async def test_an_operator_is_answered_once_the_request_is_in_the_journal_and_th
     assert [answer.world_size for answer in operator.answers] == [3, 3]
     operator.ask(Scale(world_size=3))  # there is nothing to write, and another may lead by now
     assert len(operator.answers) == 2
-    await slow.answer(JournalError("another leads"))
+    await slow.answer(JournalError("another leads", path="database"))
     assert len(operator.answers) == 2
     assert bench.service.failed
     with pytest.raises(JournalError):
@@ -413,7 +413,7 @@ async def test_an_operator_is_answered_once_the_request_is_in_the_journal_and_th
 async def test_an_operator_is_not_answered_where_the_request_could_not_be_written() -> None:
     slow, operator = await operated(bench := Bench(standby=True))
     operator.ask(Scale(world_size=3))
-    await slow.answer(JournalError("another leads"))
+    await slow.answer(JournalError("another leads", path="database"))
     assert (operator.answers, slow.calls) == ([], [])
     with pytest.raises(JournalError):
         await bench.service.wait_failed()
