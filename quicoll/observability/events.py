@@ -34,6 +34,7 @@ class Event:
     state_differs(step, nodes, tensor, from_node); state_torn(step, cause); state_learning(from_node, chunks);
     state_learned(seconds, passes, chunks, cause); own_state_kept(names, own_step, step);
     fault(what); refused(reason); straggler(rank, peer, op, seconds, view); job_done(step, nodes);
+    progress(step, epoch, step_s, communication_share, data_share, samples_per_s);
     certificates_rotated(fingerprint); certificate_denied(fingerprint). With `transport_events` also those of
     quicoll.observability.transport.
 

@@ -1,4 +1,4 @@
-"""The worker loop against a job whose steps end as a script says: what is applied, begun again, saved and resumed."""
+"""The worker against a job whose steps end as a script says: what is applied, begun again, saved and resumed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -14,31 +14,46 @@ import torch
 
 from quicoll import checkpoint
 from quicoll.collectives.shards import Leaves, Shards
+from quicoll.data import Feed, Position, Sampler
 from quicoll.errors import CheckpointError, JobDone, LocalError, Mismatch, Partitioned, StepAborted, Terminated
-from quicoll.train import Task, final_result, run
-from quicoll.train.loop import Bucket
+from quicoll.numerics.seed import Seed
+from quicoll.train import Bucket, CheckpointPolicy, Part, Task, Worker, final_result
+from quicoll.train.packing import state_of
+
+if TYPE_CHECKING:
+    from quicoll.checkpoint.store import Array
 
 
 class Counting:
     """A task whose state says which gradients were applied, in float32 that is exact."""
 
-    shards = 4
-
-    def __init__(self) -> None:
+    def __init__(self, **said: Any) -> None:
         self.weights = np.zeros(2, np.float32)
         self.asked: list[tuple[int, int]] = []
+        self.backward_of: list[int] = []
+        self.said = said
 
-    def gradients(self, shard: int, step: int) -> Sequence[checkpoint.Array]:
-        self.asked.append((shard, step))
-        return [np.full(2, step, np.float32), np.full((1, 1), shard, np.float32)]
+    def architecture(self) -> Mapping[str, Any]:
+        return self.said
 
-    def apply(self, average: Sequence[checkpoint.Array]) -> None:
+    def parameters(self) -> Mapping[str, Array]:
+        return {"weights": self.weights, "bias": np.zeros((1, 1), np.float32)}
+
+    def forward(self, part: Part) -> Part:
+        self.asked.append((part.shard, part.step))
+        return part
+
+    def backward(self, loss: Part) -> Sequence[Array]:
+        self.backward_of.append(loss.shard)
+        return [np.full(2, loss.step, np.float32), np.full((1, 1), loss.shard, np.float32)]
+
+    def apply(self, average: Sequence[Array]) -> None:
         self.weights = self.weights * np.float32(2) + np.asarray(average[0])
 
-    def state(self) -> Mapping[str, checkpoint.Array]:
+    def state(self) -> Mapping[str, Array]:
         return {"weights": self.weights}
 
-    def load_state(self, state: Mapping[str, checkpoint.Array]) -> None:
+    def load_state(self, state: Mapping[str, Array]) -> None:
         self.weights = np.array(state["weights"])
 
 
@@ -55,6 +70,15 @@ class Job:
         self.doubtful: list[Step] = []
         self.sigterm: list[str] = []
         self._troubles = list(troubles)
+        self.seed = Seed(5)
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.barriers: list[int] = []
+
+    async def barrier(self) -> None:
+        self.barriers.append(self.committed_step + 1)
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        self.events.append((kind, fields))
 
     def shards(self, total: int) -> Shards:
         bounds = [rank * total // self.world_size for rank in (self.rank, self.rank + 1)]
@@ -126,8 +150,32 @@ def trained(steps: int) -> Counting:
     return task
 
 
-async def train(job: Job, task: Task, **options: Any) -> Any:
-    return await run(job, task, **options)
+def worker(job: Any, task: Task, **options: Any) -> Worker:
+    if "data" not in options:
+        options = {"shards": 4} | options
+    return Worker(job, task, **options)
+
+
+async def train(
+    job: Job,
+    task: Task,
+    *,
+    steps: int | None = None,
+    epochs: int | None = None,
+    checkpoint_dir: Path | None = None,
+    checkpoint_every: int = 0,
+    keep: int = 3,
+    **options: Any,
+) -> Any:
+    if checkpoint_dir is not None:
+        options["checkpoints"] = CheckpointPolicy(checkpoint_dir, every=checkpoint_every, keep=keep)
+    return await worker(job, task, **options).run(steps=steps, epochs=epochs)
+
+
+def saved_task(found: checkpoint.Checkpoint | None) -> str:
+    """The digest of the task's state in a checkpoint."""
+    assert found is not None
+    return checkpoint.digest(state_of(found)["task"])
 
 
 async def test_an_aborted_step_leaves_no_trace_and_is_begun_again() -> None:
@@ -162,7 +210,7 @@ async def test_a_rank_that_comes_after_the_last_step_runs_none() -> None:
     class Late(Job):
         async def ready(self) -> None:
             assert self.state is not None
-            self.state[1](trained(4).state())
+            self.state[1](worker(self, trained(4)).state())
             self.committed_step = 4
 
     task = Counting()
@@ -196,7 +244,7 @@ async def test_where_there_is_no_checkpoint_of_the_final_step_that_is_said_and_n
     await train(Job(), Counting(), steps=3, checkpoint_dir=tmp_path, checkpoint_every=3)
     for directory, said in (
         (tmp_path, "no checkpoint of step 4; the newest is of step 3"),
-        (None, "no checkpoint_dir"),
+        (None, "no directory of checkpoints"),
     ):
         late, caught = Counting(), None
         try:
@@ -265,7 +313,7 @@ async def test_rank_0_saves_at_multiples_and_at_the_end(tmp_path: Path) -> None:
         "step-00000007.safetensors",
     ]
     saved = checkpoint.load(tmp_path / "step-00000006.safetensors")
-    assert saved.digest == checkpoint.digest(trained(6).state())
+    assert saved_task(saved) == checkpoint.digest(trained(6).state())
 
 
 async def test_other_ranks_save_nothing(tmp_path: Path) -> None:
@@ -286,8 +334,8 @@ async def test_the_state_handed_to_others_is_the_live_one() -> None:
     await train(job, task, steps=3)
     assert job.state is not None
     save, load = job.state
-    load({"weights": np.full(2, 7, np.float32)})
-    assert checkpoint.digest(save()) == checkpoint.digest({"weights": np.full(2, 7, np.float32)})
+    load(save() | {"task": {"weights": np.full(2, 7, np.float32)}})
+    assert task.weights.tolist() == save()["task"]["weights"].tolist() == [7, 7]
 
 
 async def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
@@ -323,7 +371,19 @@ async def test_the_last_checkpoints_failure_is_raised_after_all_steps(tmp_path: 
 
 
 async def test_numbers_that_make_no_sense_are_refused() -> None:
-    for options in ({"steps": 0}, {"steps": 1, "checkpoint_every": -1}):
+    for options in (
+        {"steps": 0},
+        {},
+        {"steps": 1, "epochs": 1},
+        {"epochs": 1},
+        {"epochs": 0, "data": Sampler(8, batch_size=4, shards=4, seed=1)},
+        {"steps": 1, "data": Sampler(8, batch_size=4, shards=4, seed=1), "shards": 2},
+        {"steps": 1, "shards": None},
+        {"steps": 1, "bucket_bytes": -1},
+        {"steps": 1, "report_every": -1},
+        {"steps": 1, "checkpoint_every": -1, "checkpoint_dir": Path("x")},
+        {"steps": 1, "keep": 0, "checkpoint_dir": Path("x")},
+    ):
         with pytest.raises(LocalError):
             await train(Job(), Counting(), **options)
 
@@ -362,9 +422,7 @@ async def test_a_rank_0_that_is_asked_to_stop_saves_its_last_step_once_before_it
         await train(job, Counting(), steps=9, checkpoint_dir=tmp_path / "c", checkpoint_every=3)
     assert names(tmp_path / "c") == [f"step-{step:08d}.safetensors" for step in saved]
     if saved:
-        newest = checkpoint.latest(tmp_path / "c")
-        assert newest is not None
-        assert newest.digest == checkpoint.digest(trained(after).state())
+        assert saved_task(checkpoint.latest(tmp_path / "c")) == checkpoint.digest(trained(after).state())
 
 
 async def test_a_state_that_is_half_overwritten_is_not_saved(tmp_path: Path) -> None:
@@ -393,3 +451,214 @@ async def test_sigterm_asks_as_long_as_the_loop_runs_and_no_longer() -> None:
     job = Job()
     await train(job, Counting(), steps=2, on_step=lambda step: job.sigterm.append(str(step)))
     assert job.sigterm == ["asks", "1", "2", "is as before"]
+
+
+# -- data ------------------------------------------------------------------------------------------------------------
+
+
+class Means(Counting):
+    """A task whose gradient is the mean of its samples' numbers; what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[Part] = []
+
+    def parameters(self) -> Mapping[str, Array]:
+        return {"weights": self.weights}
+
+    def backward(self, loss: Part) -> Sequence[Array]:
+        assert loss.indices is not None
+        self.given.append(loss)
+        return [np.full(2, loss.indices.mean(), np.float32)]
+
+    def apply(self, average: Sequence[Array]) -> None:
+        self.weights = self.weights + np.asarray(average[0])
+
+
+def sampler(length: int = 10, **options: Any) -> Sampler:
+    return Sampler(length, **({"batch_size": 4, "shards": 4, "seed": 5} | options))
+
+
+async def test_it_trains_on_each_sample_once_in_an_epoch_whatever_is_aborted() -> None:
+    data, task = sampler(), Means()
+    troubles = [None, StepAborted("lost"), Partitioned("cut off after the vote"), StepAborted("lost"), None]
+    result = await train(Job(troubles=troubles), task, data=data, epochs=2)
+    assert (result.steps, result.committed, data.position) == (6, 5, Position(2, 0))
+    used: dict[int, list[int]] = {}
+    for part in task.given:  # an attempt that is repeated has the same samples
+        assert part.indices is not None
+        used.setdefault(part.step, [])
+        used[part.step] += [index for index in part.indices.tolist() if index not in used[part.step]]
+    for steps in (range(1, 4), range(4, 7)):
+        assert sorted(index for step in steps for index in used[step]) == list(range(10))
+
+
+async def test_the_average_is_that_of_the_samples_also_where_shards_have_different_numbers_of_them() -> None:
+    """Ten samples, four a step in four shards: the last step has two, in two shards, and two without any."""
+    task = Means()
+    await train(Job(), task, data=sampler(shuffle=False), steps=3)
+    assert task.weights.tolist() == [1.5 + 5.5 + 8.5] * 2
+
+
+async def test_parts_have_the_samples_that_a_feed_brings() -> None:
+    class Tens(Means):
+        def forward(self, part: Part) -> Part:
+            assert part.samples == [10 * index for index in np.asarray(part.indices).tolist()]
+            return super().forward(part)
+
+    class Loader:
+        def __init__(self, lists: Any) -> None:
+            self.lists = lists
+
+        def __iter__(self) -> Iterator[list[int]]:
+            return ([10 * index for index in indices] for indices in self.lists)
+
+    data = sampler()
+    result = await train(Job(), Tens(), data=Feed(data, Loader), epochs=1)
+    assert (result.steps, result.figures.samples, data.epoch) == (3, 10, 1)
+
+
+async def test_where_the_data_stands_is_in_the_checkpoint(tmp_path: Path) -> None:
+    whole, half = Means(), Means()
+    await train(Job(), whole, data=sampler(), epochs=3)
+    await train(Job(), half, data=sampler(), steps=4, checkpoint_dir=tmp_path, checkpoint_every=2)
+    data, again = sampler(seed=6), Means()
+    result = await train(Job(), again, data=data, epochs=3, checkpoint_dir=tmp_path, checkpoint_every=2)
+    assert (result.resumed_from, result.steps, data.epoch) == (4, 9, 3)
+    assert again.weights.tobytes() == whole.weights.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"data": sampler(11)}, "length is 11 here and was 10"),
+        ({"data": sampler(batch_size=8)}, "batch_size is 8 here and was 4"),
+        ({"data": sampler(batch_size=2, shards=2)}, "shards is 2 here and 4 in the job"),
+        ({}, "of a worker with data, this one has none"),
+    ],
+)
+async def test_other_data_than_the_checkpoints_is_refused(tmp_path: Path, changed: Any, said: str) -> None:
+    await train(Job(), Counting(), data=sampler(), steps=2, checkpoint_dir=tmp_path, checkpoint_every=2)
+    job, task = Job(), Counting()
+    with pytest.raises(LocalError, match=said):
+        await train(job, task, steps=4, checkpoint_dir=tmp_path, checkpoint_every=2, **changed)
+    assert (job.committed_step, task.weights.tolist()) == (0, [0, 0])
+
+
+# -- the architecture --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (Counting(layers=3), "layers is 3 here and 2 in the job"),
+        (Counting(layers=2, rate=0.1), "rate is 0.1 here and not there in the job"),
+    ],
+)
+async def test_a_worker_that_trains_something_else_is_told_what_differs(other: Counting, said: str) -> None:
+    job = Job()
+    await train(job, Counting(layers=2), steps=1)
+    assert job.state is not None
+    late = Job()
+    late.ready = lambda: _handed(late, job)  # type: ignore[method-assign]
+    with pytest.raises(LocalError, match=f"does not train what the job trains .*: {said}$"):
+        await train(late, other, steps=2)
+    assert other.weights.tolist() == [0, 0]
+
+
+async def _handed(late: Job, job: Job) -> None:
+    assert late.state is not None
+    assert job.state is not None
+    late.state[1](job.state[0]())
+
+
+async def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    await train(Job(), Counting(layers=2), steps=2, checkpoint_dir=tmp_path, checkpoint_every=2)
+    with pytest.raises(LocalError, match="layers is 3 here and 2 in the job"):
+        await train(Job(), Counting(layers=3), steps=4, checkpoint_dir=tmp_path, checkpoint_every=2)
+
+
+async def test_what_is_no_state_of_a_worker_is_refused(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, step=4, tensors={"weights": np.ones(2, np.float32)})
+    with pytest.raises(LocalError, match="no state of a worker: it has 'weights'"):
+        await train(Job(), Counting(), steps=4, checkpoint_dir=tmp_path)
+    with pytest.raises(LocalError, match="no state of a worker"):
+        await final_result(Counting(), JobDone("done", step=4), tmp_path)
+
+
+async def test_gradients_that_are_not_the_parameters_are_refused() -> None:
+    class Fewer(Counting):
+        def backward(self, loss: Part) -> Sequence[Array]:
+            return super().backward(loss)[:1]
+
+    with pytest.raises(LocalError, match="1 gradients for 2 parameters"):
+        await train(Job(), Fewer(), steps=1)
+
+
+# -- barriers and figures ----------------------------------------------------------------------------------------------
+
+
+async def test_where_asked_no_rank_begins_backward_before_all_have_ended_forward() -> None:
+    task = Counting()
+
+    class Watched(Job):
+        async def barrier(self) -> None:
+            assert (len(task.asked), len(task.backward_of)) == (4 * len(self.barriers) + 4, 4 * len(self.barriers))
+            await super().barrier()
+
+    job = Watched()
+    result = await train(job, task, steps=3, phase_barrier=True)
+    assert job.barriers == [1, 2, 3]
+    assert result.digest == checkpoint.digest(trained(3).state())
+
+
+async def test_without_being_asked_there_is_no_barrier() -> None:
+    job, task = Job(), Counting()
+    await train(job, task, steps=1)
+    assert job.barriers == []
+    assert task.backward_of == [0, 1, 2, 3]
+
+
+async def test_figures_say_where_the_time_went() -> None:
+    loop = asyncio.get_running_loop()
+    real, ahead = loop.time, [0.0]
+    loop.time = lambda: real() + ahead[0]  # type: ignore[method-assign]
+
+    class Slow(Counting):
+        def forward(self, part: Part) -> Part:
+            ahead[0] += 100.0
+            return super().forward(part)
+
+        def apply(self, average: Sequence[Array]) -> None:
+            ahead[0] += 1000.0
+            super().apply(average)
+
+    class SlowNetwork(Job):
+        async def all_reduce(self, x: Leaves, *, op: str, algorithm: str) -> Any:
+            ahead[0] += 600.0
+            return await super().all_reduce(x, op=op, algorithm=algorithm)
+
+    class SlowData(Sampler):
+        def take(self, *arguments: Any) -> Any:
+            ahead[0] += 40.0
+            return super().take(*arguments)
+
+    job = SlowNetwork(troubles=[None, StepAborted("lost")])
+    data = SlowData(8, batch_size=4, shards=4, seed=1)
+    try:
+        result = await train(job, Slow(), data=data, steps=4, report_every=2)
+    finally:
+        del loop.time  # type: ignore[attr-defined]
+    figures = result.figures
+    assert (figures.steps, figures.aborted, figures.samples) == (4, 1, 16)
+    assert figures.step_seconds == pytest.approx(2040, rel=0.01)
+    assert figures.communication_seconds == pytest.approx(2400, rel=0.01)
+    assert figures.lost_seconds == pytest.approx(1040, rel=0.01)
+    assert figures.communication_share == pytest.approx(600 / 2040, rel=0.01)
+    assert figures.data_share == pytest.approx(40 / 2040, rel=0.01)
+    assert figures.samples_per_second == pytest.approx(16 / 9200, rel=0.01)
+    assert [(kind, fields["step"], fields["epoch"]) for kind, fields in job.events] == [
+        ("progress", 2, 1),
+        ("progress", 4, 2),
+    ]
+    assert job.events[1][1]["samples_per_s"] == pytest.approx(8 / (4080 + 1040), abs=0.001)
