@@ -264,6 +264,46 @@ async def states(block: str, directory: Path) -> None:
         assert len(set(await asyncio.gather(*map(rank, jobs)))) == 1
 
 
+async def sampled(block: str, directory: Path) -> None:
+    """The mean of all samples, three times; two ranks, and a last step of an epoch with fewer samples than parts."""
+    points = np.arange(37.0)[:, None] * np.ones(2)
+    held = [np.zeros(2) for _ in range(2)]
+
+    def gradient(some: Any) -> Any:
+        assert len(some), "a part without samples has no gradient"
+        return some.mean(axis=0)
+
+    async with cluster(2) as jobs:
+        await asyncio.gather(
+            *(
+                piece(block, job=job, points=points, weights=weights, gradient=gradient)
+                for job, weights in zip(jobs, held, strict=True)
+            )
+        )
+        assert [job.committed_step for job in jobs] == [9, 9]
+    assert held[0].tobytes() == held[1].tobytes()
+
+
+async def a_worker(block: str, directory: Path) -> None:
+    import torch
+
+    class Data(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.full((3,), index / 40), index % 2
+
+    async def rank(job: quicoll.Job) -> Any:
+        return (await piece(block, job=job, model=torch.nn.Linear(3, 2), dataset=Data()))["result"]
+
+    with contextlib.chdir(directory):
+        async with cluster(2) as jobs:
+            one, other = await asyncio.gather(*map(rank, jobs))
+    assert (one.steps, one.digest) == (9, other.digest)
+    assert quicoll.checkpoint.of_step(directory / "checkpoints", 9).step == 9
+
+
 async def own_rule(block: str, directory: Path) -> None:
     made = await piece(block)
     async with cluster(2) as jobs, quicoll.testing.disturb_network(jobs[0], made["DropLarge"]()) as installed:
@@ -298,6 +338,8 @@ RUNS: dict[str, Run] = {
     "docs/membership.md: def save():": states,
     "docs/messages.md: async def main():": alone,
     "docs/simulation.md: def split(sim):": scenarios,
+    "docs/training.md: sampler = quicoll.data.Sampler(len(points), batch_size=16, s": sampled,
+    "docs/training.md: task = quicoll.train.TorchTask(": a_worker,
 }
 
 
