@@ -1,4 +1,4 @@
-"""Find the settings of a rank: argument > QUICOLL_* > torchrun's variables > default.
+"""Find the settings of a rank: argument > QUICOLL_* > what a launcher says (torchrun, then others) > default.
 
 Every value remembers its source, so that `quicoll env` and error texts can say why a value is what it is. A variable
 that is set but malformed is an error that names it; a default never hides it. Nor does a misspelt name leave a default
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from quicoll.checks import MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_WHOLE, whole
 from quicoll.errors import LocalError
+from quicoll.launchers import Told, master_of, node_of, rank_of, world_size_of
 from quicoll_transport.errors import AddressError, TransportError
 from quicoll_transport.net.addresses import is_unspecified, is_v6, parse_address
 from quicoll_transport.net.resolver import Resolver, resolve_all
@@ -39,10 +40,12 @@ class JoinSettings(TypedDict, total=False):
     job: str | None
     node: str | None
     certs: str | os.PathLike[str] | None
+    rendezvous: str | os.PathLike[str] | None
     world_size: int | None
     rank_hint: int | None
     seed: int | None
     listen: str | None
+    advertise: str | None
     site: str | None
     lost_after: float | None
     timeout: float | None
@@ -126,37 +129,37 @@ def _destination(value: Any) -> str:
     return str(value)
 
 
-def _rank_node(environ: Mapping[str, str]) -> str | None:
-    rank = environ.get("RANK")
-    return f"worker-{rank}" if rank is not None else None
+def _advertised(value: Any) -> str:
+    """Check an address that other ranks send to. Port 0 stands for the one that is bound."""
+    host, _ = parse_address(str(value))
+    if is_unspecified(host):
+        raise ValueError(f"{host} is every address of a host; other ranks need one that leads here")
+    return str(value)
 
 
-def _master(environ: Mapping[str, str]) -> str | None:
-    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
-    if host is None or port is None:
-        return None
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _run_id(environ: Mapping[str, str]) -> Told | None:
+    run = environ.get("TORCHELASTIC_RUN_ID")
+    return Told(run, "TORCHELASTIC_RUN_ID") if run else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
     convert: Callable[[Any], Any]
     default: Any
-    torchrun: str = ""  # the variable of torchrun's that gives it, for the source
-    derive: Callable[[Mapping[str, str]], str | None] | None = None
+    derive: Callable[[Mapping[str, str]], Told | None] | None = None  # from what a launcher says
 
 
 _FIELDS: dict[str, _Field] = {
-    "coordinator": _Field(_destination, "127.0.0.1:4433", "MASTER_ADDR, MASTER_PORT", _master),
-    "job": _Field(_text, "job", "TORCHELASTIC_RUN_ID", lambda env: env.get("TORCHELASTIC_RUN_ID")),
-    "node": _Field(_text, None, "RANK", _rank_node),
+    "coordinator": _Field(_destination, "127.0.0.1:4433", master_of),
+    "job": _Field(_text, "job", _run_id),
+    "node": _Field(_text, None, node_of),
     "certs": _Field(_text, "certs"),
-    "world_size": _Field(
-        partial(_integer, least=1, most=MAX_MEMBERS), None, "WORLD_SIZE", lambda env: env.get("WORLD_SIZE")
-    ),
-    "rank_hint": _Field(partial(_integer, least=0, most=MAX_WHOLE), None, "RANK", lambda env: env.get("RANK")),
+    "rendezvous": _Field(_text, None),
+    "world_size": _Field(partial(_integer, least=1, most=MAX_MEMBERS), None, world_size_of),
+    "rank_hint": _Field(partial(_integer, least=0, most=MAX_WHOLE), None, rank_of),
     "seed": _Field(partial(_integer, least=0, most=MAX_WHOLE), None),
     "listen": _Field(_address, None),
+    "advertise": _Field(_advertised, None),
     "site": _Field(_site, ""),
     "lost_after": _Field(_seconds, 2.0),
     "timeout": _Field(_seconds, 300.0),
@@ -214,12 +217,17 @@ class Config:
         job: The job's name, as in the certificates.
         node: This rank's name; certs/worker-<node>.pem is its certificate.
         certs: Directory of certificates.
+        rendezvous: Directory that all ranks of a launch share, where they agree on a coordinator and certificates of
+            their own; only where neither of these is named. None: torchrun's store under torchrun, and else no such.
         world_size: Ranks that the first view waits for; None leaves it to the coordinator.
         rank_hint: The rank that this node would like to have.
         seed: The job's seed that this rank insists on; None takes the job's (`Job.seed`), whatever it is.
         listen: "host:port" at which other ranks reach this one, port 0 for a free one. None takes the address that
             leads to the coordinator and a free port; so does "0.0.0.0:port" or "[::]:port" with that port, because
             ranks send each other the address they listen at, and "every address" is nowhere to send to.
+        advertise: "host:port" that other ranks are told to send to, where that is not `listen`: behind NAT, or in a
+            container whose ports are mapped. A port that is mapped leads to one port here, which `listen` then names;
+            port 0 stands for the port that is bound, where a whole address is mapped. None: `listen` itself.
         site: Name of the place, for hierarchical algorithms.
         lost_after: Silence after which a peer is lost.
         timeout: Of one collective. It finds code paths that differ, not dead peers, so it is longer than the longest
@@ -249,10 +257,12 @@ class Config:
     job: str
     node: str
     certs: str
+    rendezvous: str | None
     world_size: int | None
     rank_hint: int | None
     seed: int | None
     listen: str
+    advertise: str | None
     site: str
     lost_after: float
     timeout: float
@@ -293,6 +303,21 @@ class Config:
         return cls._of(settings)
 
     @classmethod
+    def named(cls, *, environ: Mapping[str, str] | None = None, **arguments: Unpack[JoinSettings]) -> Config:
+        """Find the settings that can be found without a coordinator: `listen` is "" where its address would be taken.
+
+        Args:
+            environ: As in `resolve`.
+            **arguments: As in `resolve`.
+        Raises:
+            LocalError: As `resolve`.
+        """
+        settings = cls._settings(environ, arguments)
+        if settings["listen"].value is None:
+            settings["listen"] = Setting("", "default")
+        return cls._of(settings)
+
+    @classmethod
     async def resolve_in_loop(
         cls, *, environ: Mapping[str, str] | None = None, **arguments: Unpack[JoinSettings]
     ) -> Config:
@@ -321,6 +346,7 @@ class Config:
             settings["node"] = Setting(socket.gethostname().split(".")[0] or "node", "host name")
         if not _follows_route(settings["listen"]):
             _refuse_link_local(parse_address(settings["listen"].value)[0], settings["listen"].source)
+        _check_advertised(settings["advertise"], settings["listen"])
         return settings
 
     @classmethod
@@ -339,8 +365,8 @@ def _find(name: str, field: _Field, argument: Any, environ: Mapping[str, str]) -
         value, source = argument, "argument"
     elif environ.get(variable):
         value, source = environ[variable], variable
-    elif field.derive is not None and field.derive(environ):
-        value, source = field.derive(environ), field.torchrun
+    elif field.derive is not None and (told := field.derive(environ)) is not None:
+        value, source = told.value, told.source
     else:
         return Setting(field.default, "default")
     try:
@@ -354,11 +380,24 @@ def _follows_route(listen: Setting) -> bool:
     return listen.value is None or is_unspecified(parse_address(listen.value)[0])
 
 
-def _refuse_link_local(host: str, source: str) -> None:
+def _check_advertised(advertise: Setting, listen: Setting) -> None:
+    """Refuse a mapped port that leads to a port which is not known before it is bound."""
+    if advertise.value is None:
+        return
+    host, port = parse_address(advertise.value)
+    _refuse_link_local(host, advertise.source, "advertise")
+    if port and not (listen.value is not None and parse_address(listen.value)[1]):
+        raise LocalError(
+            f"advertise = {advertise.value!r} (from {advertise.source}): port {port} leads to one port of this host, "
+            "so listen has to name that one, as in 0.0.0.0:5000; where all ports are mapped alike, advertise port 0"
+        )
+
+
+def _refuse_link_local(host: str, source: str, name: str = "listen") -> None:
     """Refuse a link-local address: an interface's number means something on its own host only (RFC 4007 section 6)."""
     if is_v6((host,)) and ipaddress.ip_address(host).is_link_local:
         raise LocalError(
-            f"listen = {host!r} (from {source}): other ranks cannot reach a link-local address, since each would have "
+            f"{name} = {host!r} (from {source}): other ranks cannot reach a link-local address, since each would have "
             "to name its own interface; give this host and the coordinator addresses of another kind"
         )
 

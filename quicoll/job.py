@@ -6,8 +6,9 @@ come to one state: `quicoll.state`; collectives: `quicoll.collectives`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
@@ -21,6 +22,7 @@ from quicoll.config import Config, JoinSettings
 from quicoll.engine.start import read_access, start
 from quicoll.errors import LocalError, Terminated
 from quicoll.numerics.seed import Seed
+from quicoll.rendezvous.meeting import meet, meets
 from quicoll.state.rank_state import RankState
 from quicoll.state.version import StateVersion
 from quicoll.step.context import Step
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll.observability.events import Observer
     from quicoll.observability.stragglers import Straggler
+    from quicoll.rendezvous.meeting import Meeting
     from quicoll.state.rank_state import Load, Save
     from quicoll_transport.events import LinkSnapshot
 
@@ -373,8 +376,9 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
 
     Args:
         observer: Called with every `quicoll.Event` of this rank, on the engine's thread.
-        **settings: See `quicoll.Config`. Where one is missing or None, its value comes from QUICOLL_*, then from
-            torchrun's variables, then from the default.
+        **settings: See `quicoll.Config`. Where one is missing or None, its value comes from QUICOLL_*, then from what
+            a launcher says (torchrun, srun, mpirun, Kubernetes), then from the default. Under torchrun, and with
+            `rendezvous`, neither `coordinator` nor `certs` is needed: rank 0 starts a coordinator for this launch.
     Yields:
         The job.
     Raises:
@@ -385,9 +389,9 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
         Terminated: SIGTERM came before the first view, with `handle_sigterm`.
     """
     stop = StopRequest()
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         try:
-            config = await Config.resolve_in_loop(**settings)
+            config, meeting = await _settle(settings, stack)
             if config.handle_sigterm:
                 stack.enter_context(sigterm_asks(stop, insist=True))
             engine, runtime = await start(config, observer=observer)
@@ -400,8 +404,19 @@ async def join(*, observer: Observer | None = None, **settings: Unpack[JoinSetti
         except BaseException:
             await _shut(engine, runtime)
             raise
+        if meeting is not None:
+            meeting.close()
         async with attended(Job(engine.config, engine, runtime, view, stop)) as job:
             yield job
+
+
+async def _settle(settings: JoinSettings, stack: AsyncExitStack) -> tuple[Config, Meeting | None]:
+    """Find the settings; where they name no coordinator and ranks can meet, it and certificates come from there."""
+    named = Config.named(**settings)
+    if not meets(named, os.environ):
+        return await Config.resolve_in_loop(**settings), None
+    meeting = await stack.enter_async_context(meet(named, os.environ))
+    return meeting.sourced(await Config.resolve_in_loop(**meeting.settings(settings))), meeting
 
 
 @asynccontextmanager

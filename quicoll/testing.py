@@ -238,6 +238,7 @@ class _Lent:
     def __init__(self, runtime: Runtime) -> None:
         self.loop = runtime.loop
         self.call = runtime.call
+        self.begin = runtime.begin
         self.submit = runtime.submit
         self.wait = runtime.wait
 

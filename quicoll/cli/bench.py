@@ -138,8 +138,8 @@ def _run(plan: Programme, ranks: int) -> list[dict[str, Any]]:
     """Return what rank 0 wrote. Raises typer.Exit with the run's status where it did not end well."""
     import msgspec
 
-    from quicoll.launch.scratch import scratch_directory
     from quicoll.launch.supervisor import Supervisor
+    from quicoll.rendezvous.scratch import scratch_directory
 
     with scratch_directory() as directory:
         told, result = directory / "plan.json", directory / "result.jsonl"

@@ -28,8 +28,8 @@ from rich.table import Table
 from quicoll.cli.report import console_beside, open_report, write_report
 from quicoll.demo.timeline import EventReader, FaultMark, Moment, Recovery, measure_recovery
 from quicoll.errors import LocalError
-from quicoll.launch.scratch import scratch_directory
 from quicoll.launch.supervisor import RunExit, Supervisor
+from quicoll.rendezvous.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from rich.console import Console

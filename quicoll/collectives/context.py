@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from quicoll.audit.recorder import Auditor, PendingEntry
     from quicoll.collectives.operation import Operation
     from quicoll.config import Config
+    from quicoll.engine.communicator import Ended
     from quicoll.engine.engine import Engine
-    from quicoll.engine.runtime import Runtime
+    from quicoll.engine.runtime import Cancellable, Runtime, Start
     from quicoll.membership.view import View
 
     Numbered: TypeAlias = asyncio.Future[int] | concurrent.futures.Future[int]
@@ -214,7 +215,7 @@ class CallContext:
         except RuntimeError:
             raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
         self.demand_own_process()
-        pending = self._issue(operation, timeout, self.runtime.call)
+        pending = self._issue(operation, timeout, self.runtime.begin)
         if pending.entry is not None:
             # Whether or not anybody awaits it.
             cast("asyncio.Future[int]", pending.future).add_done_callback(lambda _: pending.settle())
@@ -242,7 +243,7 @@ class CallContext:
         self,
         operation: Operation[T],
         timeout: float | None,
-        start: Callable[[Coroutine[Any, Any, int]], Numbered],
+        begin: Callable[[Start], Numbered],
     ) -> Pending[T]:
         within = self.config.timeout if timeout is None else seconds(timeout)
         call, here, group = operation.call(), operation.here, operation.group_id
@@ -263,14 +264,12 @@ class CallContext:
             number = self._count
             self._count += 1
             pending = Pending(self, operation, number, step, entry)
-            run = partial(self.engine.collective, here.view_id, call, group=group, timeout=within, step=step)
+            start: Start = partial(self.engine.collective, here.view_id, call, group=group, timeout=within, step=step)
             if operation.in_place:
                 pending.released = concurrent.futures.Future()
-                work = _releasing(run, pending.released)
-            else:
-                work = run()
+                start = partial(_releasing, start, pending.released)
             try:
-                pending.future = start(work)
+                pending.future = begin(start)
             except BaseException:
                 if entry is not None and auditor is not None:
                     auditor.over(entry)
@@ -378,9 +377,11 @@ class CallContext:
                 self.auditor.close()
 
 
-async def _releasing(run: Callable[[], Coroutine[Any, Any, int]], released: concurrent.futures.Future[None]) -> int:
-    """Run an operation, and say when it is over."""
-    try:
-        return await run()
-    finally:
+def _releasing(start: Start, released: concurrent.futures.Future[None], ended: Ended) -> Cancellable | None:
+    """Start an operation, and say when it is over."""
+
+    def over(number: int | None, error: BaseException | None) -> None:
         released.set_result(None)
+        ended(number, error)
+
+    return start(over)

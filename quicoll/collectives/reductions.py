@@ -13,7 +13,7 @@ from quicoll.collectives.operation import Operation, flattened
 from quicoll.collectives.shards import Leaves, Shards
 from quicoll.engine.calls import Work
 from quicoll.errors import LocalError
-from quicoll.numerics.bundle import Bundle, bundle, results
+from quicoll.numerics.bundle import Bundle, bundle, like_text, results
 from quicoll.numerics.canonical_order import leaves_of
 from quicoll.numerics.reduce import Precision, ReduceOp
 from quicoll.plan.schedule import (
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from quicoll.engine.calls import Known
     from quicoll.numerics.bundle import Joined, Results
     from quicoll.numerics.dtypes import Array, DType
+    from quicoll.plan import Plan
 
 __all__ = ["AllReduce", "Reduce", "ReduceOrder", "ReduceScatter"]
 
@@ -53,17 +54,12 @@ class Reduction(Operation[Any]):
     ) -> None:
         self.here = here
         self.name = name
-        require_algorithm(name, algorithm)
-        if exact and precision not in ("default", "exact"):
-            raise LocalError(f"exact=True has an accumulator of its own: leave precision={precision!r} out")
-        self.precision: Precision = "exact" if exact else precision
         self.leaves, self.like = _leaves(x)
         self.total, self.first = (
             (x.shards.total, x.shards.first) if isinstance(x, Leaves) else (here.world_size, here.rank)
         )
-        self.op = ReduceOp.parse(op)
-        self.how: ElementFormat = element_format(
-            self.like.dtype, self.op, leaves=self.total, precision=self.precision, wire=wire
+        self.precision, self.op, self.how = _terms(
+            name, self.like.dtype, op, algorithm, precision, wire, self.total, exact=exact
         )
         self.wire = wire
         self.x = x
@@ -75,27 +71,26 @@ class Reduction(Operation[Any]):
         here, how, form = self.here, self.how, self.how.form
         self.given = (self.x, out)
         self.target = target
-        self.schedule, algorithm, text = _scheduled(
+        self.schedule, self.settled, self.signature = _prepared(
             self.name,
             self.like.dtype,
+            self.like.shapes,
+            self.like.many,
             self.op,
             self.precision,
             self.wire,
             self.total,
             tuple(sizes.items()),
+            here.rank,
             here.sites,
             here.chunk_bytes,
             algorithm,
         )
-        self.measures = algorithm == "auto"
-        # Now where it can be: what cannot be planned is refused before anything is sent.
-        self.settled = None if self.measures else self.schedule.plan_of(here.rank, algorithm)
-        self.signature = f"{self.name}/{algorithm} {text} {self.like.text} op={self.op} precision={self.precision}"
+        self.measures = self.settled is None
         if form is None:
             self.flats: list[Array | Joined] = [leaf.flat for leaf in self.leaves]
             self.output: Array = target.flat
         else:
-            self.signature += f" wire={form.codec.name}"
             self.flats = [form.encode(leaf) for leaf in self.leaves]
             self.output = np.empty(sizes["elements"], how.dtype.storage)
         self.decoded = form is None
@@ -262,25 +257,65 @@ def _demand_own(here: GroupView, shards: Shards) -> None:
         )
 
 
-@lru_cache(maxsize=64)
-def _scheduled(
+def _terms(
     name: str,
     dtype: DType,
+    op: str,
+    algorithm: str,
+    precision: Precision,
+    wire: str | None,
+    leaves: int,
+    *,
+    exact: bool,
+) -> tuple[Precision, ReduceOp, ElementFormat]:
+    """Return the precision, the operation and how elements travel. Raises LocalError for what cannot be asked for."""
+    try:
+        return _checked_terms(name, dtype, op, algorithm, precision, wire, leaves, exact)
+    except TypeError:  # something that cannot be a key; what is wrong with it is said here
+        return _check_terms(name, dtype, op, algorithm, precision, wire, leaves, exact)
+
+
+def _check_terms(
+    name: str, dtype: DType, op: str, algorithm: str, precision: Precision, wire: str | None, leaves: int, exact: bool
+) -> tuple[Precision, ReduceOp, ElementFormat]:
+    require_algorithm(name, algorithm)
+    if exact and precision not in ("default", "exact"):
+        raise LocalError(f"exact=True has an accumulator of its own: leave precision={precision!r} out")
+    precision = "exact" if exact else precision
+    parsed = ReduceOp.parse(op)
+    return precision, parsed, element_format(dtype, parsed, leaves=leaves, precision=precision, wire=wire)
+
+
+# A training loop asks for the same few again and again: what was checked and planned once is looked up. Both are
+# functions of their arguments alone, so what they keep is as good in every view.
+_checked_terms = lru_cache(maxsize=256)(_check_terms)
+
+
+@lru_cache(maxsize=256)
+def _prepared(
+    name: str,
+    dtype: DType,
+    shapes: tuple[tuple[int, ...], ...],
+    many: bool,
     op: ReduceOp,
     precision: Precision,
     wire: str | None,
     leaves: int,
     sizes: tuple[tuple[str, Any], ...],
+    rank: int,
     sites: tuple[int, ...],
     chunk_bytes: int,
     algorithm: str,
-) -> tuple[Schedule, str, str]:
-    """The schedule, the algorithm as far as it is settled, and the schedule's text for the signature.
+) -> tuple[Schedule, Plan | None, str]:
+    """Return the schedule, this rank's plan where it does not depend on the network, and the signature.
 
-    A training loop asks for the same few again and again.
+    Raises LocalError for what cannot be planned: before anything is sent.
     """
     how = element_format(dtype, op, leaves=leaves, precision=precision, wire=wire)
     schedule = reduction(
         name, how, world=len(sites), sizes=dict(sizes), leaves=leaves, sites=sites, chunk_bytes=chunk_bytes
     )
-    return schedule, schedule.settled(algorithm), schedule.text
+    algorithm = schedule.settled(algorithm)
+    plan = None if algorithm == "auto" else schedule.plan_of(rank, algorithm)
+    text = f"{name}/{algorithm} {schedule.text} {like_text(dtype, shapes, many=many)} op={op} precision={precision}"
+    return schedule, plan, text if how.form is None else f"{text} wire={how.form.codec.name}"

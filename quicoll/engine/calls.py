@@ -40,14 +40,14 @@ from typing import TYPE_CHECKING
 from quicoll.engine.differences import brief, difference
 from quicoll.engine.messages import Announce, Farewell, size_in_memory
 from quicoll.errors import Mismatch, PeerError
+from quicoll.numerics.bundle import Joined  # noqa: TC001 - compiled, a class needs it as it is made
+from quicoll.numerics.dtypes import Array, DType  # noqa: TC001 - compiled, a class needs it as it is made
+from quicoll.numerics.reduce import ReduceOp  # noqa: TC001 - compiled, a class needs it as it is made
+from quicoll.plan import Plan  # noqa: TC001 - compiled, a class needs it as it is made
 from quicoll.plan.network import NetworkModel, agreed, quantised
 
 if TYPE_CHECKING:
     from quicoll.membership.view import View
-    from quicoll.numerics.bundle import Joined
-    from quicoll.numerics.dtypes import Array, DType
-    from quicoll.numerics.reduce import ReduceOp
-    from quicoll.plan import Plan
 
 __all__ = ["MAX_AHEAD", "MAX_AHEAD_BYTES", "Call", "Calls", "Known", "Slot", "Work", "measurements", "site_numbers"]
 

@@ -4,6 +4,11 @@
     execute     the plan runs meanwhile; results stand in memory of ours
     agree       all called the same; only then does the caller see a result
 
+Nothing here is a task until something fails. An operation stands in a stage (`Headway`), and whatever it may wait for
+lets it go on (`_advance`) in the turn of the loop in which that comes: an announcement, the end of its plan, the
+network, its deadline, the end of the view. The last of these ends it (`_end`), once, and its caller hears of that in
+the same turn.
+
 So ranks that take different code paths get Mismatch, all of them, naming both sides; a rank that never calls is named
 when the deadline passes. quicoll.engine.calls compares; here are the links, the deadlines, and what follows from a
 failure.
@@ -26,8 +31,9 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from quicoll.engine.calls import Call, Calls, Slot, measurements
 from quicoll.engine.executor import Execution, TransferFailed
@@ -40,7 +46,10 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll_transport.endpoint import Link
 
-__all__ = ["Communicator", "view_prefix"]
+__all__ = ["Communicator", "Ended", "InFlight", "view_prefix"]
+
+Ended: TypeAlias = Callable[[int | None, BaseException | None], None]
+"""Called with an operation's number in its group, or with why it has none."""
 
 _TAG = struct.Struct("!QQI")  # view, group, seq; four bytes of a message's index follow
 _END_S = 5.0  # for the coordinator to say why a broken view is over
@@ -51,32 +60,63 @@ def view_prefix(view_id: int) -> bytes:
     return view_id.to_bytes(8, "big")
 
 
-@dataclass(slots=True, eq=False)
-class _Running:
-    """An operation in flight: one task, which waits for one thing at a time.
+class Headway(IntEnum):
+    """How far an operation is on this rank: what it waits for next. See the module's head."""
 
-    late: its deadline has passed. execution: of its plan, from when that begins.
+    CALLED = 0  # that all have called, where its work depends on what they called
+    AGREED = 1  # the network of its group, where its work depends on that
+    RUNNING = 2  # that all have called
+    COMPARED = 3  # its plan
+    OVER = 4
+
+
+class InFlight:
+    """An operation in flight.
+
+    late: its deadline has passed. execution: of its plan, from when that begins. ending: waits for why the view is
+    over, once it has failed.
     """
 
-    slot: Slot
-    loop: asyncio.AbstractEventLoop
-    late: bool = False
-    execution: Execution | None = None
-    _woken: asyncio.Future[None] | None = None
+    __slots__ = (
+        "_cancel",
+        "call",
+        "deadline",
+        "ended",
+        "ending",
+        "execution",
+        "late",
+        "slot",
+        "stage",
+        "step",
+        "timeout",
+    )
 
-    def wake(self) -> None:
-        """Something has happened that the operation may wait for."""
-        if self._woken is not None and not self._woken.done():
-            self._woken.set_result(None)
+    def __init__(
+        self,
+        call: Call,
+        slot: Slot,
+        ended: Ended,
+        cancel: Callable[[InFlight], None],
+        *,
+        deadline: float,
+        timeout: float,
+        step: int | None,
+    ) -> None:
+        self.call = call
+        self.slot = slot
+        self.ended = ended
+        self._cancel = cancel
+        self.deadline = deadline
+        self.timeout = timeout
+        self.step = step
+        self.stage = Headway.CALLED
+        self.late = False
+        self.execution: Execution | None = None
+        self.ending: asyncio.Task[None] | None = None
 
-    def expire(self) -> None:
-        self.late = True
-        self.wake()
-
-    async def change(self) -> None:
-        """Wait until something has happened since the last look, which was in the same turn of the loop."""
-        self._woken = self.loop.create_future()
-        await self._woken
+    def cancel(self) -> None:
+        """Nobody waits for it any more, which ends the view. Nothing where it is over."""
+        self._cancel(self)
 
     def close(self) -> None:
         """Take its transfers back, before anyone reuses the memory."""
@@ -131,7 +171,8 @@ class Communicator:
         self._on_failure = on_failure
         self._on_called = on_called
         self._calls = Calls(view, rank)
-        self._running: dict[tuple[int, int], _Running] = {}  # by group and number
+        self._running: dict[tuple[int, int], InFlight] = {}  # by group and number
+        self._timer: asyncio.TimerHandle | None = None  # for the first deadline of those that ran when it was set
         self._count = 0  # of those whose caller waits; taking transfers back takes longer
         self._broken: asyncio.Future[None] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
@@ -155,7 +196,7 @@ class Communicator:
             self.fail(error)
             return
         if slot is not None:
-            self._running[slot.group, slot.seq].wake()
+            self._links[rank].later(self._advance, self._running[slot.group, slot.seq])
 
     def farewell(self, rank: int, message: Farewell) -> None:
         """Take a peer's message that it will leave, or that it needs this rank no longer."""
@@ -190,100 +231,55 @@ class Communicator:
 
     # -- operations ----------------------------------------------------------------------------------------------
 
-    async def run(self, call: Call, *, group: int, timeout: float, step: int | None) -> int:
-        """Run a collective of this view.
+    def start(self, call: Call, *, group: int, timeout: float, step: int | None, ended: Ended) -> InFlight | None:
+        """Start a collective of this view.
 
-        The number is taken before the first await: the order in which calls come in defines identity.
+        Its number is taken before this returns: the order in which calls come in defines identity.
 
         Args:
             call: The collective.
             group: The id of its group.
             timeout: Seconds for the whole of it.
             step: The number of the open step, for errors.
+            ended: Called once with the collective's number in the group, or with the error (QuicollError: it failed;
+                the communicator is broken, if it was not before). Perhaps before this returns.
         Returns:
-            The collective's number in the group.
-        Raises:
-            QuicollError: It failed. The communicator is broken, if it was not before.
+            The operation, by which it is cancelled; None where the view was over before.
         """
-        deadline = self._loop.time() + timeout
+        now = self._loop.time()
+        deadline = now + timeout
         if self.error is not None:
-            raise self._again(await self.end_of_view(deadline) or self.error, call.name, step)
+            self._loop.create_task(self._refuse(call, deadline, step, ended))
+            return None
         slot = self._calls.open(call, group)
-        running = self._running[group, slot.seq] = _Running(slot, self._loop)
+        operation = InFlight(call, slot, ended, self._cancel, deadline=deadline, timeout=timeout, step=step)
+        self._running[group, slot.seq] = operation
         self._count += 1
+        operation.late = deadline <= now
+        if self._timer is None or deadline < self._timer.when():
+            self._arm(deadline)
         try:
-            seen = await self._seen(call, running, deadline, timeout, step)
-            if seen is None:
-                return slot.seq
-            error, ranks, consequence = seen
-            # What only follows from a failure at a peer is not reported: memory that was withdrawn there, bits that it
-            # took for corrupted. Where the calls agree they have no other reason; the peer reports the cause, and the
-            # consequence, if it came first, would hide it.
-            if not consequence:
-                self.fail(error, ranks)
-            running.close()  # before the wait, not after it
-            # What this caller did wrong he hears at once, the others from the coordinator. All else is as the
-            # coordinator says: no new view comes before it has ended this one, so waiting for it costs nothing.
-            told = error if isinstance(error, LocalError) else await self.end_of_view(deadline)
-            self.fail(error)  # a consequence whose cause nobody has reported
-        except asyncio.CancelledError:
-            self._fail_here(f"{slot.name} was cancelled")
-            raise
-        except Exception as broken:  # of our own code or for lack of memory: nobody may have to wait for it
-            self._fail_here(f"{slot.name} failed: {type(broken).__name__}: {broken}")
-            raise
-        finally:
-            self._count -= 1
-            running.close()
-            # Last, and with no await since `fail`: a late announcement must find the slot or the failure.
-            del self._running[group, slot.seq]
-            self._answer(self._calls.finish(slot))
-        raise self._again(told or error, slot.name, step, seen=error) from None if told in (None, error) else error
+            self._announce(operation)
+        except Exception as error:
+            self._fail_operation(operation, error)
+        else:
+            self._advance(operation)
+        return operation
 
-    async def _seen(
-        self, call: Call, running: _Running, deadline: float, timeout: float, step: int | None
-    ) -> tuple[QuicollError, tuple[int, ...], bool] | None:
-        """Run an operation to its end or its deadline.
-
-        Returns:
-            None if it went well; otherwise what this rank saw of its failure, the ranks that caused it, and whether it
-            only follows from another rank's failure.
-        """
-        slot = running.slot
-        running.late = deadline <= self._loop.time()
-        timer = self._loop.call_at(deadline, running.expire)
+    async def _refuse(self, call: Call, deadline: float, step: int | None, ended: Ended) -> None:
+        """End a call that came when the view was broken."""
+        error = self.error
         try:
-            await self._operate(call, running)
-        except _Stopped:
-            if running.late or self.error is None:
-                return self._calls.late(slot, timeout, step), (), False
-            return self.error, (), False
-        except TransferFailed as failed:
-            rank = slot.ranks[failed.rank]
-            error = self._translate(failed, rank, slot.name, step)
-            return error, self._corrupting(rank) if isinstance(error, Corrupted) else (), failed.consequence
-        except Mismatch as error:
-            return self._again(error, slot.name, step), self._calls.differing(slot), False
-        except QuicollError as error:
-            return self._again(error, slot.name, step), (), False
+            error = await self.end_of_view(deadline) or error
         finally:
-            timer.cancel()
-        return None
+            if error is not None:
+                ended(None, self._again(error, call.name, step))
 
-    def _announcement(self, call: Call, slot: Slot) -> Announce:
+    def _announce(self, operation: InFlight) -> None:
+        """Tell the others what is called. Raises TransferFailed."""
+        slot, call = operation.slot, operation.call
         measured = self._measured(slot.ranks) if slot.leads else ()
-        return Announce(self.view.view_id, slot.group, slot.seq, call.signature, call.counts, measured)
-
-    async def _operate(self, call: Call, running: _Running) -> None:
-        """Announce, execute, compare.
-
-        Raises:
-            _Stopped: It has to end, whatever it waits for.
-            TransferFailed: A message of it failed.
-            Exception: Errors of ours, and whatever the computation raises.
-        """
-        slot, calls = running.slot, self._calls
-        announce = self._announcement(call, slot)
+        announce = Announce(self.view.view_id, slot.group, slot.seq, call.signature, call.counts, measured)
         data = encode_message(announce)
         for number, rank in enumerate(slot.ranks):
             if rank == self.rank:
@@ -292,41 +288,156 @@ class Communicator:
                 self._links[rank].send_app(data)
             except _TransportError as error:
                 raise TransferFailed(number, error, sending=True) from error
-        calls.called(slot, announce, self._now_ns())
-        if call.gathers or slot.leads or len(slot.ranks) == 1:
-            await self._until(running, lambda: slot.settled)
-            calls.compare(slot)
-        if slot.leads:
-            calls.agree(slot)
-            self._wake_all()
-        elif call.measures:
-            await self._until(running, lambda: calls.network(slot.group) is not None)
-        execution = running.execution = Execution(
-            call.make(calls.known(slot)),
-            links=self._links,
-            ranks=slot.ranks,
-            prefix=self._prefix(slot),
-            wake=running.wake,
-        )
-        # A transfer may fail because a peer called something else. So failures count once the calls are compared.
-        await self._until(running, lambda: slot.settled)
-        calls.compare(slot)
-        if call.watched:
-            self._on_called(slot.name, slot.arrived_ns)
-        await self._until(running, execution.finished)
+        self._calls.called(slot, announce, self._now_ns())
 
-    async def _until(self, running: _Running, reached: Callable[[], bool]) -> None:
-        """Wait until an operation has come so far. Raises _Stopped, and what `reached` raises."""
-        while True:
-            if running.late or self.error is not None:
+    def _advance(self, operation: InFlight) -> None:
+        """Something has happened that an operation may wait for: let it go on as far as it can."""
+        if operation.stage is Headway.OVER or operation.ending is not None:
+            return
+        try:
+            if operation.late or self.error is not None:
                 raise _Stopped
-            if reached():
-                return
-            await running.change()
+            over = self._gone_on(operation)
+        except Exception as error:
+            self._fail_operation(operation, error)
+            return
+        if over:
+            self._end(operation, operation.slot.seq, None)
+
+    def _gone_on(self, operation: InFlight) -> bool:
+        """Take an operation through its stages, and return whether it is over.
+
+        Raises:
+            TransferFailed: A message of it failed.
+            Exception: Errors of ours, and whatever the computation raises.
+        """
+        slot, call, calls = operation.slot, operation.call, self._calls
+        if operation.stage is Headway.CALLED:
+            if call.gathers or slot.leads or len(slot.ranks) == 1:
+                if not slot.settled:
+                    return False
+                calls.compare(slot)
+            if slot.leads:
+                calls.agree(slot)
+                self._wake_all()
+            operation.stage = Headway.AGREED
+        if operation.stage is Headway.AGREED:
+            if call.measures and not slot.leads and calls.network(slot.group) is None:
+                return False
+            operation.stage = Headway.RUNNING
+            operation.execution = Execution(
+                call.make(calls.known(slot)),
+                links=self._links,
+                ranks=slot.ranks,
+                prefix=self._prefix(slot),
+                wake=partial(self._woken, operation),
+            )
+        if operation.stage is Headway.RUNNING:
+            # A transfer may fail because a peer called something else. So failures count once the calls are compared.
+            if not slot.settled:
+                return False
+            calls.compare(slot)
+            operation.stage = Headway.COMPARED
+            if call.watched:
+                self._on_called(slot.name, slot.arrived_ns)
+        return operation.execution is not None and operation.execution.finished()
+
+    def _woken(self, operation: InFlight) -> None:
+        """A plan has ended."""
+        execution = operation.execution
+        if execution is not None and execution.failed:  # others may fail in this turn, and be the cause
+            self._loop.call_soon(self._advance, operation)
+        else:
+            self._advance(operation)
 
     def _wake_all(self) -> None:
-        for running in self._running.values():
-            running.wake()
+        for operation in self._running.values():
+            self._loop.call_soon(self._advance, operation)
+
+    # -- how operations end --------------------------------------------------------------------------------------
+
+    def _end(self, operation: InFlight, seq: int | None, error: BaseException | None) -> None:
+        """An operation is over: with its number, or with an error."""
+        operation.stage = Headway.OVER
+        self._count -= 1
+        operation.close()
+        # Last, and with no turn of the loop since `fail`: a late announcement must find the slot or the failure.
+        del self._running[operation.slot.group, operation.slot.seq]
+        self._answer(self._calls.finish(operation.slot))
+        operation.ended(seq, error)
+
+    def _cancel(self, operation: InFlight) -> None:
+        if operation.stage is Headway.OVER:
+            return
+        self._fail_here(f"{operation.slot.name} was cancelled")
+        if operation.ending is not None:
+            operation.ending.cancel()
+        self._end(operation, None, asyncio.CancelledError())
+
+    def _fail_operation(self, operation: InFlight, seen: Exception) -> None:
+        """An operation has failed: break the view, unless it is broken, and wait for why that is over."""
+        slot, step = operation.slot, operation.step
+        ranks: tuple[int, ...] = ()
+        consequence = False
+        if isinstance(seen, _Stopped):
+            if operation.late or self.error is None:
+                error: QuicollError = self._calls.late(slot, operation.timeout, step)
+            else:
+                error = self.error
+        elif isinstance(seen, TransferFailed):
+            rank = slot.ranks[seen.rank]
+            error, consequence = self._translate(seen, rank, slot.name, step), seen.consequence
+            if isinstance(error, Corrupted):
+                ranks = self._corrupting(rank)
+        elif isinstance(seen, QuicollError):
+            error = self._again(seen, slot.name, step)
+            if isinstance(seen, Mismatch):
+                ranks = self._calls.differing(slot)
+        else:  # of our own code or for lack of memory: nobody may have to wait for it
+            self._fail_here(f"{slot.name} failed: {type(seen).__name__}: {seen}")
+            self._end(operation, None, seen)
+            return
+        # What only follows from a failure at a peer is not reported: memory that was withdrawn there, bits that it
+        # took for corrupted. Where the calls agree they have no other reason; the peer reports the cause, and the
+        # consequence, if it came first, would hide it.
+        if not consequence:
+            self.fail(error, ranks)
+        operation.close()  # before the wait, not after it
+        operation.ending = self._loop.create_task(self._end_failed(operation, error))
+
+    async def _end_failed(self, operation: InFlight, error: QuicollError) -> None:
+        # What this caller did wrong he hears at once, the others from the coordinator. All else is as the coordinator
+        # says: no new view comes before it has ended this one, so waiting for it costs nothing.
+        try:
+            told = error if isinstance(error, LocalError) else await self.end_of_view(operation.deadline)
+        except asyncio.CancelledError as cancelled:  # the engine ends
+            if operation.stage is not Headway.OVER:
+                self._fail_here(f"{operation.slot.name} was cancelled")
+                self._end(operation, None, cancelled)
+            raise
+        self.fail(error)  # a consequence whose cause nobody has reported
+        final = self._again(told or error, operation.slot.name, operation.step, seen=error)
+        final.__cause__ = None if told in (None, error) else error
+        self._end(operation, None, final)
+
+    # -- deadlines -----------------------------------------------------------------------------------------------
+
+    def _arm(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        """Some operation's time may be up. Those that ended meanwhile have left the timer as it was."""
+        self._timer = None
+        now = self._loop.time()
+        for operation in list(self._running.values()):
+            if operation.deadline <= now:
+                operation.late = True
+                self._advance(operation)
+        waiting = [operation.deadline for operation in self._running.values() if not operation.late]
+        if waiting and self._timer is None:
+            self._arm(min(waiting))
 
     def _prefix(self, slot: Slot) -> bytes:
         return _TAG.pack(self.view.view_id, slot.group, slot.seq)
@@ -376,6 +487,9 @@ class Communicator:
         self.error = error
         self._calls.close()
         self._broken.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._wake_all()
         prefix = view_prefix(self.view.view_id)
         for link in self._links.values():

@@ -59,7 +59,7 @@ from quicoll.observability.stragglers import Stragglers
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.faults.compose import Faults
-from quicoll_transport.net.addresses import format_address
+from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.security.access import AccessControl
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 from quicoll_transport.security.policy import Policy
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
     from quicoll.config import Config
     from quicoll.engine.calls import Call
+    from quicoll.engine.communicator import Ended, InFlight
     from quicoll.engine.decisions import Decision
     from quicoll.engine.messages import PeerMessage
     from quicoll.membership.messages import CoordinatorMessage
@@ -81,6 +82,14 @@ if TYPE_CHECKING:
     from quicoll_transport.security.credentials import Credentials
 
 __all__ = ["Engine"]
+
+
+def announced_address(config: Config, bound: Address) -> tuple[str, int]:
+    """Return where other ranks are told to send to: `advertise`, or what is bound."""
+    if config.advertise is None:
+        return str(bound[0]), int(bound[1])
+    host, port = parse_address(config.advertise)
+    return host, port or int(bound[1])
 
 
 class Engine:
@@ -131,11 +140,11 @@ class Engine:
             wall_clock=wall_clock,
         )
         self.certificates = Certificates(AccessControl(self.endpoint, policy, listed=denied), observers.emit)
-        host, port = self.endpoint.address[:2]
+        announced = announced_address(config, self.endpoint.address)
         self._member = MemberCore(
             config.node,
             incarnation=incarnation,
-            addresses=((str(host), int(port)),),
+            addresses=(announced,),
             world_size=config.world_size,
             rank_hint=config.rank_hint,
             seed=config.seed,
@@ -177,7 +186,7 @@ class Engine:
             default_address=config.sources["coordinator"] == "default",
             absence=self._coordinator.absence,
         )
-        observers.emit("listening", address=format_address(self.endpoint.address))
+        observers.emit("listening", address=format_address(self.endpoint.address), advertised=format_address(announced))
         self._coordinator.dial()
 
     def _now_ns(self) -> int:
@@ -212,26 +221,27 @@ class Engine:
 
         return await self._waiting.view(present, timeout, joining=joining)
 
-    async def collective(self, view_id: int, call: Call, *, group: int, timeout: float, step: int | None) -> int:
-        """Run a collective in view `view_id`.
+    def collective(
+        self, view_id: int, call: Call, ended: Ended, *, group: int, timeout: float, step: int | None
+    ) -> InFlight | None:
+        """Start a collective in view `view_id`.
 
         Args:
             view_id: The view that its caller is in.
             call: The collective.
+            ended: Called once, with its number in the group or with the error: it failed, or the view is over.
             group: The id of its group.
             timeout: Seconds for the whole of it.
             step: The number of the open step, for errors.
         Returns:
-            Its number in the group.
-        Raises:
-            QuicollError: It failed, or the view is over.
+            The operation, by which it is cancelled; None where it was refused.
         """
-        if self._waiting.closed:
-            raise job_closed()
         communicator = self._views.installed(view_id)
-        if communicator is None:
-            raise self._views.past(view_id, op=call.name, step=step)
-        return await communicator.run(call, group=group, timeout=timeout, step=step)
+        if communicator is not None and not self._waiting.closed:
+            return communicator.start(call, group=group, timeout=timeout, step=step, ended=ended)
+        refused = job_closed() if self._waiting.closed else self._views.past(view_id, op=call.name, step=step)
+        ended(None, refused)
+        return None
 
     async def begin(self, view_id: int, number: int) -> None:
         """Begin a step.

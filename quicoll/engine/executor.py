@@ -9,13 +9,12 @@ Lanes are started in order and the same number is open on every rank, so the fir
 everywhere (quicoll.plan.model says why that suffices).
 
 Nothing here is a task. A lane is a generator that stands where it needs a message which has not come; the end of a
-transfer lets it go on, in the loop's next turn. Who waits for the whole is woken when it has ended (`wake`), and then
-asks `finished`.
+transfer lets it go on, in the turn of the loop in which it came. Who waits for the whole is called when it has ended
+(`wake`), and then asks `finished`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -89,7 +88,7 @@ class Execution:
         self._lanes = iter(work.plan.lanes)
         self._failures: list[TransferFailed] = []
         self._error: Exception | None = None
-        self._blocked: dict[asyncio.Future[None], _Runner] = {}  # by the transfer that it waits for
+        self._blocked: dict[Transfer, _Runner] = {}  # by what it waits for
         self._runners: list[_Runner] = [self._run_lanes() for _ in range(max(work.plan.open_lanes, 1))]
         self._open = len(self._runners)
         for runner in self._runners:
@@ -112,6 +111,11 @@ class Execution:
             raise self._error
         return self._open == 0
 
+    @property
+    def failed(self) -> bool:
+        """Whether `finished` would raise."""
+        return bool(self._failures) or self._error is not None
+
     def close(self) -> None:
         """Take back what is under way. Nothing happens to what is done."""
         self._blocked.clear()
@@ -132,20 +136,17 @@ class Execution:
             self._error = error
             self._wake()
 
-    def _over(self, rank: int, sending: bool, future: asyncio.Future[None]) -> None:
+    def _over(self, rank: int, sending: bool, transfer: Transfer) -> None:
         """A transfer is done: if it failed, everything ends."""
-        error = None if future.cancelled() else future.exception()
-        if isinstance(error, TransportError):
-            self._failures.append(TransferFailed(rank, error, sending=sending))
+        if transfer.error is not None:
+            self._failures.append(TransferFailed(rank, transfer.error, sending=sending))
             self._wake()
-        elif (runner := self._blocked.pop(future, None)) is not None:
+        elif (runner := self._blocked.pop(transfer, None)) is not None:
             self._go_on(runner)
 
     def _post(self, step: RecvStep, memory: memoryview) -> Transfer:
         link = self._links[self._ranks[step.peer]]
-        transfer = link.post(self._prefix + step.index.to_bytes(4, "big"), memory)
-        transfer.future.add_done_callback(partial(self._over, step.peer, False))
-        return transfer
+        return link.post(self._prefix + step.index.to_bytes(4, "big"), memory, partial(self._over, step.peer, False))
 
     def _send(self, step: SendStep, memory: memoryview) -> Transfer | None:
         """Send a message; None where it is copied."""
@@ -155,9 +156,7 @@ class Execution:
             self._room -= len(memory)
             link.send_copy(tag, memory)
             return None
-        transfer = link.send(tag, memory)
-        transfer.future.add_done_callback(partial(self._over, step.peer, True))
-        return transfer
+        return link.send(tag, memory, partial(self._over, step.peer, True))
 
     def _run_lanes(self) -> _Runner:
         unacknowledged: list[Transfer] = []
@@ -192,12 +191,12 @@ class Execution:
                     posted[position] = self._post(step, memory(array(step.dst)))
             for step, waits in zip(lane.steps, lane.waits, strict=True):
                 for position in waits:
-                    if not _arrived(future := posted[position].future):
-                        yield future
+                    if not _arrived(transfer := posted[position]):
+                        yield transfer
                 if isinstance(step, SendStep):
                     later = posted and step.src.buf is not Buf.SCRATCH  # as the plan's model has it
-                    if (transfer := self._send(step, memory(array(step.src)))) is not None:
-                        (unacknowledged if later else sent).append(transfer)
+                    if (sending := self._send(step, memory(array(step.src)))) is not None:
+                        (unacknowledged if later else sent).append(sending)
                 elif isinstance(step, CopyStep):
                     np.copyto(array(step.dst), array(step.src))
                 elif isinstance(step, ReduceStep):
@@ -219,14 +218,14 @@ class Execution:
 
 def _all_arrived(transfers: Sequence[Transfer]) -> _Runner:
     for transfer in transfers:
-        if not _arrived(future := transfer.future):
-            yield future
+        if not _arrived(transfer):
+            yield transfer
 
 
-_Runner = Generator["asyncio.Future[None]", None, None]
+_Runner = Generator["Transfer", None, None]
 """One lane after the other; yields the transfer that the present one waits for."""
 
 
-def _arrived(future: asyncio.Future[None]) -> bool:
+def _arrived(transfer: Transfer) -> bool:
     """Whether a transfer is done and went well. Of one that failed `Execution._over` hears in a moment."""
-    return future.done() and not future.cancelled() and future.exception() is None
+    return transfer.done and not transfer.aborted and transfer.error is None

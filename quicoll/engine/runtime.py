@@ -1,10 +1,12 @@
 """Where the engine runs: a loop in a thread of its own, so that a training loop that computes for seconds is not
 taken for dead; or the caller's own loop, for simulated time and for tests.
 
-Calls cross here and nowhere else: a coroutine goes in; a future comes out, on the caller's loop (`call`) or for a
-thread without one (`submit`, `wait`). Cancelling it cancels the coroutine, though never before its first step
-(`_Begun`). Every deadline of a call passes on the engine's loop, so what keeps that loop from running would hold its
-callers for ever. Each way has an end of its own:
+Calls cross here and nowhere else. A coroutine goes in, and a future comes out on the caller's loop (`call`). An
+operation, which is no task, is begun by a function that gets whom to tell of its end; a future comes out on the
+caller's loop (`begin`) or for a thread without one (`submit`, `wait`). Cancelling the future cancels what was called,
+though never before its first step: that is where an operation takes its place among the others. Every deadline of a
+call passes on the engine's loop, so what keeps that loop from running would hold its callers for ever. Each way has an
+end of its own:
 
     closed     calls under way when the thread ends, however it ends, and calls that come later: LocalError
     forked     the child of a fork has the objects and not the thread: LocalError, and `aclose` does nothing. It may not
@@ -28,11 +30,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from quicoll.errors import LocalError
 
-__all__ = ["InlineRuntime", "Runtime", "ThreadRuntime"]
+__all__ = ["Cancellable", "InlineRuntime", "Runtime", "Start", "ThreadRuntime"]
 
 log = logging.getLogger("quicoll")
 
@@ -43,11 +46,22 @@ _BLOCKED = 30
 _END_S = 10.0  # for the thread to end, and for what still runs in it to be cancelled
 
 
+class Cancellable(Protocol):
+    """What has been begun."""
+
+    def cancel(self) -> object: ...
+
+
+Start: TypeAlias = Callable[[Callable[[int | None, BaseException | None], None]], Cancellable | None]
+"""Begins an operation on the engine's loop. It is given what to call at its end, with its result or with its error."""
+
+
 class Runtime(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
     def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]: ...
-    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]: ...
+    def begin(self, start: Start) -> asyncio.Future[int]: ...
+    def submit(self, start: Start) -> concurrent.futures.Future[int]: ...
     def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool: ...
     async def aclose(self) -> None: ...
 
@@ -68,7 +82,7 @@ class ThreadRuntime:
         self.ask_s = ask_s
         self._lock = threading.Lock()  # of the three below, so that no call comes between the last look and the end
         self._closed = self._stopping = False
-        self._calls: dict[concurrent.futures.Future[Any], None] = {}
+        self._calls: dict[_Answer, None] = {}
         self._watching: asyncio.AbstractEventLoop | None = None  # the caller's loop on which the questions are asked
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name=f"quicoll-{name}", daemon=True)
@@ -91,6 +105,9 @@ class ThreadRuntime:
         with self._lock:
             self._closed = True
         self.loop.run_until_complete(asyncio.sleep(0))  # what was called before is a task from here on
+        for answer in list(self._calls):
+            if answer.begun is not None:
+                answer.begun.cancel()
         leftover = asyncio.all_tasks(self.loop)
         for task in leftover:
             task.cancel()
@@ -102,32 +119,49 @@ class ThreadRuntime:
 
     def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
         """Run `work` on the engine's loop, for a caller on an event loop."""
-        if not _loop_runs():
-            work.close()
-            raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code")
-        answer = self.submit(work)
-        self._watch()
-        return asyncio.wrap_future(answer)
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run `work` on the engine's loop, for any thread but that one. `wait` for what it gives: that has an end."""
-        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-        refused = self._refusal()
         try:
-            if not refused:
+            answer: _LoopAnswer[T] = self._loop_answer()
+            self._cross(answer, partial(self._run_task, work))
+        except LocalError:
+            work.close()
+            raise
+        self._watch()
+        return answer
+
+    def begin(self, start: Start) -> asyncio.Future[int]:
+        """Begin an operation on the engine's loop, for a caller on an event loop."""
+        answer: _LoopAnswer[int] = self._loop_answer()
+        self._cross(answer, start)
+        self._watch()
+        return answer
+
+    def _loop_answer(self) -> _LoopAnswer[Any]:
+        try:
+            return _LoopAnswer(self, asyncio.get_running_loop())
+        except RuntimeError:
+            raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
+
+    def submit(self, start: Start) -> concurrent.futures.Future[int]:
+        """Begin an operation, for any thread but the engine's. `wait` for what this gives: that has an end."""
+        answer: _ThreadAnswer[int] = _ThreadAnswer(self)
+        self._cross(answer, start)
+        return answer
+
+    def _cross(self, answer: _Answer, start: Callable[[Callable[[Any, BaseException | None], None]], Any]) -> None:
+        refused = self._refusal()
+        if not refused:
+            try:
                 with self._lock:
                     if self._closed:
                         refused = "the engine is closed"
                     else:
                         self._calls[answer] = None
-                        self.loop.call_soon_threadsafe(self._begin, work, answer)
-        except BaseException:  # of a signal handler: the caller gets no future that it could cancel
-            answer.cancel()
-            raise
+                        self.loop.call_soon_threadsafe(self._begin, answer, start)
+            except BaseException:  # of a signal handler: the caller gets no future that it could cancel
+                answer.cancel()
+                raise
         if refused:
-            work.close()
             raise LocalError(refused)
-        return answer
 
     def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool:
         """Block this thread until there is an answer, or `timeout` seconds have passed. Return whether there is one.
@@ -157,38 +191,48 @@ class ThreadRuntime:
             return "called from the engine's own thread"
         return ""
 
-    def _begin(self, work: Coroutine[Any, Any, T], answer: concurrent.futures.Future[T]) -> None:
+    def _begin(self, answer: _Answer, start: Callable[[Callable[[Any, BaseException | None], None]], Any]) -> None:
+        try:
+            answer.begun = start(partial(self._over, answer))
+        except Exception as error:  # of our own code: nobody may have to wait for it
+            self._over(answer, None, error)
+
+    def _run_task(
+        self, work: Coroutine[Any, Any, T], ended: Callable[[Any, BaseException | None], None]
+    ) -> Cancellable:
         task = self.loop.create_task(work)
 
-        def withdrawn(answer: concurrent.futures.Future[T]) -> None:
-            if answer.cancelled():
-                with contextlib.suppress(RuntimeError):  # the loop has been closed: nothing of it runs any more
-                    self.loop.call_soon_threadsafe(task.cancel)
-
         def over(task: asyncio.Task[T]) -> None:
-            error = None if task.cancelled() else task.exception()
-            with self._lock:
-                if answer not in self._calls:  # it has got its error while the thread was blocked
-                    return
-                del self._calls[answer]
-            if not answer.set_running_or_notify_cancel():
-                return
-            if task.cancelled():  # not by the caller: by the end of the thread
-                answer.set_exception(LocalError("the engine is closed", usable=False))
-            elif error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(task.result())
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            ended(None if error is not None else task.result(), error)
 
         task.add_done_callback(over)
-        answer.add_done_callback(withdrawn)
+        return task
+
+    def _over(self, answer: _Answer, value: Any, error: BaseException | None) -> None:
+        with self._lock:
+            if answer not in self._calls:  # it has got its error while the thread was blocked
+                return
+            del self._calls[answer]
+        answer.begun = None
+        if isinstance(error, asyncio.CancelledError):  # where not by the caller: by the end of the thread
+            error = LocalError("the engine is closed", usable=False)
+        answer.settle(value, error)
+
+    def withdraw(self, answer: _Answer) -> None:
+        """Nobody waits for an answer any more: what was called is cancelled, after its first step."""
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: nothing of it runs any more
+            self.loop.call_soon_threadsafe(self._cancel, answer)
+
+    def _cancel(self, answer: _Answer) -> None:
+        if answer.begun is not None:
+            self.loop.call_soon(answer.begun.cancel)  # a task that was made in this turn takes its first step before
 
     def _fail_calls(self, error: LocalError) -> None:
         with self._lock:
             calls, self._calls = list(self._calls), {}
         for answer in calls:
-            if answer.set_running_or_notify_cancel():
-                answer.set_exception(error)
+            answer.settle(None, error)
 
     # -- is the thread blocked? ----------------------------------------------------------------------------------
 
@@ -270,6 +314,96 @@ class _Signs:
         self._answered += 1
 
 
+class _Answer(Protocol):
+    """The future of a call. begun: what was called, from its first step to its end, for the engine's thread alone."""
+
+    begun: Cancellable | None
+
+    def cancel(self) -> bool: ...
+    def settle(self, value: Any, error: BaseException | None) -> None: ...
+
+
+class _LoopAnswer(asyncio.Future[T]):
+    """On the caller's loop. One crossing brings the end there."""
+
+    def __init__(self, runtime: ThreadRuntime, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._runtime = runtime
+        self.begun: Cancellable | None = None
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if not super().cancel(msg):
+            return False
+        self._runtime.withdraw(self)
+        return True
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the caller's loop has been closed
+            self.get_loop().call_soon_threadsafe(self._settle, value, error)
+
+    def _settle(self, value: Any, error: BaseException | None) -> None:
+        if self.done():
+            return
+        if error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(value)
+
+
+class _ThreadAnswer(concurrent.futures.Future[T]):
+    """For a thread without a loop."""
+
+    def __init__(self, runtime: ThreadRuntime) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self.begun: Cancellable | None = None
+
+    def cancel(self) -> bool:
+        if not super().cancel():
+            return False
+        self._runtime.withdraw(self)
+        return True
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        if not self.set_running_or_notify_cancel():
+            return
+        if error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(value)
+
+
+class _InlineAnswer(asyncio.Future[T]):
+    """Of an operation on the caller's own loop: cancelled before the caller goes on.
+
+    starting: an operation that is over at once is so from the next turn of the loop on. By then its caller may have
+    asked to be called back, and nobody goes on before that.
+    """
+
+    begun: Cancellable | None = None
+    starting = True
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if not super().cancel(msg):
+            return False
+        if self.begun is not None:
+            self.begun.cancel()
+        return True
+
+    def settle(self, value: T, error: BaseException | None) -> None:
+        if self.done():
+            return
+        if self.starting:
+            self.get_loop().call_soon(self.settle, value, error)
+            return
+        if isinstance(error, asyncio.CancelledError):
+            super().cancel()
+        elif error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(value)
+
+
 class _Begun(asyncio.Task[T]):
     """A task that has taken its first step before it can be cancelled, as those of another thread have.
 
@@ -300,8 +434,13 @@ class InlineRuntime:
         finally:
             self.loop.set_task_factory(factory)
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        work.close()
+    def begin(self, start: Start) -> asyncio.Future[int]:
+        answer: _InlineAnswer[Any] = _InlineAnswer(loop=self.loop)
+        answer.begun = start(answer.settle)
+        answer.starting = False
+        return answer
+
+    def submit(self, start: Start) -> concurrent.futures.Future[int]:
         raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")
 
     def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool:

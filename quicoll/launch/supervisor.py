@@ -23,7 +23,7 @@ are asked, not what they have started, as systemd does with KillMode=mixed: a pr
 `quicoll.train.Worker` does, may need its own children for that. Then the coordinator, which has the last decisions,
 gets the same. No child outlives this: each has a process group of its own, ended in `finally`; if this process is
 killed with SIGKILL, `quicoll.launch.reaper` ends the groups, and the next run removes the temporary directory
-(`quicoll.launch.scratch`).
+(`quicoll.rendezvous.scratch`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from quicoll.errors import LocalError
 from quicoll.launch import reaper
 from quicoll.launch.child import Child, describe
 from quicoll.launch.restarts import RestartBudget
-from quicoll.launch.scratch import scratch_directory
+from quicoll.rendezvous.scratch import scratch_directory
 from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.security.authority import create_authority, issue
 from quicoll_transport.security.credentials import AUTHORITY_KEY_FILE, node_files

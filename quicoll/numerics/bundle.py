@@ -12,19 +12,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from quicoll.errors import LocalError
-from quicoll.numerics.buffers import Source, allocate, argument, destination, empty, require_apart
+from quicoll.numerics.buffers import Destination, Source, allocate, argument, destination, empty, require_apart
+from quicoll.numerics.dtypes import Array, DType  # noqa: TC001 - compiled, a class needs it as it is made
 
-if TYPE_CHECKING:
-    from quicoll.numerics.buffers import Destination
-    from quicoll.numerics.dtypes import Array, DType
-
-__all__ = ["Bundle", "Joined", "Results", "bundle", "results", "shape_text"]
+__all__ = ["Bundle", "Joined", "Results", "bundle", "like_text", "results", "shape_text"]
 
 _MAX_TEXT = 1000  # of all shapes in a signature
 
@@ -88,19 +85,12 @@ class Bundle:
     @property
     def text(self) -> str:
         """Type and shapes, for a signature; of many shapes a digest stands for the rest."""
-        return f"dtype={self.dtype} shape={self._shapes_text}"
+        return like_text(self.dtype, self.shapes, many=self.many)
 
     @property
     def brief(self) -> str:
         """The same for people, and for audits."""
-        return f"{self.dtype} {self._shapes_text}"
-
-    @property
-    def _shapes_text(self) -> str:
-        shapes = ";".join(map(shape_text, self.shapes))
-        if len(shapes) > _MAX_TEXT:
-            shapes = f"{shapes[:100]}... {len(self.sources)} tensors, {xxhash.xxh3_64_hexdigest(shapes.encode())}"
-        return f"{'list:' if self.many else ''}{shapes}"
+        return f"{self.dtype} {_shapes_text(self.shapes, many=self.many)}"
 
     def is_like(self, other: Bundle) -> bool:
         return self.many == other.many and self.dtype is other.dtype and self.shapes == other.shapes
@@ -134,6 +124,18 @@ def bundle(x: Any) -> Bundle:
                 f"{each.dtype}; make a call for each type"
             )
     return Bundle(sources, many=True)
+
+
+def like_text(dtype: DType, shapes: tuple[tuple[int, ...], ...], *, many: bool) -> str:
+    """Return `Bundle.text` of tensors of this type and these shapes. many: whether they came as a list."""
+    return f"dtype={dtype} shape={_shapes_text(shapes, many=many)}"
+
+
+def _shapes_text(shapes: tuple[tuple[int, ...], ...], *, many: bool) -> str:
+    text = ";".join(map(shape_text, shapes))
+    if len(text) > _MAX_TEXT:
+        text = f"{text[:100]}... {len(shapes)} tensors, {xxhash.xxh3_64_hexdigest(text.encode())}"
+    return f"{'list:' if many else ''}{text}"
 
 
 def shape_text(shape: tuple[int | str, ...]) -> str:

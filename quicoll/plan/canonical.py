@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from quicoll.numerics.canonical_order import leaves_of, split, subtrees
-from quicoll.plan.model import Buf, Span, Tree
+from quicoll.plan.model import Buf, Pair, Span, Tree
 
 if TYPE_CHECKING:
     from quicoll.plan.chunks import Piece
@@ -62,4 +62,4 @@ class CanonicalTree:
         if node[1] - node[0] == 1:
             return Span(Buf.INPUT, node[0] - self.first, *piece)
         middle = split(*node)
-        return self.tree((node[0], middle), piece, known), self.tree((middle, node[1]), piece, known)
+        return Pair(self.tree((node[0], middle), piece, known), self.tree((middle, node[1]), piece, known))

@@ -33,13 +33,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 __all__ = [
     "LANES_PER_WIDTH",
     "Buf",
     "CopyStep",
     "Lane",
+    "Pair",
     "Parameter",
     "Plan",
     "PlanStep",
@@ -90,8 +91,14 @@ class Span:
         return f"{self.buf}{self.slot}[{self.start}:{self.stop}]{'w' if self.wide else ''}"
 
 
-# A pair is "left op right".
-Tree: TypeAlias = "Span | tuple[Tree, Tree]"
+class Pair(NamedTuple):
+    """What two trees give: left op right. A class of its own, since mypyc knows no recursive tuples."""
+
+    left: Tree
+    right: Tree
+
+
+Tree: TypeAlias = Span | Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +229,8 @@ def operands(tree: Tree) -> Iterator[Span]:
     pending = [tree]
     while pending:
         node = pending.pop()
-        if isinstance(node, tuple):
-            pending += [node[1], node[0]]
+        if isinstance(node, Pair):
+            pending += [node.right, node.left]
         else:
             yield node
 
@@ -273,4 +280,4 @@ def _line(step: PlanStep) -> str:
 
 
 def _formula(tree: Tree) -> str:
-    return f"({_formula(tree[0])} {_formula(tree[1])})" if isinstance(tree, tuple) else str(tree)
+    return f"({_formula(tree.left)} {_formula(tree.right)})" if isinstance(tree, Pair) else str(tree)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quicoll.plan.chunks import Piece, interleaved, shares
-from quicoll.plan.model import Buf, Lane, PlanStep, RecvStep, ReduceStep, Scratch, SendStep, Span, Tree
+from quicoll.plan.model import Buf, Lane, Pair, PlanStep, RecvStep, ReduceStep, Scratch, SendStep, Span, Tree
 
 if TYPE_CHECKING:
     from quicoll.plan.canonical import CanonicalTree
@@ -57,7 +57,7 @@ def _round(canonical: CanonicalTree, last: int, piece: Piece, index: int) -> Lan
     else:
         if parts:
             value = _left_fold(parts)
-            if isinstance(value, tuple):
+            if isinstance(value, Pair):
                 partial = Span(Buf.SCRATCH, len(scratch), 0, size, wide=True)
                 scratch.append(Scratch(size, wide=True))
                 steps.append(ReduceStep(partial, value, finish=False))
@@ -72,5 +72,5 @@ def _round(canonical: CanonicalTree, last: int, piece: Piece, index: int) -> Lan
 def _left_fold(trees: list[Tree]) -> Tree:
     value = trees[0]
     for tree in trees[1:]:
-        value = (value, tree)
+        value = Pair(value, tree)
     return value

@@ -46,8 +46,8 @@ class Lies:
         for name in ("send", "send_copy"):
             setattr(link, name, self._lying(link, getattr(link, name)))
 
-    def _lying(self, link: Link, honest: Callable[[bytes, memoryview], Any]) -> Callable[[bytes, memoryview], Any]:
-        return lambda tag, payload: honest(tag, spoilt(payload) if link.node in self._to else payload)
+    def _lying(self, link: Link, honest: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda tag, payload, *more: honest(tag, spoilt(payload) if link.node in self._to else payload, *more)
 
 
 class _Links(dict[Any, Any]):

@@ -63,6 +63,7 @@ class Node:
         self.log: list[str] = []
         self.gate = Gate(credentials=credentials, config=config.session, port=address[1])
         self.core = EndpointCore(
+            wall_ns=lambda: 0,
             identity=self.identity,
             incarnation=incarnation,
             settings=config,

@@ -12,7 +12,7 @@ from quicoll.engine import executor
 from quicoll.engine.executor import Execution
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from quicoll.engine.calls import Work
 
@@ -44,24 +44,30 @@ class FakeTransfer:
         self.kind, self.rank, self.index, self.memory = kind, rank, int.from_bytes(tag[-4:], "big"), memory
         self.tag = tag
         self.data = bytes(memory)  # as it was when it was sent
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.heard: Callable[[FakeTransfer], None] | None = None
+        self.done = self.aborted = False
+        self.error: Exception | None = None
 
     def __repr__(self) -> str:
         return f"{self.kind} {self.index} rank {self.rank}"
 
     def arrive(self, data: bytes) -> None:
         self.memory[:] = data
-        self.future.set_result(None)
+        self.go()
 
     def go(self) -> None:
-        self.future.set_result(None)
+        assert not self.done
+        self.done = True
+        if self.heard is not None:
+            self.heard(self)
 
     def fail(self, error: Exception) -> None:
-        self.future.set_exception(error)
+        self.error = error
+        self.go()
 
     def abort(self) -> None:
-        if not self.future.done():
-            self.future.cancel()
+        if not self.done:
+            self.done = self.aborted = True
 
 
 class FakeLink:
@@ -84,16 +90,29 @@ class FakeLink:
             raise self.error
         self.messages.append(data)
 
-    def send(self, tag: bytes, memory: memoryview) -> FakeTransfer:
-        self.log.append(FakeTransfer("send", self.rank, tag, memory))
-        return self.log[-1]
+    def later(self, callback: Callable[[Any], None], argument: Any) -> None:
+        callback(argument)
+
+    def send(
+        self, tag: bytes, memory: memoryview, on_done: Callable[[FakeTransfer], None] | None = None
+    ) -> FakeTransfer:
+        return self._transfer("send", tag, memory, on_done)
 
     def send_copy(self, tag: bytes, memory: memoryview) -> None:
         self.log.append(FakeTransfer("copy", self.rank, tag, memory))
 
-    def post(self, tag: bytes, memory: memoryview) -> FakeTransfer:
-        self.log.append(FakeTransfer("post", self.rank, tag, memory))
-        return self.log[-1]
+    def post(
+        self, tag: bytes, memory: memoryview, on_done: Callable[[FakeTransfer], None] | None = None
+    ) -> FakeTransfer:
+        return self._transfer("post", tag, memory, on_done)
+
+    def _transfer(
+        self, kind: str, tag: bytes, memory: memoryview, on_done: Callable[[FakeTransfer], None] | None
+    ) -> FakeTransfer:
+        transfer = FakeTransfer(kind, self.rank, tag, memory)
+        transfer.heard = on_done
+        self.log.append(transfer)
+        return transfer
 
     def discard(self, prefix: bytes) -> None:
         self.discarded.append(prefix)

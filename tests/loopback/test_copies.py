@@ -87,13 +87,13 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
 
         send, post, copyto, copy_ = Link.send, Link.post, np.copyto, torch.Tensor.copy_
 
-        def sends(link: Link, tag: bytes, payload: memoryview) -> Any:
+        def sends(link: Link, tag: bytes, payload: memoryview, *more: Any) -> Any:
             look("sent", payload)
-            return send(link, tag, payload)
+            return send(link, tag, payload, *more)
 
-        def posts(link: Link, tag: bytes, buffer: memoryview) -> Any:
+        def posts(link: Link, tag: bytes, buffer: memoryview, *more: Any) -> Any:
             look("posted", buffer)
-            return post(link, tag, buffer)
+            return post(link, tag, buffer, *more)
 
         def copies(target: Any, *args: Any, **kwargs: Any) -> None:
             counted.copied.append(target.nbytes)

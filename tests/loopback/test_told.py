@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,9 @@ async def test_an_error_of_the_librarys_own_ends_the_view_and_names_the_rank_tha
 
         async def one(job: Job) -> None:
             call = Call("broadcast", "the same on both", lambda _: work(job.rank))
-            await job._runtime.call(job._engine.collective(job.view.view_id, call, group=0, timeout=20.0, step=None))
+            await job._runtime.begin(
+                partial(job._engine.collective, job.view.view_id, call, group=0, timeout=20.0, step=None)
+            )
 
         got = await asyncio.wait_for(asyncio.gather(*map(one, jobs), return_exceptions=True), 15)
         assert isinstance(got[1], MemoryError)

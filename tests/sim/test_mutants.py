@@ -30,7 +30,7 @@ import quicoll.plan.schedule
 import quicoll.state.transfer
 import quicoll.state.version
 import quicoll_transport.link.inbox
-from quicoll.engine.communicator import Communicator
+from quicoll.engine.communicator import Communicator, InFlight
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.errors import QuicollError
 from quicoll.membership.coordinator.ballot import Ballot, BallotResult
@@ -349,12 +349,12 @@ def the_coordinator_is_dialled_once(patch: Patch) -> None:
 
 
 def a_collective_has_no_deadline(patch: Patch) -> None:
-    run = Communicator.run
+    start = Communicator.start
 
-    async def patient(self: Communicator, call: Any, *, group: int, timeout: float, step: int | None) -> int:
-        return await run(self, call, group=group, timeout=1e6, step=step)
+    def patient(self: Communicator, call: Any, *, timeout: float, **settings: Any) -> InFlight | None:
+        return start(self, call, timeout=1e6, **settings)
 
-    patch.setattr(Communicator, "run", patient)
+    patch.setattr(Communicator, "start", patient)
 
 
 def callers_are_told_what_their_own_end_saw(patch: Patch) -> None:
@@ -412,13 +412,20 @@ def a_callback_raises(patch: Patch) -> None:
 
 
 def a_barrier_is_early_on_one_rank(patch: Patch) -> None:
-    operate = Communicator._operate
+    announce, gone_on = Communicator._announce, Communicator._gone_on
 
-    async def hasty(self: Communicator, call: Any, running: Any) -> None:
-        if call.name != "barrier" or self.rank != 1:
-            await operate(self, call, running)
+    def is_early(self: Communicator, operation: InFlight) -> bool:
+        return operation.call.name == "barrier" and self.rank == 1
 
-    patch.setattr(Communicator, "_operate", hasty)
+    def silent(self: Communicator, operation: InFlight) -> None:
+        if not is_early(self, operation):
+            announce(self, operation)
+
+    def hasty(self: Communicator, operation: InFlight) -> bool:
+        return is_early(self, operation) or gone_on(self, operation)
+
+    patch.setattr(Communicator, "_announce", silent)
+    patch.setattr(Communicator, "_gone_on", hasty)
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,10 @@ def test_an_argument_beats_the_environment_which_beats_torchrun_which_beats_the_
         ("QUICOLL_WORLD_SIZE", "1025", "at most 1024"),
         ("QUICOLL_CHUNK_BYTES", "0", "at least 1"),
         ("QUICOLL_SITE", "x" * 129, "at most 128 characters"),
+        ("QUICOLL_ADVERTISE", "203.0.113.5", "not host:port"),
+        ("QUICOLL_ADVERTISE", "0.0.0.0:7", "every address of a host"),
+        ("QUICOLL_ADVERTISE", "[fe80::1]:0", "advertise = 'fe80::1' \\(from QUICOLL_ADVERTISE\\): .* link-local"),
+        ("QUICOLL_ADVERTISE", "203.0.113.5:7", "so listen has to name that one"),
     ],
 )
 def test_a_malformed_value_is_named_with_its_source(variable: str, value: str, said: str) -> None:
@@ -79,6 +83,15 @@ def test_what_no_coordinator_could_be_told_is_refused_here_and_not_waited_for(
 def test_an_unknown_setting_is_refused_and_the_known_ones_are_listed() -> None:
     with pytest.raises(LocalError, match=r"unknown setting 'lostafter'.*lost_after"):
         Config.resolve(environ={}, lostafter=1)
+
+
+def test_a_mapped_port_goes_with_the_port_that_it_leads_to() -> None:
+    config = Config.resolve(environ={}, listen="127.0.0.1:5000", advertise="203.0.113.5:7000")
+    assert (config.listen, config.advertise) == ("127.0.0.1:5000", "203.0.113.5:7000")
+    config = Config.resolve(environ={"QUICOLL_ADVERTISE": "gate.example.org:0"}, **LOCAL)  # every port, as it is
+    assert config.advertise == "gate.example.org:0"
+    config = Config.resolve(environ={}, listen="0.0.0.0:5000", advertise="203.0.113.5:7000", coordinator="127.0.0.1:9")
+    assert config.listen == "127.0.0.1:5000"
 
 
 def kinds(annotation: Any) -> set[Any]:

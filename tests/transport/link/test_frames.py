@@ -30,11 +30,13 @@ from quicoll_transport.link.frames import (
     Header,
     Hello,
     InlineMessage,
+    Inquiry,
     Nack,
     Offer,
     Ping,
     Pong,
     RefuseMessage,
+    Sighting,
     channel_of,
     channel_tag,
     checksum,
@@ -80,6 +82,8 @@ def ranges(draw: st.DrawFn) -> tuple[tuple[int, int], ...]:
 
 controls: st.SearchStrategy[Control] = st.one_of(
     st.builds(Hello, u62, u62, u62, u62, u62, ranges(), u62, u62, partials()),
+    st.builds(Inquiry, st.binary(max_size=INLINE_BYTES)),
+    st.builds(Sighting, st.text(max_size=40), st.integers(0, 65535), u62),
     st.builds(Ping, u62),
     st.builds(Pong, u62),
     st.builds(Ack, u62, ranges(), u62, u62),

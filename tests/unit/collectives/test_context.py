@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ from quicoll.numerics.buffers import IN_PLACE_BYTES
 if TYPE_CHECKING:
     from quicoll.collectives.operation import Operation
     from quicoll.engine.calls import Call
+    from quicoll.engine.runtime import Start
 
 
 class Engine:
@@ -39,7 +39,7 @@ class Engine:
     def __init__(self) -> None:
         self.calls: list[tuple[Call, dict[str, Any]]] = []
 
-    async def collective(self, view_id: int, call: Call, **how: Any) -> int:
+    def collective(self, view_id: int, call: Call, ended: Any, **how: Any) -> None:
         raise AssertionError("nothing runs here")
 
 
@@ -51,19 +51,18 @@ class Runtime:
         self.refused = ""
         self.waited: list[float | None] = []
 
-    def _take(self, work: Coroutine[Any, Any, Any], future: Any) -> Any:
-        work.close()
+    def _take(self, future: Any) -> Any:
         if self.refused:
             raise LocalError(self.refused)
         self.futures.append(future)
         return future
 
-    def call(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
-        taken: asyncio.Future[Any] = self._take(work, asyncio.get_running_loop().create_future())
+    def begin(self, start: Start) -> asyncio.Future[Any]:
+        taken: asyncio.Future[Any] = self._take(asyncio.get_running_loop().create_future())
         return taken
 
-    def submit(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
-        taken: concurrent.futures.Future[Any] = self._take(work, concurrent.futures.Future())
+    def submit(self, start: Start) -> concurrent.futures.Future[Any]:
+        taken: concurrent.futures.Future[Any] = self._take(concurrent.futures.Future())
         return taken
 
     def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool:

@@ -43,12 +43,19 @@ def part(rank: int, *ranks: int) -> GroupView:
 
 
 class Transfer:
-    def __init__(self) -> None:
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, on_done: Callable[[Transfer], None] | None) -> None:
+        self.done = self.aborted = False
+        self.error = None
+        self.on_done = on_done
+
+    def arrive(self) -> None:
+        self.done = True
+        if self.on_done is not None:
+            self.on_done(self)
 
     def abort(self) -> None:
-        if not self.future.done():
-            self.future.cancel()
+        if not self.done:
+            self.done = self.aborted = True
 
 
 class Wires:
@@ -65,19 +72,26 @@ class Wires:
             def __init__(self, peer: int) -> None:
                 self.peer = peer
 
-            def send(self, tag: bytes, memory: memoryview) -> Transfer:
-                return wires.meet((rank, self.peer, tag), sent=bytes(memory))
+            def send(self, tag: bytes, memory: memoryview, on_done: Callable[[Transfer], None]) -> Transfer:
+                return wires.meet((rank, self.peer, tag), on_done, sent=bytes(memory))
 
             def send_copy(self, tag: bytes, memory: memoryview) -> None:
-                wires.meet((rank, self.peer, tag), sent=bytes(memory))
+                wires.meet((rank, self.peer, tag), None, sent=bytes(memory))
 
-            def post(self, tag: bytes, memory: memoryview) -> Transfer:
-                return wires.meet((self.peer, rank, tag), posted=memory)
+            def post(self, tag: bytes, memory: memoryview, on_done: Callable[[Transfer], None]) -> Transfer:
+                return wires.meet((self.peer, rank, tag), on_done, posted=memory)
 
         return {peer: End(peer) for peer in range(world)}
 
-    def meet(self, key: Any, *, sent: bytes | None = None, posted: memoryview | None = None) -> Transfer:
-        transfer = Transfer()
+    def meet(
+        self,
+        key: Any,
+        on_done: Callable[[Transfer], None] | None,
+        *,
+        sent: bytes | None = None,
+        posted: memoryview | None = None,
+    ) -> Transfer:
+        transfer = Transfer(on_done)
         if sent is not None:
             self.sent[key] = (sent, transfer)
         if posted is not None:
@@ -85,8 +99,8 @@ class Wires:
         if key in self.sent and key in self.posted:
             (payload, one), (memory, other) = self.sent.pop(key), self.posted.pop(key)
             memory[:] = payload
-            one.future.set_result(None)
-            other.future.set_result(None)
+            one.arrive()
+            other.arrive()
         return transfer
 
 

@@ -78,9 +78,28 @@ class Bench:
 
     def run(self, call: Call | None = None, *, timeout: float = 2.0) -> asyncio.Task[int]:
         call = Call("barrier", "barrier", made) if call is None else call
-        task = self.loop.create_task(self.communicator.run(call, group=0, timeout=timeout, step=None))
+        task = self.loop.create_task(self._run(call, timeout))
         self.turn()
         return task
+
+    async def _run(self, call: Call, timeout: float) -> int:
+        answer: asyncio.Future[int] = self.loop.create_future()
+
+        def ended(number: int | None, error: BaseException | None) -> None:
+            if answer.done():
+                return
+            if number is None:
+                answer.set_exception(error or AssertionError("neither number nor error"))
+            else:
+                answer.set_result(number)
+
+        operation = self.communicator.start(call, group=0, timeout=timeout, step=None, ended=ended)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            assert operation is not None
+            operation.cancel()
+            raise
 
     def hear(self, rank: int, seq: int = 0, signature: str = "barrier") -> None:
         self.communicator.announced(rank, Announce(VIEW_ID, 0, seq, signature))
@@ -115,7 +134,7 @@ def error_of(task: asyncio.Task[int]) -> BaseException:
 
 
 def is_over(bench: Bench) -> bool:
-    return all(transfer.future.done() for transfer in bench.log)
+    return all(transfer.done for transfer in bench.log)
 
 
 # -- operations that go well -----------------------------------------------------------------------------------------

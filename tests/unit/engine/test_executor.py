@@ -15,7 +15,7 @@ from quicoll.engine.calls import Work
 from quicoll.engine.executor import TransferFailed
 from quicoll.numerics.dtypes import DType
 from quicoll.numerics.reduce import ReduceOp
-from quicoll.plan import Buf, CopyStep, Lane, Plan, RecvStep, ReduceStep, Scratch, SendStep, Span
+from quicoll.plan import Buf, CopyStep, Lane, Pair, Plan, RecvStep, ReduceStep, Scratch, SendStep, Span
 from quicoll_transport.errors import LinkLost, MessageCorrupted, MessageRefused
 from quicoll_transport.sim import HostLoop, World
 
@@ -103,7 +103,7 @@ def scratch(slot: int) -> Span:
 def reduction() -> Lane:
     """Receive from 1, add to the own input, send the sum to 2."""
     return Lane(
-        (RecvStep(1, 4, scratch(0)), ReduceStep(OUT, (IN, scratch(0)), True), SendStep(2, 5, OUT)),
+        (RecvStep(1, 4, scratch(0)), ReduceStep(OUT, Pair(IN, scratch(0)), True), SendStep(2, 5, OUT)),
         (Scratch(2, False),),
     )
 
@@ -168,7 +168,7 @@ def test_scratch_stays_with_its_lane_until_what_was_sent_of_it_is_acknowledged(w
         Lane(
             (
                 RecvStep(1, 2 * number, scratch(0)),
-                ReduceStep(scratch(1), (IN, scratch(0)), False),
+                ReduceStep(scratch(1), Pair(IN, scratch(0)), False),
                 SendStep(2, 2 * number + 1, scratch(1)),
             ),
             (Scratch(2, False), Scratch(2, True)),
@@ -190,7 +190,7 @@ def test_a_failure_takes_back_what_earlier_lanes_have_sent(world: World) -> None
     run.turn()
     run.of("post", 9).fail(lost())
     run.failure()
-    assert run.of("send", 0).future.cancelled()
+    assert run.of("send", 0).aborted
 
 
 def test_a_message_is_named_by_the_operation_and_its_index(world: World) -> None:
@@ -231,7 +231,7 @@ def test_a_failure_ends_everything_though_the_lane_waits_for_another_message(wor
     failure = run.failure()
     assert (failure.rank, failure.sending, failure.consequence) == (1, True, False)
     assert isinstance(failure.__cause__, LinkLost)
-    assert all(transfer.future.done() for transfer in run.log)
+    assert all(transfer.done for transfer in run.log)
 
 
 def test_of_failures_at_one_moment_the_lowest_rank_is_reported(world: World) -> None:
@@ -280,15 +280,13 @@ def test_cancelling_takes_every_transfer_back(world: World) -> None:
     run.task.cancel()
     run.turn()
     assert run.task.cancelled()
-    assert [transfer.future.cancelled() for transfer in run.log] == [
-        transfer is not run.of("send", 0) for transfer in run.log
-    ]
+    assert [transfer.aborted for transfer in run.log] == [transfer is not run.of("send", 0) for transfer in run.log]
 
 
 def test_an_error_of_the_computation_ends_everything(world: World) -> None:
     run = Run(world, [Lane((CopyStep(Span(Buf.INPUT, 3, 0, 2, False), IN),)), exchange(0)])
     assert isinstance(run.task.exception(), IndexError)
-    assert all(transfer.future.cancelled() for transfer in run.log)
+    assert all(transfer.aborted for transfer in run.log)
 
 
 def test_a_short_message_is_copied_and_nobody_waits_for_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +297,7 @@ def test_a_short_message_is_copied_and_nobody_waits_for_it(world: World, monkeyp
     run.of("post", 1).arrive(bytes(16))
     run.turn()
     run.task.result()
-    assert not run.of("copy", 0).future.done()
+    assert not run.of("copy", 0).done
 
 
 def test_a_send_waits_until_even_the_shortest_message_has_arrived(

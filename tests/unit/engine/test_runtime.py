@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
-from quicoll.engine.runtime import InlineRuntime, ThreadRuntime
+from quicoll.engine.runtime import InlineRuntime, Start, ThreadRuntime
 from quicoll.errors import LocalError
 
 
@@ -219,23 +221,39 @@ async def sleep_for_ever() -> None:
     await asyncio.Event().wait()
 
 
+def beginning(make: Callable[[], Coroutine[Any, Any, Any]]) -> Start:
+    """What begins a coroutine, as others begin an operation."""
+
+    def begin(ended: Callable[[Any, BaseException | None], None]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(make())
+
+        def over(task: asyncio.Task[Any]) -> None:
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            ended(None if error is not None else task.result(), error)
+
+        task.add_done_callback(over)
+        return task
+
+    return begin
+
+
 def test_a_thread_without_a_loop_submits_and_waits() -> None:
     runtime = ThreadRuntime("test")
 
     async def name() -> str:
         return threading.current_thread().name
 
-    answer = runtime.submit(name())
+    answer = runtime.submit(beginning(name))
     assert runtime.wait(answer, None)
     assert answer.result() == "quicoll-test"
-    pending = runtime.submit(sleep_for_ever())
+    pending = runtime.submit(beginning(sleep_for_ever))
     assert not runtime.wait(pending, 0.01)
     asyncio.run(runtime.aclose())
     assert runtime.wait(pending, None)
     with pytest.raises(LocalError, match="the engine is closed"):
         pending.result()
     with pytest.raises(LocalError, match="the engine is closed"):
-        runtime.submit(sleep_for_ever())
+        runtime.submit(beginning(sleep_for_ever))
 
 
 def test_what_a_thread_cancels_is_cancelled_on_the_engine() -> None:
@@ -248,14 +266,14 @@ def test_what_a_thread_cancels_is_cancelled_on_the_engine() -> None:
         finally:
             cancelled.set()
 
-    assert runtime.submit(forever()).cancel()
+    assert runtime.submit(beginning(forever)).cancel()
     assert cancelled.wait(30)
     asyncio.run(runtime.aclose())
 
 
 async def test_a_wait_where_a_loop_runs_or_on_the_engines_own_thread_is_refused() -> None:
     runtime = ThreadRuntime("test")
-    answer = runtime.submit(sleep_for_ever())
+    answer = runtime.submit(beginning(sleep_for_ever))
     with pytest.raises(LocalError, match="there nothing may block"):
         runtime.wait(answer, 1.0)
 
@@ -271,7 +289,7 @@ def test_a_thread_that_waits_for_a_blocked_engine_gets_an_error() -> None:
     runtime = ThreadRuntime("test", ask_s=0.01)
     go_on = threading.Event()
     runtime.loop.call_soon_threadsafe(go_on.wait)
-    answer = runtime.submit(asyncio.sleep(0))
+    answer = runtime.submit(beginning(lambda: asyncio.sleep(0)))
     assert runtime.wait(answer, None)
     with pytest.raises(LocalError, match=r"thread has been blocked for 0\.3 s"):
         answer.result()
@@ -281,4 +299,4 @@ def test_a_thread_that_waits_for_a_blocked_engine_gets_an_error() -> None:
 
 async def test_the_inline_runtime_has_no_thread_to_wait_for() -> None:
     with pytest.raises(LocalError, match="shares the loop of its caller"):
-        InlineRuntime().submit(sleep_for_ever())
+        InlineRuntime().submit(beginning(sleep_for_ever))

@@ -21,6 +21,7 @@ from quicoll.plan import (
     Buf,
     CopyStep,
     Lane,
+    Pair,
     Plan,
     RecvStep,
     ReduceStep,
@@ -478,7 +479,7 @@ DONE = [CopyStep(OUT, IN)]
 def test_the_checker_accepts_the_plans_that_the_faults_below_are_made_from() -> None:
     validate(pair(DONE, DONE))
     validate(pair([SendStep(1, 0, IN), RecvStep(1, 0, OUT)], [RecvStep(0, 0, TEMP), *DONE, SendStep(0, 0, TEMP)]))
-    validate(pair([ReduceStep(WIDE, (IN, IN), finish=False), ReduceStep(OUT, WIDE, finish=True)], DONE))
+    validate(pair([ReduceStep(WIDE, Pair(IN, IN), finish=False), ReduceStep(OUT, WIDE, finish=True)], DONE))
 
 
 @pytest.mark.parametrize(
@@ -555,7 +556,7 @@ def test_a_step_waits_only_for_receives_that_it_reads() -> None:
             RecvStep(1, 1, halves[1]),
             SendStep(1, 0, IN),
             SendStep(1, 1, halves[1]),
-            ReduceStep(OUT, (TEMP, (IN, TEMP)), finish=True),
+            ReduceStep(OUT, Pair(TEMP, Pair(IN, TEMP)), finish=True),
         ),
         (Scratch(2, wide=False),),
     )

@@ -1,6 +1,7 @@
 """One UDP socket, its connections, and the links to peers. A sans-IO core decides; a thin asyncio shell carries out.
 
 shell        Endpoint: socket, timer, look-ups, log
+inquiry      how a peer sees this side, asked without a link
 link         Link: a peer as callers see it
 channel      Channel: whole messages in order
 transfer     Transfer: a message under way

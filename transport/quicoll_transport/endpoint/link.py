@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from quicoll_transport.endpoint.channel import Channel
 from quicoll_transport.endpoint.transfer import Transfer
@@ -23,6 +24,8 @@ __all__ = ["Link", "LinkHost"]
 
 log = logging.getLogger("quicoll.transport")
 
+T = TypeVar("T")
+
 _MAX_WAITING_APP = 8 << 20  # bytes of application messages that wait for `Link.listen`, _APP_COST for each added
 _APP_COST = 64
 
@@ -37,6 +40,10 @@ class LinkHost(Protocol):
 
     def touch(self, peer: Peer) -> None:
         """Look at this peer before the loop's next iteration: something was asked of its link."""
+        ...
+
+    def later(self, callback: Callable[[T], None], argument: T) -> None:
+        """Call the layer above when what is being taken in now has been taken in: in this turn or the next."""
         ...
 
     def call(self, callback: Callable[..., object], *arguments: object) -> bool:
@@ -221,19 +228,20 @@ class Link:
         self._core.send_app(data)
         self._touch()
 
-    def send(self, tag: bytes, payload: memoryview) -> Transfer:
+    def send(self, tag: bytes, payload: memoryview, on_done: Callable[[Transfer], None] | None = None) -> Transfer:
         """Send bytes from the caller's memory. Done means: arrived at the peer's host, and its checksum holds there.
 
         Args:
             tag: TAG_SIZE bytes that name the buffer it is for; each tag once in the life of the link.
             payload: Flat bytes; they must not change until the transfer is done or aborted.
+            on_done: Called with the transfer when it has arrived or failed.
         Returns:
-            The transfer; await its `future`.
+            The transfer; await its `future`, or be called.
         Raises:
             ConfigurationError: The tag has another size, or the memory is not flat bytes.
             LinkLost: The link has ended.
         """
-        return self._transfer(lambda done: self._core.send(tag, payload, done))
+        return self._transfer(lambda done: self._core.send(tag, payload, done), on_done)
 
     def send_copy(self, tag: bytes, payload: memoryview) -> None:
         """Send a few bytes, which are the caller's again at once.
@@ -249,19 +257,29 @@ class Link:
         self._core.send_copy(tag, bytes(payload))
         self._touch()
 
-    def post(self, tag: bytes, buffer: memoryview) -> Transfer:
+    def post(self, tag: bytes, buffer: memoryview, on_done: Callable[[Transfer], None] | None = None) -> Transfer:
         """Receive the message with this tag straight into `buffer`.
 
         Args:
             tag: As the sender has it.
             buffer: Flat, writable, of exactly the message's size; the transfer's until it is done or aborted.
+            on_done: Called with the transfer when the message is there or has failed.
         Returns:
-            The transfer; await its `future`.
+            The transfer; await its `future`, or be called.
         Raises:
             ConfigurationError: The tag or the buffer is not as it has to be.
             LinkLost: The link has ended.
         """
-        return self._transfer(lambda done: self._core.post(tag, buffer, done))
+        return self._transfer(lambda done: self._core.post(tag, buffer, done), on_done)
+
+    def later(self, callback: Callable[[T], None], argument: T) -> None:
+        """Call back when what is being taken in now has been taken in: in this turn of the loop, or in the next.
+
+        Args:
+            callback: Called with the argument. It may use links as it likes, which `on_app` may not.
+            argument: Of the callback.
+        """
+        self._host.later(callback, argument)
 
     def channel(self, number: int) -> Channel:
         """Return a channel: whole messages in order, for which nobody posts memory. The same object each time.
@@ -319,8 +337,13 @@ class Link:
     def _touch(self) -> None:
         self._host.touch(self._peer)
 
-    def _transfer(self, start: Callable[[Callable[[Outgoing | Posted], None]], Outgoing | Posted]) -> Transfer:
-        transfer = Transfer(self.loop, peer=self._name, start=start, take_back=self._take_back)
+    def _transfer(
+        self,
+        start: Callable[[Callable[[Outgoing | Posted], None]], Outgoing | Posted],
+        on_done: Callable[[Transfer], None] | None = None,
+    ) -> Transfer:
+        heard = None if on_done is None else partial(self._host.later, on_done)
+        transfer = Transfer(self.loop, peer=self._name, start=start, take_back=self._take_back, heard=heard)
         self._touch()
         return transfer
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cryptography.hazmat.primitives.hashes import SHA256
 
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 __all__ = ["Endpoint"]
 
 log = logging.getLogger("quicoll.transport")
+
+T = TypeVar("T")
 
 _NOBODY = {"peer": "", "link": 0}  # fields of a log record that is about no peer
 
@@ -137,12 +140,16 @@ class Endpoint:
             scope_of=scope_of,
             payload_fault=faults.apply_payload if faults is not None else None,
             observed=observer is not None,
+            wall_ns=lambda: round(self._wall_clock().timestamp() * 1e9),
         )
         self.links: dict[Identity, Link] = {}
         self._lookups: dict[int, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._flush_handle: asyncio.Handle | None = None
+        # What the layer above hears after the core's present work, to which it may add.
+        self._to_hear: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._inside = False  # the core is at work, and `_hear` follows
         self._closing: asyncio.Future[None] | None = None
         self._settled: asyncio.Future[None] | None = None
         self._closed = False
@@ -291,6 +298,18 @@ class Endpoint:
         if self._flush_handle is None:
             self._wake()
 
+    def later(self, callback: Callable[[T], None], argument: T) -> None:
+        """Call the layer above when the core has done its present work."""
+        if not self._inside and not self._to_hear:
+            self.loop.call_soon(self._hear)
+        self._to_hear.append((callback, argument))
+
+    def _hear(self) -> None:
+        self._inside = False
+        while self._to_hear:
+            callback, argument = self._to_hear.popleft()
+            self.call(callback, argument)
+
     def call(self, callback: Callable[..., object], *arguments: object) -> bool:
         """Call the layer above, when what was decided before has been done."""
         self._act()
@@ -413,13 +432,21 @@ class Endpoint:
         if self._closed:
             return
         # A loop's clock is a float and may wake us a little before the time; then nothing would ever be due.
-        self._core.handle_timer(max(self.now_ns(), self._timer_ns))
+        self._inside = True
+        try:
+            self._core.handle_timer(max(self.now_ns(), self._timer_ns))
+        finally:
+            self._hear()
         self._flush_soon()
 
     def _on_runs(self, runs: list[DatagramRun]) -> None:
         if self._closed:
             return
-        self._core.receive(runs, self.now_ns())
+        self._inside = True
+        try:
+            self._core.receive(runs, self.now_ns())
+        finally:
+            self._hear()
         self._flush_soon()
 
     def _on_unreachable(self, address: Address, trouble: Trouble) -> None:

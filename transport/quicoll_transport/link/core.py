@@ -60,11 +60,13 @@ from quicoll_transport.link.frames import (
     Header,
     Hello,
     InlineMessage,
+    Inquiry,
     Nack,
     Offer,
     Ping,
     Pong,
     RefuseMessage,
+    Sighting,
     encode_control,
 )
 from quicoll_transport.link.inbox import Inbox
@@ -479,6 +481,8 @@ class LinkCore:
                 self._outbox.refuse(message)
             case Hello():
                 raise ProtocolError("a second Hello on one connection", peer=self.peer)
+            case Inquiry() | Sighting():
+                raise ProtocolError(f"{type(message).__name__} on the connection of a link", peer=self.peer)
         if self.news_ns is None and self._inbox.receipts.news and not self.ended:
             self.news_ns = now_ns + _LATE_NS
 

@@ -44,11 +44,13 @@ __all__ = [
     "Header",
     "Hello",
     "InlineMessage",
+    "Inquiry",
     "Nack",
     "Offer",
     "Ping",
     "Pong",
     "RefuseMessage",
+    "Sighting",
     "channel_of",
     "channel_tag",
     "checksum",
@@ -67,6 +69,7 @@ MAX_RANGES = 1024  # receive ranges that one acknowledgement may list
 MAX_PARTIALS = 64  # interrupted messages that a Hello lists; any further ones start again from their first byte
 MAX_OFFERS = 16384  # offers that a sender lets wait; each costs the receiver about 300 bytes
 MAX_REASON = 400  # characters of a refusal; it ends up in errors and logs
+MAX_SIGHTED = 64  # characters of an address in a Sighting
 INLINE_BYTES = 4096  # of payload
 MESSAGE_COST = 256  # credit that an eager message takes beside its payload: what an empty one costs to hold
 
@@ -263,7 +266,29 @@ class InlineMessage(_Control, tag=12, frozen=True):
     payload: bytes
 
 
-Control = Hello | Ping | Pong | Ack | Offer | Grant | Nack | Cancel | RefuseMessage | App | InlineMessage
+class Inquiry(_Control, tag=13, frozen=True):
+    """In place of Hello, from a side that wants no link: how does the other one see it? Answered by a Sighting.
+
+    filling: of no meaning; it makes datagrams as long as the path is to carry.
+    """
+
+    filling: bytes
+
+
+class Sighting(_Control, tag=14, frozen=True):
+    """The answer to an Inquiry.
+
+    host, port: where the inquiry came from, as this side sees it. wall_ns: this side's date, since 1970.
+    """
+
+    host: str
+    port: int
+    wall_ns: int
+
+
+Control = (
+    Hello | Ping | Pong | Ack | Offer | Grant | Nack | Cancel | RefuseMessage | App | InlineMessage | Inquiry | Sighting
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
@@ -302,6 +327,10 @@ def _check(message: Control) -> None:
         raise ProtocolError(f"inline message of {len(message.payload)} bytes")
     if isinstance(message, RefuseMessage) and len(message.reason) > MAX_REASON:
         raise ProtocolError(f"refusal with a reason of {len(message.reason)} characters")
+    if isinstance(message, Inquiry) and len(message.filling) > INLINE_BYTES:
+        raise ProtocolError(f"inquiry with {len(message.filling)} bytes")
+    if isinstance(message, Sighting) and (len(message.host) > MAX_SIGHTED or message.port > 65535):
+        raise ProtocolError("sighting with an address that is none")
 
 
 def _check_partial(partial: tuple[tuple[int, int], ...]) -> None:

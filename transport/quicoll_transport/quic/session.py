@@ -281,6 +281,11 @@ class Session:
         return None if self._handshake is None else self._handshake.peer_address
 
     @property
+    def datagram_bytes(self) -> int:
+        """The size of datagrams on the present path, as far as it is known."""
+        return DATAGRAM_BYTES if self._plane is None else self._plane.sender.mtu.size
+
+    @property
     def key_updates(self) -> int:
         """How often the keys were changed, by either side."""
         return 0 if self._plane is None else self._plane.keys.updates

@@ -28,10 +28,11 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
     SECP256R1,
     EllipticCurve,
     EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
     derive_private_key,
     generate_private_key,
 )
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -50,9 +51,20 @@ from quicoll_transport.security.identity import Identity
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Authority", "Entropy", "KeyAlgorithm", "create_authority", "derive_key", "ephemeral", "issue", "job_of"]
+__all__ = [
+    "Authority",
+    "Entropy",
+    "KeyAlgorithm",
+    "PublicKey",
+    "create_authority",
+    "derive_key",
+    "ephemeral",
+    "issue",
+    "job_of",
+]
 
 KeyAlgorithm: TypeAlias = Literal["ed25519", "p256"]
+PublicKey: TypeAlias = Ed25519PublicKey | EllipticCurvePublicKey
 Entropy: TypeAlias = Callable[[int], bytes]
 """Gives so many random bytes, as `os.urandom` and `random.Random(seed).randbytes` do."""
 
@@ -157,18 +169,49 @@ class Authority:
         Raises:
             ConfigurationError: A name or the time cannot be used.
         """
+        key = _new_key("ed25519" if isinstance(self.private_key, Ed25519PrivateKey) else "p256", entropy)
+        certificate = self.certify(
+            key.public_key(), role=role, node=node, days=days, dns=dns, ip=ip, now=now, entropy=entropy
+        )
+        return certificate, key
+
+    def certify(
+        self,
+        public_key: PublicKey,
+        *,
+        role: str,
+        node: str,
+        days: int = 365,
+        dns: Sequence[str] = (),
+        ip: Sequence[str] = (),
+        now: datetime | None = None,
+        entropy: Entropy | None = None,
+    ) -> x509.Certificate:
+        """Make a certificate for a node that keeps its key to itself.
+
+        Args:
+            public_key: The node's; that the node holds the other half is proved in every handshake.
+            role: As in `sign`, and so are the following.
+            node: Likewise.
+            days: Likewise.
+            dns: Likewise.
+            ip: Likewise.
+            now: Likewise.
+            entropy: Likewise.
+        Raises:
+            ConfigurationError: A name or the time cannot be used.
+        """
         identity = Identity(self.job, role, node)
         now = _now(now)
         end = self.certificate.not_valid_after_utc
         if now >= end:
             raise ConfigurationError(f"the authority of job {self.job!r} expired at {end:%Y-%m-%d %H:%M:%SZ}")
-        key = _new_key("ed25519" if isinstance(self.private_key, Ed25519PrivateKey) else "p256", entropy)
-        certificate = (
+        return (
             x509.CertificateBuilder()
             # With the role as a unit: a node called like its job must not look as if it had signed itself.
             .subject_name(_subject(common_name=node, unit=role))
             .issuer_name(self.certificate.subject)
-            .public_key(key.public_key())
+            .public_key(public_key)
             .serial_number(_serial(entropy))
             .not_valid_before(now - CLOCK_SKEW)
             .not_valid_after(min(now + _duration(days), end))
@@ -179,7 +222,7 @@ class Authority:
                 critical=False,
             )
             .add_extension(x509.SubjectAlternativeName(_names(identity, dns=dns, ip=ip)), critical=False)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self.private_key.public_key()), critical=False
             )
@@ -189,7 +232,6 @@ class Authority:
                 ecdsa_deterministic=_repeats(self.private_key, entropy),
             )
         )
-        return certificate, key
 
     def __repr__(self) -> str:
         return f"<Authority {self.certificate.subject.rfc4514_string()}>"

@@ -329,9 +329,9 @@ def test_a_spare_that_holds_the_newest_state_takes_the_place_of_a_node_that_has_
     bench.say("c", m.Report(view_id=1, lost=(("a", "silence"),)))
     bench.say("b", m.Report(view_id=1, reason="me too"))
     assert bench.confirm().nodes == ("a", "b", "d")
-    bench.commit(*"abd")
+    bench.commit("a", "b", "d")
     bench.advance(60 * SECOND)  # c might take part again, and there is no place for it
-    for node in "abd":
+    for node in ("a", "b", "d"):
         bench.lose(node)
     bench.join("a", "b", "d", incarnation=2)
     view = bench.confirm()
@@ -342,9 +342,9 @@ def test_a_spare_that_holds_the_newest_state_takes_the_place_of_a_node_that_has_
 
 def test_a_spare_takes_no_place_that_the_quorum_needs_whatever_it_holds() -> None:
     bench = Bench(3)
-    bench.installed(*"abd")
-    bench.commit(*"abd")
-    bench.commit(*"abd")
+    bench.installed("a", "b", "d")
+    bench.commit("a", "b", "d")
+    bench.commit("a", "b", "d")
     again = Bench(2, records=bench.records, max_world_size=2)
     again.join("c", committed_step=1)
     again.join("a", "b", "d", incarnation=2)

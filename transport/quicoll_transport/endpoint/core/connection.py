@@ -38,6 +38,7 @@ class Connection:
     sending: SendRuns | None = None  # what the carrier gave last; it may have been sent
     unproved: int = 0  # bytes received before the peer was authenticated
     greeted: bool = False
+    answered: int = 0  # inquiries; it will be of no link after one
     answer_ns: int | None = None  # until which a dialled peer must have sent anything at all; None once it has
     # Of the table, which alone writes these (table.py):
     listed: bool = False  # whether it is in the table

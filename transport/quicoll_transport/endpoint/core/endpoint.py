@@ -76,7 +76,7 @@ class EndpointCore:
     on_peer(peer) -> whether it was taken over: a peer that nobody here asked for has made a link.
     on_end(peer): its link has ended; it is no longer among `peers`.
     scope_of: the number of a network interface's name. payload_fault: damages received payloads, for tests.
-    observed: whether events are to be built.
+    observed: whether events are to be built. wall_ns() -> the date, since 1970; for answers to an Inquiry.
 
     actions: what is to be done, the oldest first; who does it takes it out.
     waiting: peers that were touched since they were last served.
@@ -98,6 +98,7 @@ class EndpointCore:
         scope_of: Callable[[str], int],
         payload_fault: Callable[[memoryview], None] | None = None,
         observed: bool = False,
+        wall_ns: Callable[[], int],
     ) -> None:
         self.identity = identity
         self.peers: dict[NodeIdentity, Peer] = {}
@@ -132,6 +133,7 @@ class EndpointCore:
             actions=self._actions,
             settle=self._settle,
             invite=self._invite,
+            wall_ns=wall_ns,
         )
         self._next_number = 1
         self.waiting: dict[Peer, None] = {}  # an ordered set

@@ -13,7 +13,7 @@ from quicoll_transport.endpoint.core.admission import check_hello, keeps_previou
 from quicoll_transport.endpoint.core.peer import Peer
 from quicoll_transport.errors import AuthenticationError, ProtocolError
 from quicoll_transport.events import ConnectionUp
-from quicoll_transport.link.frames import Hello, InlineMessage, Ping
+from quicoll_transport.link.frames import Hello, InlineMessage, Inquiry, Ping, Sighting, encode_control
 
 if TYPE_CHECKING:
     from quicoll_transport.carrier import Authenticated
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Greeting"]
 
 _MAX_REFUSED = 64  # refusals remembered
+_MAX_INQUIRIES = 64  # answered on one connection, whose deadline goes on
 
 
 class Greeting:
@@ -34,6 +35,7 @@ class Greeting:
     identity: ours. peers: the living ones. table, traffic, admission, actions: the endpoint's.
     settle(now_ns): finishes what the end of a link asks for, before another link of that peer begins.
     invite(identity) -> a peer that nobody here asked for, or the code and the reason with which it is turned away.
+    wall_ns() -> the date, for who asks how this side sees it.
 
     refused: the last refusals of peers, newest last, for people and tests.
     """
@@ -49,6 +51,7 @@ class Greeting:
         actions: Actions,
         settle: Callable[[int], None],
         invite: Callable[[NodeIdentity], Peer | tuple[int, str]],
+        wall_ns: Callable[[], int],
     ) -> None:
         self.refused: list[str] = []
         self._identity = identity
@@ -59,6 +62,7 @@ class Greeting:
         self._actions = actions
         self._settle = settle
         self._invite = invite
+        self._wall_ns = wall_ns
 
     def authenticated(self, connection: Connection, event: Authenticated) -> None:
         """Make a connection's peer somebody, or turn it away."""
@@ -88,12 +92,22 @@ class Greeting:
             if not isinstance(message, InlineMessage):  # these are bounded by the credit, like those with a stream
                 connection.pace.control(now_ns, ping=isinstance(message, Ping))
             if not connection.greeted:
-                if not isinstance(message, Hello):
+                if isinstance(message, Inquiry) and not connection.dialled and connection.answered < _MAX_INQUIRIES:
+                    self._answer(connection)
+                    continue
+                if not isinstance(message, Hello) or connection.answered:
                     raise ProtocolError("the first control message is not Hello")
                 if not self._hello(connection, connection.identity, message, now_ns):
                     return
             elif connection.peer is not None and connection.carries:
                 connection.peer.link.control(message, now_ns)
+
+    def _answer(self, connection: Connection) -> None:
+        """Tell who asks how it is seen from here. It gets no link, and its deadline or its own word ends it."""
+        connection.answered += 1
+        address = connection.carrier.peer_address or ("", 0)
+        sighting = Sighting(str(address[0]), int(address[1]), self._wall_ns())
+        connection.carrier.send_control(encode_control(sighting))
 
     def _hello(self, connection: Connection, identity: NodeIdentity, hello: Hello, now_ns: int) -> bool:
         """Make this the connection of its link; False when it was refused."""

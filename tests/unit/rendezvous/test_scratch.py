@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from quicoll.errors import LocalError
-from quicoll.launch import scratch
-from quicoll.launch.scratch import remove_abandoned, scratch_directory
+from quicoll.rendezvous import scratch
+from quicoll.rendezvous.scratch import remove_abandoned, scratch_directory
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_it_is_gone_after_an_error_too(base: Path) -> None:
 
 @pytest.mark.slow
 def test_what_a_killed_process_left_is_removed_by_the_next(base: Path) -> None:
-    program = "from quicoll.launch.scratch import scratch_directory\nimport signal\n" + (
+    program = "from quicoll.rendezvous.scratch import scratch_directory\nimport signal\n" + (
         "with scratch_directory() as path:\n    (path / 'key').write_text('x')\n    print(path, flush=True)\n"
         "    signal.pause()\n"
     )

@@ -1,0 +1,65 @@
+"""All checks of one host, in the order in which one explains the next: what is not there is not asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Unpack
+
+from quicoll.config import Config
+from quicoll.doctor import host, network
+from quicoll.doctor.certificates import certificates
+from quicoll.doctor.finding import Finding, note, wrong
+from quicoll.errors import LocalError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quicoll.config import JoinSettings
+
+__all__ = ["examine"]
+
+_LINKS = 8  # where nobody has said how many ranks there will be
+
+
+async def examine(
+    *, peers: Sequence[str] = (), patience: float = 5.0, **settings: Unpack[JoinSettings]
+) -> list[Finding]:
+    """Look at everything that a rank with these settings needs. Nothing is joined, and nothing is left behind.
+
+    Args:
+        peers: Other ranks' "host:port", to see whether they are reached from here.
+        patience: Seconds for each answer.
+        **settings: As `quicoll.join` takes them.
+    Returns:
+        What was found, in order.
+    """
+    findings = [*host.versions(), *host.compiled(), *host.batches(), *host.socket_buffers(), *host.descriptors()]
+    try:
+        config = await Config.resolve_in_loop(**settings)
+    except LocalError as error:
+        findings += host.memory(_LINKS)
+        return [*findings, wrong("settings", f"{error}.", "quicoll env shows where each setting comes from.")]
+    findings += host.memory(config.world_size or _LINKS)
+    found, credentials = certificates(config)
+    findings += found
+    bound, address = network.port(config)
+    findings += bound
+    if credentials is None or not address:
+        says = "The coordinator was not asked: that takes certificates, and an address to ask from."
+        return [*findings, note("coordinator", says)]
+    if config.sources["coordinator"] == "default":
+        says = f"No coordinator is named; the default, {config.coordinator}, was not asked."
+        findings.append(note("coordinator", says, "Set coordinator (QUICOLL_COORDINATOR)."))
+    else:
+        told, seen = await network.reach(
+            "coordinator", config.coordinator, config, credentials, address, timeout=patience
+        )
+        findings += told
+        if seen is not None:
+            findings += [network.clock(seen), network.path(seen), network.nat(seen, config)]
+    for peer in peers:
+        told, seen = await network.reach("peer", peer, config, credentials, address, timeout=patience)
+        findings += told
+        if seen is not None:
+            who = seen.peer.node
+            findings += [network.clock(seen, who), network.path(seen, who), network.nat(seen, config, who)]
+    return findings

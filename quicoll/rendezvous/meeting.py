@@ -1,0 +1,465 @@
+"""Ranks that a launcher has started together find each other: rank 0 starts a coordinator and signs certificates.
+
+For a launch with nothing but ranks: torchrun, or srun and mpirun with a directory that all nodes share. What is agreed
+lives as long as this launch; a job that has a coordinator and certificates (`coordinator`, `certs`) has no meeting.
+
+    rank 0                                                     rank k
+    authority in memory, a number drawn for this meeting       a key of its own
+    coordinator started (host.py)
+    open = number, authority's certificate, address    ----->  reads it
+                                              <-----   number/ask/k = public key, node, a number of its own
+    number/answer/k/its number = certificate  ----->           reads it, checks it, joins
+
+Keys stay where they are made: the store sees certificates and public keys. Who can only read the store gains nothing;
+who can write to it while the meeting is open can ask for a certificate, or give a rank another authority, and so is
+trusted. The meeting is open from rank 0's word until rank 0 is in the first view, which has all ranks.
+
+Restarts. A store may hold the words of an earlier launch, whose processes are gone: its answers never come, and a rank
+that waits looks again and again which meeting is open. Each meeting has an authority of its own, so what is left of an
+earlier one, process or coordinator, cannot be taken for a part of this one. A rank that was started anew asks with
+another number; it gets an answer of its own while the meeting is open.
+
+Failure cases: rank 0 does not come, or is another incarnation's: PeerError by `join_timeout`. Two ranks with one node's
+name: the second is told so. The coordinator does not start: LocalError at rank 0, and its line is on stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_public_key,
+)
+
+from quicoll.errors import LocalError, PeerError, QuicollError
+from quicoll.launchers import launch_name, on_one_host, rank_of, under_torchrun, world_size_of
+from quicoll.rendezvous.host import write_credentials
+from quicoll.rendezvous.scratch import scratch_directory
+from quicoll.rendezvous.stores import DirectoryStore, TorchStore
+from quicoll_transport.errors import TransportError
+from quicoll_transport.net.addresses import format_address, is_unspecified, parse_address
+from quicoll_transport.security.authority import Authority
+from quicoll_transport.security.credentials import Credentials
+from quicoll_transport.security.identity import COORDINATOR, WORKER
+
+if TYPE_CHECKING:
+    from quicoll.config import Config, JoinSettings
+    from quicoll.rendezvous.stores import Store
+
+__all__ = ["Meeting", "meet", "meets"]
+
+T = TypeVar("T")
+
+_DAYS = 30
+_OPEN = "open"
+_FIRST_PAUSE_S = 0.02
+_LAST_PAUSE_S = 0.25
+_START_S = 60.0
+_END_S = 2.0
+"""For the coordinator to end after rank 0; then it is left to itself (host.py), because others still need it."""
+_LEFT: list[subprocess.Popen[bytes]] = []
+
+
+def meets(config: Config, environ: Mapping[str, str]) -> bool:
+    """Return whether ranks with these settings meet: neither coordinator nor certificates are named, and a place is.
+
+    Args:
+        config: As `Config.named` gives it.
+        environ: The environment.
+    """
+    named = ("argument", "QUICOLL_COORDINATOR", "QUICOLL_CERTS")
+    if config.sources["coordinator"] in named or config.sources["certs"] in named:
+        return False
+    return config.rendezvous is not None or under_torchrun(environ)
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """What a rank has from its meeting.
+
+    Attributes:
+        coordinator: Where it is reached.
+        certs: Directory of this rank's certificates.
+        source: Where both come from, for `Config.sources`.
+        close: Ends the meeting: no rank is let in any more. Called when the first view is at work.
+    """
+
+    coordinator: str
+    certs: str
+    source: str
+    close: Callable[[], None]
+
+    def settings(self, given: JoinSettings) -> JoinSettings:
+        """Return the settings with what the meeting has added.
+
+        Args:
+            given: As `quicoll.join` got them.
+        """
+        return {**given, "coordinator": self.coordinator, "certs": self.certs}
+
+    def sourced(self, config: Config) -> Config:
+        """Return the configuration with the sources of what the meeting has added.
+
+        Args:
+            config: Resolved with `settings`.
+        """
+        return replace(config, sources={**config.sources, "coordinator": self.source, "certs": self.source})
+
+
+@asynccontextmanager
+async def meet(config: Config, environ: Mapping[str, str]) -> AsyncIterator[Meeting]:
+    """Meet the other ranks of this launch. At the block's end the certificates are gone.
+
+    Args:
+        config: As `Config.named` gives it.
+        environ: The environment.
+    Yields:
+        What this rank has from it.
+    Raises:
+        LocalError: A setting is missing, the store cannot be used, or the coordinator does not start.
+        PeerError: Rank 0 does not come within join_timeout, or refuses this rank.
+    """
+    rank, world_size = _place(config, environ)
+    with ExitStack() as stack:
+        directory = stack.enter_context(scratch_directory())
+        stop = threading.Event()
+        stack.callback(stop.set)
+        source = (
+            f"rendezvous {config.rendezvous}" if config.rendezvous is not None else "rendezvous at torchrun's store"
+        )
+
+        def work() -> str:
+            store = _store(config, environ)
+            if rank:
+                return _ask(store, config, rank, directory, stop)
+            host = _Host(config, environ, store, world_size, directory)
+            stack.callback(host.end)
+            try:
+                address = host.open()
+            except BaseException:
+                host.end()
+                raise
+            if stop.is_set():  # nobody waits for this any more, and the block may have ended without its coordinator
+                host.end()
+                raise LocalError("rendezvous: it was given up")
+            threading.Thread(target=host.keep, args=(stop,), name="quicoll-rendezvous", daemon=True).start()
+            return address
+
+        address = await _in_thread(work, stop)
+        yield Meeting(address, str(directory), source, stop.set)
+
+
+def _place(config: Config, environ: Mapping[str, str]) -> tuple[int, int]:
+    """Return this process's place in the launch, which is not the rank of any view."""
+    rank, world = rank_of(environ), world_size_of(environ)
+    if rank is None or config.world_size is None:
+        raise LocalError(
+            "rendezvous: no launcher says which rank this is and how many there are; start it with torchrun, srun or "
+            "mpirun, or set RANK and WORLD_SIZE"
+        )
+    try:
+        place = int(rank.value)
+    except ValueError:
+        raise LocalError(f"rendezvous: {rank.source} = {rank.value!r} is no rank") from None
+    launched = config.world_size if world is None else int(world.value) if world.value.isdigit() else config.world_size
+    if not 0 <= place < max(launched, config.world_size):
+        raise LocalError(f"rendezvous: {rank.source} = {place}, and there are {launched} ranks")
+    return place, max(launched, config.world_size)
+
+
+def _store(config: Config, environ: Mapping[str, str]) -> Store:
+    if config.rendezvous is not None:
+        return DirectoryStore(config.rendezvous, f"{config.job}-{launch_name(environ)}")
+    return TorchStore(environ, timeout=config.join_timeout)
+
+
+async def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
+    """Run what blocks in a thread of its own: the program may have filled the loop's. Cancelled, it stops soon."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if ended.done():
+            return
+        if error is not None:
+            ended.set_exception(error)
+        else:
+            ended.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as caught:  # it is raised where the thread was started from
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(tell, result, error)
+
+    thread = threading.Thread(target=run, name="quicoll-rendezvous", daemon=True)
+    thread.start()
+    try:
+        return await ended
+    except asyncio.CancelledError:
+        stop.set()
+        raise
+
+
+# -- rank 0 ----------------------------------------------------------------------------------------------------------
+
+
+class _Host:
+    """Rank 0's part. `open` and then `keep` run on threads, `end` on the caller's."""
+
+    def __init__(
+        self, config: Config, environ: Mapping[str, str], store: Store, world_size: int, directory: Path
+    ) -> None:
+        self._config = config
+        self._environ = environ
+        self._store = store
+        self._world_size = world_size
+        self._directory = directory
+        self._authority = Authority.create(job=config.job, days=_DAYS)
+        self._number = secrets.token_hex(16)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._nodes = {config.node: 0}
+        self._answered: dict[int, str] = {}
+        self._keeping = threading.Lock()
+
+    def open(self) -> str:
+        """Start the coordinator, take part oneself, and say that the meeting is open. Returns the address."""
+        authority = _pem(self._authority.certificate)
+        certificate, key = self._authority.sign(role=WORKER, node=self._config.node, days=_DAYS)
+        write_credentials(
+            self._directory, role=WORKER, node=self._config.node, authority=authority,
+            certificate=_pem(certificate), key=_key_pem(key),
+        )  # fmt: skip
+        address = self._start(_own_host(self._config, self._environ))
+        said = {"number": self._number, "authority": authority, "coordinator": address}
+        self._store.set(_OPEN, json.dumps(said).encode())
+        return address
+
+    def _start(self, host: str) -> str:
+        config = self._config
+        certificate, key = self._authority.sign(role=COORDINATOR, node=COORDINATOR, days=_DAYS)
+        order = {
+            "authority": _pem(self._authority.certificate),
+            "certificate": _pem(certificate),
+            "key": _key_pem(key),
+            "job": config.job,
+            "listen": format_address((host, 0)),
+            "world_size": config.world_size,
+            "seed": config.seed,
+            "lost_after": None if config.sources["lost_after"] == "default" else config.lost_after,
+            "events": config.events,
+        }
+        try:
+            # -P: the program's directory may hold a file of any name.
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "quicoll.rendezvous.host"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        except OSError as error:
+            raise LocalError(f"rendezvous: the coordinator cannot be started: {error.strerror}") from error
+        self._process = process
+        if process.stdin is None or process.stdout is None:
+            raise LocalError("rendezvous: the coordinator has no pipes")
+        late = threading.Timer(max(_START_S, config.join_timeout), process.kill)
+        late.start()
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(order).encode() + b"\n")
+                process.stdin.flush()
+            address = process.stdout.readline().decode().strip()
+        finally:
+            late.cancel()
+        process.stdout.close()
+        if not address:
+            raise LocalError(f"rendezvous: the coordinator did not start at {host}; what it says is on stderr")
+        return address
+
+    def keep(self, stop: threading.Event) -> None:
+        """Answer who asks, until the meeting is closed. What goes wrong here is met by those who wait for an answer."""
+        pause = _FIRST_PAUSE_S
+        with self._keeping:
+            while not stop.wait(pause):
+                pause = min(pause * 1.5, _LAST_PAUSE_S)
+                with contextlib.suppress(QuicollError, TransportError):
+                    for rank in range(1, self._world_size):
+                        if stop.is_set():
+                            break
+                        if self._answer(rank):
+                            pause = _FIRST_PAUSE_S
+            self._store.clear()
+
+    def _answer(self, rank: int) -> bool:
+        asked = _read(self._store.get(f"{self._number}/ask/{rank}"))
+        if asked is None or self._answered.get(rank) == asked.get("number"):
+            return False
+        node, number = str(asked.get("node")), str(asked.get("number"))
+        if self._nodes.setdefault(node, rank) != rank:
+            answer = {"refused": f"rank {self._nodes[node]} is called {node!r} too; each rank needs a name of its own"}
+        else:
+            try:
+                key = load_pem_public_key(str(asked.get("key")).encode())
+                if not isinstance(key, Ed25519PublicKey):
+                    raise ValueError("a key of another kind")
+                certificate = self._authority.certify(key, role=WORKER, node=node, days=_DAYS)
+            except (ValueError, TransportError) as error:
+                answer = {"refused": f"what it asked for cannot be signed: {error}"}
+            else:
+                answer = {"certificate": _pem(certificate)}
+        self._store.set(f"{self._number}/answer/{rank}/{number[:64]}", json.dumps(answer).encode())
+        self._answered[rank] = number
+        return True
+
+    def end(self) -> None:
+        """Let the coordinator go: it ends when nobody needs it."""
+        process = self._process
+        if process is None:
+            return
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            _LEFT.append(process)
+
+
+def _own_host(config: Config, environ: Mapping[str, str]) -> str:
+    """Return the address of this host at which the other ranks reach the coordinator."""
+    if config.listen:
+        host, _ = parse_address(config.listen)
+        if not is_unspecified(host):
+            return host
+    if on_one_host(environ):
+        return "127.0.0.1"
+    known: list[str] = [*_addresses(environ.get("MASTER_ADDR")), *_outward()]
+    for address in known:
+        loopback: bool = ipaddress.ip_address(address).is_loopback
+        if not loopback and _is_ours(address):
+            return address
+    raise LocalError(
+        "rendezvous: this host does not know an address at which the others reach it; set listen (QUICOLL_LISTEN), for "
+        "instance to its address and port 0"
+    )
+
+
+def _addresses(name: str | None) -> list[str]:
+    if not name:
+        return []
+    try:
+        return [str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)]
+    except OSError:
+        return []
+
+
+def _outward() -> list[str]:
+    """Return this host's addresses towards the world. Connecting a UDP socket sends nothing."""
+    found: list[str] = []
+    for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((target, 9))
+            found.append(str(probe.getsockname()[0]))
+    return [*found, *_addresses(socket.gethostname())]
+
+
+def _is_ours(host: str) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.bind((host, 0))
+        return True
+    return False
+
+
+# -- the other ranks -------------------------------------------------------------------------------------------------
+
+
+def _ask(store: Store, config: Config, rank: int, directory: Path, stop: threading.Event) -> str:
+    """Get a certificate at the meeting that is open; return the coordinator's address."""
+    key = Ed25519PrivateKey.generate()
+    number = secrets.token_hex(16)
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    asked = json.dumps({"key": public, "node": config.node, "number": number}).encode()
+    deadline = time.monotonic() + config.join_timeout
+    pause = _FIRST_PAUSE_S
+    meeting = ""
+    while not stop.wait(pause):
+        said = _read(store.get(_OPEN))
+        if said is not None and str(said.get("number")) != meeting:
+            meeting = str(said["number"])
+            store.set(f"{meeting}/ask/{rank}", asked)
+            pause = _FIRST_PAUSE_S
+        answer = _read(store.get(f"{meeting}/answer/{rank}/{number}")) if meeting else None
+        if said is not None and answer is not None:
+            return _accept(said, answer, key, config, directory)
+        if time.monotonic() > deadline:
+            found = (
+                "rank 0 does not answer; its meeting may be an earlier launch's" if meeting else "rank 0 did not come"
+            )
+            raise PeerError(f"rendezvous: {found} within {config.join_timeout:g} s; is it running?", rank=0)
+        pause = min(pause * 1.5, _LAST_PAUSE_S)
+    raise LocalError("rendezvous: it was given up")
+
+
+def _accept(
+    said: Mapping[str, Any], answer: Mapping[str, Any], key: Ed25519PrivateKey, config: Config, directory: Path
+) -> str:
+    if "refused" in answer:
+        raise PeerError(f"rendezvous: rank 0 refuses this rank: {str(answer['refused'])[:400]}", rank=0)
+    try:
+        authority = x509.load_pem_x509_certificate(str(said["authority"]).encode())
+        certificate = x509.load_pem_x509_certificate(str(answer["certificate"]).encode())
+        found = Credentials.from_parts(certificate, private_key=key, trust=[authority])
+        address = format_address(parse_address(str(said["coordinator"])))
+    except (KeyError, ValueError, TransportError) as error:
+        raise PeerError(f"rendezvous: what rank 0 answered cannot be used: {error}", rank=0) from error
+    if (found.identity.job, found.identity.role, found.identity.node) != (config.job, WORKER, config.node):
+        raise LocalError(
+            f"rendezvous: rank 0 has a meeting of the job {found.identity.job!r}, and this is {config.node!r} of "
+            f"{config.job!r}; give all ranks one job (QUICOLL_JOB)"
+        )
+    write_credentials(
+        directory, role=WORKER, node=config.node, authority=_pem(authority), certificate=_pem(certificate),
+        key=_key_pem(key),
+    )  # fmt: skip
+    return address
+
+
+def _read(value: bytes | None) -> dict[str, Any] | None:
+    """Return a word of the store; what is none, as of somebody else's, is as if it were not there."""
+    if value is None:
+        return None
+    try:
+        word = json.loads(value)
+    except ValueError:
+        return None
+    return word if isinstance(word, dict) else None
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(Encoding.PEM).decode()
+
+
+def _key_pem(key: Any) -> str:
+    return str(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode())

@@ -1,0 +1,191 @@
+"""Where the ranks of a launch leave each other words before they have a connection: torchrun's store, or a directory.
+
+Neither has a lock or an order. `set` replaces a value as a whole; `get` never waits. Both may hold words of an earlier
+launch; `meeting` tells those apart. Values are a few KiB; a longer one is not looked at.
+
+Whom a store trusts is who can write to it. torchrun's asks nobody who he is: anyone who can open a TCP connection to
+MASTER_PORT may write. A directory is as safe as its permissions: it has to be this user's, and nobody else's to write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quicoll.errors import LocalError, PeerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DirectoryStore", "Store", "TorchStore"]
+
+MAX_VALUE = 64 << 10
+_SERVERS: list[Any] = []
+"""Stores that this process serves to others, which would end with the last reference."""
+
+
+class Store(Protocol):
+    """Values by name, which are text. Used by one thread at a time."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Leave a value, in place of an earlier one. Raises PeerError or LocalError where it cannot be left."""
+        ...
+
+    def get(self, key: str) -> bytes | None:
+        """Return a value, None where there is none. Raises PeerError or LocalError where it cannot be asked for."""
+        ...
+
+    def clear(self) -> None:
+        """Take away what was left, as far as the store can."""
+        ...
+
+
+class DirectoryStore:
+    """A directory below one that all ranks share."""
+
+    def __init__(self, base: str | os.PathLike[str], name: str) -> None:
+        """Make the directory if it is not there.
+
+        Args:
+            base: The shared one.
+            name: Of the launch.
+        Raises:
+            LocalError: It cannot be made, or others may write to it.
+        """
+        self._directory = Path(base) / f"quicoll-{re.sub(r'[^A-Za-z0-9._-]', '_', name)[:100]}"
+        self._make()
+
+    def _make(self) -> None:
+        try:
+            self._directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            found = os.stat(self._directory, follow_symlinks=False)
+        except OSError as error:
+            raise LocalError(
+                f"rendezvous: {self._directory} cannot be made: {error.strerror}; name a directory that all nodes "
+                "share and that you may write to"
+            ) from error
+        others = stat.S_IMODE(found.st_mode) & 0o022
+        if found.st_uid != os.geteuid() or others or not stat.S_ISDIR(found.st_mode):
+            raise LocalError(
+                f"rendezvous: who may write to {self._directory} may join the job; it has to be a directory of yours "
+                f"alone (chmod 700 it, or remove it)"
+            )
+
+    def set(self, key: str, value: bytes) -> None:
+        """See Store."""
+        path = self._directory / _file(key)
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        for last in (False, True):
+            try:
+                with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                    file.write(value)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(draft, path)
+                return
+            except FileNotFoundError:  # another rank has cleared what an earlier meeting left
+                if last:
+                    raise LocalError(f"rendezvous: {self._directory} was removed") from None
+                self._make()
+            except OSError as error:
+                raise LocalError(f"rendezvous: {path} cannot be written: {error.strerror}") from error
+
+    def get(self, key: str) -> bytes | None:
+        """See Store."""
+        path = self._directory / _file(key)
+        try:
+            # Asking for the list first has NFS look whether the directory has changed; else it may answer from memory
+            # that there is no such file.
+            if path.name not in os.listdir(self._directory):
+                return None
+            with open(path, "rb") as file:
+                value = file.read(MAX_VALUE + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise LocalError(f"rendezvous: {path} cannot be read: {error.strerror}") from error
+        return value if len(value) <= MAX_VALUE else None
+
+    def clear(self) -> None:
+        """See Store."""
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self._directory):
+                os.unlink(self._directory / name)
+            self._directory.rmdir()
+
+
+class TorchStore:
+    """torchrun's TCPStore, at MASTER_ADDR and MASTER_PORT."""
+
+    def __init__(self, environ: Mapping[str, str], *, timeout: float) -> None:
+        """Connect. Where the agent serves no store, rank 0 does, as `torch.distributed` would.
+
+        Args:
+            environ: With torchrun's variables.
+            timeout: Seconds until the connection is there.
+        Raises:
+            LocalError: There is no torch, or a variable is malformed.
+            PeerError: The store cannot be reached.
+        """
+        host = environ["MASTER_ADDR"]
+        try:
+            port, rank = int(environ["MASTER_PORT"]), int(environ["RANK"])
+        except ValueError as error:
+            raise LocalError(f"rendezvous: MASTER_PORT and RANK are whole numbers: {error}") from error
+        try:
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
+        except ImportError as error:
+            raise LocalError(
+                "rendezvous: torchrun's store needs torch in this environment; install it, or set coordinator and certs"
+            ) from error
+        self._where = f"torchrun's store at {host}:{port}"
+        serves = environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True) and rank == 0
+        try:
+            self._store = TCPStore(
+                host,
+                port,
+                is_master=serves,
+                timeout=timedelta(seconds=timeout),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise PeerError(f"rendezvous: {self._where} cannot be reached: {_first_line(error)}") from error
+        if serves:
+            _SERVERS.append(self._store)
+        self._prefix = f"quicoll/{environ['TORCHELASTIC_RUN_ID']}/"
+
+    def set(self, key: str, value: bytes) -> None:
+        """See Store."""
+        try:
+            self._store.set(self._prefix + key, value.decode())
+        except RuntimeError as error:
+            raise PeerError(f"rendezvous: {self._where} is gone: {_first_line(error)}") from error
+
+    def get(self, key: str) -> bytes | None:
+        """See Store."""
+        try:
+            if not self._store.check([self._prefix + key]):
+                return None
+            value = bytes(self._store.get(self._prefix + key))
+        except RuntimeError as error:
+            raise PeerError(f"rendezvous: {self._where} is gone: {_first_line(error)}") from error
+        return value if len(value) <= MAX_VALUE else None
+
+    def clear(self) -> None:
+        """See Store. The store ends with the job."""
+
+
+def _file(key: str) -> str:
+    return key.replace("/", "+")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
