@@ -1,15 +1,15 @@
 """When a checkpoint is taken, and what all ranks of a view know of it: one state machine on each, equal on all.
 
-    IDLE --due--> WRITING --all have told their shares, and the step is committed--> SEALING --the manifest is there--> IDLE
+    IDLE --due--> WRITING --all shares are told, and the step is committed--> SEALING --the manifest is there--> IDLE
 
     WRITING   each rank took a copy of what it is to write, and writes it to a file beside the training
     SEALING   the manifest is agreed; who seals (rank 0; where disks are not shared, every rank) writes it
     IDLE      the checkpoint is complete, or failed, or none was taken yet
 
-Ranks exchange a `Report` in the body of a step, where they have something to tell: in the first one of a view, and while
-a checkpoint is under way. What follows is computed by each rank from the same reports (`conclude`) and takes effect when
-that step is committed (`follow`): the results of the exchange are part of the step's vote, so ranks that heard different
-things commit nothing. So all ranks know that the checkpoint is agreed, or none does.
+Ranks exchange a `Report` in the body of a step, where they have something to tell: in the first one of a view, and
+while a checkpoint is under way. What follows is computed by each rank from the same reports (`conclude`) and takes
+effect when that step is committed (`follow`): the results of the exchange are part of the step's vote, so ranks that
+heard different things commit nothing. So all ranks know that the checkpoint is agreed, or none does.
 
 Invariants.
 1. In one view all ranks are in the same stage of the same checkpoint at every step's entry. A rank that comes later is

@@ -58,7 +58,7 @@ def no_longer_needed(names: Sequence[str], *, step: int, keep: int, files: Seque
         files: The data files of this step.
     """
     old = [each for each in complete(names) if each <= step]
-    kept = {each: None for each in [*old[-max(keep, 1) :], step]}
+    kept = dict.fromkeys([*old[-max(keep, 1) :], step])
     manifests = tuple(manifest_name(each) for each in old if each not in kept)
     data = []
     for name in sorted(names):

@@ -1,8 +1,9 @@
 """One rank's data file: safetensors, written by a rank as its share, read piece by piece as a manifest describes it.
 
 The header is written here and not by the safetensors package, whose interface leaves no place for a sync before a
-rename, and reading goes by the manifest: only the bytes that are wanted, each piece against its digest. Any program that
-reads safetensors can read the file. A tensor that is whole in it has its own name, a piece one such as "w@[0:100, 0:64]".
+rename, and reading goes by the manifest: only the bytes that are wanted, each piece against its digest. Any program
+that reads safetensors can read the file. A tensor that is whole in it has its own name, a piece one such as
+"w@[0:100, 0:64]".
 
 No pickle: reading a file runs no code of it.
 """

@@ -12,9 +12,12 @@ is lost takes what is on it along.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from quicoll.checkpoint.parts import Part
 from quicoll.checkpoint.regions import Region, cut
+
+if TYPE_CHECKING:
+    from quicoll.checkpoint.parts import Part
 
 __all__ = ["LEAST", "MOST", "assignment"]
 

@@ -57,9 +57,7 @@ class Region:
 def meet(one: Region, other: Region) -> Region | None:
     """Return what two regions have in common; None where that is nothing."""
     begins = tuple(max(pair) for pair in zip(one.offset, other.offset, strict=True))
-    ends = [
-        min(a + m, b + n) for a, m, b, n in zip(one.offset, one.shape, other.offset, other.shape, strict=True)
-    ]
+    ends = [min(a + m, b + n) for a, m, b, n in zip(one.offset, one.shape, other.offset, other.shape, strict=True)]
     lengths = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
     return Region(begins, lengths) if all(length > 0 for length in lengths) else None
 

@@ -263,5 +263,3 @@ def _sync_name(disk: Disk, folder: Path) -> None:
 def reason_of(error: OSError) -> str:
     """Return why a file could not be written or read."""
     return error.strerror or str(error)
-
-

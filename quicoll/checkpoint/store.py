@@ -6,9 +6,9 @@ writes one file and the manifest of one rank; the ranks of a job write theirs to
 Both are read in the same way, at any number of ranks.
 
 Invariants.
-1. A manifest `step-00000120.manifest.json` appears only once every byte that it names is on the disk, and appears whole:
-   a temporary name in the same directory, fsync, rename (atomic by POSIX), fsync of the directory (without it the
-   rename itself may be lost with the power; Pillai et al. 2014, "All File Systems Are Not Created Equal").
+1. A manifest `step-00000120.manifest.json` appears only once every byte that it names is on the disk, and appears
+   whole: a temporary name in the same directory, fsync, rename (atomic by POSIX), fsync of the directory (without it
+   the rename itself may be lost with the power; Pillai et al. 2014, "All File Systems Are Not Created Equal").
 2. What loads is exactly what was saved. Each piece, each file's header and the manifest have a digest; a flipped bit
    anywhere in them gives CheckpointError, not a guess.
 3. A failed save changes nothing: older checkpoints are pruned only after the new one is complete.

@@ -16,10 +16,11 @@ What makes it restartable:
 
    A rank that comes when the job is done is handed nothing: it takes the final state from the job's last checkpoint
    (`final_result`).
-4. A rank that is asked to stop (SIGTERM) leaves at a step boundary, and rank 0 writes a checkpoint before it goes.
+4. A rank that is asked to stop (SIGTERM) leaves at a step boundary, and rank 0 writes a checkpoint before it goes: by
+   itself, since the others may be in a step that waits for it, or gone.
 
-Rank 0 writes checkpoints after the commit, from a snapshot, in a thread: training does not wait for the disk unless the
-disk is slower than `checkpoint_every` steps.
+All ranks write checkpoints together, each a part, from a copy, in a thread (`quicoll.train.checkpointer`): training does
+not wait for the disk, but for the last one.
 """
 
 from __future__ import annotations
@@ -30,23 +31,25 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from quicoll import checkpoint
+from quicoll.checkpoint.parts import Contents
 from quicoll.errors import CheckpointError, JobDone, LocalError, Partitioned, StepAborted, Terminated
 from quicoll.numerics.buffers import argument
+from quicoll.train.checkpointer import Checkpointer
 from quicoll.train.packing import packed_state, state_of
 
 if TYPE_CHECKING:
-    import os
-
-    from quicoll.checkpoint.store import Array
+    from quicoll.checkpoint.parts import Array
+    from quicoll.checkpoint.storage import Place
     from quicoll.job import Job
     from quicoll.plan.schedule import AlgorithmName
-    from quicoll.train.packing import Packed
+    from quicoll.step.context import Step
 
 __all__ = ["Bucket", "Task", "TrainingResult", "final_result", "run"]
 
@@ -209,8 +212,9 @@ async def run(
     task: Task,
     *,
     steps: int,
-    checkpoint_dir: str | os.PathLike[str] | None = None,
+    checkpoint_dir: Place | None = None,
     checkpoint_every: int = 0,
+    checkpoint_shared: bool = True,
     keep: int = 3,
     on_step: OnStep | None = None,
     bucket_bytes: int = 0,
@@ -226,8 +230,12 @@ async def run(
         job: A joined job. Every rank calls this with equal arguments.
         task: What is trained.
         steps: The last step; 1 or more.
-        checkpoint_dir: Where to look for a checkpoint at the start, and where rank 0 writes them. None: no checkpoints.
-        checkpoint_every: Rank 0 writes one after every so many steps and after the last; 0: none.
+        checkpoint_dir: Where to look for a checkpoint at the start, and where they are written: a path, or an fsspec URL.
+            None: no checkpoints.
+        checkpoint_every: The ranks write one, each a part of it, after every so many steps and after the last; 0: none.
+            One that is due while another is under way begins after that.
+        checkpoint_shared: Whether checkpoint_dir is the same place for all ranks. Otherwise each has a disk of its own,
+            and writes all of the state.
         keep: How many checkpoints stay.
         on_step: Called with the step's number after each step that this rank committed, and awaited if it returns an
             awaitable, before the next step begins.
@@ -257,7 +265,19 @@ async def run(
     job.register_state(task.state, task.load_state)
     saver = None
     if checkpoint_dir is not None and checkpoint_every:
-        saver = _Saver(checkpoint_dir, keep=keep, newest=resumed_from or 0)
+        saver = Checkpointer(
+            job,
+            checkpoint_dir,
+            every=checkpoint_every,
+            keep=keep,
+            shared=checkpoint_shared,
+            resumed_from=resumed_from or 0,
+        )
+
+    def contents() -> Contents:
+        packed = packed_state(task.state())
+        return Contents(packed.tensors, packed.metadata)
+
     committed = aborted = 0
     try:
         with job.stop_at_sigterm():
@@ -267,7 +287,10 @@ async def run(
                     await job.ready()
                     if job.committed_step >= steps:
                         break
-                    number = await _one_step(job, task, last=steps, bucket_bytes=bucket_bytes, algorithm=algorithm)
+                    first = None if saver is None else partial(saver.in_step, contents=contents)
+                    number = await _one_step(
+                        job, task, last=steps, first=first, bucket_bytes=bucket_bytes, algorithm=algorithm
+                    )
                 except StepAborted as error:
                     aborted += 1
                     _log.info("begun again in the next view: %s", error)
@@ -291,21 +314,19 @@ async def run(
                 except _Finished:
                     break
                 committed += 1
-                if saver and job.rank == 0 and (number % checkpoint_every == 0 or number == steps):
-                    await saver.save(number, packed_state(task.state()))
                 if on_step is not None:
                     waiting = on_step(number)
                     if inspect.isawaitable(waiting):
                         await waiting
+            if saver:
+                await saver.finish(contents)
     except Terminated:
-        if saver and job.rank == 0 and not job.state_torn:
-            await saver.save(job.committed_step, packed_state(task.state()))
-            await saver.finish()
-            saver.raise_last()
+        if saver and (job.rank == 0 or not checkpoint_shared) and not job.state_torn:
+            await saver.save_alone(contents)
         raise
     finally:
         if saver:
-            await saver.finish()
+            await saver.settle()
     if saver:
         saver.raise_last()
     return TrainingResult(
@@ -318,7 +339,7 @@ async def run(
     )
 
 
-async def final_result(task: Task, done: JobDone, checkpoint_dir: str | os.PathLike[str] | None) -> TrainingResult:
+async def final_result(task: Task, done: JobDone, checkpoint_dir: Place | None) -> TrainingResult:
     """Load the final state of a job that is done into a task, from the job's last checkpoint.
 
     `run` does so by itself. It is for a process that comes so late that `quicoll.join` raises JobDone:
@@ -360,7 +381,7 @@ async def final_result(task: Task, done: JobDone, checkpoint_dir: str | os.PathL
     )
 
 
-async def _resume(job: Job, task: Task, directory: str | os.PathLike[str] | None) -> int | None:
+async def _resume(job: Job, task: Task, directory: Place | None) -> int | None:
     found = await asyncio.to_thread(checkpoint.latest, directory) if directory is not None else None
     if found is None:
         return None
@@ -370,13 +391,23 @@ async def _resume(job: Job, task: Task, directory: str | os.PathLike[str] | None
     return found.step
 
 
-async def _one_step(job: Job, task: Task, *, last: int, bucket_bytes: int, algorithm: AlgorithmName) -> int:
-    """One attempt at the next step; returns its number once it is committed and applied."""
+async def _one_step(
+    job: Job,
+    task: Task,
+    *,
+    last: int,
+    first: Callable[[Step], Awaitable[None]] | None,
+    bucket_bytes: int,
+    algorithm: AlgorithmName,
+) -> int:
+    """One attempt at the next step; returns its number once it is committed and applied. first: done at its begin."""
     step = job.step()
     try:
         async with step:
             if step.number > last:
                 raise _Finished
+            if first is not None:
+                await first(step)
             # Asked for inside the step: only here is it certain which view, and so which shards, the step is about.
             mine = job.group.shards(task.shards)
             gradients = [task.gradients(shard, step.number) for shard in mine]
@@ -407,48 +438,6 @@ class _InDoubt(Exception):
 
 class _Finished(Exception):
     """The job turned out to have committed its last step without this rank."""
-
-
-class _Saver:
-    """At most one checkpoint under way in a thread; a second waits for the first, so that memory stays bounded."""
-
-    def __init__(self, directory: str | os.PathLike[str], *, keep: int, newest: int) -> None:
-        self._directory = directory
-        self._keep = keep
-        self._newest = newest  # the step of the newest checkpoint that is there, or under way
-        self._pending: asyncio.Task[None] | None = None
-        self._error: CheckpointError | None = None
-
-    async def save(self, step: int, state: Packed) -> None:
-        await self.finish()
-        if step <= self._newest:
-            return
-        self._newest = step
-        self._pending = asyncio.create_task(self._write(step, state.snapshot()))
-
-    async def finish(self) -> None:
-        if self._pending is not None:
-            await self._pending
-            self._pending = None
-
-    def raise_last(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    async def _write(self, step: int, state: Packed) -> None:
-        self._error = None
-        try:
-            await asyncio.to_thread(
-                checkpoint.save,
-                self._directory,
-                step=step,
-                tensors=state.tensors,
-                metadata=state.metadata,
-                keep=self._keep,
-            )
-        except CheckpointError as error:
-            self._error, self._newest = error, -1
-            _log.error("training goes on without this checkpoint: %s", error)
 
 
 def _count(shape: tuple[int, ...]) -> int:

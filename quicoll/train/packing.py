@@ -19,7 +19,8 @@ from quicoll.errors import CheckpointError, LocalError
 from quicoll.state.tree import flatten, rebuild
 
 if TYPE_CHECKING:
-    from quicoll.checkpoint.store import Array, Checkpoint
+    from quicoll.checkpoint.parts import Array
+    from quicoll.checkpoint.store import Checkpoint
 
 __all__ = ["SKELETON", "Packed", "packed_state", "state_of"]
 
