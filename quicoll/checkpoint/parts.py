@@ -176,13 +176,13 @@ def bytes_of(part: Part, region: Region, *, copy: bool) -> memoryview:
         taken = part.value.detach()[place]
         if copy:
             taken = taken.to("cpu", copy=True)
-        flat = taken.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return memoryview(flat)
+        flat: np.ndarray[Any, Any] = taken.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return flat.data
     array = np.asarray(part.value[place])
     if sys.byteorder == "big" or array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     array = np.array(array, order="C", copy=True) if copy else np.ascontiguousarray(array)
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 class Memory:
@@ -207,7 +207,7 @@ class Memory:
             LocalError: torch or ml_dtypes is not installed, or is too old for the dtype.
         """
         name = _DTYPES[self._code]
-        flat = self._words.reshape(-1).view(np.uint8)
+        flat: np.ndarray[Any, Any] = self._words.reshape(-1).view(np.uint8)
         try:
             if self._of_torch:
                 import torch
@@ -224,7 +224,8 @@ class Memory:
                 numpy_dtype = np.dtype(name).newbyteorder("<")
         except (ImportError, AttributeError, TypeError) as error:
             raise LocalError(f"a tensor of {name} cannot be represented here: {error!r}") from error
-        return flat.view(numpy_dtype).reshape(self._region.shape)
+        array: np.ndarray[Any, Any] = flat.view(numpy_dtype).reshape(self._region.shape)
+        return array
 
 
 def is_torch(value: object) -> TypeIs[torch.Tensor]:

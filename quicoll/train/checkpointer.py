@@ -4,9 +4,10 @@ Each rank writes what it holds and a part of what all hold; the manifest that ma
 a step, and written when that step is committed. `quicoll.checkpoint.agreement` has the states, what a crash leaves at
 each moment, and who cleans up; this module is its shell: the exchange between ranks, copies, threads and files.
 
-Where the time goes. In the step after the one that is saved: a copy of this rank's part, on the caller's thread. In the
-steps until the checkpoint is complete: one exchange of small messages. Files are written in a thread; nothing waits for
-them but `finish`. Memory: one copy of this rank's part, until its file is written: 1/n of what all hold, and its shards.
+Where the time goes. In the step after the one that is saved: a copy of this rank's part, on the caller's thread. In
+the steps until the checkpoint is complete: one exchange of small messages. Files are written in a thread; nothing waits
+for them but `finish`. Memory: one copy of this rank's part, until its file is written: 1/n of what all hold, and its
+shards.
 
 A rank that is lost takes its part of a checkpoint under way along: the others give that one up, and begin another in
 the next view.
@@ -317,7 +318,7 @@ class Checkpointer:
         them needs of it is damaged, all take the one before. To go on from it, call `job.resume_from(step)`.
 
         Args:
-            read: Reads what this rank needs; runs in a thread: `lambda stored: stored.read("w", offset=..., shape=...)`.
+            read: Reads what this rank needs, in a thread: `lambda stored: stored.read("w", offset=..., shape=...)`.
         Returns:
             The step and what `read` has returned; None where no rank sees any checkpoint.
         Raises:

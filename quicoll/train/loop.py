@@ -19,8 +19,8 @@ What makes it restartable:
 4. A rank that is asked to stop (SIGTERM) leaves at a step boundary, and rank 0 writes a checkpoint before it goes: by
    itself, since the others may be in a step that waits for it, or gone.
 
-All ranks write checkpoints together, each a part, from a copy, in a thread (`quicoll.train.checkpointer`): training does
-not wait for the disk, but for the last one.
+All ranks write checkpoints together, each a part, from a copy, in a thread (`quicoll.train.checkpointer`): training
+does not wait for the disk, but for the last one.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ async def run(
         job: A joined job. Every rank calls this with equal arguments.
         task: What is trained.
         steps: The last step; 1 or more.
-        checkpoint_dir: Where to look for a checkpoint at the start, and where they are written: a path, or an fsspec URL.
-            None: no checkpoints.
+        checkpoint_dir: Where to look for a checkpoint at the start, and where they are written: a path, or an fsspec
+            URL. None: no checkpoints.
         checkpoint_every: The ranks write one, each a part of it, after every so many steps and after the last; 0: none.
             One that is due while another is under way begins after that.
         checkpoint_shared: Whether checkpoint_dir is the same place for all ranks. Otherwise each has a disk of its own,

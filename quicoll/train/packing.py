@@ -43,10 +43,6 @@ class Packed:
             return checkpoint.digest(self.tensors)
         return checkpoint.digest({**self.tensors, SKELETON: np.frombuffer(skeleton.encode(), np.uint8)})
 
-    def snapshot(self) -> Packed:
-        """Copy the tensors, so that a thread can save them while training goes on."""
-        return Packed(checkpoint.snapshot(self.tensors), self.metadata)
-
 
 def packed_state(state: Mapping[Any, Any]) -> Packed:
     """Take a state apart for a checkpoint.
