@@ -140,15 +140,15 @@ def test_the_data_file_is_plain_safetensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
-    """In the manifest and in the data: what loads is what was saved, or the file is named."""
+def test_a_flipped_bit_in_any_byte_is_found(tmp_path: Path) -> None:
+    """Of the manifest and of the data: what loads is what was saved, or the file is named."""
     path = checkpoint.save(tmp_path, step=120, tensors=SMALL, metadata={"note": "x"})
     for name in sorted(names(tmp_path)):
         file = tmp_path / name
         good = file.read_bytes()
-        for bit in range(len(good) * 8):
+        for place in range(len(good)):
             damaged = bytearray(good)
-            damaged[bit // 8] ^= 1 << (bit % 8)
+            damaged[place] ^= 1 << (place * 5 % 8)
             file.write_bytes(damaged)
             with pytest.raises(CheckpointError, match=re.escape(name)):
                 checkpoint.load(path)
