@@ -68,6 +68,10 @@ async def train(
     return list(await asyncio.gather(*map(rank, cluster.jobs)))
 
 
+def files(folder: Path, pattern: str) -> list[Path]:
+    return sorted(folder.rglob(pattern))
+
+
 def same(found: dict[str, Any], step: int) -> bool:
     return checkpoint.digest(found) == checkpoint.digest(whole(step))
 
@@ -103,7 +107,7 @@ async def test_what_all_hold_is_written_once_and_divided(tmp_path: Path) -> None
         saver.raise_last()
 
     await asyncio.gather(*map(rank, cluster.jobs))
-    sizes = sorted(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    sizes = sorted(path.stat().st_size for path in files(tmp_path, "*.safetensors"))
     assert len(sizes) == 3
     assert sum(sizes) < big.nbytes * 1.01
     assert sizes[-1] < big.nbytes * 0.45
@@ -115,7 +119,7 @@ async def test_what_all_hold_is_written_once_and_divided(tmp_path: Path) -> None
 async def test_a_reader_reads_no_more_than_the_pieces_that_it_needs(tmp_path: Path) -> None:
     await train(MemoryCluster(4), tmp_path, steps=3)
     (stored, *_) = checkpoint.stored(tmp_path)
-    for path in tmp_path.glob(f"step-{stored.step:08d}.r0003.*"):
+    for path in files(tmp_path, f"step-{stored.step:08d}.r0003.*"):
         path.unlink()
     first, end = rows(1, 4)
     part = stored.read("m", offset=(first, 0), shape=(end - first, COLUMNS))
@@ -131,12 +135,13 @@ async def test_the_state_may_change_while_it_is_written(tmp_path: Path) -> None:
     async def rank(job: MemoryJob) -> None:
         saver = Checkpointer(job, tmp_path, every=1, keep=100)  # type: ignore[arg-type]  # stands in for it
         numbers, tensor = np.zeros(2000), torch.zeros(2000)
+        contents = Contents({"n": numbers, "t": tensor})
         for _ in range(12):
             async with job.step() as step:
-                await saver.in_step(step, lambda: Contents({"n": numbers, "t": tensor}))  # type: ignore[arg-type]
-                numbers += 1
-                tensor += 1
-        await saver.finish(lambda: Contents({"n": numbers, "t": tensor}))
+                await saver.in_step(step, lambda: contents)  # type: ignore[arg-type]  # stands in for it
+                np.add(numbers, 1, out=numbers)
+                tensor.add_(1)
+        await saver.finish(lambda: contents)
 
     await asyncio.gather(*map(rank, cluster.jobs))
     found = list(checkpoint.stored(tmp_path))
@@ -178,7 +183,7 @@ async def test_disks_that_are_not_shared_though_it_is_said_are_noticed_and_nothi
     for saver in await asyncio.gather(*map(rank, cluster.jobs)):
         with pytest.raises(CheckpointError, match=r"the file that n1 wrote is not seen from n0.*shared=False"):
             saver.raise_last()
-    assert list(tmp_path.rglob("*.manifest.json")) == []
+    assert files(tmp_path, "*.manifest.json") == []
 
 
 async def test_a_rank_that_is_lost_takes_the_checkpoint_under_way_along_and_the_next_view_takes_another(
@@ -199,7 +204,7 @@ async def test_a_rank_that_is_lost_takes_the_checkpoint_under_way_along_and_the_
 
     with pytest.raises(PeerError):
         await asyncio.gather(*map(rank, torn.jobs))
-    assert len(list(tmp_path.glob("step-00000010.*"))) == 3
+    assert len(files(tmp_path, "step-00000010.*")) == 3
     found = checkpoint.latest(tmp_path)
     assert found is not None
     assert same(found.tensors, 4)
@@ -207,14 +212,14 @@ async def test_a_rank_that_is_lost_takes_the_checkpoint_under_way_along_and_the_
     found = checkpoint.latest(tmp_path)
     assert found is not None
     assert same(found.tensors, 12)
-    left = {path.name[:13] for path in tmp_path.glob("step-00000010.*.safetensors")}
-    assert left == {path.name[:13] for path in tmp_path.glob("step-00000010.manifest.json")}
+    left = {path.name[:13] for path in files(tmp_path, "step-00000010.*.safetensors")}
+    assert left == {path.name[:13] for path in files(tmp_path, "step-00000010.manifest.json")}
 
 
 async def test_the_newest_that_all_ranks_can_read_is_restored(tmp_path: Path) -> None:
     await train(MemoryCluster(4), tmp_path, steps=9, every=3)
     steps = sorted(each.step for each in checkpoint.stored(tmp_path))
-    (damaged, *_) = sorted(tmp_path.glob(f"step-{steps[-1]:08d}.r0002.*"))
+    (damaged, *_) = files(tmp_path, f"step-{steps[-1]:08d}.r0002.*")
     data = bytearray(damaged.read_bytes())
     data[-1] ^= 1
     damaged.write_bytes(data)
@@ -235,11 +240,11 @@ async def test_the_newest_that_all_ranks_can_read_is_restored(tmp_path: Path) ->
         found = await restored(world)
         assert [step for step, _ in found] == [steps[-2]] * world
         assert np.array_equal(np.concatenate([part for _, part in found]), whole(steps[-2])["m"])
-    for path in tmp_path.glob("*.safetensors"):
+    for path in files(tmp_path, "*.safetensors"):
         path.write_bytes(b"junk")
     with pytest.raises(CheckpointError, match="no checkpoint that all ranks can read"):
         await restored(2)
-    for path in tmp_path.iterdir():
+    for path in files(tmp_path, "*"):
         path.unlink()
     assert await restored(2) == [None, None]
 
