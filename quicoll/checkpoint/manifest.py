@@ -205,15 +205,17 @@ def merged(shares: Sequence[Share], *, step: int, view: int, metadata: Mapping[s
         shares: By rank.
         step: The step whose state it is.
         view: The number of the ranks' view.
-        metadata: The user's; the same on all ranks.
+        metadata: The user's; what the caller's own share has the digest of.
     Raises:
         CheckpointError: Ranks hold a tensor of one name with other types or shapes, or nobody has written a part of
             one. Names the tensor.
     """
     found: dict[tuple[str, str], tuple[TensorRecord, Share]] = {}
     for share in shares:
-        if share.metadata != metadata_digest(metadata):
-            raise CheckpointError(f"{share.node} has other metadata, or another structure of the state, than others")
+        if share.metadata != shares[0].metadata:
+            raise CheckpointError(
+                f"{share.node} has other metadata, or another structure of its state, than {shares[0].node}"
+            )
         for tensor in share.tensors:
             key = tensor.node, tensor.name
             known, by = found.setdefault(key, (tensor, share))

@@ -94,8 +94,8 @@ def test_a_torn_manifest_at_a_url_is_no_checkpoint() -> None:
 
 
 def test_file_urls_are_written_by_the_disk_and_synced() -> None:
-    assert isinstance(storage_at("file:///tmp/x"), DiskStorage)
-    assert storage_at("file:///tmp/a%20b").where == "/tmp/a b"
+    assert isinstance(storage_at("file:///data/x"), DiskStorage)
+    assert storage_at("file:///data/a%20b").where == "/data/a b"
     assert isinstance(storage_at("memory://x"), UrlStorage)
     assert isinstance(storage_at("relative/c:d"), DiskStorage)
 

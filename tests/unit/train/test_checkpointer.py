@@ -221,7 +221,7 @@ async def test_the_newest_that_all_ranks_can_read_is_restored(tmp_path: Path) ->
     steps = sorted(each.step for each in checkpoint.stored(tmp_path))
     (damaged, *_) = files(tmp_path, f"step-{steps[-1]:08d}.r0002.*")
     data = bytearray(damaged.read_bytes())
-    data[-1] ^= 1
+    data[8 + int.from_bytes(data[:8], "little")] ^= 1  # the first byte after the header: of the moments
     damaged.write_bytes(data)
 
     async def restored(world: int) -> list[Any]:
