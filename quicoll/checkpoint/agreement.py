@@ -27,6 +27,7 @@ after each checkpoint that is complete):
     while it is written          a temporary file: no checkpoint. The same; temporary ones when they are an hour old
     after its rename             the checkpoint is complete; durable when the directory was synced, and before that it
                                  is there or not. That all ranks are told of it comes after
+    the sync after it fails      the ranks take it for failed and go on; if it is found later, it is whole
     while old ones are removed   manifests go first, durably: data without a manifest. Removed after the next one
     a manifest or data damaged   it is found by its digest, and the checkpoint before it is used
 """

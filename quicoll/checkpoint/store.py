@@ -249,8 +249,11 @@ def seal(storage: Storage, manifest: Manifest, *, shared: bool = True, node: str
     """
     name = manifest_name(manifest.step)
     check_files(storage, manifest, shared=shared, node=node)
+    data = encoded(manifest)
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise CheckpointError(f"the manifest has {len(data)} bytes; {MAX_MANIFEST_BYTES} can be read")
     try:
-        storage.write(name, [encoded(manifest)])
+        storage.write(name, [data])
     except OSError as error:
         raise CheckpointError(
             f"cannot write the checkpoint of step {manifest.step}: {reason_of(error)}", path=storage.path(name)

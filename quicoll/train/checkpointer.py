@@ -44,6 +44,8 @@ _log = logging.getLogger("quicoll.train")
 
 _POLL_S = 0.5
 """How long a rank waits for its own file, in `finish`, before it tells the others that it is not there yet."""
+_MAX_SHARE = 8 << 20
+"""Bytes of what a rank tells the others of its file; a collective takes 16 MiB of one rank."""
 _CANDIDATES = 1000
 """The newest checkpoints that a rank tells of when one is to be restored."""
 
@@ -282,16 +284,19 @@ class Checkpointer:
                 pieces=pieces,
                 metadata=metadata,
             )
-        except CheckpointError as error:
-            self._agreement.failed(view, step, str(error))
+            data = encoded_share(share)
+            if len(data) > _MAX_SHARE:
+                raise CheckpointError(f"{len(share.pieces)} pieces are more than one rank can tell the others of")
+        except Exception as error:  # whatever it is, memory for instance: the others must not wait for this file
+            self._agreement.failed(view, step, str(error) or type(error).__name__)
         else:
-            self._agreement.written(view, step, encoded_share(share))
+            self._agreement.written(view, step, data)
 
     async def _seal(self, view: int, manifest: Manifest) -> None:
         try:
             await self._in_thread(seal, self._storage, manifest, shared=self._shared, node=self._job.node)
-        except CheckpointError as error:
-            self._agreement.failed(view, manifest.step, str(error))
+        except Exception as error:  # likewise
+            self._agreement.failed(view, manifest.step, str(error) or type(error).__name__)
         else:
             self._agreement.sealed(view, manifest.step)
 

@@ -14,6 +14,9 @@ from quicoll import checkpoint
 from quicoll.checkpoint import dcp
 from quicoll.errors import CheckpointError, LocalError
 
+# torch says so of its own way of saving in one process, which is meant here.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
 TENSORS = {
     "w": torch.arange(12, dtype=torch.float32).reshape(3, 4),
     "half": torch.tensor([-0.0, 1.5], dtype=torch.bfloat16),
