@@ -11,6 +11,8 @@
 #   make wheel   what only the wheel can break, in an environment that cannot see the source tree
 #   make deep    before a release: all tests, with every case of which test takes some, and sweep; hours
 #   make sweep   as sim, 5,000 clusters; SEEDS=5000:10000 make sweep takes others
+#   make compiled   both packages with their hot modules compiled, in build/compiled (needs a C compiler and Python.h):
+#                PYTHONPATH=build/compiled .venv/bin/quicoll bench allreduce
 #   make bench   the benchmarks
 #   make clean   everything that the above have made
 #
@@ -42,11 +44,20 @@ UNIT = $(BIN)/python -m pytest $(call PARALLEL,$(BUSY)) -m quick tests/unit test
 LINT = $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell && $(BIN)/lint-imports --no-cache --no-logo
 TYPES = $(BIN)/mypy --strict -p quicoll -p quicoll_transport
 
+# Where there is a C compiler, whole clusters and processes run with the hot modules compiled, as most users have them, and
+# tests of one module with the source; `make deep` runs all with the source. Elsewhere nothing is compiled, and it says so.
+COMPILED := build/compiled
+COMPILER := $(shell $(PYTHON) -c 'import os, shutil, sysconfig as s; \
+	print(os.path.exists(os.path.join(s.get_path("include"), "Python.h")) and shutil.which((s.get_config_var("CC") or "cc").split()[0]) or "")')
+NO_COMPILER = @echo 'no C compiler or no Python.h: nothing is compiled, all tests run with the source'
+# With -P and PYTHONSAFEPATH no working directory puts the source tree in front of it.
+WITH_COMPILED = $(if $(COMPILER),PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(COMPILED)))
+
 PIP_INSTALL = -m pip install --quiet --constraint constraints.txt
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo check test lint types unit system sim wheel deep sweep bench clean
+.PHONY: demo check test lint types unit system sim wheel compiled deep sweep bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/quicoll demo --json demo.json
@@ -69,19 +80,20 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(UNIT)
 
-system: $(VENV)/.dev
-	$(BIN)/python -m pytest $(call PARALLEL,$(WAITING)) -m 'not quick'
+system: $(VENV)/.dev $(if $(COMPILER),$(COMPILED)/.done)
+	$(if $(COMPILER),,$(NO_COMPILER))
+	$(WITH_COMPILED) $(BIN)/python -P -m pytest $(call PARALLEL,$(WAITING)) -m 'not quick'
 
 # The seeds that meet most in a minute; tests/sim/test_swarm.py holds what they have to meet.
-sim: $(VENV)/.dev
+sim: $(VENV)/.dev $(if $(COMPILER),$(COMPILED)/.done)
 	mkdir -p build
-	$(BIN)/quicoll sim --seeds $$($(BIN)/python tests/helpers/swarm_seeds.py) --json build/sim.json
+	$(WITH_COMPILED) $(BIN)/quicoll sim --seeds $$($(BIN)/python tests/helpers/swarm_seeds.py) --json build/sim.json
 
 SEEDS ?= 0:5000
 
-sweep: $(VENV)/.dev
+sweep: $(VENV)/.dev $(if $(COMPILER),$(COMPILED)/.done)
 	mkdir -p build
-	$(BIN)/quicoll sim --seeds $(SEEDS) --json build/sweep.json
+	$(WITH_COMPILED) $(BIN)/quicoll sim --seeds $(SEEDS) --json build/sweep.json
 
 deep: $(VENV)/.dev
 	QUICOLL_TEST_DEEP=1 $(BIN)/python -m pytest $(call PARALLEL,$(WAITING)) --timeout=0
@@ -102,6 +114,15 @@ wheel: $(VENV)/.dev $(WHEEL_VENV)/.deps
 		-p no:cacheprovider --rootdir=. -c /dev/null --sim-seeds 3:5 test_plugin.py
 
 IN_WHEEL_VENV = $(abspath $(WHEEL_VENV))/bin
+
+# Both packages as a wheel has them, their hot modules compiled. Whatever changes in the source, all of it is made anew.
+compiled: $(COMPILED)/.done
+
+$(COMPILED)/.done: $(VENV)/.dev hatch_build.py $(shell find quicoll transport -name '*.py')
+	rm -rf $(COMPILED) $(COMPILED)-wheel
+	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/python -m build --wheel --no-isolation --outdir $(COMPILED)-wheel . >/dev/null
+	$(BIN)/python -m zipfile -e $(COMPILED)-wheel/*.whl $(COMPILED)
+	touch $@
 
 bench: $(VENV)/.dev
 	set -e; for script in benchmarks/[!_]*.py; do echo "== $$script"; $(BIN)/python "$$script"; done

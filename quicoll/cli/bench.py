@@ -71,6 +71,7 @@ def bench(
     from quicoll.bench.figures import row_of
     from quicoll.bench.limits import measure_limits
     from quicoll.bench.plot import demand_matplotlib, draw_figures
+    from quicoll_transport.compiled import COMPILED
     from quicoll_transport.quic import SessionConfig
 
     if work not in WORKS:
@@ -92,7 +93,7 @@ def bench(
     limits = measure_limits()
     console.print(
         f"one core here: memory {limits['memory']:.0f} MB/s, float32 sum {limits['add_float32']:.0f} MB/s, "
-        f"AES-128-GCM of packets {limits['aes']:.0f} MB/s",
+        f"AES-128-GCM of packets {limits['aes']:.0f} MB/s; quicoll is {'compiled' if COMPILED else 'pure Python'}",
         markup=False,
     )
     lines = _run(plan, ranks)
@@ -104,6 +105,7 @@ def bench(
         "cpus": os.cpu_count(),
         "system": platform.platform(),
         "python": platform.python_version(),
+        "compiled": COMPILED,
         "load": round(os.getloadavg()[0], 2),
     }
     write_report(

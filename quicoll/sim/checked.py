@@ -174,7 +174,14 @@ class CheckedSteps(StepProtocol):
     async def synchronise(self) -> ViewState:
         self._look_at_what_is_left()
         self._attempted = None
-        found = await super().synchronise()
+        version = self.state.version
+        if version.step and not version.decision and not self.state.torn:
+            self._checker.brought(self._config.node, version.step)
+        try:
+            found = await super().synchronise()
+        finally:
+            if self.state.torn:
+                self._checker.torn(self._config.node)
         if not found.learners:
             self._checker.compared(self._config.node)
             if found.giver is not None:

@@ -10,7 +10,8 @@
                     who tries it again has the state from which it tried it before
     durable         a commit that the journal has taken is in it after every restart; a rank's state never goes back
                     while its process lives, and a rank never begins a step from an older state than another living
-                    rank holds
+                    rank holds. A state that is torn, half overwritten by a newer one, is held no more; one of a
+                    checkpoint is as new as the last decision that led to as many steps
     quorum          a view has more than half of the members of the one before it that have not left
     deadline        a collective ends by its timeout, a step's entry and its vote by theirs, with GRACE_S of the host's
                     own time beyond them (not looked at where the host was paused, slow or leapt meanwhile)
@@ -99,6 +100,7 @@ class Checker:
         self._calls: dict[_Call, dict[str, None]] = {}  # who has called it
         self._counts: dict[tuple[str, int, int], int] = {}  # by node, view and group
         self.held: dict[str, tuple[int, int]] = {}  # by node: decision and step of the state of its living process
+        self._reached: dict[int, int] = {}  # by step: the last decision of a state after it
 
     def break_(self, kind: str, message: str, *, node: str = "") -> None:
         """An invariant is broken. The first one counts; the run ends at once."""
@@ -183,8 +185,9 @@ class Checker:
 
     def state(self, node: str, decision: int, step: int, state: Mapping[str, Any] | None) -> None:
         """A rank holds the state after `step`, of the coordinator's decision `decision` (0: none yet)."""
+        self._reached[step] = max(decision, self._reached.get(step, 0))
         before = self.held.get(node)
-        if before is not None and (decision, step) < before:
+        if before is not None and self._age((decision, step)) < self._age(before):
             self.break_("durable", f"the state of {node} went back from {before} to {(decision, step)}", node=node)
         self.held[node] = decision, step
         if decision and decision not in self.commits:
@@ -197,6 +200,19 @@ class Checker:
             self.break_("same-bits", f"after step {step} {node} holds other bits than {known[1]}", node=node)
         if self._replay is not None and self._replay(step, state) != digest:
             self.break_("same-bits", f"after step {step} {node} holds other bits than the reference", node=node)
+
+    def brought(self, node: str, step: int) -> None:
+        """A process has the state after `step` from a checkpoint, and no other yet."""
+        self.held.setdefault(node, (0, step))
+
+    def _age(self, held: tuple[int, int]) -> tuple[int, int]:
+        """By which states are compared: the larger one is the newer."""
+        decision, step = held
+        return decision or self._reached.get(step, 0), step
+
+    def torn(self, node: str) -> None:
+        """A rank's state was to be overwritten by a newer one, and that has not come to its end: it holds none."""
+        self.held.pop(node, None)
 
     def forged(self, node: str) -> None:
         """A rank tells, or gives, another state than it has."""
@@ -265,7 +281,7 @@ class Checker:
             return
         mine = self.held.get(node, (0, 0))
         for member, theirs in self.held.items():  # those that are left out as well: their state would be taken back
-            if theirs[0] > mine[0]:  # no later decision can be without our vote
+            if self._age(theirs)[0] > self._age(mine)[0]:  # no later decision can be without our vote
                 self.break_("durable", f"{node} begins step {step} from {mine}, and {member} holds {theirs}", node=node)
 
     def failed(self, node: str, error: QuicollError) -> None:

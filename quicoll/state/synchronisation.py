@@ -136,7 +136,7 @@ async def synchronise(
     )
     told = await heard(group, rows, nodes=nodes, view_id=view_id)
     _check_versions(told.held, max(view.committed_step, before.decision), nodes, view_id)
-    found = compare(told.held)
+    found = compare(told.held, committed=view.committed_step)
     unequal = await _unequal(group, () if mine is None else mine.lines, told.held, found, nodes)
     if unequal is not None and not found.agreed:
         sides = tuple(nodes[rank] for rank in unequal.ranks)

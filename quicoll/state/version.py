@@ -1,5 +1,9 @@
 """How new a state is, whose states differ, and who gives to whom. Every rank computes the same from the same numbers.
 
+    newest      the version of the latest decision. A checkpoint does not know of which decision it is; while a rank
+                holds the last one of all, it is older, however many steps it has. Where no rank does any more, a
+                checkpoint of more steps is the newer: a rank that was left out long ago does not take back what the
+                others have saved since
     holders     the ranks with the newest version whose state is whole. Among those that have registered one:
     kinds       names, types and shapes have to be equal. Where they are not, no rank may be given another's state: it
                 may be a part that each rank has of its own (undeclared), and would be lost
@@ -82,13 +86,18 @@ class StateComparison:
         return tuple(sorted((*self.behind, *self.differing)))
 
 
-def compare(held: Sequence[HeldState]) -> StateComparison:
+def compare(held: Sequence[HeldState], *, committed: int = 0) -> StateComparison:
     """Find who gives the newest state to whom. Every rank calls this with the same values.
 
     Args:
         held: By rank.
+        committed: The coordinator's number of the last decision, as all ranks know it.
     """
-    newest = max((rank.version for rank in held if not rank.torn), default=StateVersion())
+    whole = [rank.version for rank in held if not rank.torn]
+    newest = max(whole, default=StateVersion())
+    if 0 < newest.decision < committed:
+        saved = max((version for version in whole if not version.decision), default=newest)
+        newest = saved if saved.step > newest.step else newest
     current = [
         number
         for number, rank in enumerate(held)

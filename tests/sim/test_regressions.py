@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from quicoll.sim import Recording, Settings, Simulation, workload
 from quicoll.sim.runner import run_scenario
 from quicoll.sim.scenario.language import parse_events
-from quicoll.sim.scenario.swarm import generate
+from quicoll.sim.scenario.swarm import Scenario, generate
 
 if TYPE_CHECKING:
     from quicoll.job import Job
@@ -108,6 +108,53 @@ def test_a_rank_that_was_just_leaving_when_a_forged_state_stopped_the_job_takes_
     assert outcome.error is None, outcome.error
     assert outcome.injected["leave"] == 1
     assert outcome.injected["forged_state"] > 0
+
+
+def test_a_rank_that_was_cut_off_does_not_take_back_what_the_others_have_in_their_checkpoints() -> None:
+    """The others went on, saved what they had, and start anew, when the one that was cut off is back with less."""
+    outcome, recording = run(
+        """
+        sim.at(0.3).partition({2}, {0, 1, "coordinator"})
+        sim.at(1.7).crash(0).crash(1)
+        sim.at(1.7).repair()
+        sim.at(2.3).restart(0).restart(1)
+        sim.at(2.3).heal()
+        """,
+        ranks=3,
+        steps=9,
+        disk=True,
+    )
+    assert outcome.error is None, outcome.error
+    received = [entry for entry in recording.entries if entry.kind == "state_received"]
+    assert [entry.who for entry in received] == ["worker-2"]
+    assert all(entry.what["step"] > 8 for entry in received)
+
+
+def test_a_rank_whose_state_was_torn_by_learning_takes_the_checkpoint_of_those_that_started_anew() -> None:
+    """Seed 5029: it held step 7, and began to learn from ranks that hold step 9, which end; all go on from step 9."""
+    outcome = run_scenario(replace(generate(5029, ranks=4, steps=8), events=parse_events(TEACHERS_LOST)))
+    assert outcome.error is None, outcome.error
+    assert outcome.injected["crash"] == 3
+
+
+def test_a_rank_that_was_left_out_gives_its_state_where_the_only_one_that_held_a_newer_one_is_gone() -> None:
+    """Seed 5029 with fewer faults: worker-2 alone held step 11, and has saved 9; worker-0, left out, holds step 10."""
+    recording = Recording()
+    lost = parse_events("sim.at(2.5).lie(0, 1); sim.at(3.7).crash(2); sim.at(3.7).heal()")
+    outcome = run_scenario(
+        Scenario(seed=5029, steps=1, compute_s=0.3002, settings=Settings(ranks=3), events=lost),
+        recorder=recording.record,
+    )
+    assert outcome.error is None, outcome.error
+    received = [entry.what for entry in recording.entries if entry.kind == "state_received"]
+    assert [(what["from_rank"], what["step"]) for what in received][:1] == [(0, 10)]
+
+
+TEACHERS_LOST = """
+sim.at(2.54).lie(0, 1)
+sim.at(3.6642).crash(0).crash(2).crash(3)
+sim.at(3.7542).heal()
+"""
 
 
 JUST_LEAVING = """

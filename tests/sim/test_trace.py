@@ -190,16 +190,27 @@ def test_names_are_short_for_people() -> None:
     assert list_nodes([]) == "nobody"
 
 
+OUTCOME = Outcome(
+    seed=1, error=None, injected={}, committed=2, aborted=0, views=1, virtual_s=2, wall_s=1, digest="", events=4
+)
+
+
 def test_a_decision_that_a_rank_hears_of_late_is_told() -> None:
     def committed(t_ns: int, who: str, step: int) -> Entry:
         return Entry(t_ns, "step_committed", who, {"step": step, "view": 1})
 
     entries = [committed(1_000_000_000 + step, "coordinator", step) for step in (1, 2)]
+    entries += [committed(1_000_000_003, f"worker-{rank}", 1) for rank in range(2)]
     entries += [committed(1_000_000_003, "worker-0", 2), committed(1_500_000_000, "worker-1", 2)]
-    outcome = Outcome(
-        seed=1, error=None, injected={}, committed=2, aborted=0, views=1, virtual_s=2, wall_s=1, digest="", events=4
-    )
-    story = tell(entries, outcome)
+    story = tell(entries, OUTCOME)
     assert "steps 1 to 2 committed" in story
     assert "worker 1 heard only now, 0.5 s late, that step 2 is committed" in story
     assert "worker 0" not in story
+
+
+def test_after_the_last_step_was_lost_no_decision_is_taken_for_that_of_another_step() -> None:
+    """The coordinator goes on counting, and the ranks from the checkpoint that they go on from."""
+    entries = [Entry(1_000_000_000, "step_committed", "coordinator", {"step": 5, "view": 1})]
+    entries += [Entry(9_000_000_000, "step_committed", "coordinator", {"step": 6, "view": 2})]
+    entries += [Entry(9_000_000_001, "step_committed", "worker-0", {"step": 5, "view": 2})]
+    assert "heard only now" not in tell(entries, OUTCOME)

@@ -317,6 +317,12 @@ class Evidence:
         self._begun_ns = now_ns
         self._spent_ns = max(now_ns, self._spent_ns or now_ns) + VIEW_INTERVAL_NS
 
+    def recall(self, node: str, *, now_ns: int) -> None:
+        """Let a node that is left out take part again, for the state that it holds."""
+        if node in self.left_out(now_ns=now_ns):
+            self._standings[node].until_ns = now_ns
+            self._news = True
+
     # What is durable
 
     def news(self, *, now_ns: int) -> Lessons | None:

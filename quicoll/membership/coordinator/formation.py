@@ -18,6 +18,9 @@ Rules, and why:
   nodes at the coordinator's side of a partition from going on alone. (`admission.shortfall`)
 - A new view has a member that holds the last committed step, unless no node is left that could: a quorum of new
   processes waits for the one whose state they would take back.
+- Where no node is left that could, the one that holds the newest state of those that are here is in the view, though it
+  was left out or stood by. What it was left out for may be so still: it is asked for its state once, and where it fails
+  again, the others go on from what they have.
 - A node that learns the state beside the steps of a view (`Candidate.learning`) is in none, unless the others are too
   few for one.
 - Where nodes of the last view are missing although there is a quorum, and nothing was installed a moment ago (after a
@@ -63,7 +66,8 @@ class Readiness:
 
 
 class Formation:
-    """Chooses the members of the next view; remembers only whether missing nodes are still waited for.
+    """Chooses the members of the next view; remembers only whether missing nodes are still waited for, and who was
+    asked for an old state since the last step was lost.
 
     The history is an argument everywhere, since it is replaced with every record: one owner, and no second copy.
     """
@@ -74,6 +78,9 @@ class Formation:
         self._config = config
         self._waits_for_absent = history.view is not None
         self._settle_ns: int | None = None  # the end of the grace period, once it has begun
+        self._lost_step = 0  # nobody here held that, when it was the last one
+        self._asked: dict[str, None] = {}  # for their states since then
+        self._first = ""  # of these the one that is to be in the next view
 
     def choose(self, history: History, *, now_ns: int) -> list[Candidate]:
         """Return who would be in a view proposed now, by rank."""
@@ -86,9 +93,10 @@ class Formation:
         return self._choose(history, without, now_ns=now_ns)
 
     def _choose(self, history: History, without: Collection[str], *, now_ns: int) -> list[Candidate]:
-        preferred = history.view.nodes if history.view is not None else ()
+        last = history.view.nodes if history.view is not None else ()
+        first = (self._first,) if self._lost_step == history.committed_step else ()
         limit = self._config.max_world_size
-        return self._roster.choose(now_ns=now_ns, limit=limit, preferred=preferred, without=without)
+        return self._roster.choose(now_ns=now_ns, limit=limit, preferred=(first, last), without=without)
 
     def unchanged(self, view: View, history: History, *, now_ns: int) -> bool:
         """Return whether a view proposed now would have the members of `view`."""
@@ -118,13 +126,15 @@ class Formation:
         return not self.shortfall(rest, history)
 
     def evaluate(self, history: History, *, now_ns: int) -> Readiness:
-        """Evaluate the nodes while no view is proposed or installed; repeatable, but for the grace period's start."""
+        """Evaluate the nodes while no view is proposed or installed; repeatable, but for the grace period's start and
+        for who is asked for its state."""
         chosen = self.choose(history, now_ns=now_ns)
         obstacle = self.obstacle(chosen, history)
         if obstacle:
             self._waits_for_absent = history.view is not None
             self._settle_ns = None
             return Readiness(chosen, obstacle, self.next_return(now_ns=now_ns))
+        chosen = self._with_newest(chosen, history, now_ns=now_ns)
         absent = [node for node in history.base if node not in self._roster]
         if absent and self._waits_for_absent:
             self._settle_ns = now_ns + self._config.settle_ns if self._settle_ns is None else self._settle_ns
@@ -206,3 +216,24 @@ class Formation:
             if node not in here and (known is None or (known.committed_step >= step and not known.leaving)):
                 elsewhere.append(node)
         return f"nobody here holds step {step}; {name_list(elsewhere)} may" if elsewhere else ""
+
+    def _with_newest(self, chosen: list[Candidate], history: History, *, now_ns: int) -> list[Candidate]:
+        """Return `chosen`, or who is chosen with the node that holds the newest state, where the last one is lost."""
+        step, newest = history.committed_step, max(candidate.committed_step for candidate in chosen)
+        if newest >= step:
+            return chosen
+        if self._lost_step != step:
+            self._lost_step, self._asked = step, {}
+        here = [candidate for candidate in self._roster if not candidate.leaving and not candidate.told_end]
+        more = [each for each in here if each.committed_step > newest and each.node not in self._asked]
+        if not more:
+            return chosen
+        self._first = max(more, key=lambda candidate: candidate.committed_step).node  # of equals the lowest rank
+        self._asked[self._first] = None
+        self._roster.recall(self._first, now_ns=now_ns)
+        self._evidence.recall(self._first, now_ns=now_ns)
+        found = self.choose(history, now_ns=now_ns)
+        if self.shortfall(found, history):
+            self._first = ""  # in the place of another one it would cost the quorum
+            return chosen
+        return found

@@ -9,7 +9,7 @@ it is good again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -165,6 +165,12 @@ class Roster:
         backoff = self._backoffs.setdefault(node, Backoff())
         return backoff.exclude(now_ns, shortest_ns=self._retry_min_ns, longest_ns=self._retry_max_ns) - now_ns
 
+    def recall(self, node: str, *, now_ns: int) -> None:
+        """Let a node that is left out be tried now."""
+        backoff = self._backoffs.get(node)
+        if backoff is not None:
+            backoff.ready_ns, backoff.blind_ns = min(backoff.ready_ns, now_ns), min(backoff.blind_ns, now_ns)
+
     def reached(self, node: str) -> None:
         """Take in that a node that is left out reaches the others again."""
         if node in self._backoffs:
@@ -177,14 +183,25 @@ class Roster:
         return sorted(out, key=lambda candidate: candidate.rank_key)
 
     def choose(
-        self, *, now_ns: int, limit: int, preferred: Collection[str], without: Collection[str] = ()
+        self,
+        *,
+        now_ns: int,
+        limit: int,
+        preferred: Sequence[Collection[str]],
+        without: Collection[str] = (),
     ) -> list[Candidate]:
-        """Return who would be in a view proposed now, by rank: at most `limit`, `preferred` nodes first, none of
-        `without`."""
+        """Return who would be in a view proposed now, by rank: at most `limit`, none of `without`.
+
+        Args:
+            now_ns: The time now.
+            limit: Most nodes.
+            preferred: Who goes before others where they are more: those of the first collection, then of the next one.
+            without: Nodes that are in none.
+        """
         fit = [candidate for candidate in self if not candidate.leaving and self._retry_ns(candidate.node) <= now_ns]
         fit = [candidate for candidate in fit if candidate.node not in without]
         if len(fit) > limit:
-            fit.sort(key=lambda candidate: candidate.node not in preferred)  # stable: by rank within each part
+            fit.sort(key=lambda each: [each.node not in part for part in preferred])  # stable: by rank within each part
             fit = sorted(fit[:limit], key=lambda candidate: candidate.rank_key)
         return fit
 

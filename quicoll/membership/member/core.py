@@ -301,7 +301,11 @@ class MemberCore:
             self._tell(self._local.fail(reason, culprit=culprit, kind=kind, blamed=tuple(blamed)))
 
     def caught_up(self, step: int) -> None:
-        """Take in that the state after `step` is here. Raises LocalError where no member can hold it."""
+        """Take in that the state after `step` is here, 0 for that of a checkpoint.
+
+        Raises:
+            LocalError: No member can hold it.
+        """
         self._progress.caught_up(step)
 
     def state_lost(self) -> None:

@@ -84,8 +84,12 @@ class JobProgress:
         self.holds = self.committed = step
 
     def caught_up(self, step: int) -> None:
-        """Take in the state after `step` from another member. Raises LocalError where no member can hold it."""
-        if not self.holds <= step <= self.committed:
+        """Take in the state after `step` from another member, 0 for one that it has from a checkpoint.
+
+        Raises:
+            LocalError: No member can hold it.
+        """
+        if step and not self.holds <= step <= self.committed:
             raise LocalError(f"step {step} is not in {self.holds}..{self.committed}", step=step)
         self.holds = step
 

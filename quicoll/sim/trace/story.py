@@ -104,7 +104,9 @@ class _Story:
         for entry in entries:
             if entry.who == COORDINATOR_HOST and entry.kind in ("view_ended", "step_aborted", "held"):
                 self._said[_key(entry)] = None
-        self._decided: dict[object, int] = {}
+        # Both count in a view, since the coordinator numbers its decisions, and ranks the steps of their state.
+        self._decided: dict[object, list[int]] = {}  # when, by view
+        self._heard: dict[tuple[str, object], int] = {}  # how many, by rank and view
         self._proposed: tuple[int, object, list[str]] | None = None
         self._commits: tuple[_Line, int, int, object] | None = None  # line, first and last step, view
         self._waiting: _Line | None = None
@@ -207,7 +209,7 @@ class _Story:
 
     def _committed(self, entry: Entry) -> None:
         step, view = entry.field("step"), entry.field("view")
-        self._decided[step] = entry.t_ns
+        self._decided.setdefault(view, []).append(entry.t_ns)
         if self._commits is not None and self._commits[3] == view and self._commits[2] == step - 1:
             line, first, _, _ = self._commits
             line.text = f"steps {first} to {step} committed, until {entry.t_ns / 1e9:.3f} s"
@@ -230,9 +232,8 @@ class _Story:
                 self._together(entry, text, entry.field("view"), cause)
             case "step_aborted" if _key(entry) not in self._said:
                 self._together(entry, f"step {step} was not committed on {{who}}: {cause}", step, cause)
-            case "step_committed" if entry.t_ns - self._decided.get(step, entry.t_ns) > _LATE_NS:
-                late = (entry.t_ns - self._decided[step]) / 1e9
-                self._together(entry, f"{{who}} heard only now, {late:.1f} s late, that step {step} is committed", step)
+            case "step_committed":
+                self._decision_heard(entry)
             case "held" if _key(entry) not in self._said:
                 self._together(entry, f"{{who}} held: {cause}", cause)
             case "state_received":
@@ -253,6 +254,16 @@ class _Story:
                 self._together(entry, f"{text}, and no more: {cause}" if cause else text, entry.t_ns)
             case "refused":
                 self._together(entry, f"{{who}} was refused: {entry.field('reason')}", entry.field("reason"))
+
+    def _decision_heard(self, entry: Entry) -> None:
+        """Tell of it where that is late."""
+        step, view = entry.field("step"), entry.field("view")
+        times, heard = self._decided.get(view, []), self._heard.get((entry.who, view), 0)
+        self._heard[entry.who, view] = heard + 1
+        late_ns = entry.t_ns - times[heard] if heard < len(times) else 0
+        if late_ns > _LATE_NS:
+            text = f"{{who}} heard only now, {late_ns / 1e9:.1f} s late, that step {step} is committed"
+            self._together(entry, text, step)
 
 
 def _key(entry: Entry) -> tuple[object, ...]:

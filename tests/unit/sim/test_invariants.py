@@ -1,4 +1,4 @@
-"""The checker of a simulated run, where a state was forged."""
+"""The checker of a simulated run: states that were forged, torn or lost."""
 
 from __future__ import annotations
 
@@ -61,3 +61,37 @@ def test_what_two_hold_is_no_forgery() -> None:
     made.state("worker-1", 0, 0, RIGHT)
     made.state("worker-2", 0, 0, OTHER)
     assert "worker-2 holds other bits" in broken(made)
+
+
+def test_a_state_that_is_torn_is_held_no_more_and_what_is_taken_then_does_not_go_back() -> None:
+    """Seed 5029: who learned the state when all that held it started anew was given that of their checkpoint."""
+    made = Checker(lambda: 0.0, seed=1, world_size=3)
+    made.commits.update(dict.fromkeys(range(1, 10), (1, b"")))
+    made.state("worker-1", 7, 7, None)
+    made.torn("worker-1")
+    made.state("worker-2", 0, 9, None)
+    made.began("worker-2", 10)
+    made.state("worker-1", 0, 9, None)
+    assert broken(made) == ""
+
+
+def test_a_whole_state_never_goes_back_while_its_process_lives() -> None:
+    made = Checker(lambda: 0.0, seed=1, world_size=3)
+    made.commits.update(dict.fromkeys(range(1, 10), (1, b"")))
+    made.state("worker-1", 7, 7, None)
+    made.state("worker-1", 6, 6, None)
+    assert "the state of worker-1 went back from (7, 7) to (6, 6)" in broken(made)
+
+
+def test_a_state_of_a_checkpoint_is_as_new_as_the_decision_that_it_was_made_after() -> None:
+    made = Checker(lambda: 0.0, seed=1, world_size=3)
+    made.commits.update(dict.fromkeys(range(1, 10), (1, b"")))
+    made.state("worker-1", 7, 7, None)  # and is left out
+    made.state("worker-2", 9, 9, None)
+    made.ended("worker-2")
+    made.brought("worker-2", 9)
+    made.began("worker-2", 10)
+    made.state("worker-1", 0, 9, None)
+    assert broken(made) == ""
+    made.state("worker-2", 7, 7, None)
+    assert "the state of worker-2 went back from (0, 9) to (7, 7)" in broken(made)

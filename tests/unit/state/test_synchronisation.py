@@ -114,6 +114,14 @@ async def test_a_rank_behind_loads_the_whole_state_once_and_takes_its_version() 
     assert [rank.loads for rank in ranks[1:]] == [[], []]
 
 
+async def test_a_checkpoint_is_not_taken_back_by_a_rank_that_holds_less_where_the_last_decision_is_lost() -> None:
+    ranks = [Rank(V(7, 7), {"w": np.full(3, 7.0)}), *(Rank(V(0, 9), {"w": np.full(3, 9.0)}) for _ in range(2))]
+    found = await bring_together(Hub(3), ranks, committed=9)
+    assert givers(found) == [1, None, None]
+    assert versions(ranks) == [V(0, 9)] * 3
+    assert ranks[0].held["w"].tolist() == [9.0] * 3
+
+
 async def test_what_comes_is_written_into_the_receivers_own_memory() -> None:
     mine = np.zeros(3)
     ranks = [Rank(V(2, 2)), Rank(V(1, 1), {"w": mine})]

@@ -93,3 +93,26 @@ def test_a_torn_state_is_behind_every_other_and_is_never_given() -> None:
     assert result([torn, held(V(0, 4))]) == (V(0, 4), 1, (0,))
     assert result([torn, held(V())]) == (V(), 1, (0,))
     assert result([torn, torn]) == (V(), None, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "found"),
+    [
+        # One was left out at step 7; the others went on to step 9 and started anew, from a checkpoint of that.
+        ([held(V(0, 9)), held(V(7, 7)), held(V(0, 9))], (V(0, 9), 0, (1,))),
+        ([held(V(0, 6)), held(V(7, 7))], (V(7, 7), 1, (0,))),
+        ([held(V(0, 7)), held(V(7, 7))], (V(7, 7), 1, (0,))),
+        ([held(V(0, 6)), held(V(8, 7)), held(V(6, 9))], (V(8, 7), 1, (0, 2))),  # it began anew in between
+        ([held(V(8, 8), torn=True), held(V(7, 7)), held(V(0, 9))], (V(0, 9), 2, (0, 1))),
+    ],
+)
+def test_where_nobody_holds_the_last_decision_a_checkpoint_of_more_steps_is_the_newest(
+    ranks: list[HeldState], found: tuple[StateVersion, int | None, tuple[int, ...]]
+) -> None:
+    result = compare(ranks, committed=9)
+    assert (result.newest, result.giver, result.receivers) == found
+
+
+def test_while_a_rank_holds_the_last_decision_a_checkpoint_of_more_steps_is_older() -> None:
+    found = compare([held(V(0, 90)), held(V(9, 4)), held(V(7, 7))], committed=9)
+    assert (found.newest, found.giver, found.receivers) == (V(9, 4), 1, (0, 2))

@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
+from numpy.typing import NDArray  # noqa: TC002 - mypyc evaluates the types of a NamedTuple's fields
 
 from quicoll_transport.quic.keys import MOST_SEALED, PROTOCOL_VIOLATION, KeyPhases, Keys, PacketError
 
 if TYPE_CHECKING:
     from cryptography.utils import Buffer
-    from numpy.typing import NDArray
 
 __all__ = [
     "NUMBER",

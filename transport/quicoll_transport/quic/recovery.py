@@ -176,7 +176,7 @@ class LossRecovery(Generic[Item]):
         self._backoff = 0
         # reordering
         self._reordering, self._patience_ns = _REORDERING, 0
-        self._real = self._real_period = 0
+        self._true_losses = self._true_period = 0
         # recovery periods
         self._period, self._period_ns, self._period_before_ns, self._period_lost = 0, -1, -1, 0
         self._stretch: tuple[int, int, int] | None = None  # first number, its time of sending, and where it stops
@@ -263,7 +263,7 @@ class LossRecovery(Generic[Item]):
         for run in (*self._runs, *(lost.run for lost in self._late)):
             run._is_present = False
         self.in_flight = self._backoff = 0
-        self._reordering, self._patience_ns, self._real = _REORDERING, 0, 0
+        self._reordering, self._patience_ns, self._true_losses = _REORDERING, 0, 0
         self._period += 1  # whatever was lost before no longer counts for it
         self._period_ns, self._period_before_ns, self._period_lost = -1, -1, 0
         self._stretch = self._first_sample_ns = None
@@ -321,7 +321,7 @@ class LossRecovery(Generic[Item]):
         excess = now_ns - run.sent_ns - max(rtt.smoothed_ns, rtt.latest_ns)
         self._patience_ns = min(max(self._patience_ns, excess), rtt.smoothed_ns)
         self._reordering = min(max(self._reordering, largest - start + 1), _MOST_REORDERING)
-        self._real = 0
+        self._true_losses = 0
         if lost.period == self._period and not run.is_mtu_probe:
             self._period_lost -= run.bytes(start, stop)
             if not self._period_lost:
@@ -485,11 +485,11 @@ class LossRecovery(Generic[Item]):
                 break
             late.popleft()
             self._late_packets -= oldest.stop - oldest.start
-            if oldest.period > self._real_period:
-                self._real_period = oldest.period
-                self._real += 1
-                if self._real >= _REAL:
-                    self._real = 0
+            if oldest.period > self._true_period:
+                self._true_period = oldest.period
+                self._true_losses += 1
+                if self._true_losses >= _REAL:
+                    self._true_losses = 0
                     self._reordering = max(self._reordering * 3 // 4, _REORDERING)
                     self._patience_ns = self._patience_ns * 3 // 4
         first = self._runs[0].missing[0][0] if self._runs else self.largest_acked + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from coordinator_bench import SECOND, Bench
+from coordinator_bench import SECOND, Bench, declined
 
 from quicoll.membership import messages as m
 from quicoll.membership.coordinator import actions as a
@@ -261,3 +261,91 @@ def test_a_node_that_is_leaving_is_not_waited_for() -> None:
     bench.join("a", "b", incarnation=2)
     bench.advance(60_000_000_000)
     assert bench.confirm().nodes == ("a", "b")
+
+
+# The newest state that is left
+
+
+def both_at_work_have_started_anew() -> Bench:
+    """Of a, b and c, which held step 1, a and b have gone on to step 2 without c, and are new processes by now."""
+    bench = Bench(3, quiet_ns=0, retry_min_ns=1 * SECOND, retry_max_ns=8 * SECOND)
+    bench.installed(*"abc")
+    bench.commit(*"abc")
+    bench.say("a", m.Report(view_id=1, lost=(("c", "silence"),)))
+    bench.say("c", m.Report(view_id=1, lost=(("a", "silence"),)))
+    bench.say("b", m.Report(view_id=1, reason="me too"))
+    assert bench.confirm().nodes == ("a", "b")
+    bench.commit("a", "b")
+    bench.lose("a")
+    bench.lose("b")
+    bench.inbox.clear()
+    bench.join("a", "b", incarnation=2)
+    return bench
+
+
+def test_where_the_last_step_is_lost_a_node_that_is_left_out_and_holds_an_older_one_is_in_at_once() -> None:
+    view = both_at_work_have_started_anew().confirm()
+    assert view.nodes == ("a", "b", "c")
+    assert [member.committed_step for member in view.members] == [0, 0, 1]
+
+
+def test_a_node_that_failed_again_when_it_was_asked_for_its_state_is_waited_for_no_more() -> None:
+    bench = both_at_work_have_started_anew()
+    declined(bench, {"a": "c", "b": "c", "c": "ab"})
+    bench.advance(1 * SECOND)  # views have failed in a row
+    assert bench.confirm().nodes == ("a", "b")
+    bench.commit("a", "b")  # of what they have
+    assert bench.proposed().nodes == ("a", "b")
+    for node in "ab":
+        bench.lose(node)
+    bench.join("a", "b", incarnation=3)
+    assert bench.proposed().nodes == ("a", "b", "c"), "it is asked again when that is lost, too"
+
+
+def test_a_node_that_is_left_out_for_its_digests_is_in_at_once_where_it_holds_the_newest_state() -> None:
+    bench = Bench(3)
+    bench.installed(*"abc")
+    bench.commit(*"abc")
+    while bench.proposed().nodes == ("a", "b", "c"):
+        for node in "abc":
+            bench.vote(node, digest=b"wrong" if node == "b" else b"d")
+        bench.confirm()
+    bench.commit("a", "c")
+    for node in "ac":
+        bench.lose(node)
+    bench.join("a", "c", incarnation=2)
+    view = bench.confirm()
+    assert view.nodes == ("a", "b", "c")
+    bench.commit(*"abc")
+    assert bench.proposed() == view, "and it stays"
+
+
+def test_a_spare_that_holds_the_newest_state_takes_the_place_of_a_node_that_has_none() -> None:
+    bench = Bench(3, max_world_size=3, quiet_ns=0)
+    bench.installed(*"abc")
+    bench.commit(*"abc")
+    bench.join("d")
+    bench.say("a", m.Report(view_id=1, lost=(("c", "silence"),)))
+    bench.say("c", m.Report(view_id=1, lost=(("a", "silence"),)))
+    bench.say("b", m.Report(view_id=1, reason="me too"))
+    assert bench.confirm().nodes == ("a", "b", "d")
+    bench.commit(*"abd")
+    bench.advance(60 * SECOND)  # c might take part again, and there is no place for it
+    for node in "abd":
+        bench.lose(node)
+    bench.join("a", "b", "d", incarnation=2)
+    view = bench.confirm()
+    assert view.nodes == ("a", "b", "c")
+    bench.commit(*"abc")
+    assert bench.proposed() == view, "and it stays"
+
+
+def test_a_spare_takes_no_place_that_the_quorum_needs_whatever_it_holds() -> None:
+    bench = Bench(3)
+    bench.installed(*"abd")
+    bench.commit(*"abd")
+    bench.commit(*"abd")
+    again = Bench(2, records=bench.records, max_world_size=2)
+    again.join("c", committed_step=1)
+    again.join("a", "b", "d", incarnation=2)
+    assert again.confirm().nodes == ("a", "b")

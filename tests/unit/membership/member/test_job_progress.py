@@ -62,3 +62,10 @@ def test_the_state_of_another_member_is_of_a_step_that_can_be_committed() -> Non
     progress.state_lost()
     assert (progress.holds, progress.committed) == (0, 4)
     progress.caught_up(0)  # of a job that begins anew from a checkpoint
+
+
+def test_where_the_last_step_is_lost_a_checkpoint_is_taken_in_place_of_an_older_state() -> None:
+    progress = JobProgress(2)
+    progress.proposed(view(committed_step=4))
+    progress.caught_up(0)
+    assert (progress.holds, progress.committed) == (0, 4)
