@@ -62,7 +62,7 @@ def export(found: Checkpoint, directory: str | os.PathLike[str]) -> None:
     tensors: dict[str, Any] = {}
     for name, value in found.tensors.items():
         try:
-            tensors[name] = value if is_torch(value) else torch.from_numpy(np.ascontiguousarray(value))
+            tensors[name] = value if is_torch(value) else torch.from_numpy(np.array(value, order="C"))
         except TypeError as error:
             raise LocalError(f"tensor {name!r} has no dtype of torch's: {error}") from error
     tensors[METADATA] = torch.from_numpy(np.frombuffer(json.dumps(found.metadata).encode(), np.uint8).copy())

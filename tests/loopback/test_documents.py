@@ -305,7 +305,7 @@ RUNS: dict[str, Run] = {
     "README.md: @quicoll.sim.scenario(seeds=200, ranks=4)": scenarios,
     'certs/README.md: credentials = Credentials.from_directory("certs/train", role': certificate,
     "examples/partition_safety/README.md: def split(sim):": scenarios,
-    "docs/checkpoints.md: saver = quicoll.train.Checkpointer(job, directory, every=5": checkpoints,
+    "docs/checkpoints.md: saver = quicoll.train.Checkpointer(job, directory, every=5)": checkpoints,
     "docs/collectives.md: total = await job.group.all_reduce(x)  # one after the other": calls,
     "docs/collectives.md: row = await job.group.split(job.rank // 4)  # ranks of one c": sub_groups,
     "docs/collectives.md: for row in job.stragglers():": stragglers,
