@@ -146,6 +146,9 @@ def test_errors_are_those_of_the_system(tmp_path: Path) -> None:
             lambda: disk.sync_directory(tmp_path / "no"),
             lambda: disk.sync_directory(f),
             lambda: disk.age_s(tmp_path / "no"),
+            lambda: disk.size(f),
+            lambda: disk.size(tmp_path / "no"),
+            lambda: [disk.read(f, start, stop) for start, stop in ((1, 4), (4, 99), (9, 12), (3, 2), (2, None))],
             lambda: disk.replace(f, tmp_path / "g"),
             lambda: disk.names(tmp_path),
         ]
