@@ -6,10 +6,10 @@
     SEALING   the manifest is agreed; who seals (rank 0; where disks are not shared, every rank) writes it
     IDLE      the checkpoint is complete, or failed, or none was taken yet
 
-Ranks exchange a `Report` in the body of a step, where they have something to tell: in the first one of a view, and
-while a checkpoint is under way. What follows is computed by each rank from the same reports (`conclude`) and takes
-effect when that step is committed (`follow`): the results of the exchange are part of the step's vote, so ranks that
-heard different things commit nothing. So all ranks know that the checkpoint is agreed, or none does.
+Ranks exchange a `CheckpointReport` in the body of a step, where they have something to tell: in the first one of a
+view, and while a checkpoint is under way. What follows is computed by each rank from the same reports (`conclude`) and
+takes effect when that step is committed (`follow`): the results of the exchange are part of the step's vote, so ranks
+that heard different things commit nothing. So all ranks know that the checkpoint is agreed, or none does.
 
 Invariants.
 1. In one view all ranks are in the same stage of the same checkpoint at every step's entry. A rank that comes later is
@@ -40,13 +40,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from quicoll.checkpoint.manifest import Manifest, decoded_share, merged
+from quicoll.checkpoint.manifest import CheckpointManifest, decoded_share, merged
 from quicoll.errors import CheckpointError
 
-__all__ = ["Agreement", "Outcome", "Report", "Stage", "decoded_report", "encoded_report"]
+__all__ = ["Agreement", "CheckpointOutcome", "CheckpointReport", "CheckpointStage", "decoded_report", "encoded_report"]
 
 
-class Stage(enum.Enum):
+class CheckpointStage(enum.Enum):
     """See the module's head."""
 
     IDLE = "idle"
@@ -54,7 +54,7 @@ class Stage(enum.Enum):
     SEALING = "sealing"
 
 
-class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CheckpointReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a rank tells the others.
 
     newest: the newest complete checkpoint that it knows of. step: of the one under way; -1: none. share: what it has
@@ -68,15 +68,15 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: str = ""
 
 
-_decoder = msgspec.msgpack.Decoder(Report)
+_decoder = msgspec.msgpack.Decoder(CheckpointReport)
 
 
-def encoded_report(report: Report) -> bytes:
+def encoded_report(report: CheckpointReport) -> bytes:
     """Return the bytes of a report."""
     return msgspec.msgpack.encode(report)
 
 
-def decoded_report(data: object) -> Report:
+def decoded_report(data: object) -> CheckpointReport:
     """Read what another rank has told.
 
     Raises:
@@ -91,15 +91,15 @@ def decoded_report(data: object) -> Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckpointOutcome:
     """What follows from the reports of all ranks.
 
     stage: The next one. manifest: of the checkpoint, from the moment when it is agreed. complete: it is there.
     error: why it is given up.
     """
 
-    stage: Stage
-    manifest: Manifest | None = None
+    stage: CheckpointStage
+    manifest: CheckpointManifest | None = None
     complete: bool = False
     error: str = ""
 
@@ -113,7 +113,7 @@ class _UnderWay:
     share: bytes = b""
     sealed: bool = False
     error: str = ""
-    manifest: Manifest | None = field(default=None)
+    manifest: CheckpointManifest | None = field(default=None)
 
 
 class Agreement:
@@ -131,7 +131,7 @@ class Agreement:
             every: A checkpoint is due when a multiple of it was passed since the newest one; 0: never.
             newest: The step of the checkpoint that this rank began with; 0: none.
         """
-        self.stage = Stage.IDLE
+        self.stage = CheckpointStage.IDLE
         self.newest = newest
         self._every = every
         self._view = 0
@@ -153,7 +153,7 @@ class Agreement:
         """Take note of the view that this rank is in. In a new one nothing is under way any more."""
         if view != self._view:
             self._view, self._told, self._attempted = view, False, 0
-            self.stage, self._here = Stage.IDLE, None
+            self.stage, self._here = CheckpointStage.IDLE, None
 
     def due(self, step: int, *, last: bool = False) -> bool:
         """Return whether a checkpoint of the state after `step` has to be begun; the same on all ranks of the view.
@@ -162,7 +162,7 @@ class Agreement:
             step: The last one that is committed.
             last: Whether no step comes after it; then its checkpoint is due whatever its number.
         """
-        if self.stage is not Stage.IDLE or not self._told or not self._every:
+        if self.stage is not CheckpointStage.IDLE or not self._told or not self._every:
             return False
         before = max(self.newest, self._attempted)
         return step > before and (last or step // self._every > before // self._every)
@@ -170,7 +170,7 @@ class Agreement:
     def begin(self, step: int, metadata: dict[str, str]) -> None:
         """Begin the checkpoint of the state after `step`."""
         self._attempted = step
-        self.stage, self._here = Stage.WRITING, _UnderWay(step, metadata)
+        self.stage, self._here = CheckpointStage.WRITING, _UnderWay(step, metadata)
 
     # -- what becomes of this rank's part: of a checkpoint that was given up meanwhile it counts for nothing --------
 
@@ -197,14 +197,14 @@ class Agreement:
 
     # -- the exchange ----------------------------------------------------------------------------------------------
 
-    def report(self) -> Report:
+    def report(self) -> CheckpointReport:
         """Return what this rank tells the others."""
         here = self._here
         if here is None:
-            return Report(self.newest)
-        return Report(self.newest, here.step, here.share, here.sealed, here.error)
+            return CheckpointReport(self.newest)
+        return CheckpointReport(self.newest, here.step, here.share, here.sealed, here.error)
 
-    def conclude(self, reports: Sequence[Report], nodes: Sequence[str]) -> Outcome:
+    def conclude(self, reports: Sequence[CheckpointReport], nodes: Sequence[str]) -> CheckpointOutcome:
         """Return what follows from the reports of all ranks. What is newest counts at once, the rest when followed.
 
         Args:
@@ -215,25 +215,29 @@ class Agreement:
         self.newest = max(self.newest, *(report.newest for report in reports))
         here = self._here
         if here is None:
-            return Outcome(Stage.IDLE)
+            return CheckpointOutcome(CheckpointStage.IDLE)
         for report, node in zip(reports, nodes, strict=True):
             if report.step != here.step:
-                return Outcome(Stage.IDLE, error=f"{node} takes no part in the checkpoint of step {here.step}")
+                return CheckpointOutcome(
+                    CheckpointStage.IDLE, error=f"{node} takes no part in the checkpoint of step {here.step}"
+                )
             if report.error:
-                return Outcome(Stage.IDLE, error=f"{node}: {report.error}")
-        if self.stage is Stage.SEALING:
+                return CheckpointOutcome(CheckpointStage.IDLE, error=f"{node}: {report.error}")
+        if self.stage is CheckpointStage.SEALING:
             sealed = all(report.sealed for report in reports)
-            return Outcome(Stage.IDLE if sealed else Stage.SEALING, here.manifest, complete=sealed)
+            return CheckpointOutcome(
+                CheckpointStage.IDLE if sealed else CheckpointStage.SEALING, here.manifest, complete=sealed
+            )
         if not all(report.share for report in reports):
-            return Outcome(Stage.WRITING)
+            return CheckpointOutcome(CheckpointStage.WRITING)
         try:
             shares = [decoded_share(report.share) for report in reports]
             manifest = merged(shares, step=here.step, view=self._view, metadata=here.metadata)
         except CheckpointError as error:
-            return Outcome(Stage.IDLE, error=error.message)
-        return Outcome(Stage.SEALING, manifest)
+            return CheckpointOutcome(CheckpointStage.IDLE, error=error.message)
+        return CheckpointOutcome(CheckpointStage.SEALING, manifest)
 
-    def follow(self, outcome: Outcome) -> None:
+    def follow(self, outcome: CheckpointOutcome) -> None:
         """Go on as was concluded: the step whose body had the exchange is committed."""
         here = self._here
         if here is None:
@@ -241,5 +245,5 @@ class Agreement:
         self.stage, here.manifest = outcome.stage, outcome.manifest
         if outcome.complete:
             self.newest = max(self.newest, here.step)
-        if outcome.stage is Stage.IDLE:
+        if outcome.stage is CheckpointStage.IDLE:
             self._here = None

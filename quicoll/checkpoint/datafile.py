@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 
 from quicoll.checkpoint.catalogue import data_name
 from quicoll.checkpoint.manifest import (
+    CheckpointManifest,
     FileRecord,
-    Manifest,
     PieceRecord,
-    Share,
-    TensorRecord,
+    RankShare,
+    SavedTensor,
     digest_of,
     metadata_digest,
 )
 from quicoll.checkpoint.parts import Memory, Part
-from quicoll.checkpoint.regions import Region, meet, uncovered, without
-from quicoll.checkpoint.storage import Storage, reason_of
+from quicoll.checkpoint.regions import Region, overlap_of, uncovered, without
+from quicoll.checkpoint.storage import Storage, os_reason
 from quicoll.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def write_share(
     parts: Sequence[Part],
     pieces: Sequence[Piece],
     metadata: Mapping[str, str],
-) -> Share:
+) -> RankShare:
     """Write a rank's file; it is durable on return.
 
     Args:
@@ -64,13 +64,13 @@ def write_share(
     """
     numbers = {(part.node, part.name): number for number, part in enumerate(parts)}
     tensors = tuple(
-        TensorRecord(name=part.name, dtype=part.code, shape=part.shape, node=part.node, torch=part.of_torch)
+        SavedTensor(name=part.name, dtype=part.code, shape=part.shape, node=part.node, torch=part.of_torch)
         for part in parts
     )
     # Wide elements first, as the safetensors package writes: then every tensor is aligned for readers that map it.
     ordered = sorted((piece for piece in pieces if piece[2].nbytes), key=lambda piece: -piece[0].width)
     if not ordered:
-        return Share(rank, node, metadata_digest(metadata), tensors, (), ())
+        return RankShare(rank, node, metadata_digest(metadata), tensors, (), ())
     header = _header(ordered, [part for part in parts if not part.region.size], step=step, rank=rank, node=node)
     name = data_name(step, rank, storage.token())
     records, at = [], len(header)
@@ -92,9 +92,9 @@ def write_share(
         storage.write(name, [header, *(data for _, _, data in ordered)])
     except OSError as error:
         raise CheckpointError(
-            f"cannot write the checkpoint of step {step}: {reason_of(error)}", path=storage.path(name)
+            f"cannot write the checkpoint of step {step}: {os_reason(error)}", path=storage.path(name)
         ) from error
-    return Share(rank, node, metadata_digest(metadata), tensors, (file,), tuple(records))
+    return RankShare(rank, node, metadata_digest(metadata), tensors, (file,), tuple(records))
 
 
 def _header(pieces: Sequence[Piece], empty: Sequence[Part], *, step: int, rank: int, node: str) -> bytes:
@@ -119,7 +119,7 @@ def _header(pieces: Sequence[Piece], empty: Sequence[Part], *, step: int, rank: 
     return struct.pack("<Q", len(text)) + text
 
 
-def check_files(storage: Storage, manifest: Manifest, *, shared: bool, node: str) -> None:
+def check_files(storage: Storage, manifest: CheckpointManifest, *, shared: bool, node: str) -> None:
     """See that the files of a manifest are there before it is written, with as many bytes as were told.
 
     Args:
@@ -137,7 +137,7 @@ def check_files(storage: Storage, manifest: Manifest, *, shared: bool, node: str
             size = storage.size(file.name)
         except OSError as error:
             raise CheckpointError(
-                f"the file that {file.node} wrote is not seen from {node}: {reason_of(error)}; do all ranks write to"
+                f"the file that {file.node} wrote is not seen from {node}: {os_reason(error)}; do all ranks write to"
                 " one place? Where each has a disk of its own, say so: shared=False",
                 path=storage.path(file.name),
             ) from error
@@ -151,7 +151,7 @@ def check_files(storage: Storage, manifest: Manifest, *, shared: bool, node: str
 class PieceReader:
     """Reads regions of the tensors of one checkpoint: only the pieces that are wanted, and each is checked."""
 
-    def __init__(self, storage: Storage, manifest: Manifest) -> None:
+    def __init__(self, storage: Storage, manifest: CheckpointManifest) -> None:
         self._storage = storage
         self._manifest = manifest
         self._checked: dict[int, CheckpointError | None] = {}
@@ -173,7 +173,7 @@ class PieceReader:
         """
         tensor = self._manifest.tensors[number]
         left = [wanted] if wanted.size else []
-        chosen = [piece for piece in self._by_tensor[number] if meet(piece.region, wanted) is not None]
+        chosen = [piece for piece in self._by_tensor[number] if overlap_of(piece.region, wanted) is not None]
         failure, readable = self._readable(chosen)
         # Before memory is taken: what a manifest describes has to be in files that really have so many bytes.
         gap = uncovered(wanted, [piece.region for piece in readable])
@@ -181,14 +181,14 @@ class PieceReader:
             raise failure or CheckpointError(f"{gap} of tensor {tensor.name!r} is in no file")
         memory = Memory(tensor.dtype, wanted, of_torch=tensor.torch)
         for piece in readable:
-            if not any(meet(piece.region, part) is not None for part in left):
+            if not any(overlap_of(piece.region, part) is not None for part in left):
                 continue
             try:
                 data = self._piece(piece)
             except CheckpointError as error:
                 failure = failure or error
                 continue
-            common = meet(piece.region, wanted)
+            common = overlap_of(piece.region, wanted)
             if common is not None:
                 memory.fill(piece.region, data, common)
             left = [rest for part in left for rest in without(part, piece.region)]
@@ -228,7 +228,7 @@ class PieceReader:
             if digest_of(self._read(file, 0, file.begin)) != file.digest:
                 return CheckpointError("the file's header is damaged", path=path)
         except OSError as error:
-            return CheckpointError(f"cannot read the checkpoint: {reason_of(error)}", path=path)
+            return CheckpointError(f"cannot read the checkpoint: {os_reason(error)}", path=path)
         except CheckpointError as error:
             return error
         return None
@@ -238,5 +238,5 @@ class PieceReader:
             return self._storage.read(file.name, start, stop)
         except OSError as error:
             raise CheckpointError(
-                f"cannot read the checkpoint: {reason_of(error)}", path=self._storage.path(file.name)
+                f"cannot read the checkpoint: {os_reason(error)}", path=self._storage.path(file.name)
             ) from error

@@ -7,7 +7,7 @@
                  "pieces":  [{tensor, file, offset, shape, at, nbytes, digest}]}}
 
 A region may be in several pieces: copies, where every rank wrote to its own disk. Each rank tells the others its
-`Share`; `merged` makes the manifest of all of them, the same bytes on every rank.
+`RankShare`; `merged` makes the manifest of all of them, the same bytes on every rank.
 
 Invariants of a manifest that `merged` or `decoded` gives: each tensor is covered by its pieces; each piece lies within
 its tensor and its file and has as many bytes as its region; pieces of one file do not overlap, so no manifest describes
@@ -34,11 +34,11 @@ __all__ = [
     "FORMAT",
     "MAX_MANIFEST_BYTES",
     "VERSION",
+    "CheckpointManifest",
     "FileRecord",
-    "Manifest",
     "PieceRecord",
-    "Share",
-    "TensorRecord",
+    "RankShare",
+    "SavedTensor",
     "decoded",
     "decoded_share",
     "digest_of",
@@ -55,7 +55,7 @@ _MAX_DIMENSIONS = 64
 _MAX_LENGTH = 1 << 62
 
 
-class TensorRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SavedTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One tensor. dtype: safetensors' name. node: whose own it is, "" for all. torch: whether it was torch's."""
 
     name: str
@@ -98,7 +98,7 @@ class PieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Region(self.offset, self.shape)
 
 
-class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RankShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one rank has written.
 
     metadata: the digest of the user's, by `metadata_digest`. tensors: all that it holds. files: one, or none where it
@@ -108,12 +108,12 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rank: int
     node: str
     metadata: str
-    tensors: tuple[TensorRecord, ...]
+    tensors: tuple[SavedTensor, ...]
     files: tuple[FileRecord, ...]
     pieces: tuple[PieceRecord, ...]
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A complete checkpoint. view: the number of the view whose ranks wrote it; 0: one process by itself."""
 
     format: str
@@ -122,7 +122,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     view: int
     world_size: int
     metadata: dict[str, str]
-    tensors: tuple[TensorRecord, ...]
+    tensors: tuple[SavedTensor, ...]
     files: tuple[FileRecord, ...]
     pieces: tuple[PieceRecord, ...]
 
@@ -141,8 +141,8 @@ class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _sealed_decoder = msgspec.json.Decoder(_Sealed)
-_decoder = msgspec.json.Decoder(Manifest)
-_share_decoder = msgspec.msgpack.Decoder(Share)
+_decoder = msgspec.json.Decoder(CheckpointManifest)
+_share_decoder = msgspec.msgpack.Decoder(RankShare)
 
 
 def digest_of(data: bytes | memoryview) -> str:
@@ -155,13 +155,13 @@ def metadata_digest(metadata: Mapping[str, str]) -> str:
     return digest_of(msgspec.json.encode(dict(metadata), order="sorted"))
 
 
-def encoded(manifest: Manifest) -> bytes:
+def encoded(manifest: CheckpointManifest) -> bytes:
     """Return the bytes of a manifest's file: the same for the same manifest."""
     content = msgspec.json.encode(manifest, order="sorted")
     return b'{"seal":"%s",\n"content":%s}\n' % (digest_of(content).encode(), content)
 
 
-def decoded(data: bytes) -> Manifest:
+def decoded(data: bytes) -> CheckpointManifest:
     """Read a manifest.
 
     Raises:
@@ -181,12 +181,12 @@ def decoded(data: bytes) -> Manifest:
     return manifest
 
 
-def encoded_share(share: Share) -> bytes:
+def encoded_share(share: RankShare) -> bytes:
     """Return what one rank tells the others."""
     return msgspec.msgpack.encode(share)
 
 
-def decoded_share(data: bytes) -> Share:
+def decoded_share(data: bytes) -> RankShare:
     """Read what another rank has told.
 
     Raises:
@@ -198,7 +198,7 @@ def decoded_share(data: bytes) -> Share:
         raise CheckpointError(f"a rank told something that is no share of a checkpoint: {error}") from error
 
 
-def merged(shares: Sequence[Share], *, step: int, view: int, metadata: Mapping[str, str]) -> Manifest:
+def merged(shares: Sequence[RankShare], *, step: int, view: int, metadata: Mapping[str, str]) -> CheckpointManifest:
     """Make the manifest of what all ranks have written.
 
     Args:
@@ -210,7 +210,7 @@ def merged(shares: Sequence[Share], *, step: int, view: int, metadata: Mapping[s
         CheckpointError: Ranks hold a tensor of one name with other types or shapes, or nobody has written a part of
             one. Names the tensor.
     """
-    found: dict[tuple[str, str], tuple[TensorRecord, Share]] = {}
+    found: dict[tuple[str, str], tuple[SavedTensor, RankShare]] = {}
     for share in shares:
         if share.metadata != shares[0].metadata:
             raise CheckpointError(
@@ -238,7 +238,7 @@ def merged(shares: Sequence[Share], *, step: int, view: int, metadata: Mapping[s
                 raise CheckpointError(f"{share.node} told of a piece of no tensor") from error
             number = numbers[tensor.node, tensor.name]
             pieces.append(msgspec.structs.replace(piece, tensor=number, file=first + piece.file))
-    manifest = Manifest(
+    manifest = CheckpointManifest(
         format=FORMAT,
         version=VERSION,
         step=step,
@@ -253,7 +253,7 @@ def merged(shares: Sequence[Share], *, step: int, view: int, metadata: Mapping[s
     return manifest
 
 
-def _check(manifest: Manifest) -> None:
+def _check(manifest: CheckpointManifest) -> None:
     """Raise CheckpointError unless the invariants at the module's head hold."""
     _demand(manifest.format == FORMAT, f"its format is {manifest.format!r}, not {FORMAT!r}")
     _demand(manifest.version == VERSION, f"it has version {manifest.version}; this quicoll reads {VERSION}")
@@ -296,7 +296,7 @@ def _check_layout(file: FileRecord, pieces: Sequence[PieceRecord]) -> None:
     _demand(fits and all(a <= b for a, b in pairwise(begins)), f"pieces of {file.name!r} overlap or go beyond it")
 
 
-def _width(tensor: TensorRecord) -> int:
+def _width(tensor: SavedTensor) -> int:
     try:
         return width_of(tensor.dtype)
     except LocalError as error:

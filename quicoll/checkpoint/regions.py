@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from quicoll.errors import LocalError
 
-__all__ = ["Region", "cut", "meet", "uncovered", "without"]
+__all__ = ["Region", "cut", "overlap_of", "uncovered", "without"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,7 +54,7 @@ class Region:
         return "[" + ", ".join(f"{begin}:{begin + length}" for begin, length in pairs) + "]"
 
 
-def meet(one: Region, other: Region) -> Region | None:
+def overlap_of(one: Region, other: Region) -> Region | None:
     """Return what two regions have in common; None where that is nothing."""
     begins = tuple(max(pair) for pair in zip(one.offset, other.offset, strict=True))
     ends = [min(a + m, b + n) for a, m, b, n in zip(one.offset, one.shape, other.offset, other.shape, strict=True)]
@@ -64,7 +64,7 @@ def meet(one: Region, other: Region) -> Region | None:
 
 def without(region: Region, taken: Region) -> Iterator[Region]:
     """Yield what is left of a region, in boxes that do not overlap, when another one is taken from it."""
-    common = meet(region, taken)
+    common = overlap_of(region, taken)
     if common is None:
         if region.size:
             yield region

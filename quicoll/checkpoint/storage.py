@@ -24,7 +24,7 @@ from quicoll.checkpoint.catalogue import TEMPORARY
 from quicoll.checkpoint.disk import Disk, OsDisk
 from quicoll.errors import LocalError
 
-__all__ = ["DiskStorage", "Place", "Storage", "UrlStorage", "reason_of", "split_place", "storage_at"]
+__all__ = ["DiskStorage", "Place", "Storage", "UrlStorage", "os_reason", "split_place", "storage_at"]
 
 Place = str | os.PathLike[str]
 """A directory's path, or an fsspec URL."""
@@ -260,6 +260,6 @@ def _sync_name(disk: Disk, folder: Path) -> None:
         disk.sync_directory(folder.parent)
 
 
-def reason_of(error: OSError) -> str:
+def os_reason(error: OSError) -> str:
     """Return why a file could not be written or read."""
     return error.strerror or str(error)

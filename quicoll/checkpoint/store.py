@@ -38,11 +38,11 @@ import numpy as np
 
 from quicoll.checkpoint.catalogue import complete, manifest_name, no_longer_needed
 from quicoll.checkpoint.datafile import PieceReader, check_files, write_share
-from quicoll.checkpoint.manifest import MAX_MANIFEST_BYTES, Manifest, decoded, encoded, merged
+from quicoll.checkpoint.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, decoded, encoded, merged
 from quicoll.checkpoint.parts import bytes_of, is_torch, parts_of
 from quicoll.checkpoint.planning import assignment
 from quicoll.checkpoint.regions import Region
-from quicoll.checkpoint.storage import reason_of, split_place, storage_at
+from quicoll.checkpoint.storage import os_reason, split_place, storage_at
 from quicoll.errors import CheckpointError, LocalError
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ __all__ = [
     "of_step",
     "prune",
     "save",
-    "seal",
     "snapshot",
     "stored",
+    "write_manifest",
 ]
 
 _log = logging.getLogger("quicoll.checkpoint")
@@ -100,7 +100,7 @@ class Stored:
         manifest: All that it holds.
     """
 
-    def __init__(self, path: str, manifest: Manifest, storage: Storage) -> None:
+    def __init__(self, path: str, manifest: CheckpointManifest, storage: Storage) -> None:
         self.path = path
         self.manifest = manifest
         self._reader = PieceReader(storage, manifest)
@@ -207,7 +207,7 @@ def save(
     share = write_share(storage, step=step, rank=0, node="", parts=parts, pieces=pieces, metadata=notes)
     try:
         manifest = merged([share], step=step, view=0, metadata=notes)
-        path = seal(storage, manifest)
+        path = write_manifest(storage, manifest)
     except BaseException:
         _remove(storage, [file.name for file in share.files])
         raise
@@ -234,7 +234,7 @@ def check_save(*, step: int, keep: int, metadata: Mapping[str, str]) -> None:
             raise LocalError(f"checkpoint metadata {key!r}: keys may not begin with {_RESERVED!r}, values are str")
 
 
-def seal(storage: Storage, manifest: Manifest, *, shared: bool = True, node: str = "") -> str:
+def write_manifest(storage: Storage, manifest: CheckpointManifest, *, shared: bool = True, node: str = "") -> str:
     """Make a checkpoint complete: write its manifest, once all files that it names are seen to be there.
 
     Args:
@@ -256,12 +256,12 @@ def seal(storage: Storage, manifest: Manifest, *, shared: bool = True, node: str
         storage.write(name, [data])
     except OSError as error:
         raise CheckpointError(
-            f"cannot write the checkpoint of step {manifest.step}: {reason_of(error)}", path=storage.path(name)
+            f"cannot write the checkpoint of step {manifest.step}: {os_reason(error)}", path=storage.path(name)
         ) from error
     return storage.path(name)
 
 
-def prune(storage: Storage, manifest: Manifest, *, keep: int) -> None:
+def prune(storage: Storage, manifest: CheckpointManifest, *, keep: int) -> None:
     """Take away what is no longer needed. The checkpoint is safe by now: trouble here is only worth a warning.
 
     Args:
@@ -276,7 +276,7 @@ def prune(storage: Storage, manifest: Manifest, *, keep: int) -> None:
         storage.remove(doomed.data)
         storage.clean()
     except OSError as error:
-        _log.warning("cannot remove old checkpoints in %s: %s", storage.where, reason_of(error))
+        _log.warning("cannot remove old checkpoints in %s: %s", storage.where, os_reason(error))
 
 
 def load(path: Place, *, disk: Disk | None = None) -> Checkpoint:
@@ -360,7 +360,7 @@ def of_step(directory: Place, step: int, *, disk: Disk | None = None) -> Checkpo
     try:
         found = complete(storage.names())
     except OSError as error:
-        raise CheckpointError(f"no checkpoint of step {step}: {reason_of(error)}", path=storage.where) from error
+        raise CheckpointError(f"no checkpoint of step {step}: {os_reason(error)}", path=storage.where) from error
     if step not in found:
         there = f"the newest is of step {max(found)}" if found else "there is none at all"
         raise CheckpointError(f"no checkpoint of step {step}; {there}", path=storage.where)
@@ -410,7 +410,7 @@ def _steps(storage: Storage) -> list[int]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CheckpointError(f"cannot look for checkpoints: {reason_of(error)}", path=storage.where) from error
+        raise CheckpointError(f"cannot look for checkpoints: {os_reason(error)}", path=storage.where) from error
 
 
 def _opened(storage: Storage, name: str, step: int | None = None) -> Stored:
@@ -418,7 +418,7 @@ def _opened(storage: Storage, name: str, step: int | None = None) -> Stored:
     try:
         data = storage.read(name, 0, MAX_MANIFEST_BYTES)
     except OSError as error:
-        raise CheckpointError(f"cannot read the checkpoint: {reason_of(error)}", path=path) from error
+        raise CheckpointError(f"cannot read the checkpoint: {os_reason(error)}", path=path) from error
     try:
         manifest = decoded(data)
     except CheckpointError as error:
@@ -432,4 +432,4 @@ def _remove(storage: Storage, names: Sequence[str]) -> None:
     try:
         storage.remove(names)
     except OSError as error:
-        _log.warning("cannot remove %s in %s: %s", ", ".join(names), storage.where, reason_of(error))
+        _log.warning("cannot remove %s in %s: %s", ", ".join(names), storage.where, os_reason(error))

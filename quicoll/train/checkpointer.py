@@ -20,18 +20,18 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quicoll.checkpoint.agreement import Agreement, Outcome, Stage, decoded_report, encoded_report
+from quicoll.checkpoint.agreement import Agreement, CheckpointOutcome, CheckpointStage, decoded_report, encoded_report
 from quicoll.checkpoint.datafile import Piece, write_share
 from quicoll.checkpoint.manifest import digest_of, encoded, encoded_share
 from quicoll.checkpoint.parts import Contents, Local, Part, Shard, bytes_of, parts_of
 from quicoll.checkpoint.planning import assignment
 from quicoll.checkpoint.storage import storage_at
-from quicoll.checkpoint.store import Stored, check_save, prune, save, seal, stored
+from quicoll.checkpoint.store import Stored, check_save, prune, save, stored, write_manifest
 from quicoll.errors import CheckpointError, Corrupted, JobDone, LocalError, Partitioned, PeerError, StepAborted
 
 if TYPE_CHECKING:
     from quicoll.checkpoint.disk import Disk
-    from quicoll.checkpoint.manifest import Manifest
+    from quicoll.checkpoint.manifest import CheckpointManifest
     from quicoll.checkpoint.storage import Place
     from quicoll.job import Job
     from quicoll.step.context import Step
@@ -209,10 +209,10 @@ class Checkpointer:
             agreement.failed(self._job.view.view_id, agreement.step, f"not complete within {self._patience:g} s")
         if agreement.has_news:
             outcome = await self._exchange()
-            if outcome.manifest is not None and agreement.stage is Stage.WRITING:
+            if outcome.manifest is not None and agreement.stage is CheckpointStage.WRITING:
                 outcome = await self._confirmed(outcome, outcome.manifest)
             self._follow(outcome)
-        if agreement.stage is Stage.IDLE:
+        if agreement.stage is CheckpointStage.IDLE:
             if not agreement.due(last, last=True):
                 return True
             self._begin(last, contents())
@@ -220,18 +220,18 @@ class Checkpointer:
             await asyncio.wait([self._work], timeout=min(_POLL_S, self._job.config.timeout / 4))
         return False
 
-    async def _confirmed(self, outcome: Outcome, manifest: Manifest) -> Outcome:
+    async def _confirmed(self, outcome: CheckpointOutcome, manifest: CheckpointManifest) -> CheckpointOutcome:
         """No step's vote compares what was heard after the last step: so the ranks compare it."""
         told = await self._job.group.all_gather_object(digest_of(encoded(manifest)))
         if all(each == told[0] for each in told):
             return outcome
-        return Outcome(Stage.IDLE, error="the ranks have heard different things of it")
+        return CheckpointOutcome(CheckpointStage.IDLE, error="the ranks have heard different things of it")
 
-    async def _exchange(self) -> Outcome:
+    async def _exchange(self) -> CheckpointOutcome:
         told = await self._job.group.all_gather_object(encoded_report(self._agreement.report()))
         return self._agreement.conclude([decoded_report(each) for each in told], self._job.view.nodes)
 
-    def _follow(self, outcome: Outcome) -> None:
+    def _follow(self, outcome: CheckpointOutcome) -> None:
         """Act on what was concluded, now that it holds."""
         agreement = self._agreement
         step, before, view = agreement.step, agreement.stage, self._job.view.view_id
@@ -242,7 +242,7 @@ class Checkpointer:
             self.error = None
             if self._seals:
                 self._start(self._in_thread(prune, self._storage, outcome.manifest, keep=self._keep))
-        elif before is Stage.WRITING and outcome.manifest is not None:
+        elif before is CheckpointStage.WRITING and outcome.manifest is not None:
             if self._seals:
                 self._start(self._seal(view, outcome.manifest))
             else:
@@ -292,9 +292,9 @@ class Checkpointer:
         else:
             self._agreement.written(view, step, data)
 
-    async def _seal(self, view: int, manifest: Manifest) -> None:
+    async def _seal(self, view: int, manifest: CheckpointManifest) -> None:
         try:
-            await self._in_thread(seal, self._storage, manifest, shared=self._shared, node=self._job.node)
+            await self._in_thread(write_manifest, self._storage, manifest, shared=self._shared, node=self._job.node)
         except Exception as error:  # likewise
             self._agreement.failed(view, manifest.step, str(error) or type(error).__name__)
         else:

@@ -8,14 +8,14 @@ import pytest
 
 from quicoll.checkpoint.agreement import (
     Agreement,
-    Outcome,
-    Report,
-    Stage,
+    CheckpointOutcome,
+    CheckpointReport,
+    CheckpointStage,
     decoded_report,
     encoded_report,
 )
 from quicoll.checkpoint.catalogue import data_name
-from quicoll.checkpoint.manifest import FileRecord, PieceRecord, Share, TensorRecord, encoded_share, metadata_digest
+from quicoll.checkpoint.manifest import FileRecord, PieceRecord, RankShare, SavedTensor, encoded_share, metadata_digest
 from quicoll.errors import CheckpointError
 
 NODES = ("a", "b", "c")
@@ -23,10 +23,10 @@ NODES = ("a", "b", "c")
 
 def share(rank: int, step: int, world: int = 3) -> bytes:
     """A tensor of `world` bytes, of which each rank writes one."""
-    tensor = TensorRecord(name="w", dtype="U8", shape=(world,))
+    tensor = SavedTensor(name="w", dtype="U8", shape=(world,))
     file = FileRecord(name=data_name(step, rank, "aa"), rank=rank, node=NODES[rank], nbytes=9, begin=8, digest="d")
     piece = PieceRecord(tensor=0, file=0, offset=(rank,), shape=(1,), at=8, nbytes=1, digest="p")
-    return encoded_share(Share(rank, NODES[rank], metadata_digest({}), (tensor,), (file,), (piece,)))
+    return encoded_share(RankShare(rank, NODES[rank], metadata_digest({}), (tensor,), (file,), (piece,)))
 
 
 class Ranks:
@@ -42,7 +42,7 @@ class Ranks:
         for one in self.each:
             one.enter(self.view)
 
-    def exchange(self, *, committed: bool = True) -> Outcome | None:
+    def exchange(self, *, committed: bool = True) -> CheckpointOutcome | None:
         """What a step's body and end do; the outcome, the same on all."""
         assert len({one.has_news for one in self.each}) == 1
         if not self.each[0].has_news:
@@ -73,24 +73,24 @@ class Ranks:
             one.sealed(self.view, step)
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> CheckpointStage:
         assert len({one.stage for one in self.each}) == 1
         return self.each[0].stage
 
 
 def test_a_checkpoint_is_complete_when_all_files_are_told_and_the_manifest_is_there() -> None:
     ranks = Ranks()
-    assert ranks.exchange() == Outcome(Stage.IDLE)
+    assert ranks.exchange() == CheckpointOutcome(CheckpointStage.IDLE)
     assert [step for step in range(25) if ranks.due(step)] == list(range(10, 25))
     ranks.begin(10)
     ranks.write(10, 0, 2)
-    assert ranks.exchange() == Outcome(Stage.WRITING)
+    assert ranks.exchange() == CheckpointOutcome(CheckpointStage.WRITING)
     ranks.write(10, 1)
     agreed = ranks.exchange()
     assert agreed is not None
     assert agreed.manifest is not None
     assert (ranks.stage, agreed.complete, agreed.manifest.step, agreed.manifest.world_size) == (
-        Stage.SEALING,
+        CheckpointStage.SEALING,
         False,
         10,
         3,
@@ -101,7 +101,7 @@ def test_a_checkpoint_is_complete_when_all_files_are_told_and_the_manifest_is_th
     ranks.seal(10)
     done = ranks.exchange()
     assert done is not None
-    assert (done.complete, done.manifest, ranks.stage) == (True, agreed.manifest, Stage.IDLE)
+    assert (done.complete, done.manifest, ranks.stage) == (True, agreed.manifest, CheckpointStage.IDLE)
     assert [one.newest for one in ranks.each] == [10, 10, 10]
     assert ranks.exchange() is None
     assert (ranks.due(19), ranks.due(20)) == (False, True)
@@ -115,7 +115,7 @@ def test_nothing_is_concluded_by_a_step_that_was_not_committed() -> None:
     found = ranks.exchange(committed=False)
     assert found is not None
     assert found.manifest is not None
-    assert ranks.stage is Stage.WRITING
+    assert ranks.stage is CheckpointStage.WRITING
 
 
 def test_a_new_view_gives_up_what_is_under_way_and_begins_at_once() -> None:
@@ -126,13 +126,13 @@ def test_a_new_view_gives_up_what_is_under_way_and_begins_at_once() -> None:
     ranks.write(10)
     ranks.exchange()
     ranks.enter()
-    assert (ranks.stage, ranks.due(12)) == (Stage.IDLE, False)  # first all tell what is newest
+    assert (ranks.stage, ranks.due(12)) == (CheckpointStage.IDLE, False)  # first all tell what is newest
     ranks.exchange()
     assert ranks.due(12)
     ranks.begin(12)
     ranks.each[0].written(old, 12, share(0, 12))  # of a file of the view before
     ranks.each[0].failed(ranks.view, 10, "late")
-    assert ranks.exchange() == Outcome(Stage.WRITING)
+    assert ranks.exchange() == CheckpointOutcome(CheckpointStage.WRITING)
 
 
 def test_a_rank_that_knows_of_an_older_checkpoint_learns_of_the_newest() -> None:
@@ -153,7 +153,7 @@ def test_a_failure_on_one_rank_is_known_to_all_and_gives_up_this_checkpoint_alon
     ranks.each[1].failed(ranks.view, 10, "disk full")
     found = ranks.exchange()
     assert found is not None
-    assert (found.error, found.complete, ranks.stage) == ("b: disk full", False, Stage.IDLE)
+    assert (found.error, found.complete, ranks.stage) == ("b: disk full", False, CheckpointStage.IDLE)
     assert (ranks.due(19), ranks.due(20)) == (False, True)
     assert not ranks.due(10, last=True)
 
@@ -179,7 +179,7 @@ def test_a_rank_that_takes_no_part_ends_it_on_all() -> None:
     ranks = Ranks()
     ranks.exchange()
     ranks.begin(10)
-    told = [ranks.each[0].report(), Report(0), ranks.each[2].report()]
+    told = [ranks.each[0].report(), CheckpointReport(0), ranks.each[2].report()]
     assert ranks.each[0].conclude(told, NODES).error == "b takes no part in the checkpoint of step 10"
 
 
@@ -200,9 +200,9 @@ def test_any_order_of_files_views_and_failures_keeps_all_ranks_in_one_stage() ->
             if chance < 0.06:
                 ranks.enter()
             for rank, one in enumerate(ranks.each):
-                if one.stage is Stage.WRITING and rng.random() < 0.6:
+                if one.stage is CheckpointStage.WRITING and rng.random() < 0.6:
                     one.written(ranks.view, one.step, share(rank, one.step))
-                elif one.stage is Stage.SEALING and rng.random() < 0.6:
+                elif one.stage is CheckpointStage.SEALING and rng.random() < 0.6:
                     one.sealed(ranks.view, one.step)
                 elif one.step > 0 and rng.random() < 0.03:
                     one.failed(ranks.view, one.step, "full")

@@ -10,10 +10,10 @@ import pytest
 from quicoll.checkpoint.catalogue import data_name
 from quicoll.checkpoint.manifest import (
     FORMAT,
+    CheckpointManifest,
     FileRecord,
-    Manifest,
     PieceRecord,
-    TensorRecord,
+    SavedTensor,
     decoded,
     digest_of,
     encoded,
@@ -21,9 +21,9 @@ from quicoll.checkpoint.manifest import (
 from quicoll.errors import CheckpointError, LocalError
 
 FILE = FileRecord(name=data_name(5, 0, "ab"), rank=0, node="a", nbytes=24, begin=8, digest="h")
-TENSOR = TensorRecord(name="w", dtype="F32", shape=(2, 2))
+TENSOR = SavedTensor(name="w", dtype="F32", shape=(2, 2))
 PIECE = PieceRecord(tensor=0, file=0, offset=(0, 0), shape=(2, 2), at=8, nbytes=16, digest="d")
-GOOD = Manifest(FORMAT, 1, 5, 3, 1, {"a": "é"}, (TENSOR,), (FILE,), (PIECE,))
+GOOD = CheckpointManifest(FORMAT, 1, 5, 3, 1, {"a": "é"}, (TENSOR,), (FILE,), (PIECE,))
 
 
 def changed(record: Any, **fields: Any) -> Any:

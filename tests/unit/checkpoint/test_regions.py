@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quicoll.checkpoint.regions import Region, cut, meet, uncovered, without
+from quicoll.checkpoint.regions import Region, cut, overlap_of, uncovered, without
 from quicoll.errors import LocalError
 
 
@@ -31,7 +31,7 @@ SOME = st.integers(0, 3).flatmap(lambda n: st.lists(regions(n), min_size=2, max_
 @settings(max_examples=150, deadline=None)
 def test_what_two_regions_share_and_what_one_leaves_of_the_other_are_those_of_their_indices(some: list[Region]) -> None:
     one, other = some[:2]
-    common = meet(one, other)
+    common = overlap_of(one, other)
     assert (indices(common) if common else set()) == indices(one) & indices(other)
     left = list(without(one, other))
     assert set().union(*map(indices, left)) == indices(one) - indices(other)

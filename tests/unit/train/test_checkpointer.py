@@ -57,10 +57,10 @@ async def train(
     """Steps on all ranks, then `finish`."""
 
     async def rank(job: MemoryJob) -> Checkpointer:
-        saver = Checkpointer(job, place, every=every, **options)  # type: ignore[arg-type]  # stands in for it
+        saver = Checkpointer(job, place, every=every, **options)
         while job.committed_step < steps:
             async with job.step() as step:
-                await saver.in_step(step, lambda: held(job.committed_step, job))  # type: ignore[arg-type]  # likewise
+                await saver.in_step(step, lambda: held(job.committed_step, job))
             await saver.settle()
         await saver.finish(lambda: held(job.committed_step, job))
         return saver
@@ -102,7 +102,7 @@ async def test_what_all_hold_is_written_once_and_divided(tmp_path: Path) -> None
     cluster = MemoryCluster(3, step=1)
 
     async def rank(job: MemoryJob) -> None:
-        saver = Checkpointer(job, tmp_path, every=1)  # type: ignore[arg-type]  # stands in for it
+        saver = Checkpointer(job, tmp_path, every=1)
         await saver.finish(lambda: Contents({"big": big}))
         saver.raise_last()
 
@@ -133,12 +133,12 @@ async def test_the_state_may_change_while_it_is_written(tmp_path: Path) -> None:
     cluster = MemoryCluster(2)
 
     async def rank(job: MemoryJob) -> None:
-        saver = Checkpointer(job, tmp_path, every=1, keep=100)  # type: ignore[arg-type]  # stands in for it
+        saver = Checkpointer(job, tmp_path, every=1, keep=100)
         numbers, tensor = np.zeros(2000), torch.zeros(2000)
         contents = Contents({"n": numbers, "t": tensor})
         for _ in range(12):
             async with job.step() as step:
-                await saver.in_step(step, lambda: contents)  # type: ignore[arg-type]  # stands in for it
+                await saver.in_step(step, lambda: contents)
                 np.add(numbers, 1, out=numbers)
                 tensor.add_(1)
         await saver.finish(lambda: contents)
@@ -156,7 +156,7 @@ async def test_with_a_disk_for_each_rank_each_holds_all_that_its_rank_holds(tmp_
     cluster = MemoryCluster(3, step=4)
 
     async def rank(job: MemoryJob) -> None:
-        saver = Checkpointer(job, tmp_path / job.node, every=1, shared=False)  # type: ignore[arg-type]  # stands in
+        saver = Checkpointer(job, tmp_path / job.node, every=1, shared=False)
         await saver.finish(lambda: held(4, job))
         saver.raise_last()
 
@@ -176,7 +176,7 @@ async def test_disks_that_are_not_shared_though_it_is_said_are_noticed_and_nothi
     cluster = MemoryCluster(2, step=4)
 
     async def rank(job: MemoryJob) -> Checkpointer:
-        saver = Checkpointer(job, tmp_path / job.node, every=1)  # type: ignore[arg-type]  # stands in for it
+        saver = Checkpointer(job, tmp_path / job.node, every=1)
         await saver.finish(lambda: held(4, job))
         return saver
 
@@ -194,10 +194,10 @@ async def test_a_rank_that_is_lost_takes_the_checkpoint_under_way_along_and_the_
     torn = MemoryCluster(3, view=2, step=10)
 
     async def rank(job: MemoryJob) -> None:
-        saver = Checkpointer(job, tmp_path, every=2, resumed_from=4)  # type: ignore[arg-type]  # stands in for it
+        saver = Checkpointer(job, tmp_path, every=2, resumed_from=4)
         for _ in range(2):
             async with job.step() as step:
-                await saver.in_step(step, lambda: held(10, job))  # type: ignore[arg-type]  # likewise
+                await saver.in_step(step, lambda: held(10, job))
                 await saver.settle()
                 if step.number == 12:
                     await torn.lose()
@@ -231,7 +231,7 @@ async def test_the_newest_that_all_ranks_can_read_is_restored(tmp_path: Path) ->
             def mine(stored: Stored) -> Any:
                 return np.asarray(stored.read("m", offset=(first, 0), shape=(end - first, COLUMNS)))
 
-            saver = Checkpointer(job, tmp_path, every=3)  # type: ignore[arg-type]  # stands in for it
+            saver = Checkpointer(job, tmp_path, every=3)
             return await saver.restore(mine)
 
         return list(await asyncio.gather(*map(rank, MemoryCluster(world).jobs)))
@@ -257,7 +257,7 @@ async def test_contents_that_differ_between_ranks_complete_nothing_and_are_named
         cluster = MemoryCluster(2, step=4)
 
         async def rank(job: MemoryJob, other: Contents = other) -> str:
-            saver = Checkpointer(job, tmp_path, every=1)  # type: ignore[arg-type]  # stands in for it
+            saver = Checkpointer(job, tmp_path, every=1)
             await saver.finish(lambda: other if job.rank else Contents({"w": np.zeros(3)}))
             return str(saver.error)
 
@@ -290,11 +290,11 @@ async def run_on(disk: SimDisk, monkeypatch: pytest.MonkeyPatch, *, world: int, 
     cluster = MemoryCluster(world, view=first + 1, step=first)
 
     async def rank(job: MemoryJob) -> None:
-        saver = Checkpointer(job, FOLDER, every=1, keep=2, disk=disk, resumed_from=first)  # type: ignore[arg-type]
+        saver = Checkpointer(job, FOLDER, every=1, keep=2, disk=disk, resumed_from=first)
         savers.append(saver)
         while job.committed_step < first + 9:
             async with job.step() as step:
-                await saver.in_step(step, lambda: held(job.committed_step, job))  # type: ignore[arg-type]  # stands in
+                await saver.in_step(step, lambda: held(job.committed_step, job))
             for _ in range(4):
                 await asyncio.sleep(0)
 
