@@ -83,6 +83,7 @@ unit: $(VENV)/.dev
 system: $(VENV)/.dev $(if $(COMPILER),$(COMPILED)/.done)
 	$(if $(COMPILER),,$(NO_COMPILER))
 	$(WITH_COMPILED) $(BIN)/python -P -m pytest $(call PARALLEL,$(WAITING)) -m 'not quick'
+	$(if $(COMPILER),$(BIN)/python -m pytest $(call PARALLEL,$(WAITING)) -m 'interpreted and not quick')
 
 # The seeds that meet most in a minute; tests/sim/test_swarm.py holds what they have to meet.
 sim: $(VENV)/.dev $(if $(COMPILER),$(COMPILED)/.done)

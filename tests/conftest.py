@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from quicoll_transport.compiled import COMPILED
 from quicoll_transport.net.addresses import is_numeric
 
 QUICK = [Path(__file__).parent / folder for folder in ("unit", "transport")]
@@ -28,19 +29,30 @@ def may_have_others(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even import, for `make system`, a file whose tests are all quick: most files are, and importing is dear.
+    """Do not even import, for `make system`, a file that has no test for it: most have none, and importing is dear.
 
     `make check` imports all of them and fails where this is wrong of one.
     """
-    if config.getoption("markexpr") != "not quick" or not collection_path.name.startswith("test_"):
+    expression = config.getoption("markexpr")
+    if not collection_path.name.startswith("test_"):
+        return None
+    if expression == "interpreted and not quick":
+        return None if "mark.interpreted" in collection_path.read_text() else True
+    if expression != "not quick":
         return None
     return True if in_quick_folders(collection_path) and not may_have_others(collection_path) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark "quick", for `make check`, what is in these folders and is neither slow nor on the loopback interface."""
+    """Mark "quick", for `make check`, what is in these folders and is neither slow nor on the loopback interface.
+
+    Where the hot modules are compiled, skip what replaces a part of them.
+    """
+    replaces = pytest.mark.skip(reason="replaces a part of the code, which only the interpreter allows")
     files: dict[Path, bool] = {}
     for item in items:
+        if COMPILED and item.get_closest_marker("interpreted"):
+            item.add_marker(replaces)
         if item.path not in files:
             files[item.path] = in_quick_folders(item.path)
         if not files[item.path]:

@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from quicoll.numerics.buffers import Destination
 
 Patch = pytest.MonkeyPatch
+
+pytestmark = pytest.mark.interpreted
 STEPS = 6
 
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from quicoll.job import Job
 
 Patch = pytest.MonkeyPatch
+
+pytestmark = pytest.mark.interpreted
 TESTS = Path(__file__).resolve().parent.parent
 SEEDS = int(os.environ.get("QUICOLL_TEST_MUTANT_SEEDS", "0"))
 

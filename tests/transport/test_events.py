@@ -289,6 +289,7 @@ async def test_without_an_observer_no_event_is_built(world: World, monkeypatch: 
     ours.close("done")
 
 
+@pytest.mark.interpreted
 def test_events_are_frozen_and_hold_figures_and_names_only() -> None:
     kinds = [getattr(observe, name) for name in observe.__all__]
     events = [kind for kind in kinds if dataclasses.is_dataclass(kind)]

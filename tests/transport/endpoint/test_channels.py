@@ -265,6 +265,7 @@ async def test_memory_is_its_owners_again_when_a_transfer_is_done(ends: MakeEnds
 # -- reconnections ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.interpreted
 async def test_a_hundred_reconnections_inside_one_message_hand_it_over_once(
     ends: MakeEnds, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,6 +181,7 @@ def forgotten(place: Place) -> asyncio.Semaphore:
 # -- slow ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.interpreted
 async def test_an_initial_and_then_silence_is_forgotten_at_the_handshake_deadline(place: Place) -> None:
     await place.start()
     ended, sent = forgotten(place), 0
@@ -294,6 +295,7 @@ async def test_an_initial_with_its_token_is_worth_nothing_from_another_address(p
     place.only_the_honest()
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("retry", [True, False], ids=["retry", "no retry"])
 async def test_a_spoofed_source_is_sent_at_most_three_times_what_it_seemed_to_send(place: Place, retry: bool) -> None:
     await place.start(retry=retry)
@@ -340,6 +342,7 @@ async def test_nobody_takes_over_the_link_of_another_by_naming_it(place: Place) 
     await place.works()
 
 
+@pytest.mark.interpreted
 async def test_a_copied_certificate_is_worth_nothing_without_its_key(place: Place) -> None:
     """The certificate of the honest node itself, with the key of another member."""
     await place.start()

@@ -88,6 +88,7 @@ def carry(client: Session, server: Session, done: Callable[[], bool]) -> None:
     raise AssertionError("the message does not arrive")
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("kind", ["posted", "posted later", "channel"])
 def test_we_copy_no_byte_to_send_it_and_one_to_receive_it(
     kind: str, credentials_of: CredentialsOf, monkeypatch: pytest.MonkeyPatch
@@ -246,6 +247,7 @@ def process(
     asyncio.run(transfer(credentials, peer, size, pipe, sends=sends))
 
 
+@pytest.mark.interpreted
 @pytest.mark.loopback
 @pytest.mark.skipif(sys.platform != "linux", reason="peak resident memory is read from /proc")
 @pytest.mark.parametrize("mapped", [False, True], ids=["usual allocator", "large blocks given back"])

@@ -152,6 +152,7 @@ def test_an_idle_peer_that_moves_is_found_by_its_next_heartbeat(run: Run) -> Non
     run(test)
 
 
+@pytest.mark.interpreted
 def test_news_of_the_host_is_taken_for_the_address_that_the_peer_has_now(run: Run) -> None:
     async def test(world: World) -> None:
         ours, theirs = await world.link()

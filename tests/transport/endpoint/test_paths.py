@@ -104,6 +104,7 @@ async def test_of_several_addresses_the_ones_of_a_missing_family_are_passed_over
     assert link.attempts == 2
 
 
+@pytest.mark.interpreted
 @pytest.mark.loopback
 @needs_recverr
 @pytest.mark.parametrize("host", FAMILIES)
@@ -142,6 +143,7 @@ async def test_an_address_that_stays_silent_is_left_for_the_next(pair: Pair, hos
         assert link._peer.plan.current == b.address
 
 
+@pytest.mark.interpreted
 @pytest.mark.loopback
 @needs_recverr
 @pytest.mark.parametrize("host", FAMILIES)
@@ -166,6 +168,7 @@ async def test_where_nothing_listens_the_reason_names_every_address(pair: Pair, 
     link.close("enough")
 
 
+@pytest.mark.interpreted
 @pytest.mark.loopback
 async def test_datagrams_too_long_for_the_path_become_shorter(pair: Pair) -> None:
     a, b = (
@@ -249,6 +252,7 @@ def test_on_a_path_of_1400_bytes_a_link_comes_up_and_datagrams_fit(host: str, li
     assert str(limit) in done.stdout.split()[1:], "the side that sent much knows what fits"
 
 
+@pytest.mark.interpreted
 @pytest.mark.loopback
 async def test_a_route_that_is_away_for_a_while_does_not_count_against_a_link_that_is_up(pair: Pair) -> None:
     a, b = pair.open("a", "127.0.0.1"), pair.open("b", "127.0.0.1")

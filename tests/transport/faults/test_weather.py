@@ -88,6 +88,7 @@ async def test_a_short_cut_only_raises_suspicion(world: World) -> None:
     assert a.stats.connections == 1
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("place", ["poll", "handle_timer", "heard"])
 async def test_an_error_of_our_own_over_one_link_ends_that_link_by_name_and_no_other(
     world: World, monkeypatch: pytest.MonkeyPatch, place: str
@@ -110,6 +111,7 @@ async def test_an_error_of_our_own_over_one_link_ends_that_link_by_name_and_no_o
     await exchange(whole, far, 2, 50_000)
 
 
+@pytest.mark.interpreted
 async def test_a_link_so_broken_that_it_cannot_end_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     a, heard = world.open("a"), []
     broken, _ = await world.link(a, world.open("b"))

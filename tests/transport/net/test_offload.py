@@ -23,6 +23,7 @@ def probe(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     supported.cache_clear()
 
 
+@pytest.mark.interpreted
 def test_where_it_is_not_linux_nothing_is_tried(probe: pytest.MonkeyPatch) -> None:
     probe.setattr(sys, "platform", "darwin")
     probe.setattr(offload.socket, "socket", None)

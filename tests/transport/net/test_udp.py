@@ -81,7 +81,7 @@ async def test_each_fault_of_binding_has_its_name_and_leaves_no_socket(
         def bind(self, address: object) -> None:
             raise OSError(code, "told to fail")
 
-    monkeypatch.setattr("quicoll_transport.net.udp.socket.socket", Refusing)
+    monkeypatch.setattr("quicoll_transport.net.binding.socket.socket", Refusing)
     with pytest.raises(AddressError, match=words) as raised:
         UdpSocket("127.0.0.1", 1, loop=asyncio.get_running_loop())
     assert "127.0.0.1:1" in str(raised.value)

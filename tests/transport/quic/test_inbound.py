@@ -242,6 +242,7 @@ def rows(count: int, step: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8
     return np.arange(count * step, dtype=np.uint32).astype(np.uint8).reshape(count, step)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("step", [20, 100, 700])
 def test_a_header_in_the_first_row_says_where_the_other_rows_go(
     streams: Streams, step: int, monkeypatch: pytest.MonkeyPatch

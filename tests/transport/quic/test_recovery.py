@@ -490,6 +490,7 @@ def shuffled(recovery: type[LossRecovery[list[int]]], controller: Controller) ->
     return transfer
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("controller", [NewReno, Cubic])
 def test_reordering_is_learnt_on_a_path_that_loses_and_shuffles(controller: type[NewReno | Cubic]) -> None:
     constants, learning = shuffled(Constants, controller(DATAGRAM)), shuffled(LossRecovery, controller(DATAGRAM))

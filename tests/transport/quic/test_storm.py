@@ -51,12 +51,14 @@ def test_a_storm_notices_bytes_that_are_not_those_that_were_sent(monkeypatch: py
         run_storm(3)
 
 
+@pytest.mark.interpreted
 def test_a_storm_notices_a_stream_that_is_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OutboundStreams, "on_lost", lambda self, stream, start, stop, *, fin: None)
     with pytest.raises(StormError, match=r"it takes too long|held|idle timeout"):
         run_storm(3)
 
 
+@pytest.mark.interpreted
 def test_a_storm_notices_a_decision_that_depends_on_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit that is raised at the packet that makes that due, instead of when it is told."""
 

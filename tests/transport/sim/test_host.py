@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_every_pair_of_state_and_action(world: World, state: HostState, action: 
 
 
 def test_the_table_of_the_documentation_is_this_one() -> None:
-    lines = (host_module.__doc__ or "").splitlines()
+    lines = Path(host_module.__file__).with_name("host.py").read_text().splitlines()  # where it is compiled, too
     head = next(line for line in lines if line.split()[:1] == ["state"])
     assert tuple(head.split()[1:]) == ACTIONS
     for state in HostState:

@@ -177,7 +177,8 @@ class Inbox:
         fullest = sorted((-inflow.filled, sequence) for sequence, inflow in arriving.items() if inflow.filled)
         for _, sequence in fullest[:MAX_PARTIALS]:
             inflow = arriving.pop(sequence)
-            paused = Inflow(inflow.header, inflow.view, inflow.posted, inflow.filled, paused=True)
+            paused = Inflow(inflow.header, inflow.view, inflow.posted, inflow.filled)
+            paused.paused = True
             inflow.alive = False  # for the session that had it
             inflow.view, inflow.posted = NOTHING, None
             if paused.posted is not None:

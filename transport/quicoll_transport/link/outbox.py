@@ -66,23 +66,37 @@ class SendState(Enum):
     FAILED = "failed"
 
 
-@dataclass(slots=True, eq=False)
 class Outgoing:
     """A message on its way. `payload` is the caller's memory and must not change before `done`."""
 
-    sequence: int
-    tag: bytes
-    payload: memoryview
-    checksum: int
-    on_done: Callable[[Outgoing], None]
-    state: SendState = SendState.QUEUED
-    attempt: int = 0
-    offset: int = 0  # the peer has so many bytes already
-    void: bool = False
-    eager: int = 0  # credit that it took, bytes; 0 for one that is offered first
-    copied: bool = False  # nobody waits for its end
-    inline: bool = False  # went as a control message the last time, so the carrier does not know of it
-    error: TransportError | None = None
+    __slots__ = ("attempt", "checksum", "copied", "eager", "error", "inline", "offset", "on_done", "payload",
+                 "sequence", "state", "tag", "void")  # fmt: skip
+
+    def __init__(
+        self,
+        sequence: int,
+        tag: bytes,
+        payload: memoryview,
+        checksum: int,
+        on_done: Callable[[Outgoing], None],
+        *,
+        copied: bool = False,
+        void: bool = False,
+    ) -> None:
+        """copied: nobody waits for its end. void: it stands for one of its channel that was withdrawn."""
+        self.sequence = sequence
+        self.tag = tag
+        self.payload = payload
+        self.checksum = checksum
+        self.on_done = on_done
+        self.copied = copied
+        self.void = void
+        self.state = SendState.QUEUED
+        self.attempt = 0
+        self.offset = 0  # the peer has so many bytes already
+        self.eager = 0  # credit that it took, bytes; 0 for one that is offered first
+        self.inline = False  # went as a control message the last time, so the carrier does not know of it
+        self.error: TransportError | None = None
 
     @property
     def done(self) -> bool:

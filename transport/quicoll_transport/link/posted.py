@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from quicoll_transport.errors import MessageRefused, TransportError
 from quicoll_transport.link.frames import CHANNEL_TAG_SIZE, Header
@@ -16,18 +15,22 @@ _MAPPED = 1 << 20  # from here on memory is mapped, so that a size which was onl
 _MAX_DISCARDED = 16384  # prefixes remembered; what comes later for an older one is held, and costs credit
 
 
-@dataclass(slots=True, eq=False)
 class Posted:
     """A buffer waiting for its message; `error` None and `done` True mean that it holds verified bytes."""
 
-    tag: bytes
-    buffer: memoryview
-    on_done: Callable[[Posted], None]
-    done: bool = False
-    error: TransportError | None = None
-    inflow: Inflow | None = None  # the message that is being written into it
-    limit: int | None = None  # its memory is made when the message's size is known, up to so many bytes
-    void: bool = False  # the sender withdrew the message whose place this is
+    __slots__ = ("buffer", "done", "error", "inflow", "limit", "on_done", "tag", "void")
+
+    def __init__(
+        self, tag: bytes, buffer: memoryview, on_done: Callable[[Posted], None], *, limit: int | None = None
+    ) -> None:
+        self.tag = tag
+        self.buffer = buffer
+        self.on_done = on_done
+        self.limit = limit  # its memory is made when the message's size is known, up to so many bytes; None: it is here
+        self.done = False
+        self.error: TransportError | None = None
+        self.inflow: Inflow | None = None  # the message that is being written into it
+        self.void = False  # the sender withdrew the message whose place this is
 
     def place(self, length: int, data: memoryview | None = None, *, peer: str) -> TransportError | None:
         """Make it ready for `length` bytes, or hand `data` over to it; the reason when it cannot be."""
@@ -50,25 +53,29 @@ class Posted:
         return None
 
 
-@dataclass(slots=True, eq=False)
 class Inflow:
     """A message that is arriving: the session writes payload bytes into `view` from `filled` on."""
 
-    header: Header
-    view: memoryview
-    posted: Posted | None
-    filled: int = 0
-    alive: bool = True  # False once nobody wants it any more; the session stops its stream
-    paused: bool = False  # its connection died; it continues on the next one, as another object
+    __slots__ = ("alive", "filled", "header", "paused", "posted", "view")
+
+    def __init__(self, header: Header, view: memoryview, posted: Posted | None, filled: int = 0) -> None:
+        self.header = header
+        self.view = view
+        self.posted = posted
+        self.filled = filled
+        self.alive = True  # False once nobody wants it any more; the session stops its stream
+        self.paused = False  # its connection died; it continues on the next one, as another object
 
 
-@dataclass(slots=True, eq=False)
 class UnclaimedMessage:
     """A verified eager message that nobody has posted a buffer for yet; with `error`, one that will never come."""
 
-    header: Header
-    data: memoryview
-    error: TransportError | None = None
+    __slots__ = ("data", "error", "header")
+
+    def __init__(self, header: Header, data: memoryview, error: TransportError | None = None) -> None:
+        self.header = header
+        self.data = data
+        self.error = error
 
 
 class Discards:
@@ -88,7 +95,11 @@ class Discards:
             self._sizes.append(len(prefix))
 
     def __contains__(self, tag: bytes) -> bool:
-        return is_of_caller(tag) and any(tag[:size] in self._prefixes for size in self._sizes)
+        if is_of_caller(tag):
+            for size in self._sizes:
+                if tag[:size] in self._prefixes:
+                    return True
+        return False
 
 
 def is_of_caller(tag: bytes) -> bool:

@@ -28,7 +28,6 @@ which do not show outside: addresses here are `addresses.canonical`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import socket
 import sys
@@ -39,9 +38,10 @@ from typing import Protocol
 from quicoll_transport.errors import AddressError
 from quicoll_transport.net import offload
 from quicoll_transport.net.addresses import Address, canonical, format_address, is_numeric, is_v6
+from quicoll_transport.net.binding import bound_socket
 from quicoll_transport.net.resolver import Resolver, scope_of
 from quicoll_transport.net.runs import DatagramRun
-from quicoll_transport.net.trouble import Trouble, queued_errors, report_errors, trouble_of
+from quicoll_transport.net.trouble import Trouble, queued_errors, trouble_of
 
 __all__ = [
     "DatagramIO",
@@ -53,26 +53,12 @@ __all__ = [
 _DRAIN = 1 << 20  # bytes taken before the endpoint answers; more would delay acknowledgements
 _READS = 128  # system calls for them, likewise: small datagrams cost as much as large ones
 _PIECE = 65536  # bytes that one system call may give
-_BUFFER = 4 << 20  # socket buffers asked for; the kernel may grant less
 _BACKLOG = 4 << 20  # bytes kept while the socket is full; beyond it they are lost, which QUIC repairs
 _KEPT_RUN = 512  # bytes that a run in the backlog costs beside its datagrams
 _ADDRESSES = 4096  # whose other form is remembered
 _TROUBLES = 256  # destinations with trouble told in one iteration of the loop; the rest will have it again
 _AGAIN = 0.001  # seconds until a send is tried again after ENOBUFS, which no event ends
 _MSG_ERRQUEUE = 0x2000
-
-# Why a local address cannot be bound.
-_BINDING = {
-    errno.EADDRINUSE: "the port is in use",
-    errno.EACCES: "no permission (ports below 1024 need it)",
-    errno.EPERM: "no permission",
-    errno.EADDRNOTAVAIL: "it is no address of this host",
-    errno.EAFNOSUPPORT: "the address family is not available here",
-    errno.ENODEV: "there is no such interface",
-    errno.EINVAL: "no valid address to listen on (a link-local address needs its interface, fe80::1%eth0)",
-    errno.EMFILE: "this process has too many open files",
-    errno.ENFILE: "this host has too many open files",
-}
 
 
 OnRuns = Callable[[list[DatagramRun]], None]
@@ -125,46 +111,11 @@ class UdpSocket:
         able = offload.supported()
         self._sends_many = able.sends
         self._receives_many = able.receives
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE)
-        except (OSError, UnicodeError, OverflowError) as error:
-            raise AddressError(f"cannot resolve {host!r}: {error}") from error
-        failed: OSError | None = None
-        for family, kind, proto, _, address in found:
-            try:
-                self._socket = self._open(family, kind, proto, address, v6only=v6only)
-            except OSError as error:
-                failed = failed or error
-                continue
-            break
-        else:
-            assert failed is not None  # noqa: S101 - getaddrinfo finds something or raises
-            why = _BINDING.get(failed.errno or 0, str(failed))
-            raise AddressError(f"cannot listen on {format_address((host, port))}: {why}") from failed
+        self._socket = bound_socket(host, port, v6only=v6only, errors=self._errors, many=self._receives_many)
         self._v6 = self._socket.family == socket.AF_INET6
         both = self._v6 and not self._socket.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
         self._families = (False, True) if both else (self._v6,)  # by is_v6
         self.local_address: Address = canonical(self._socket.getsockname(), scope_of)
-
-    def _open(self, family: int, kind: int, proto: int, address: Address, *, v6only: bool) -> socket.socket:
-        opened = socket.socket(family, kind, proto)
-        try:
-            opened.setblocking(False)
-            for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
-                with contextlib.suppress(OSError):  # a wish; the kernel's limits stand
-                    opened.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
-            if family == socket.AF_INET6:  # never the host's default, net.ipv6.bindv6only
-                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(v6only or address[0] != "::"))
-            if self._errors:
-                report_errors(opened)
-            if self._receives_many:
-                with contextlib.suppress(OSError):  # then they come one by one
-                    offload.coalesce(opened)
-            opened.bind(address)
-        except BaseException:
-            opened.close()
-            raise
-        return opened
 
     def start(self, on_runs: OnRuns, on_unreachable: OnUnreachable) -> None:
         if self._socket.fileno() < 0:

@@ -8,7 +8,6 @@ Private name used: aioquic._buffer.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from aioquic.quic.packet import QuicPacketType, QuicProtocolVersion, encode_quic
 from aioquic.quic.retry import TOKEN_LIFETIME, QuicRetryTokenHandler
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from quicoll_transport.quic.chance import random_bytes
 from quicoll_transport.quic.connection_ids import reset_datagram, reset_key, reset_token
 from quicoll_transport.quic.handshake import Handshake, handshake_configuration
 from quicoll_transport.quic.parameters import local_parameters
@@ -93,7 +93,7 @@ class Gate:
     def disown(self, data: bytes | memoryview) -> bytes | None:
         """Return a stateless reset; see Listener. Only what looks like a packet with a short header gets one."""
         cid = destination_cid(data) if data[0] & 0xC0 == 0x40 else None
-        return None if cid is None else reset_datagram(self.reset_key, cid, len(data), os.urandom)
+        return None if cid is None else reset_datagram(self.reset_key, cid, len(data), random_bytes)
 
     def admit(
         self, data: bytes, address: Address, now_ns: int, allow: Callable[[], bool] = lambda: True
@@ -115,7 +115,7 @@ class Gate:
         original, retried = header.destination_cid, None
         if self._tokens is not None:
             if not header.token:
-                source = os.urandom(CID_LENGTH)
+                source = random_bytes(CID_LENGTH)
                 token = self._tokens.create_token(
                     address=address,
                     original_destination_connection_id=header.destination_cid,

@@ -170,8 +170,8 @@ class Plane:
             return
         try:
             work(*arguments)
-        except FrameError as error:
-            self._violated(error.code, error.reason)
+        except FrameError as wrong:  # two names: in compiled code one has one type
+            self._violated(wrong.code, wrong.reason)
         except PacketError as error:
             self._violated(error.code, error.text)
         if self.keys.forged >= self._forged_packets:

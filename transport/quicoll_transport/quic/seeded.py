@@ -45,7 +45,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from OpenSSL import crypto
 
 from quicoll_transport.errors import ConfigurationError
-from quicoll_transport.quic import gate, session
+from quicoll_transport.quic import chance
 from quicoll_transport.quic.selfcheck import check_foundation
 from quicoll_transport.security.authority import Entropy, derive_key
 
@@ -56,8 +56,7 @@ SOURCES: tuple[tuple[ModuleType, str, object], ...] = (
     (packet, "os", os),
     (retry, "os", os),
     (tls, "os", os),
-    (gate, "os", os),
-    (session, "os", os),
+    (chance, "os", os),
     (retry, "AESGCM", AESGCM),
     (tls, "x25519", x25519),
     (tls, "x448", x448),
@@ -141,7 +140,7 @@ def examine() -> None:
 
 def _replacements(draw: Entropy, wall_clock: Callable[[], datetime] | None) -> list[object]:
     """Return what stands for each of SOURCES, in their order."""
-    chance = _Instead(os, urandom=draw)
+    randomness = _Instead(os, urandom=draw)
     curves = {"x25519": _Instead(x25519, X25519PrivateKey=_Exchange(x25519.X25519PrivateKey, 32, draw))}
     curves["x448"] = _Instead(x448, X448PrivateKey=_Exchange(x448.X448PrivateKey, 56, draw))
     curves["ec"] = _Instead(
@@ -159,7 +158,7 @@ def _replacements(draw: Entropy, wall_clock: Callable[[], datetime] | None) -> l
             return made
 
         clocks = [now, _Instead(crypto, X509Store=store), SimpleNamespace(time=lambda: now().timestamp())]
-    return [chance] * 6 + [_TokenCipher(draw), curves["x25519"], curves["x448"], curves["ec"], *clocks]
+    return [randomness] * 5 + [_TokenCipher(draw), curves["x25519"], curves["x448"], curves["ec"], *clocks]
 
 
 class _Exchange:

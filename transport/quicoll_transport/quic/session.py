@@ -14,7 +14,6 @@ any more, is stopped. Before there is a sink messages wait in what QUIC holds of
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -32,6 +31,7 @@ from quicoll_transport.carrier import (
 from quicoll_transport.errors import ProtocolError
 from quicoll_transport.link.frames import HEADER_SIZE, Header
 from quicoll_transport.net.runs import DatagramRun, joined
+from quicoll_transport.quic.chance import random_bytes
 from quicoll_transport.quic.handshake import Handshake, handshake_configuration, short_packet
 from quicoll_transport.quic.mtu import PathMtu
 from quicoll_transport.quic.parameters import local_parameters
@@ -131,7 +131,7 @@ class Session:
         quic.quic_logger = qlog
         handshake = Handshake(quic, local_parameters(config))
         handshake.connect(address, now_ns)
-        key = reset_key or os.urandom(RESET_KEY_BYTES)
+        key = reset_key or random_bytes(RESET_KEY_BYTES)
         return cls(handshake, cids=[handshake.cid], config=config, reset_key=key, qlog=qlog)
 
     # -- datagrams and time --------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class Session:
             forged_packets=config.forged_packets,
             initial_rtt_ns=config.initial_rtt_ns,
             reset_key=self._reset_key,
-            draw=lambda n: os.urandom(n),
+            draw=random_bytes,
             now_ns=now_ns,
         )
         plane.outbound.on_gone = self._stream_gone

@@ -90,7 +90,8 @@ class PlaneTrace:
 def _frames(payload: bytes) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     try:
-        found.extend(map(_describe, read_frames(payload)))
+        for frame in read_frames(payload):
+            found.append(_describe(frame))  # noqa: PERF401 - those before a wrong one stay
     except FrameError as error:
         found.append({"frame_type": "unknown", "reason": error.reason})
     return found

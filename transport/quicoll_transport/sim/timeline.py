@@ -92,7 +92,7 @@ class Timeline:
         self._timers: list[tuple[int, int, LoopOwner | None, Any, tuple[Any, ...]]] = []
         self._order = 0
         self._cancelled = 0
-        self._thread = threading.get_ident()
+        self._thread_id = threading.get_ident()
         self._buried: list[ProcessLoop] = []
         self._digest = blake2b(digest_size=16)
         self._events = 0
@@ -195,7 +195,7 @@ class Timeline:
 
     def check_thread(self) -> None:
         """Raise Forbidden outside the thread of the simulation."""
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread_id:
             raise Forbidden("called from another thread: a simulation has one")
 
     # -- running one callback ------------------------------------------------------------------------------------

@@ -264,6 +264,7 @@ async def test_a_dialler_that_is_refused_hears_so_and_tries_again_until_its_dead
         await link.wait_up()
 
 
+@pytest.mark.interpreted
 async def test_unfinished_handshakes_are_bounded_and_expire(world: World) -> None:
     host = world.open("b", config=EndpointConfig(max_handshakes=3, handshake_ns=1000 * MS))
     registered, forgotten = calls(host._core.traffic, "register"), calls(host._core.traffic, "_forget")

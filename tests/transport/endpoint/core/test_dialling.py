@@ -58,6 +58,7 @@ async def test_the_next_address_is_tried_when_one_does_not_answer(world: World) 
     assert link.attempts == 2
 
 
+@pytest.mark.interpreted
 async def test_an_acceptor_may_start_after_its_dialler(world: World) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as reserve:
         reserve.bind(("127.0.0.1", 0))

@@ -32,6 +32,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert tallies[0] == tallies[1]
 
 
+@pytest.mark.interpreted
 def test_a_reset_that_is_believed_without_its_whole_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PeerIds, "is_reset", lambda self, data: self.token is not None and data[-16:-12] in self.token)
     monkeypatch.setattr("quicoll_transport.endpoint.core.table.Table.disowned", first_of)

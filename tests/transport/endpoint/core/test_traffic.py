@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, cast
 
 from quicoll_transport.carrier import CLOSE_NORMAL
@@ -13,7 +12,7 @@ from quicoll_transport.endpoint.core.table import Table
 from quicoll_transport.endpoint.core.terms import Actions, SendRuns
 from quicoll_transport.endpoint.core.traffic import Traffic
 from quicoll_transport.net.runs import DatagramRun, apart
-from quicoll_transport.security.limits import Pace, PaceConfig
+from quicoll_transport.security.limits import Guard, GuardConfig, Pace, PaceConfig
 
 ADDRESS = ("192.0.2.1", 1)
 
@@ -50,7 +49,7 @@ class Reusing:
 
 
 def traffic(actions: Actions) -> tuple[Traffic, Connection]:
-    door: Any = SimpleNamespace(closed=lambda connection: None)
+    door: Guard[Connection] = Guard(GuardConfig(), slots=1)
     made = Traffic(
         table=Table(),
         closed=ClosedConnections(),
