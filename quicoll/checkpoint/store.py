@@ -205,12 +205,9 @@ def save(
     chosen = assignment(parts, rank=0, world_size=1, divide=False)
     pieces = [(part, region, bytes_of(part, region, copy=False)) for part, region in chosen]
     share = write_share(storage, step=step, rank=0, node="", parts=parts, pieces=pieces, metadata=notes)
-    try:
-        manifest = merged([share], step=step, view=0, metadata=notes)
-        path = write_manifest(storage, manifest)
-    except BaseException:
-        _remove(storage, [file.name for file in share.files])
-        raise
+    manifest = merged([share], step=step, view=0, metadata=notes)
+    # Where this fails the data stays: a manifest whose rename was not synced may be there all the same, and needs it.
+    path = write_manifest(storage, manifest)
     prune(storage, manifest, keep=keep)
     return path
 
@@ -426,10 +423,3 @@ def _opened(storage: Storage, name: str, step: int | None = None) -> Stored:
     if step is not None and manifest.step != step:
         raise CheckpointError(f"it holds step {manifest.step} under the name of {step}", path=path)
     return Stored(path, manifest, storage)
-
-
-def _remove(storage: Storage, names: Sequence[str]) -> None:
-    try:
-        storage.remove(names)
-    except OSError as error:
-        _log.warning("cannot remove %s in %s: %s", ", ".join(names), storage.where, os_reason(error))
