@@ -30,7 +30,7 @@ from quicoll.numerics.reduce import ReduceOp, combine, finish
 from quicoll.train.bucket import Bucket
 
 if TYPE_CHECKING:
-    from quicoll.checkpoint.store import Array
+    from quicoll.checkpoint.parts import Array
     from quicoll.train.task import Part
 
 __all__ = ["BATCH", "SHARDS", "Digits", "baseline", "pin_torch"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quicoll.train.architecture import Architecture
 from quicoll.train.bucket import Bucket
+from quicoll.train.checkpointer import Checkpointer
 from quicoll.train.figures import WorkerFigures
 from quicoll.train.saver import CheckpointPolicy
 from quicoll.train.task import Part, Task
@@ -14,6 +15,7 @@ __all__ = [
     "Architecture",
     "Bucket",
     "CheckpointPolicy",
+    "Checkpointer",
     "Part",
     "Task",
     "TorchTask",

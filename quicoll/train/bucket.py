@@ -13,7 +13,7 @@ from quicoll.errors import LocalError
 from quicoll.numerics.buffers import argument
 
 if TYPE_CHECKING:
-    from quicoll.checkpoint.store import Array
+    from quicoll.checkpoint.parts import Array
 
 __all__ = ["Bucket", "cut"]
 

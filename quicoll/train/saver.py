@@ -1,46 +1,52 @@
-"""A worker's checkpoints: when, where, and found again. What writes them is `quicoll.checkpoint`; this is the one place
-of the room that calls it.
+"""A worker's checkpoints: when, where, and found again. All ranks write them together (quicoll.train.checkpointer);
+this is the one place that says so for a worker: its state, as `packed_state` takes it apart, by its policy.
 
-Rank 0 writes them after the commit, from a snapshot, in a thread: training does not wait for the disk unless the disk
-is slower than `every` steps. What is written is the worker's whole state, data position and all (quicoll.train.worker).
+What is written is the worker's whole state, data position and all (quicoll.train.worker). It is found again by each
+rank for itself, before it is in a view: a rank that starts again while the others train has nobody to agree with, and
+is handed what it needs by the others. Of a job whose ranks all begin again, the newest checkpoint that any of them has
+read is the job's (`Job.resume_from`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quicoll import checkpoint
-from quicoll.errors import CheckpointError, LocalError
+from quicoll.checkpoint.parts import Contents
+from quicoll.errors import LocalError
+from quicoll.train.checkpointer import Checkpointer
 from quicoll.train.packing import packed_state, state_of
 
 if TYPE_CHECKING:
-    from quicoll.train.packing import Packed
+    from quicoll.checkpoint.storage import Place
+    from quicoll.job import Job
+    from quicoll.step.context import Step
 
 __all__ = ["CheckpointPolicy", "SavedState", "Saver", "newest_state", "state_of_step"]
-
-_log = logging.getLogger("quicoll.train")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """When a worker writes checkpoints.
+    """When a worker writes checkpoints, and where.
 
     Attributes:
-        directory: Where they are, and are looked for at the start.
-        every: One is written after each so many steps, after the last, and when rank 0 is asked to stop; 0: none is.
+        directory: Where they are, and are looked for at the start: a path, or an fsspec URL.
+        every: The ranks write one, each a part of it, after every so many steps, after the last, and when rank 0 is
+            asked to stop; 0: none is. One that is due while another is under way begins after that.
         keep: How many stay.
+        shared: Whether `directory` is the same place for all ranks. Otherwise each has a disk of its own, and writes
+            all of the state.
     Raises:
         LocalError: `every` is negative, or `keep` is not 1 or more.
     """
 
-    directory: str | os.PathLike[str]
+    directory: Place
     every: int = 0
     keep: int = 3
+    shared: bool = True
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.keep < 1:
@@ -66,7 +72,7 @@ async def newest_state(policy: CheckpointPolicy) -> SavedState | None:
     return None if found is None else SavedState(found.step, state_of(found), str(found.path))
 
 
-async def state_of_step(directory: str | os.PathLike[str], step: int) -> SavedState:
+async def state_of_step(directory: Place, step: int) -> SavedState:
     """Return the state of one step.
 
     Raises:
@@ -77,49 +83,53 @@ async def state_of_step(directory: str | os.PathLike[str], step: int) -> SavedSt
 
 
 class Saver:
-    """At most one checkpoint under way in a thread; a second waits for the first, so that memory stays bounded."""
+    """The checkpoints that one worker takes part in: `Checkpointer` with the worker's policy and state."""
 
-    def __init__(self, policy: CheckpointPolicy, *, newest: int) -> None:
-        """Make it. newest: the step of the newest checkpoint that is there."""
-        self._policy = policy
-        self._newest = newest  # the step of the newest checkpoint that is there, or under way
-        self._pending: asyncio.Task[None] | None = None
-        self._error: CheckpointError | None = None
+    def __init__(
+        self, job: Job, policy: CheckpointPolicy, state: Callable[[], Mapping[Any, Any]], *, resumed_from: int
+    ) -> None:
+        """Make it. state: returns the state as it is then. resumed_from: the step of the checkpoint that is there."""
+        self._job = job
+        self._shared = policy.shared
+        self._state = state
+        self._checkpointer = Checkpointer(
+            job,
+            policy.directory,
+            every=policy.every,
+            keep=policy.keep,
+            shared=policy.shared,
+            resumed_from=resumed_from,
+        )
 
-    def due(self, step: int) -> bool:
-        """Whether a checkpoint is to be written after this step, which is not the last."""
-        return step % self._policy.every == 0
-
-    async def save(self, step: int, state: Mapping[Any, Any]) -> None:
-        """Begin to write the checkpoint of a step, unless there is one. The state may change when this returns."""
-        await self.finish()
-        if step <= self._newest:
-            return
-        self._newest = step
-        self._pending = asyncio.create_task(self._write(step, packed_state(state).snapshot()))
+    async def in_step(self, step: Step) -> None:
+        """Do what there is to do for checkpoints, first of all in a step's body, on every rank."""
+        await self._checkpointer.in_step(step, self._contents)
 
     async def finish(self) -> None:
-        """Wait for the checkpoint that is being written."""
-        if self._pending is not None:
-            await self._pending
-            self._pending = None
+        """Save the state after the last step and wait for it, on every rank.
 
-    def raise_last(self) -> None:
-        """Raise the error of the last checkpoint that was to be written, if it could not be."""
-        if self._error is not None:
-            raise self._error
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        await self._checkpointer.finish(self._contents)
+        self._checkpointer.raise_last()
 
-    async def _write(self, step: int, state: Packed) -> None:
-        self._error = None
-        try:
-            await asyncio.to_thread(
-                checkpoint.save,
-                self._policy.directory,
-                step=step,
-                tensors=state.tensors,
-                metadata=state.metadata,
-                keep=self._policy.keep,
-            )
-        except CheckpointError as error:
-            self._error, self._newest = error, -1
-            _log.error("training goes on without this checkpoint: %s", error)
+    async def leave(self) -> None:
+        """Save the state of a rank that is asked to stop, by itself: the others may wait for it in a step, or be gone.
+
+        It is rank 0 that does so; where each rank has a disk of its own, all do. A state that was overwritten by half
+        is not saved.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        if (self._job.rank == 0 or not self._shared) and not self._job.state_torn:
+            await self._checkpointer.save_alone(self._contents)
+
+    async def settle(self) -> None:
+        """Wait until this rank writes nothing any more."""
+        await self._checkpointer.settle()
+
+    def _contents(self) -> Contents:
+        packed = packed_state(self._state())
+        return Contents(packed.tensors, packed.metadata)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quicoll.checkpoint.store import Array
+    from quicoll.checkpoint.parts import Array
     from quicoll.numerics.seed import Seed
 
 __all__ = ["Part", "Task"]

@@ -20,7 +20,7 @@ from quicoll.errors import LocalError
 if TYPE_CHECKING:
     import torch
 
-    from quicoll.checkpoint.store import Array
+    from quicoll.checkpoint.parts import Array
     from quicoll.train.task import Part
 
 __all__ = ["TorchTask"]

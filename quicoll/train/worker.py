@@ -25,7 +25,11 @@ What makes it restartable:
 
    A rank that comes when the job is done is handed nothing: it takes the final state from the job's last checkpoint
    (`final_result`).
-5. A rank that is asked to stop (SIGTERM) leaves at a step boundary, and rank 0 writes a checkpoint before it goes.
+5. A rank that is asked to stop (SIGTERM) leaves at a step boundary, and rank 0 writes a checkpoint before it goes: by
+   itself, since the others may be in a step that waits for it, or gone.
+
+All ranks write checkpoints together, each a part, from a copy, in a thread (quicoll.train.saver): training does not
+wait for the disk, but for the last one.
 
 With `phase_barrier` a barrier stands between forward and backward: no rank begins a backward pass before all have ended
 their forward passes (S5). It costs a round trip, and memory: what `forward` returns is kept for all shards of this rank
@@ -55,8 +59,7 @@ from quicoll.train.saver import CheckpointPolicy, Saver, newest_state, state_of_
 from quicoll.train.task import Part
 
 if TYPE_CHECKING:
-    import os
-
+    from quicoll.checkpoint.storage import Place
     from quicoll.collectives.shards import Shards
     from quicoll.data.portions import Portion
     from quicoll.data.sampler import Sampler
@@ -209,8 +212,8 @@ class Worker:
         """Train until the job has committed so many steps, or epochs, through every abort and change of membership.
 
         SIGTERM asks this rank to stop, unless the program handles it, or the setting `handle_sigterm` is False: the
-        open step is ended, rank 0 writes a checkpoint where there are to be some, and `run` raises Terminated, by which
-        the rank leaves the job and the process ends with status 143.
+        open step is ended, rank 0 writes a checkpoint by itself where there are to be some, and `run` raises
+        Terminated, by which the rank leaves the job and the process ends with status 143.
 
         Args:
             steps: The last step; 1 or more. The same on every rank.
@@ -235,23 +238,24 @@ class Worker:
         job = self._job
         job.register_state(self.state, self.load_state)
         policy = self._checkpoints
-        self._saver = Saver(policy, newest=resumed_from or 0) if policy is not None and policy.every else None
+        if policy is not None and policy.every:
+            self._saver = Saver(job, policy, self.state, resumed_from=resumed_from or 0)
+        else:
+            self._saver = None
         before = self.figures
         late: TrainingResult | None = None
         try:
             with job.stop_at_sigterm():
                 late = await self._train()
+                if self._saver and late is None:
+                    await self._saver.finish()
         except Terminated:
-            if self._saver and job.rank == 0 and not job.state_torn:
-                await self._saver.save(job.committed_step, self.state())
-                await self._saver.finish()
-                self._saver.raise_last()
+            if self._saver:
+                await self._saver.leave()
             raise
         finally:
             if self._saver:
-                await self._saver.finish()
-        if self._saver and late is None:
-            self._saver.raise_last()
+                await self._saver.settle()
         figures = self.figures.since(before)
         return TrainingResult(
             steps=job.committed_step if late is None else late.steps,
@@ -318,8 +322,6 @@ class Worker:
                 await self._committed(number)
 
     async def _committed(self, number: int) -> None:
-        if self._saver and self._job.rank == 0 and (self._saver.due(number) or self._over()):
-            await self._saver.save(number, self.state())
         if self._report_every and number % self._report_every == 0:
             self._report(number)
         if self._on_step is not None:
@@ -351,6 +353,8 @@ class Worker:
             async with step:
                 if self._over():
                     raise _Finished
+                if self._saver:
+                    await self._saver.in_step(step)
                 times.communication = clock() - began
                 averages = await self._averages(step, times)
 
@@ -435,7 +439,7 @@ class Worker:
         return leaf
 
 
-async def final_result(task: Task, done: JobDone, checkpoint_dir: str | os.PathLike[str] | None) -> TrainingResult:
+async def final_result(task: Task, done: JobDone, checkpoint_dir: Place | None) -> TrainingResult:
     """Load the final state of a job that is done into a task, from the job's last checkpoint.
 
     `Worker.run` does so by itself. It is for a process that comes so late that `quicoll.join` raises JobDone:
@@ -468,7 +472,7 @@ async def _loaded(
     load: Callable[[Mapping[Any, Any]], None],
     task: Task,
     done: JobDone,
-    directory: str | os.PathLike[str] | None,
+    directory: Place | None,
 ) -> TrainingResult:
     began = time.monotonic()
     try:

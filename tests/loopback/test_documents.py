@@ -26,6 +26,7 @@ import torch
 
 import quicoll
 import quicoll_transport
+from quicoll import checkpoint
 from quicoll.cli.main import main
 from quicoll.testing import cluster
 
@@ -304,6 +305,22 @@ async def a_worker(block: str, directory: Path) -> None:
     assert quicoll.checkpoint.of_step(directory / "checkpoints", 9).step == 9
 
 
+async def checkpoints(block: str, directory: Path) -> None:
+    """Two ranks, then three that go on from what these have saved."""
+
+    async def rank(job: quicoll.Job, steps: int) -> int:
+        names = {"quicoll": quicoll, "checkpoint": checkpoint, "np": np}
+        await piece(block, job=job, directory=directory, steps=steps, **names)
+        return job.committed_step
+
+    for world, steps in ((2, 7), (3, 12)):
+        async with cluster(world) as jobs:
+            assert {*await asyncio.gather(*(rank(job, steps) for job in jobs))} == {steps}
+        found = checkpoint.latest(directory)
+        assert found is not None
+        assert (found.step, found.tensors["rows"].sum()) == (steps, 64 * 4 * steps)
+
+
 async def own_rule(block: str, directory: Path) -> None:
     made = await piece(block)
     async with cluster(2) as jobs, quicoll.testing.disturb_network(jobs[0], made["DropLarge"]()) as installed:
@@ -328,6 +345,7 @@ RUNS: dict[str, Run] = {
     "README.md: @quicoll.sim.scenario(seeds=200, ranks=4)": scenarios,
     'certs/README.md: credentials = Credentials.from_directory("certs/train", role': certificate,
     "examples/partition_safety/README.md: def split(sim):": scenarios,
+    "docs/checkpoints.md: saver = quicoll.train.Checkpointer(job, directory, every=5)": checkpoints,
     "docs/collectives.md: total = await job.group.all_reduce(x)  # one after the other": calls,
     "docs/collectives.md: row = await job.group.split(job.rank // 4)  # ranks of one c": sub_groups,
     "docs/collectives.md: for row in job.stragglers():": stragglers,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from quicoll.data import Feed, Position, Sampler
 from quicoll.errors import CheckpointError, JobDone, LocalError, Mismatch, Partitioned, StepAborted, Terminated
 from quicoll.numerics.seed import Seed
 from quicoll.train import Bucket, CheckpointPolicy, Part, Task, Worker, final_result
+from quicoll.train.checkpointer import Checkpointer
 from quicoll.train.packing import state_of
 
 if TYPE_CHECKING:
-    from quicoll.checkpoint.store import Array
+    from quicoll.checkpoint.parts import Array
 
 
 class Counting:
@@ -66,6 +68,9 @@ class Job:
         self.committed_step = 0
         self.state_torn = False
         self.group = self
+        self.node = f"n{rank}"
+        self.view = SimpleNamespace(view_id=1, nodes=tuple(f"n{each}" for each in range(world_size)))
+        self.config = SimpleNamespace(timeout=30.0)
         self.state: tuple[Callable[[], Any], Callable[[Any], None]] | None = None
         self.doubtful: list[Step] = []
         self.sigterm: list[str] = []
@@ -87,6 +92,9 @@ class Job:
     async def all_reduce(self, x: Leaves, *, op: str, algorithm: str) -> Any:
         assert op == "avg"
         return np.mean(x.values, axis=0) if x.values else np.zeros_like(x.like)
+
+    async def all_gather_object(self, value: Any) -> list[Any]:
+        return [value] * self.world_size
 
     def register_state(self, save: Callable[[], Any], load: Callable[[Any], None]) -> None:
         self.state = (save, load)
@@ -138,8 +146,24 @@ class Step:
             self._job._end(self)
 
 
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+def saved_steps(directory: Path, pattern: str = "*.manifest.json") -> list[int]:
+    """The steps of the complete checkpoints."""
+    return sorted(int(path.name[5:13]) for path in directory.glob(pattern))
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are written on the loop and not in threads, so that `turns` is enough time for them."""
+
+    async def here(saver: Checkpointer, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(Checkpointer, "_in_thread", here)
+
+
+async def turns(step: int) -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def trained(steps: int) -> Counting:
@@ -305,20 +329,37 @@ async def test_on_step_is_called_after_each_commit_and_awaited() -> None:
     assert seen == [1, 2, 3, -1, -2]
 
 
-async def test_rank_0_saves_at_multiples_and_at_the_end(tmp_path: Path) -> None:
-    await train(Job(), Counting(), steps=7, checkpoint_dir=tmp_path, checkpoint_every=3, keep=5)
-    assert names(tmp_path) == [
-        "step-00000003.safetensors",
-        "step-00000006.safetensors",
-        "step-00000007.safetensors",
-    ]
-    saved = checkpoint.load(tmp_path / "step-00000006.safetensors")
-    assert saved_task(saved) == checkpoint.digest(trained(6).state())
+@pytest.mark.usefixtures("at_once")
+async def test_checkpoints_are_taken_at_multiples_and_at_the_end(tmp_path: Path) -> None:
+    options = {"checkpoint_dir": tmp_path, "checkpoint_every": 3, "keep": 5, "on_step": turns}
+    await train(Job(), Counting(), steps=7, **options)
+    assert saved_steps(tmp_path) == [3, 6, 7]
+    assert saved_task(checkpoint.of_step(tmp_path, 6)) == checkpoint.digest(trained(6).state())
 
 
-async def test_other_ranks_save_nothing(tmp_path: Path) -> None:
-    await train(Job(rank=1, world_size=2), Counting(), steps=3, checkpoint_dir=tmp_path, checkpoint_every=1)
-    assert names(tmp_path) == []
+async def test_training_waits_for_no_disk_but_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is due while a file is being written is begun after it, and the last state is saved whatever its number."""
+    gate, begun = asyncio.Event(), []
+
+    async def slow(saver: Checkpointer, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        begun.append(job.committed_step)
+        await gate.wait()
+        return function(*arguments, **options)
+
+    job = Job()
+    monkeypatch.setattr(Checkpointer, "_in_thread", slow)
+
+    async def open_at_20(step: int) -> None:
+        await turns(step)
+        if step == 20:
+            gate.set()
+
+    await train(job, Counting(), steps=21, checkpoint_dir=tmp_path, checkpoint_every=2, on_step=open_at_20)
+    assert begun[0] == 3  # after the step in whose body it was begun
+    assert begun[1] >= 20
+    assert saved_steps(tmp_path)[0] == 2
+    assert saved_steps(tmp_path)[-1] == 21
+    assert saved_task(checkpoint.latest(tmp_path)) == checkpoint.digest(trained(21).state())
 
 
 async def test_a_job_that_starts_anew_goes_on_from_the_checkpoint_to_the_same_bits(tmp_path: Path) -> None:
@@ -338,6 +379,7 @@ async def test_the_state_handed_to_others_is_the_live_one() -> None:
     assert task.weights.tolist() == save()["task"]["weights"].tolist() == [7, 7]
 
 
+@pytest.mark.usefixtures("at_once")
 async def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -345,17 +387,17 @@ async def test_training_goes_on_without_a_checkpoint_that_cannot_be_written(
     in_the_way.mkdir()
 
     async def block(step: int) -> None:
+        await turns(step)
         if step == 1:
             in_the_way.rmdir()
             in_the_way.write_text("no directory")
-        if step == 3:
-            while "training goes on without this checkpoint" not in caplog.text:  # noqa: ASYNC110  a log sets no event
-                await asyncio.sleep(0)
+        if step == 4:
+            assert "training goes on without this checkpoint" in caplog.text
             in_the_way.unlink()
 
     result = await train(Job(), Counting(), steps=4, checkpoint_dir=in_the_way, checkpoint_every=2, on_step=block)
     assert result.steps == 4
-    assert names(in_the_way) == ["step-00000004.safetensors"]
+    assert saved_steps(in_the_way) == [4]
 
 
 async def test_the_last_checkpoints_failure_is_raised_after_all_steps(tmp_path: Path) -> None:
@@ -412,6 +454,7 @@ class Stopped(Job):
         await super().ready()
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(("after", "saved"), [(5, [3, 5]), (3, [3]), (0, [])])
 async def test_a_rank_0_that_is_asked_to_stop_saves_its_last_step_once_before_it_goes(
     after: int, saved: list[int], tmp_path: Path
@@ -419,24 +462,25 @@ async def test_a_rank_0_that_is_asked_to_stop_saves_its_last_step_once_before_it
     job = Stopped(after)
     (tmp_path / "c").mkdir()
     with pytest.raises(Terminated):
-        await train(job, Counting(), steps=9, checkpoint_dir=tmp_path / "c", checkpoint_every=3)
-    assert names(tmp_path / "c") == [f"step-{step:08d}.safetensors" for step in saved]
+        await train(job, Counting(), steps=9, checkpoint_dir=tmp_path / "c", checkpoint_every=3, on_step=turns)
+    assert saved_steps(tmp_path / "c") == saved
     if saved:
         assert saved_task(checkpoint.latest(tmp_path / "c")) == checkpoint.digest(trained(after).state())
 
 
+@pytest.mark.usefixtures("at_once")
 async def test_a_state_that_is_half_overwritten_is_not_saved(tmp_path: Path) -> None:
     job = Stopped(5)
     job.state_torn = True
     with pytest.raises(Terminated):
-        await train(job, Counting(), steps=9, checkpoint_dir=tmp_path, checkpoint_every=3)
-    assert names(tmp_path) == ["step-00000003.safetensors"]
+        await train(job, Counting(), steps=9, checkpoint_dir=tmp_path, checkpoint_every=3, on_step=turns)
+    assert saved_steps(tmp_path) == [3]
 
 
 async def test_another_rank_that_is_asked_to_stop_saves_nothing(tmp_path: Path) -> None:
     with pytest.raises(Terminated):
         await train(Stopped(2, rank=1, world_size=2), Counting(), steps=9, checkpoint_dir=tmp_path, checkpoint_every=3)
-    assert names(tmp_path) == []
+    assert saved_steps(tmp_path, "*") == []
 
 
 async def test_a_last_checkpoint_that_fails_when_the_rank_is_asked_to_stop_is_an_error(tmp_path: Path) -> None:
