@@ -25,7 +25,7 @@ from quicoll.checkpoint.manifest import (
     digest_of,
     metadata_digest,
 )
-from quicoll.checkpoint.parts import Memory, Part
+from quicoll.checkpoint.parts import HeldPart, Memory
 from quicoll.checkpoint.regions import Region, overlap_of, uncovered, without
 from quicoll.checkpoint.storage import Storage, os_reason
 from quicoll.errors import CheckpointError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Piece", "PieceReader", "check_files", "write_share"]
 
-Piece = tuple[Part, Region, memoryview]
+Piece = tuple[HeldPart, Region, memoryview]
 """A region of a part, and its bytes."""
 
 
@@ -45,7 +45,7 @@ def write_share(
     step: int,
     rank: int,
     node: str,
-    parts: Sequence[Part],
+    parts: Sequence[HeldPart],
     pieces: Sequence[Piece],
     metadata: Mapping[str, str],
 ) -> RankShare:
@@ -97,7 +97,7 @@ def write_share(
     return RankShare(rank, node, metadata_digest(metadata), tensors, (file,), tuple(records))
 
 
-def _header(pieces: Sequence[Piece], empty: Sequence[Part], *, step: int, rank: int, node: str) -> bytes:
+def _header(pieces: Sequence[Piece], empty: Sequence[HeldPart], *, step: int, rank: int, node: str) -> bytes:
     header: dict[str, object] = {
         "__metadata__": {"quicoll.step": str(step), "quicoll.rank": str(rank), "quicoll.node": node}
     }

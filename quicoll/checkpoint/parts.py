@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = np.ndarray[Any, Any] | torch.Tensor
 
-__all__ = ["Contents", "Local", "Memory", "Part", "Shard", "bytes_of", "is_torch", "parts_of", "width_of"]
+__all__ = ["Contents", "HeldPart", "Local", "Memory", "Shard", "bytes_of", "is_torch", "parts_of", "width_of"]
 
 _CODES = {
     "bool": "BOOL",
@@ -91,7 +91,7 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HeldPart:
     """What a rank holds of one tensor.
 
     node: whose own it is; "" for what belongs to all. code: safetensors' name of its dtype. shape: of the whole tensor.
@@ -120,7 +120,7 @@ def width_of(code: str) -> int:
     return _WIDTHS[code]
 
 
-def parts_of(state: Mapping[str, Array | Shard | Local], *, node: str) -> list[Part]:
+def parts_of(state: Mapping[str, Array | Shard | Local], *, node: str) -> list[HeldPart]:
     """Return what a rank holds, in order of the names.
 
     Args:
@@ -132,7 +132,7 @@ def parts_of(state: Mapping[str, Array | Shard | Local], *, node: str) -> list[P
     return [_part(name, state[name], node) for name in sorted(state)]
 
 
-def _part(name: str, held: Array | Shard | Local, node: str) -> Part:
+def _part(name: str, held: Array | Shard | Local, node: str) -> HeldPart:
     if name == "__metadata__":
         raise LocalError("a tensor cannot be called __metadata__: safetensors keeps that name for itself")
     value = held.value if isinstance(held, Shard | Local) else held
@@ -157,10 +157,10 @@ def _part(name: str, held: Array | Shard | Local, node: str) -> Part:
         region.check(shape, f"tensor {name!r}")
     replicated = not isinstance(held, Shard | Local)
     owner = node if isinstance(held, Local) else ""
-    return Part(name, owner, _CODES[dtype], shape, region, is_torch(value), replicated, value)
+    return HeldPart(name, owner, _CODES[dtype], shape, region, is_torch(value), replicated, value)
 
 
-def bytes_of(part: Part, region: Region, *, copy: bool) -> memoryview:
+def bytes_of(part: HeldPart, region: Region, *, copy: bool) -> memoryview:
     """Return the bytes of a region as a file has them.
 
     Args:

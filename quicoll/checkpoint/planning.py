@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quicoll.checkpoint.regions import Region, cut
+from quicoll.checkpoint.regions import Region, pieces_of
 
 if TYPE_CHECKING:
-    from quicoll.checkpoint.parts import Part
+    from quicoll.checkpoint.parts import HeldPart
 
 __all__ = ["LEAST", "MOST", "assignment"]
 
@@ -25,7 +25,7 @@ MOST = 64 << 20
 LEAST = 64 << 10
 
 
-def assignment(parts: Sequence[Part], *, rank: int, world_size: int, divide: bool) -> list[tuple[Part, Region]]:
+def assignment(parts: Sequence[HeldPart], *, rank: int, world_size: int, divide: bool) -> list[tuple[HeldPart, Region]]:
     """Return what one rank writes, in order.
 
     Args:
@@ -39,7 +39,7 @@ def assignment(parts: Sequence[Part], *, rank: int, world_size: int, divide: boo
     most = MOST if not divide else min(MOST, max(LEAST, total // (4 * world_size)))
     begin, mine = 0, []
     for part in parts:
-        for region in cut(part.region, part.width, most if part.replicated else MOST):
+        for region in pieces_of(part.region, part.width, most if part.replicated else MOST):
             if not part.replicated or not divide:
                 mine.append((part, region))
                 continue

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from quicoll.errors import LocalError
 
-__all__ = ["Region", "cut", "overlap_of", "uncovered", "without"]
+__all__ = ["Region", "overlap_of", "pieces_of", "uncovered", "without"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -91,7 +91,7 @@ def uncovered(region: Region, pieces: Iterable[Region]) -> Region | None:
     return left[0] if left else None
 
 
-def cut(region: Region, itemsize: int, most: int) -> Iterator[Region]:
+def pieces_of(region: Region, itemsize: int, most: int) -> Iterator[Region]:
     """Yield the region in pieces of at most `most` bytes each, in order; each is one run of the region's elements.
 
     Args:
@@ -113,4 +113,4 @@ def cut(region: Region, itemsize: int, most: int) -> Iterator[Region]:
         part = Region(
             (*offset[:axis], offset[axis] + begin, *offset[axis + 1 :]), (*shape[:axis], length, *shape[axis + 1 :])
         )
-        yield from cut(part, itemsize, most) if row > most else (part,)
+        yield from pieces_of(part, itemsize, most) if row > most else (part,)

@@ -204,7 +204,7 @@ async def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
         if error is not None:
             ended.set_exception(error)
         else:
-            ended.set_result(result)  # type: ignore[arg-type]
+            ended.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
 
     def run() -> None:
         result: T | None = None

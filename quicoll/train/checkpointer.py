@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quicoll.checkpoint.agreement import Agreement, CheckpointOutcome, CheckpointStage, decoded_report, encoded_report
 from quicoll.checkpoint.datafile import Piece, write_share
 from quicoll.checkpoint.manifest import digest_of, encoded, encoded_share
-from quicoll.checkpoint.parts import Contents, Local, Part, Shard, bytes_of, parts_of
+from quicoll.checkpoint.parts import Contents, HeldPart, Local, Shard, bytes_of, parts_of
 from quicoll.checkpoint.planning import assignment
 from quicoll.checkpoint.storage import storage_at
 from quicoll.checkpoint.store import Stored, check_save, prune, save, stored, write_manifest
@@ -271,7 +271,7 @@ class Checkpointer:
         )
 
     async def _write(
-        self, view: int, step: int, rank: int, parts: list[Part], pieces: list[Piece], metadata: Mapping[str, str]
+        self, view: int, step: int, rank: int, parts: list[HeldPart], pieces: list[Piece], metadata: Mapping[str, str]
     ) -> None:
         try:
             share = await self._in_thread(
@@ -373,6 +373,6 @@ class Checkpointer:
             return [], str(error)
 
 
-def _described(part: Part) -> Part:
+def _described(part: HeldPart) -> HeldPart:
     """The part without its tensor, which may change while the file is written."""
-    return Part(part.name, part.node, part.code, part.shape, part.region, part.of_torch, part.replicated, None)
+    return HeldPart(part.name, part.node, part.code, part.shape, part.region, part.of_torch, part.replicated, None)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quicoll.checkpoint.regions import Region, cut, overlap_of, uncovered, without
+from quicoll.checkpoint.regions import Region, overlap_of, pieces_of, uncovered, without
 from quicoll.errors import LocalError
 
 
@@ -51,7 +51,7 @@ def test_a_gap_is_found_where_there_is_one_and_nowhere_else(some: list[Region]) 
 @given(st.integers(0, 4).flatmap(regions), st.integers(1, 4), st.integers(1, 200))
 @settings(max_examples=150, deadline=None)
 def test_pieces_are_runs_of_the_region_in_order_and_none_is_too_large(region: Region, itemsize: int, most: int) -> None:
-    pieces = list(cut(region, itemsize, most))
+    pieces = list(pieces_of(region, itemsize, most))
     assert all(piece.size * itemsize <= most or piece.size == 1 for piece in pieces)
     in_order = [index for piece in pieces for index in sorted(indices(piece))]
     assert in_order == sorted(indices(region))

@@ -198,7 +198,7 @@ def test_a_loader_that_cannot_be_right_is_refused() -> None:
 def test_torchs_loader_in_this_process_gives_what_its_lists_say() -> None:
     feed = Feed(
         Sampler(20, batch_size=4, shards=2, seed=3),
-        lambda lists: DataLoader(10 * torch.arange(20), batch_sampler=lists),  # type: ignore[arg-type]
+        lambda lists: DataLoader(10 * torch.arange(20), batch_sampler=lists),
     )
     first = take(feed, 0, 2)
     aborted = take(feed, 0, 2, commits=False)

@@ -34,20 +34,20 @@ def installed(**found: str) -> object:
 def test_a_version_outside_of_its_range_is_named_with_the_command_that_helps(
     found: dict[str, str], says: str, advice: str
 ) -> None:
-    (finding,) = host.versions(NEEDED, installed(**found))  # type: ignore[arg-type]
+    (finding,) = host.versions(NEEDED, installed(**found))
     assert (finding.state, finding.advice) == ("wrong", advice)
     assert finding.says.startswith(says)
 
 
 def test_versions_in_range_are_told_in_one_line() -> None:
     found = installed(aioquic="1.7.10", numpy="2.0", torch="2.13.0+cpu", ruff="0.1")
-    (finding,) = host.versions(NEEDED, found)  # type: ignore[arg-type]
+    (finding,) = host.versions(NEEDED, found)
     assert finding.state == "fine"
     assert "aioquic 1.7.10, no cryptography, torch 2.13.0+cpu" in finding.says
 
 
 def test_an_old_python_is_wrong() -> None:
-    findings = host.versions(NEEDED, installed(aioquic="1.7.2", numpy="2"), (3, 10, 4))  # type: ignore[arg-type]
+    findings = host.versions(NEEDED, installed(aioquic="1.7.2", numpy="2"), (3, 10, 4))
     assert [finding.state for finding in findings] == ["wrong"]
     assert "This is Python 3.10.4" in findings[0].says
 

@@ -77,7 +77,7 @@ def test_a_parameter_without_part_in_the_loss_has_a_gradient_of_zeros_and_a_froz
     module = torch.nn.ModuleDict({"used": torch.nn.Linear(3, 1), "not": torch.nn.Linear(3, 1)})
     module["used"].bias.requires_grad_(False)
     optimizer = torch.optim.SGD([each for each in module.parameters() if each.requires_grad], lr=0.1)
-    made = TorchTask(module, optimizer, lambda module, part: loss(module["used"], part))  # type: ignore[index]
+    made = TorchTask(module, optimizer, lambda module, part: loss(module["used"], part))
     found = made.backward(made.forward(part(0)))
     assert list(made.parameters()) == ["used.weight", "not.weight", "not.bias"]
     assert [bool(gradient.any()) for gradient in found] == [True, False, False]

@@ -604,7 +604,7 @@ async def test_a_worker_that_trains_something_else_is_told_what_differs(other: C
     await train(job, Counting(layers=2), steps=1)
     assert job.state is not None
     late = Job()
-    late.ready = lambda: _handed(late, job)  # type: ignore[method-assign]
+    late.ready = lambda: _handed(late, job)
     with pytest.raises(LocalError, match=f"does not train what the job trains .*: {said}$"):
         await train(late, other, steps=2)
     assert other.weights.tolist() == [0, 0]
@@ -666,7 +666,7 @@ async def test_without_being_asked_there_is_no_barrier() -> None:
 async def test_figures_say_where_the_time_went() -> None:
     loop = asyncio.get_running_loop()
     real, ahead = loop.time, [0.0]
-    loop.time = lambda: real() + ahead[0]  # type: ignore[method-assign]
+    loop.time = lambda: real() + ahead[0]
 
     class Slow(Counting):
         def forward(self, part: Part) -> Part:
@@ -692,7 +692,7 @@ async def test_figures_say_where_the_time_went() -> None:
     try:
         result = await train(job, Slow(), data=data, steps=4, report_every=2)
     finally:
-        del loop.time  # type: ignore[attr-defined]
+        del loop.time
     figures = result.figures
     assert (figures.steps, figures.aborted, figures.samples) == (4, 1, 16)
     assert figures.step_seconds == pytest.approx(2040, rel=0.01)
