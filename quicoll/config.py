@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from quicoll.checks import MAX_MEMBERS, MAX_NAME, MAX_SECONDS, MAX_WHOLE, whole
 from quicoll.errors import LocalError
-from quicoll.launchers import Told, master_of, node_of, rank_of, world_size_of
+from quicoll.launchers import Given, master_of, node_of, rank_of, world_size_of
 from quicoll_transport.errors import AddressError, TransportError
 from quicoll_transport.net.addresses import is_unspecified, is_v6, parse_address
 from quicoll_transport.net.resolver import Resolver, resolve_all
@@ -137,16 +137,16 @@ def _advertised(value: Any) -> str:
     return str(value)
 
 
-def _run_id(environ: Mapping[str, str]) -> Told | None:
+def _run_id(environ: Mapping[str, str]) -> Given | None:
     run = environ.get("TORCHELASTIC_RUN_ID")
-    return Told(run, "TORCHELASTIC_RUN_ID") if run else None
+    return Given(run, "TORCHELASTIC_RUN_ID") if run else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
     convert: Callable[[Any], Any]
     default: Any
-    derive: Callable[[Mapping[str, str]], Told | None] | None = None  # from what a launcher says
+    derive: Callable[[Mapping[str, str]], Given | None] | None = None  # from what a launcher says
 
 
 _FIELDS: dict[str, _Field] = {

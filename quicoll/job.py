@@ -22,7 +22,7 @@ from quicoll.config import Config, JoinSettings
 from quicoll.engine.start import read_access, start
 from quicoll.errors import LocalError, Terminated
 from quicoll.numerics.seed import Seed
-from quicoll.rendezvous.meeting import meet, meets
+from quicoll.rendezvous.meeting import meet_ranks, meets
 from quicoll.state.rank_state import RankState
 from quicoll.state.version import StateVersion
 from quicoll.step.context import Step
@@ -415,7 +415,7 @@ async def _settle(settings: JoinSettings, stack: AsyncExitStack) -> tuple[Config
     named = Config.named(**settings)
     if not meets(named, os.environ):
         return await Config.resolve_in_loop(**settings), None
-    meeting = await stack.enter_async_context(meet(named, os.environ))
+    meeting = await stack.enter_async_context(meet_ranks(named, os.environ))
     return meeting.sourced(await Config.resolve_in_loop(**meeting.settings(settings))), meeting
 
 

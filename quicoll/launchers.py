@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Told", "launch_name", "master_of", "node_of", "on_one_host", "rank_of", "under_torchrun", "world_size_of"]
+__all__ = ["Given", "launch_name", "master_of", "node_of", "on_one_host", "rank_of", "under_torchrun", "world_size_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Given:
     """A value, and the variables that it comes from.
 
     Attributes:
@@ -35,28 +35,28 @@ _HOSTS = (
 _STEPS = ("SLURM_STEP_ID", "SLURM_STEPID")
 
 
-def rank_of(environ: Mapping[str, str]) -> Told | None:
+def rank_of(environ: Mapping[str, str]) -> Given | None:
     """Return the rank, from 0; None where no launcher says one."""
     return _first(environ, _RANKS)
 
 
-def node_of(environ: Mapping[str, str]) -> Told | None:
+def node_of(environ: Mapping[str, str]) -> Given | None:
     """Return the name of the node that follows from the rank."""
     rank = rank_of(environ)
-    return None if rank is None else Told(f"worker-{rank.value}", rank.source)
+    return None if rank is None else Given(f"worker-{rank.value}", rank.source)
 
 
-def world_size_of(environ: Mapping[str, str]) -> Told | None:
+def world_size_of(environ: Mapping[str, str]) -> Given | None:
     """Return how many ranks were launched together."""
     return _first(environ, _WORLDS)
 
 
-def master_of(environ: Mapping[str, str]) -> Told | None:
+def master_of(environ: Mapping[str, str]) -> Given | None:
     """Return where torchrun's ranks meet, as "host:port"."""
     host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if host is None or port is None:
         return None
-    return Told(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "MASTER_ADDR, MASTER_PORT")
+    return Given(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "MASTER_ADDR, MASTER_PORT")
 
 
 def under_torchrun(environ: Mapping[str, str]) -> bool:
@@ -88,10 +88,10 @@ def launch_name(environ: Mapping[str, str]) -> str:
     return "ranks"
 
 
-def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> Told | None:
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> Given | None:
     for name in names:
         if name.startswith("SLURM_") and not any(environ.get(step) for step in _STEPS):
             continue
         if environ.get(name):
-            return Told(environ[name], name)
+            return Given(environ[name], name)
     return None

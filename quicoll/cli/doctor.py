@@ -12,7 +12,7 @@ import typer
 
 from quicoll.config import Config
 from quicoll.doctor.certificates import certificates
-from quicoll.doctor.examination import examine
+from quicoll.doctor.examination import examine_host
 from quicoll.doctor.network import answer
 from quicoll.errors import LocalError
 
@@ -65,7 +65,7 @@ def doctor(
     if wait > 0:
         asyncio.run(_stand(settings, wait))
         return
-    findings = asyncio.run(examine(peers=peer or (), patience=timeout, **settings))
+    findings = asyncio.run(examine_host(peers=peer or (), patience=timeout, **settings))
     count = sum(finding.state == "wrong" for finding in findings)
     if as_json:
         typer.echo(json.dumps({"wrong": count, "findings": [asdict(finding) for finding in findings]}))

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quicoll.doctor.finding import Finding, fine, note, wrong
+from quicoll.doctor.finding import CheckResult, fine, note, wrong
 from quicoll_transport.errors import TransportError
 from quicoll_transport.security.access import read_deny_list
 from quicoll_transport.security.credentials import AUTHORITY_FILE, AUTHORITY_KEY_FILE, Credentials, node_files
@@ -29,7 +29,7 @@ SOON = timedelta(days=14)
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def certificates(config: Config, now: datetime | None = None) -> tuple[list[Finding], Credentials | None]:
+def certificates(config: Config, now: datetime | None = None) -> tuple[list[CheckResult], Credentials | None]:
     """Look at what the settings name.
 
     Args:
@@ -77,7 +77,7 @@ def certificates(config: Config, now: datetime | None = None) -> tuple[list[Find
     return findings, found
 
 
-def expiry(name: str, certificate: x509.Certificate, now: datetime) -> list[Finding]:
+def expiry(name: str, certificate: x509.Certificate, now: datetime) -> list[CheckResult]:
     """Say so where a certificate ends soon.
 
     Args:
@@ -97,8 +97,8 @@ def _files(directory: Path, node: str) -> tuple[Path, ...]:
     return (directory / AUTHORITY_FILE, *node_files(directory, role=WORKER, node=node))
 
 
-def _permissions(directory: Path, node: str) -> list[Finding]:
-    findings: list[Finding] = []
+def _permissions(directory: Path, node: str) -> list[CheckResult]:
+    findings: list[CheckResult] = []
     for path in (directory, *_files(directory, node)):
         try:
             mode = os.stat(path).st_mode

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 from quicoll.config import Config
 from quicoll.doctor import host, network
 from quicoll.doctor.certificates import certificates
-from quicoll.doctor.finding import Finding, note, wrong
+from quicoll.doctor.finding import CheckResult, note, wrong
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from quicoll.config import JoinSettings
 
-__all__ = ["examine"]
+__all__ = ["examine_host"]
 
 _LINKS = 8  # where nobody has said how many ranks there will be
 
 
-async def examine(
+async def examine_host(
     *, peers: Sequence[str] = (), patience: float = 5.0, **settings: Unpack[JoinSettings]
-) -> list[Finding]:
+) -> list[CheckResult]:
     """Look at everything that a rank with these settings needs. Nothing is joined, and nothing is left behind.
 
     Args:
@@ -36,9 +36,9 @@ async def examine(
     try:
         config = await Config.resolve_in_loop(**settings)
     except LocalError as error:
-        findings += host.memory(_LINKS)
+        findings += host.memory_bounds(_LINKS)
         return [*findings, wrong("settings", f"{error}.", "quicoll env shows where each setting comes from.")]
-    findings += host.memory(config.world_size or _LINKS)
+    findings += host.memory_bounds(config.world_size or _LINKS)
     found, credentials = certificates(config)
     findings += found
     bound, address = network.port(config)
@@ -50,14 +50,14 @@ async def examine(
         says = f"No coordinator is named; the default, {config.coordinator}, was not asked."
         findings.append(note("coordinator", says, "Set coordinator (QUICOLL_COORDINATOR)."))
     else:
-        told, seen = await network.reach(
+        told, seen = await network.reached(
             "coordinator", config.coordinator, config, credentials, address, timeout=patience
         )
         findings += told
         if seen is not None:
             findings += [network.clock(seen), network.path(seen), network.nat(seen, config)]
     for peer in peers:
-        told, seen = await network.reach("peer", peer, config, credentials, address, timeout=patience)
+        told, seen = await network.reached("peer", peer, config, credentials, address, timeout=patience)
         findings += told
         if seen is not None:
             who = seen.peer.node

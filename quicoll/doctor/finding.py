@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Finding", "State", "fine", "note", "wrong"]
+__all__ = ["CheckResult", "State", "fine", "note", "wrong"]
 
 State: TypeAlias = Literal["fine", "note", "wrong"]
 """note: it works, and somebody may want to know. wrong: a job will not work, or not as it should."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One sentence of an examination.
 
     Attributes:
@@ -28,17 +28,17 @@ class Finding:
     advice: str = ""
 
 
-def fine(check: str, says: str) -> Finding:
+def fine(check: str, says: str) -> CheckResult:
     """Return a finding about what is as it should be.
 
     Args:
         check: What was looked at.
         says: The sentence.
     """
-    return Finding(check, "fine", says)
+    return CheckResult(check, "fine", says)
 
 
-def note(check: str, says: str, advice: str = "") -> Finding:
+def note(check: str, says: str, advice: str = "") -> CheckResult:
     """Return a finding about what works and is worth knowing.
 
     Args:
@@ -46,10 +46,10 @@ def note(check: str, says: str, advice: str = "") -> Finding:
         says: The sentence.
         advice: What could be done.
     """
-    return Finding(check, "note", says, advice)
+    return CheckResult(check, "note", says, advice)
 
 
-def wrong(check: str, says: str, advice: str) -> Finding:
+def wrong(check: str, says: str, advice: str) -> CheckResult:
     """Return a finding about what does not work.
 
     Args:
@@ -57,4 +57,4 @@ def wrong(check: str, says: str, advice: str) -> Finding:
         says: The sentence.
         advice: What to do.
     """
-    return Finding(check, "wrong", says, advice)
+    return CheckResult(check, "wrong", says, advice)

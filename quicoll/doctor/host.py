@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from quicoll.doctor.finding import Finding, fine, note, wrong
+from quicoll.doctor.finding import CheckResult, fine, note, wrong
 from quicoll_transport.compiled import COMPILED
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.net.offload import supported
 from quicoll_transport.quic import check_foundation
 
-__all__ = ["batches", "compiled", "descriptors", "memory", "socket_buffers", "versions"]
+__all__ = ["batches", "compiled", "descriptors", "memory_bounds", "socket_buffers", "versions"]
 
 _LEAST_PYTHON = (3, 11)
 _TOLD = ("aioquic", "cryptography", "torch")  # in the sentence, where all is well
@@ -39,7 +39,7 @@ _OPERATORS: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
 
 def versions(
     needed: Sequence[str] | None = None, installed: Callable[[str], str] = version, python: tuple[int, ...] = ()
-) -> list[Finding]:
+) -> list[CheckResult]:
     """Compare the versions of Python and of what quicoll needs with the ranges that it was made for.
 
     Args:
@@ -48,7 +48,7 @@ def versions(
         python: The interpreter's version; none takes the one that runs.
     """
     python = python or sys.version_info[:3]
-    findings: list[Finding] = []
+    findings: list[CheckResult] = []
     if python[:2] < _LEAST_PYTHON:
         least = ".".join(map(str, _LEAST_PYTHON))
         says = f"This is Python {'.'.join(map(str, python))}, and quicoll needs {least} or later."
@@ -124,7 +124,7 @@ def _padded(numbers: tuple[int, ...], width: int) -> tuple[int, ...]:
     return numbers + (0,) * (width - len(numbers))
 
 
-def compiled() -> list[Finding]:
+def compiled() -> list[CheckResult]:
     """Say whether the compiled form of the hot modules is in use."""
     if COMPILED:
         return [fine("compiled", "The compiled modules are in use.")]
@@ -132,7 +132,7 @@ def compiled() -> list[Finding]:
     return [note("compiled", says, "For speed, install a wheel with compiled modules for this platform.")]
 
 
-def batches() -> list[Finding]:
+def batches() -> list[CheckResult]:
     """Say whether the system takes and gives several datagrams in one call (UDP_SEGMENT, UDP_GRO)."""
     offload = supported()
     missing = [name for name, there in (("sent", offload.sends), ("received", offload.receives)) if not there]
@@ -144,7 +144,7 @@ def batches() -> list[Finding]:
     return [note("batches", says, "Use Linux 5.0 or later, on the host itself or in a container of it.")]
 
 
-def socket_buffers(least: int = _BUFFER_BYTES) -> list[Finding]:
+def socket_buffers(least: int = _BUFFER_BYTES) -> list[CheckResult]:
     """Say whether a socket gets a buffer that holds what arrives while the process is busy.
 
     Args:
@@ -161,7 +161,7 @@ def socket_buffers(least: int = _BUFFER_BYTES) -> list[Finding]:
     return [note("buffers", says, "As root: sysctl -w net.core.rmem_max=4194304 net.core.wmem_max=4194304")]
 
 
-def descriptors(limit: int | None = None, used: int | None = None) -> list[Finding]:
+def descriptors(limit: int | None = None, used: int | None = None) -> list[CheckResult]:
     """Say whether the process may open the files that a rank needs.
 
     Args:
@@ -181,7 +181,7 @@ def descriptors(limit: int | None = None, used: int | None = None) -> list[Findi
     return [wrong("descriptors", says, "ulimit -n 1024, or LimitNOFILE= of the service.")]
 
 
-def memory(links: int, root: Path = Path("/sys/fs/cgroup"), available: int | None = None) -> list[Finding]:
+def memory_bounds(links: int, root: Path = Path("/sys/fs/cgroup"), available: int | None = None) -> list[CheckResult]:
     """Say whether there is memory for what links may hold at the worst.
 
     Args:
@@ -200,12 +200,12 @@ def memory(links: int, root: Path = Path("/sys/fs/cgroup"), available: int | Non
     if available is not None:
         bounds.append((available, "what this host has left", "Run fewer processes here, or use a larger host."))
     if not bounds:
-        return [note("memory", "How much memory there is cannot be told here.")]
+        return [note("memory_bounds", "How much memory there is cannot be told here.")]
     least, what, advice = min(bounds)
     says = f"{what} is {least >> 20} MiB; quicoll may need {needed >> 20} MiB for {links} links, beside the program's"
     if least < needed:
-        return [wrong("memory", f"{says[0].upper()}{says[1:]} own.", advice)]
-    return [fine("memory", f"{says[0].upper()}{says[1:]} own.")]
+        return [wrong("memory_bounds", f"{says[0].upper()}{says[1:]} own.", advice)]
+    return [fine("memory_bounds", f"{says[0].upper()}{says[1:]} own.")]
 
 
 def _cgroup(root: Path) -> int | None:

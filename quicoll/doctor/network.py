@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from quicoll.doctor.certificates import expiry
-from quicoll.doctor.finding import Finding, fine, note, wrong
+from quicoll.doctor.finding import CheckResult, fine, note, wrong
 from quicoll_transport.endpoint import Endpoint, EndpointConfig
 from quicoll_transport.endpoint.inquiry import inquire
 from quicoll_transport.errors import AddressError, AuthenticationError, LinkLost, TransportError
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.credentials import Credentials
 
-__all__ = ["answer", "clock", "nat", "path", "port", "reach"]
+__all__ = ["answer", "clock", "nat", "path", "port", "reached"]
 
 _CLOCK_NOTE_S = 1.0
 _CLOCK_WRONG_S = 60.0
 """Certificates are dated five minutes back, so a host that is further behind takes new ones for not yet valid."""
 
 
-def port(config: Config) -> tuple[list[Finding], str]:
+def port(config: Config) -> tuple[list[CheckResult], str]:
     """Bind the address at which other ranks reach this one, and leave it again. Runs on a loop.
 
     Args:
@@ -58,9 +58,9 @@ def port(config: Config) -> tuple[list[Finding], str]:
     return [fine("port", f"UDP can be bound at {host}, {chosen} (listen, from {config.sources['listen']}).")], host
 
 
-async def reach(
+async def reached(
     name: str, address: str, config: Config, credentials: Credentials, host: str, *, timeout: float
-) -> tuple[list[Finding], Seen | None]:
+) -> tuple[list[CheckResult], Seen | None]:
     """Ask the coordinator, or another rank, how it sees this host.
 
     Args:
@@ -110,7 +110,7 @@ def _same_family(host: str, target: Address) -> str:
     return "::" if wanted == 6 else "0.0.0.0"  # noqa: S104 - for one question
 
 
-def _unreached(name: str, address: str, error: TransportError | None) -> Finding:
+def _unreached(name: str, address: str, error: TransportError | None) -> CheckResult:
     if isinstance(error, AuthenticationError):
         advice = (
             "Both sides need certificates of one authority (ca.pem), of one job, and dates that hold by both clocks."
@@ -123,7 +123,7 @@ def _unreached(name: str, address: str, error: TransportError | None) -> Finding
     return wrong(name, says, advice)
 
 
-def clock(seen: Seen, name: str = "coordinator") -> Finding:
+def clock(seen: Seen, name: str = "coordinator") -> CheckResult:
     """Compare this host's date with the one that was told.
 
     Args:
@@ -140,7 +140,7 @@ def clock(seen: Seen, name: str = "coordinator") -> Finding:
     return wrong("clock", f"{says}: new certificates may count as not yet valid, old ones as expired.", advice)
 
 
-def path(seen: Seen, name: str = "coordinator") -> Finding:
+def path(seen: Seen, name: str = "coordinator") -> CheckResult:
     """Say what the path carries.
 
     Args:
@@ -157,7 +157,7 @@ def path(seen: Seen, name: str = "coordinator") -> Finding:
     return note("mtu", says, advice)
 
 
-def nat(seen: Seen, config: Config, name: str = "coordinator") -> Finding:
+def nat(seen: Seen, config: Config, name: str = "coordinator") -> CheckResult:
     """Say whether other ranks reach this one at the address that they are told.
 
     Args:

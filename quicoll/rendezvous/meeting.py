@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from quicoll.config import Config, JoinSettings
     from quicoll.rendezvous.stores import Store
 
-__all__ = ["Meeting", "meet", "meets"]
+__all__ = ["Meeting", "meet_ranks", "meets"]
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ class Meeting:
 
 
 @asynccontextmanager
-async def meet(config: Config, environ: Mapping[str, str]) -> AsyncIterator[Meeting]:
+async def meet_ranks(config: Config, environ: Mapping[str, str]) -> AsyncIterator[Meeting]:
     """Meet the other ranks of this launch. At the block's end the certificates are gone.
 
     Args:
@@ -198,23 +198,22 @@ async def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
 
-    def tell(result: T | None, error: BaseException | None) -> None:
-        if ended.done():
-            return
-        if error is not None:
+    def returned(result: T) -> None:
+        if not ended.done():
+            ended.set_result(result)
+
+    def raised(error: BaseException) -> None:
+        if not ended.done():
             ended.set_exception(error)
-        else:
-            ended.set_result(result)  # type: ignore[arg-type]  # without an error there is a result
 
     def run() -> None:
-        result: T | None = None
-        error: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as caught:  # it is raised where the thread was started from
-            error = caught
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(tell, result, error)
+            try:
+                result = work()
+            except BaseException as error:  # it is raised where the thread was started from
+                loop.call_soon_threadsafe(raised, error)
+            else:
+                loop.call_soon_threadsafe(returned, result)
 
     thread = threading.Thread(target=run, name="quicoll-rendezvous", daemon=True)
     thread.start()

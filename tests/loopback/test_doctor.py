@@ -15,7 +15,7 @@ from forwarder import Forwarder
 import quicoll
 from quicoll import Event
 from quicoll.cli.main import main
-from quicoll.doctor.examination import examine
+from quicoll.doctor.examination import examine_host
 from quicoll.doctor.network import answer
 from quicoll.membership.service import serve
 from quicoll_transport.security.authority import create_authority, issue
@@ -51,7 +51,7 @@ async def coordinator(certs: Path, journal: Path) -> AsyncIterator[str]:
 
 
 async def states(certs: Path, address: str, **options: Any) -> dict[str, str]:
-    findings = await examine(certs=certs, job="alpha", node="a", coordinator=address, patience=30.0, **options)
+    findings = await examine_host(certs=certs, job="alpha", node="a", coordinator=address, patience=30.0, **options)
     found = {finding.check: finding.state for finding in findings}
     return {name: found.get(name, "") for name in ("coordinator", "clock", "mtu", "nat", "peer")}
 

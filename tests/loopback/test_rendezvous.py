@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from quicoll import Config, LocalError, PeerError
-from quicoll.rendezvous.meeting import meet, meets
+from quicoll.rendezvous.meeting import meet_ranks, meets
 from quicoll_transport.security.credentials import Credentials
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ async def test_each_rank_keeps_its_key_and_gets_a_certificate_of_one_authority(t
         environ = task(rank, shared, SLURM_NTASKS="3")
         config = named(environ)
         assert meets(config, environ)
-        async with meet(config, environ) as meeting:
+        async with meet_ranks(config, environ) as meeting:
             found = Credentials.from_directory(meeting.certs, role="worker", node=config.node)
             await ready.wait()
             words = [path.read_text() for path in shared.rglob("*") if path.is_file()]
@@ -148,23 +148,23 @@ async def test_each_rank_keeps_its_key_and_gets_a_certificate_of_one_authority(t
 async def test_two_ranks_of_one_name_are_told(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         environ = task(0, tmp_path)
-        await stack.enter_async_context(meet(named(environ, node="a"), environ))
+        await stack.enter_async_context(meet_ranks(named(environ, node="a"), environ))
         environ = task(1, tmp_path)
         with pytest.raises(PeerError, match="rank 0 is called 'a' too"):
-            await stack.enter_async_context(meet(named(environ, node="a", join_timeout=30.0), environ))
+            await stack.enter_async_context(meet_ranks(named(environ, node="a", join_timeout=30.0), environ))
 
 
 async def test_a_rank_whose_rank_0_does_not_come_gives_up_by_its_deadline(tmp_path: Path) -> None:
     environ = task(1, tmp_path)
     with pytest.raises(PeerError, match=r"rank 0 did not come within 0\.3 s"):
-        async with meet(named(environ, join_timeout=0.3), environ):
+        async with meet_ranks(named(environ, join_timeout=0.3), environ):
             pass
 
 
 async def test_a_directory_without_a_launcher_is_refused(tmp_path: Path) -> None:
     environ = {"QUICOLL_RENDEZVOUS": str(tmp_path)}
     with pytest.raises(LocalError, match="no launcher says which rank this is"):
-        async with meet(named(environ), environ):
+        async with meet_ranks(named(environ), environ):
             pass
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from quicoll.doctor import host
 NEEDED = ["aioquic<1.8,>=1.7.2", "numpy>=2.0", "torch>=2.6; extra == 'torch'", "ruff>=0.12; extra == 'dev'"]
 
 
-def installed(**found: str) -> object:
+def installed(**found: str) -> Callable[[str], str]:
     def version(name: str) -> str:
         if name not in found:
             raise PackageNotFoundError(name)
@@ -60,9 +61,9 @@ def test_too_few_files_are_wrong_and_enough_are_fine() -> None:
 def test_the_least_of_the_bounds_on_memory_counts(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text(f"{1 << 30}\n")
     (tmp_path / "memory.current").write_text(f"{900 << 20}\n")
-    (finding,) = host.memory(8, tmp_path, available=64 << 30)
+    (finding,) = host.memory_bounds(8, tmp_path, available=64 << 30)
     assert finding.state == "wrong"
     assert "What the control group has left is 124 MiB; quicoll may need 512 MiB for 8 links" in finding.says
     (tmp_path / "memory.max").write_text("max\n")
-    (finding,) = host.memory(8, tmp_path, available=64 << 30)
+    (finding,) = host.memory_bounds(8, tmp_path, available=64 << 30)
     assert finding.state == "fine"
