@@ -151,7 +151,7 @@ class Job:
         """
         return self._engine.stragglers.table
 
-    def emit(self, kind: str, **fields: object) -> None:
+    def emit(self, /, kind: str, **fields: object) -> None:
         """Give an event to this rank's observer, its file of events and the log.
 
         Args:
