@@ -4,7 +4,7 @@
 
 Kill a worker while it runs (`kill -9 PID`): the others give up the step, go on as two, and take the new one in. Start
 it a second time: it goes on from the checkpoint. The last line, the digest, is the same every time.
-`quicoll.train.run` is this loop with the edges filed off.
+`quicoll.train.Worker` is this loop with the edges filed off.
 """
 
 import argparse

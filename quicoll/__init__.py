@@ -33,6 +33,7 @@ from quicoll.errors import (
 if TYPE_CHECKING:
     from quicoll import blocking
     from quicoll import checkpoint as checkpoint
+    from quicoll import data as data
     from quicoll import sim as sim
     from quicoll import testing as testing
     from quicoll import train as train
@@ -91,7 +92,7 @@ __all__ = [
 
 # Imported when first asked for (PEP 562): QUIC, numpy and cryptography take half a second, and neither a command that
 # prints its help nor pytest at its start should wait for them. Type checkers and editors read the imports above.
-_MODULES = ("blocking", "checkpoint", "sim", "testing", "train")
+_MODULES = ("blocking", "checkpoint", "data", "sim", "testing", "train")
 _HOMES = {
     "Config": "quicoll.config",
     "DeterminismReport": "quicoll.audit.environment",

@@ -158,6 +158,7 @@ class Job:
     def state_torn(self) -> bool:
         return self._inner.state_torn
 
+    emit = _job_method(_asynchronous.Job.emit)
     stragglers = _job_method(_asynchronous.Job.stragglers)
     audit = _job_method(_asynchronous.Job.audit)
     register_state = _job_method(_asynchronous.Job.register_state)

@@ -254,7 +254,7 @@ class Config:
         join_timeout: Until the first view.
         hold_timeout: How long a cut-off rank waits for a quorum.
         handle_sigterm: Whether SIGTERM asks this rank to stop (`Job.stop`) instead of ending the process where it is.
-            False: never; None: only within `quicoll.train.run`.
+            False: never; None: only within `quicoll.train.Worker.run`.
         stop_timeout: How long the open step may go on once this rank is asked to stop, until it is given up.
         chunk_bytes: Size of the messages in which a large tensor travels.
         state_check_every: Committed steps from one comparison of all ranks' states to the next, beside those when a

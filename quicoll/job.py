@@ -151,6 +151,16 @@ class Job:
         """
         return self._engine.stragglers.table
 
+    def emit(self, /, kind: str, **fields: object) -> None:
+        """Give an event to this rank's observer, its file of events and the log.
+
+        Args:
+            kind: What happened, for instance "progress"; quicoll's own kinds are in docs/settings.md.
+            **fields: What belongs to it; written as JSON to the file, and as text where JSON has no such type.
+        """
+        observers = self._engine.observers
+        self._runtime.loop.call_soon_threadsafe(lambda: observers.emit(kind, **fields))
+
     def __repr__(self) -> str:
         return f"<Job rank {self.rank} of {self.world_size} view={self.view.view_id} step={self.committed_step}>"
 
@@ -327,7 +337,7 @@ class Job:
         self._stop.ask()
 
     def stop_at_sigterm(self) -> AbstractContextManager[None]:
-        """Make a block in which SIGTERM calls `stop`; `quicoll.train.run` is one.
+        """Make a block in which SIGTERM calls `stop`; `quicoll.train.Worker.run` is one.
 
         A second SIGTERM ends the process at once. Nothing is changed where the program handles SIGTERM itself, outside
         of the main thread, and where the setting `handle_sigterm` is False.

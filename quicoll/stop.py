@@ -10,9 +10,9 @@ to be done before SIGKILL comes. What computes is not interrupted; what waits fo
 a decision, of a coordinator that may be gone for good. The step is in doubt then, and its callbacks do not run here.
 
 Signals belong to the program. Nothing here touches them unless it is asked to: by the setting `handle_sigterm`, or by
-`quicoll.train.run`, which is a program's main loop and takes SIGTERM only where nobody else did. There is one handler
-for all jobs of the process, for as long as one of them wants it; the first SIGTERM asks them, and puts the default
-action back, so that a second one ends the process at once.
+`quicoll.train.Worker`, which is a program's main loop and takes SIGTERM only where nobody else did. There is one
+handler for all jobs of the process, for as long as one of them wants it; the first SIGTERM asks them, and puts the
+default action back, so that a second one ends the process at once.
 """
 
 from __future__ import annotations

@@ -50,8 +50,11 @@ class Disk(Protocol):
     def names(self, path: Path) -> list[str]:
         """The names in the directory, sorted."""
 
-    def read(self, path: Path) -> bytes:
-        """The whole file."""
+    def read(self, path: Path, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes of the file from `start` to before `stop`, or to its end; fewer where it is shorter."""
+
+    def size(self, path: Path) -> int:
+        """How many bytes the file has."""
 
     def age_s(self, path: Path) -> float:
         """Seconds since the file was last written, by the disk's clock."""
@@ -89,8 +92,13 @@ class OsDisk:
     def names(self, path: Path) -> list[str]:
         return sorted(os.listdir(path))
 
-    def read(self, path: Path) -> bytes:
-        return path.read_bytes()
+    def read(self, path: Path, start: int = 0, stop: int | None = None) -> bytes:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(-1 if stop is None else max(stop - start, 0))
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
 
     def age_s(self, path: Path) -> float:
         return time.time() - path.stat().st_mtime

@@ -27,10 +27,11 @@ from quicoll.errors import LocalError
 from quicoll.numerics.canonical_order import split
 from quicoll.numerics.dtypes import FLOAT32
 from quicoll.numerics.reduce import ReduceOp, combine, finish
-from quicoll.train.loop import Bucket
+from quicoll.train.bucket import Bucket
 
 if TYPE_CHECKING:
-    from quicoll.checkpoint.store import Array
+    from quicoll.checkpoint.parts import Array
+    from quicoll.train.task import Part
 
 __all__ = ["BATCH", "SHARDS", "Digits", "baseline", "pin_torch"]
 
@@ -58,8 +59,6 @@ class Digits:
     `pin_torch` is the caller's to call, once per process.
     """
 
-    shards = SHARDS
-
     def __init__(self, *, seed: int = 0, batch: int = BATCH) -> None:
         if seed < 0 or batch < 1:
             raise LocalError(f"seed is 0 or more and batch 1 or more, not {seed} and {batch}")
@@ -74,12 +73,30 @@ class Digits:
         self._parameters = _initial(seed)
         self._momentum = {name: torch.zeros_like(value) for name, value in self._parameters.items()}
 
+    def architecture(self) -> dict[str, object]:
+        """What parameters' shapes do not say."""
+        return {"batch": self._batch, "learning rate": _LEARNING_RATE, "momentum": _MOMENTUM, "seed": self._seed}
+
+    def parameters(self) -> dict[str, Array]:
+        """The live parameters."""
+        return dict(self._parameters)
+
     def gradients(self, shard: int, step: int) -> list[Tensor]:
         """Gradients of the mean loss over the shard's samples of this step, in the order of the parameters."""
+        return self.backward(self._loss(shard, step))
+
+    def forward(self, part: Part) -> Tensor:
+        """The mean loss over a shard's samples, which are drawn by shard and step."""
+        return self._loss(part.shard, part.step)
+
+    def backward(self, loss: Any) -> list[Tensor]:
+        """Its gradients."""
+        return list(torch.autograd.grad(loss, list(self._parameters.values())))
+
+    def _loss(self, shard: int, step: int) -> Tensor:
         drawn = _raw(self._seed, shard, step, self._batch) % np.uint64(len(self._labels))
         index = torch.from_numpy(drawn.astype(np.int64))
-        loss = F.cross_entropy(self._logits(self._images[index]), self._labels[index])
-        return list(torch.autograd.grad(loss, list(self._parameters.values())))
+        return F.cross_entropy(self._logits(self._images[index]), self._labels[index])
 
     @torch.no_grad()
     def apply(self, average: Sequence[Array]) -> None:

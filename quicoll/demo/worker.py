@@ -60,9 +60,9 @@ def _alone(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 async def _member(options: argparse.Namespace, began: float) -> tuple[str, dict[str, Any]]:
     import quicoll
-    from quicoll.demo.digits import BATCH, Digits, pin_torch
+    from quicoll.demo.digits import BATCH, SHARDS, Digits, pin_torch
     from quicoll.testing import cut_network
-    from quicoll.train.loop import run
+    from quicoll.train.worker import Worker
 
     pin_torch()
     task = Digits(seed=options.seed, batch=options.batch or BATCH)
@@ -81,7 +81,7 @@ async def _member(options: argparse.Namespace, began: float) -> tuple[str, dict[
             if job.world_size < full:
                 await asyncio.sleep(pace)
 
-        result = await run(job, task, steps=options.steps, on_step=between)
+        result = await Worker(job, task, shards=SHARDS, on_step=between).run(steps=options.steps)
         return node, {
             "steps": result.steps,
             "digest": result.digest,

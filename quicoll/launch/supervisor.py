@@ -26,9 +26,9 @@ The end: the workers' processes get SIGTERM, and as long as `grace` to end; then
 SIGKILL. A Ctrl-C becomes a SIGTERM too, as with mpirun: it was meant for the run, at whose terminal it was typed,
 while each worker has a session of its own; and of SIGINT each worker would die with a traceback. Only the processes
 are asked, not what they have started, as systemd does with KillMode=mixed: a program that ends in order, as
-`quicoll.train.run` does, may need its own children for that. Then the coordinator, which has the last decisions, gets
-the same. No child outlives this: each has a process group of its own, ended in `finally`; if this process is killed
-with SIGKILL, `quicoll.launch.reaper` ends the groups, and the next run removes the temporary directory
+`quicoll.train.Worker` does, may need its own children for that. Then the coordinator, which has the last decisions,
+gets the same. No child outlives this: each has a process group of its own, ended in `finally`; if this process is
+killed with SIGKILL, `quicoll.launch.reaper` ends the groups, and the next run removes the temporary directory
 (`quicoll.rendezvous.scratch`).
 """
 

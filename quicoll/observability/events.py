@@ -35,6 +35,7 @@ class Event:
     state_learned(seconds, passes, chunks, cause); own_state_kept(names, own_step, step);
     fault(what); refused(reason); straggler(rank, peer, op, seconds, view); job_done(step, nodes); leads(token, seed);
     nodes_forgotten(nodes); scale_asked(world_size, leave); node_dismissed(peer, cause); dismissed(reason);
+    progress(step, epoch, step_s, communication_share, data_share, samples_per_s);
     certificates_rotated(fingerprint); certificate_denied(fingerprint). With `transport_events` also those of
     quicoll.observability.transport.
 

@@ -1,7 +1,26 @@
-"""Training on top of the public API: a worker loop with checkpoints, to use or to copy."""
+"""Training on top of the public API: a worker with data, checkpoints and figures, to use or to copy."""
 
 from __future__ import annotations
 
-from quicoll.train.loop import Bucket, Task, TrainingResult, final_result, run
+from quicoll.train.architecture import Architecture
+from quicoll.train.bucket import Bucket
+from quicoll.train.checkpointer import Checkpointer
+from quicoll.train.figures import WorkerFigures
+from quicoll.train.saver import CheckpointPolicy
+from quicoll.train.task import Part, Task
+from quicoll.train.torch_task import TorchTask
+from quicoll.train.worker import TrainingResult, Worker, final_result
 
-__all__ = ["Bucket", "Task", "TrainingResult", "final_result", "run"]
+__all__ = [
+    "Architecture",
+    "Bucket",
+    "CheckpointPolicy",
+    "Checkpointer",
+    "Part",
+    "Task",
+    "TorchTask",
+    "TrainingResult",
+    "Worker",
+    "WorkerFigures",
+    "final_result",
+]

@@ -19,7 +19,8 @@ from quicoll.errors import CheckpointError, LocalError
 from quicoll.state.tree import flatten, rebuild
 
 if TYPE_CHECKING:
-    from quicoll.checkpoint.store import Array, Checkpoint
+    from quicoll.checkpoint.parts import Array
+    from quicoll.checkpoint.store import Checkpoint
 
 __all__ = ["SKELETON", "Packed", "packed_state", "state_of"]
 
@@ -41,10 +42,6 @@ class Packed:
         if skeleton is None:
             return checkpoint.digest(self.tensors)
         return checkpoint.digest({**self.tensors, SKELETON: np.frombuffer(skeleton.encode(), np.uint8)})
-
-    def snapshot(self) -> Packed:
-        """Copy the tensors, so that a thread can save them while training goes on."""
-        return Packed(checkpoint.snapshot(self.tensors), self.metadata)
 
 
 def packed_state(state: Mapping[Any, Any]) -> Packed:

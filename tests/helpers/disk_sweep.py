@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +89,7 @@ def journal_operations() -> int:
     return disk.operations
 
 
-def tensors(step: int) -> dict[str, checkpoint.Array]:
+def tensors(step: int) -> dict[str, Any]:
     return {"x": np.full(700, step, np.float32), "y": np.arange(step, dtype=np.int64)}
 
 

@@ -144,11 +144,16 @@ import numpy as np
 import quicoll
 
 class Task:
-    shards = 4
     def __init__(self):
         self.weights = np.zeros(4, np.float32)
-    def gradients(self, shard, step):
-        return [np.full(4, shard + step, np.float32)]
+    def architecture(self):
+        return {}
+    def parameters(self):
+        return {"weights": self.weights}
+    def forward(self, part):
+        return part.shard + part.step
+    def backward(self, loss):
+        return [np.full(4, loss, np.float32)]
     def apply(self, average):
         self.weights += average[0]
     def state(self):
@@ -159,10 +164,11 @@ class Task:
 async def main():
     async with quicoll.join() as job:
         print("seed", job.view.seed)
-        await quicoll.train.run(
-            job, Task(), steps=10**6, checkpoint_dir=sys.argv[1], checkpoint_every=10**6,
+        worker = quicoll.train.Worker(
+            job, Task(), shards=4, checkpoints=quicoll.train.CheckpointPolicy(sys.argv[1], every=10**6),
             on_step=lambda step: print("step 5") if step == 5 else None,
         )
+        await worker.run(steps=10**6)
 
 asyncio.run(main())
 """

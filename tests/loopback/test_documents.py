@@ -26,6 +26,7 @@ import torch
 
 import quicoll
 import quicoll_transport
+from quicoll import checkpoint
 from quicoll.cli.main import main
 from quicoll.testing import cluster
 
@@ -264,6 +265,62 @@ async def states(block: str, directory: Path) -> None:
         assert len(set(await asyncio.gather(*map(rank, jobs)))) == 1
 
 
+async def sampled(block: str, directory: Path) -> None:
+    """The mean of all samples, three times; two ranks, and a last step of an epoch with fewer samples than parts."""
+    points = np.arange(37.0)[:, None] * np.ones(2)
+    held = [np.zeros(2) for _ in range(2)]
+
+    def gradient(some: Any) -> Any:
+        assert len(some), "a part without samples has no gradient"
+        return some.mean(axis=0)
+
+    async with cluster(2) as jobs:
+        await asyncio.gather(
+            *(
+                piece(block, job=job, points=points, weights=weights, gradient=gradient)
+                for job, weights in zip(jobs, held, strict=True)
+            )
+        )
+        assert [job.committed_step for job in jobs] == [9, 9]
+    assert held[0].tobytes() == held[1].tobytes()
+
+
+async def a_worker(block: str, directory: Path) -> None:
+    import torch
+
+    class Data(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.full((3,), index / 40), index % 2
+
+    async def rank(job: quicoll.Job) -> Any:
+        return (await piece(block, job=job, model=torch.nn.Linear(3, 2), dataset=Data()))["result"]
+
+    with contextlib.chdir(directory):
+        async with cluster(2) as jobs:
+            one, other = await asyncio.gather(*map(rank, jobs))
+    assert (one.steps, one.digest) == (9, other.digest)
+    assert quicoll.checkpoint.of_step(directory / "checkpoints", 9).step == 9
+
+
+async def checkpoints(block: str, directory: Path) -> None:
+    """Two ranks, then three that go on from what these have saved."""
+
+    async def rank(job: quicoll.Job, steps: int) -> int:
+        names = {"quicoll": quicoll, "checkpoint": checkpoint, "np": np}
+        await piece(block, job=job, directory=directory, steps=steps, **names)
+        return job.committed_step
+
+    for world, steps in ((2, 7), (3, 12)):
+        async with cluster(world) as jobs:
+            assert {*await asyncio.gather(*(rank(job, steps) for job in jobs))} == {steps}
+        found = checkpoint.latest(directory)
+        assert found is not None
+        assert (found.step, found.tensors["rows"].sum()) == (steps, 64 * 4 * steps)
+
+
 async def own_rule(block: str, directory: Path) -> None:
     made = await piece(block)
     async with cluster(2) as jobs, quicoll.testing.disturb_network(jobs[0], made["DropLarge"]()) as installed:
@@ -288,6 +345,7 @@ RUNS: dict[str, Run] = {
     "README.md: @quicoll.sim.scenario(seeds=200, ranks=4)": scenarios,
     'certs/README.md: credentials = Credentials.from_directory("certs/train", role': certificate,
     "examples/partition_safety/README.md: def split(sim):": scenarios,
+    "docs/checkpoints.md: saver = quicoll.train.Checkpointer(job, directory, every=5)": checkpoints,
     "docs/collectives.md: total = await job.group.all_reduce(x)  # one after the other": calls,
     "docs/collectives.md: row = await job.group.split(job.rank // 4)  # ranks of one c": sub_groups,
     "docs/collectives.md: for row in job.stragglers():": stragglers,
@@ -298,6 +356,8 @@ RUNS: dict[str, Run] = {
     "docs/membership.md: def save():": states,
     "docs/messages.md: async def main():": alone,
     "docs/simulation.md: def split(sim):": scenarios,
+    "docs/training.md: sampler = quicoll.data.Sampler(len(points), batch_size=16, s": sampled,
+    "docs/training.md: task = quicoll.train.TorchTask(": a_worker,
 }
 
 

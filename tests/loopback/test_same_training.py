@@ -17,10 +17,10 @@ import torch
 from depth import deep, some
 
 from quicoll import checkpoint
-from quicoll.demo.digits import Digits, baseline, pin_torch
+from quicoll.demo.digits import SHARDS, Digits, baseline, pin_torch
 from quicoll.errors import LocalError
 from quicoll.testing import cluster
-from quicoll.train.loop import run
+from quicoll.train import Worker
 
 STEPS, BATCH, SEED = int(os.environ.get("QUICOLL_TEST_TRAINING_STEPS", "6")), 4, 7
 
@@ -49,7 +49,7 @@ async def trained(world: int, *, sites: bool = False, chunk_bytes: int = 1 << 20
     tasks = [Digits(seed=SEED, batch=BATCH) for _ in range(world)]
     async with cluster(world, sites=names, chunk_bytes=chunk_bytes) as jobs:
         results = await asyncio.gather(
-            *(run(job, task, steps=STEPS, **how) for job, task in zip(jobs, tasks, strict=True))
+            *(Worker(job, task, shards=SHARDS, **how).run(steps=STEPS) for job, task in zip(jobs, tasks, strict=True))
         )
     assert [(result.steps, result.committed, result.aborted) for result in results] == [(STEPS, STEPS, 0)] * world
     assert {result.digest for result in results} == {checkpoint.digest(tasks[0].state())}
@@ -91,7 +91,7 @@ async def test_other_bits_would_be_seen(alone: dict[str, bytes]) -> None:
         first = task.state()["parameter.conv1.weight"]
         torch.as_tensor(first).view(-1).view(torch.int32)[0] ^= 1
     async with cluster(1) as (job,):
-        await run(job, task, steps=STEPS)
+        await Worker(job, task, shards=SHARDS).run(steps=STEPS)
     changed = parameters(task)
     assert all(changed[name] != alone[name] for name in alone if name.startswith("parameter."))
 
@@ -99,4 +99,4 @@ async def test_other_bits_would_be_seen(alone: dict[str, bytes]) -> None:
 async def test_a_negative_bucket_is_refused() -> None:
     async with cluster(1) as (job,):
         with pytest.raises(LocalError, match="bucket_bytes"):
-            await run(job, Digits(seed=SEED, batch=BATCH), steps=1, bucket_bytes=-1)
+            Worker(job, Digits(seed=SEED, batch=BATCH), shards=SHARDS, bucket_bytes=-1)

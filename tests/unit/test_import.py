@@ -25,7 +25,7 @@ HEAVY = [
     "torch",
     "xxhash",
 ]
-MODULES = ["blocking", "checkpoint", "sim", "testing", "train"]
+MODULES = ["blocking", "checkpoint", "data", "sim", "testing", "train"]
 
 
 def in_a_fresh_process(code: str) -> Any:

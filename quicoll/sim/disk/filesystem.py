@@ -233,8 +233,11 @@ class FileSystem:
             raise os_error(errno.ENOTDIR, name)
         return sorted(posixpath.basename(entry) for entry in self._tree if posixpath.dirname(entry) == name != entry)
 
-    def read(self, path: Path) -> bytes:
-        return bytes(self.file(path).content)
+    def read(self, path: Path, start: int = 0, stop: int | None = None) -> bytes:
+        return bytes(self.file(path).content[start:stop])
+
+    def size(self, path: Path) -> int:
+        return len(self.file(path).content)
 
     def age_s(self, path: Path) -> float:
         return (self.now_ns() - self.file(path).written_ns) / 1e9

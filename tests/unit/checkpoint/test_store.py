@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import random
+import re
 import resource
 import struct
 from collections.abc import Callable, Iterator
@@ -37,6 +38,16 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
 
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
+
+
+def plain(name: str) -> str:
+    """A name without the digits that are chance."""
+    return re.sub(r"(\.r\d{4}\.)[0-9a-f]+", r"\1*", name)
+
+
+def files(step: int) -> list[str]:
+    """What one process leaves of a checkpoint."""
+    return [f"step-{step:08d}.manifest.json", f"step-{step:08d}.r0000.*.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -119,50 +130,60 @@ def test_digest_is_what_its_definition_says() -> None:
     assert checkpoint.digest({"x": torch.arange(3, dtype=torch.float32)}) == expected
 
 
-def test_the_file_is_plain_safetensors(tmp_path: Path) -> None:
+def test_the_data_file_is_plain_safetensors(tmp_path: Path) -> None:
     tensors = {"a": torch.arange(3, dtype=torch.uint8), "b": torch.arange(4, dtype=torch.float64)}
-    path = checkpoint.save(tmp_path, step=9, tensors=tensors)
+    checkpoint.save(tmp_path, step=9, tensors=tensors)
+    (path,) = tmp_path.glob("*.safetensors")
     back = safetensors.torch.load_file(path)
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)
     assert sorted(safetensors.numpy.load_file(path)) == ["a", "b"]
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_any_byte_is_found(tmp_path: Path) -> None:
+    """Of the manifest and of the data: what loads is what was saved, or the file is named."""
     path = checkpoint.save(tmp_path, step=120, tensors=SMALL, metadata={"note": "x"})
-    good = path.read_bytes()
-    for bit in range(len(good) * 8):
-        damaged = bytearray(good)
-        damaged[bit // 8] ^= 1 << (bit % 8)
-        path.write_bytes(damaged)
-        with pytest.raises(CheckpointError, match=r"step-00000120\.safetensors"):
-            checkpoint.load(path)
+    for name in sorted(names(tmp_path)):
+        file = tmp_path / name
+        good = file.read_bytes()
+        for place in range(len(good)):
+            damaged = bytearray(good)
+            damaged[place] ^= 1 << (place * 5 % 8)
+            file.write_bytes(damaged)
+            with pytest.raises(CheckpointError, match=re.escape(name)):
+                checkpoint.load(path)
+        file.write_bytes(good)
+    assert checkpoint.load(path).digest == checkpoint.digest(SMALL)
 
 
 def test_every_truncation_is_found(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, step=120, tensors=SMALL)
-    good = path.read_bytes()
-    for length in range(len(good)):
-        path.write_bytes(good[:length])
-        with pytest.raises(CheckpointError, match=r"step-00000120\.safetensors"):
-            checkpoint.load(path)
+    for name in sorted(names(tmp_path)):
+        file = tmp_path / name
+        good = file.read_bytes()
+        for length in range(len(good)):
+            file.write_bytes(good[:length])
+            with pytest.raises(CheckpointError, match=re.escape(name)):
+                checkpoint.load(path)
+        file.write_bytes(good)
 
 
 def test_foreign_files_are_refused_by_name(tmp_path: Path) -> None:
-    foreign = tmp_path / "step-00000001.safetensors"
-    safetensors.numpy.save_file({"x": np.ones(2)}, foreign)
-    with pytest.raises(CheckpointError, match="not a checkpoint of quicoll") as caught:
-        checkpoint.load(foreign)
-    assert caught.value.path == str(foreign)
-    assert caught.value.usable
+    foreign = tmp_path / "step-00000001.manifest.json"
+    for data in (b"", b"{}", b"[1]", b'{"seal":"x","content":{}}', b"\xff", b"[" * 100_000):
+        foreign.write_bytes(data)
+        with pytest.raises(CheckpointError, match="manifest") as caught:
+            checkpoint.load(foreign)
+        assert str(foreign) in str(caught.value)
+        assert caught.value.usable
     with pytest.raises(CheckpointError, match="cannot read"):
-        checkpoint.load(tmp_path / "absent.safetensors")
+        checkpoint.load(tmp_path / "absent.manifest.json")
 
 
 def test_latest_skips_a_damaged_newest_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for step in (1, 2, 3):
         checkpoint.save(tmp_path, step=step, tensors={"x": np.full(3, step)})
-    newest = tmp_path / "step-00000003.safetensors"
+    (newest,) = tmp_path.glob("step-00000003.*.safetensors")
     newest.write_bytes(newest.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING, "quicoll.checkpoint"):
         found = checkpoint.latest(tmp_path)
@@ -173,7 +194,7 @@ def test_latest_skips_a_damaged_newest_and_says_so(tmp_path: Path, caplog: pytes
 
 def test_latest_skips_a_file_under_another_steps_name(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, step=1, tensors=SMALL)
-    checkpoint.save(tmp_path, step=2, tensors=SMALL).rename(tmp_path / "step-00000009.safetensors")
+    Path(checkpoint.save(tmp_path, step=2, tensors=SMALL)).rename(tmp_path / "step-00000009.manifest.json")
     found = checkpoint.latest(tmp_path)
     assert found is not None
     assert found.step == 1
@@ -189,7 +210,7 @@ def test_the_checkpoint_of_one_step_is_read_and_no_other_is_taken_for_it(tmp_pat
     assert checkpoint.of_step(tmp_path, 7).tensors["w"].tolist() == [7, 7]
     with pytest.raises(CheckpointError, match="no checkpoint of step 9; the newest is of step 8"):
         checkpoint.of_step(tmp_path, 9)
-    (tmp_path / "step-00000007.safetensors").replace(tmp_path / "step-00000009.safetensors")
+    (tmp_path / "step-00000007.manifest.json").replace(tmp_path / "step-00000009.manifest.json")
     with pytest.raises(CheckpointError, match="it holds step 7 under the name of 9"):
         checkpoint.of_step(tmp_path, 9)
 
@@ -198,7 +219,7 @@ def test_latest_raises_only_when_all_are_damaged(tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path / "nowhere") is None
     assert checkpoint.latest(tmp_path) is None
     for step in (1, 2):
-        checkpoint.save(tmp_path, step=step, tensors=SMALL).write_bytes(b"junk")
+        Path(checkpoint.save(tmp_path, step=step, tensors=SMALL)).write_bytes(b"junk")
     with pytest.raises(CheckpointError, match="none of the 2 checkpoints is whole"):
         checkpoint.latest(tmp_path)
 
@@ -215,22 +236,22 @@ def test_only_the_newest_stay_and_foreign_names_are_left_alone(tmp_path: Path, d
     disk.create(tmp_path / "notes.txt", [b"mine"])
     for step in range(5):
         checkpoint.save(tmp_path, step=step, tensors=SMALL, keep=2, disk=disk)
-    assert disk.names(tmp_path) == ["notes.txt", "step-00000003.safetensors", "step-00000004.safetensors"]
+    assert [plain(name) for name in disk.names(tmp_path)] == ["notes.txt", *files(3), *files(4)]
 
 
 def test_a_damaged_newer_file_does_not_push_out_the_last_good_one(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, step=8, tensors=SMALL).write_bytes(b"junk")
+    Path(checkpoint.save(tmp_path, step=8, tensors=SMALL)).write_bytes(b"junk")
     checkpoint.save(tmp_path, step=5, tensors=SMALL, keep=1)
-    assert names(tmp_path) == ["step-00000005.safetensors", "step-00000008.safetensors"]
+    assert [plain(name) for name in names(tmp_path)] == [*files(5), *files(8)]
 
 
 def test_a_killed_writers_leftover_goes_and_a_live_writers_file_stays(tmp_path: Path) -> None:
-    old, fresh = tmp_path / ".step-00000001.safetensors.aa.tmp", tmp_path / ".step-00000002.safetensors.bb.tmp"
+    old, fresh = tmp_path / ".step-00000001.manifest.json.aa.tmp", tmp_path / ".step-00000002.manifest.json.bb.tmp"
     for path in (old, fresh):
         path.write_bytes(b"part")
     os.utime(old, (0, 0))
     checkpoint.save(tmp_path, step=3, tensors=SMALL)
-    assert names(tmp_path) == [fresh.name, "step-00000003.safetensors"]
+    assert [plain(name) for name in names(tmp_path)] == [fresh.name, *files(3)]
 
 
 @contextmanager
@@ -280,10 +301,10 @@ def test_a_failed_save_leaves_everything_as_it_was(
     large = {"x": np.zeros(100_000)}
     with failure(monkeypatch, code), pytest.raises(CheckpointError, match=os.strerror(code)) as caught:
         checkpoint.save(tmp_path, step=3, tensors=large, keep=1)
-    assert caught.value.path.endswith("step-00000003.safetensors")
+    assert "step-00000003." in caught.value.path
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     checkpoint.save(tmp_path, step=3, tensors=large, keep=1)
-    assert names(tmp_path) == ["step-00000003.safetensors"]
+    assert [plain(name) for name in names(tmp_path)] == files(3)
 
 
 def test_missing_directories_are_made(tmp_path: Path, disk: Disk) -> None:

@@ -15,7 +15,7 @@ from quicoll import checkpoint
 from quicoll.demo import digits
 from quicoll.demo.digits import BATCH, SHARDS, Digits, baseline, pin_torch
 from quicoll.errors import LocalError
-from quicoll.train.loop import Bucket
+from quicoll.train.bucket import Bucket
 
 
 @pytest.fixture(autouse=True)

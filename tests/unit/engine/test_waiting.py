@@ -90,7 +90,7 @@ def test_one_that_is_cancelled_takes_nobody_else_with_it(bench: Bench) -> None:
 
 def test_a_job_that_is_done_has_no_more_views_and_may_have_a_decision(bench: Bench) -> None:
     view, decision = bench.wait_view(), bench.wait_decision()
-    bench.waiting.end(12)
+    bench.waiting.end(JobOver(12))
     bench.turn()
     assert view.result() == JobOver(12)
     assert bench.wait_view().result() == JobOver(12)
@@ -115,7 +115,7 @@ def test_the_end_of_the_engine_comes_before_every_other_reason(bench: Bench) -> 
     assert not bench.waiting.closed
     bench.waiting.close()
     bench.waiting.refuse("no place")
-    bench.waiting.end(12)
+    bench.waiting.end(JobOver(12))
     bench.turn()
     assert bench.waiting.closed
     for task in [*tasks, bench.wait_view(), bench.wait_decision()]:

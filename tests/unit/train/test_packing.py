@@ -16,7 +16,7 @@ from quicoll.train.packing import SKELETON, packed_state, state_of
 
 
 def kept(directory: Path, state: Any) -> Any:
-    packed = packed_state(state).snapshot()
+    packed = packed_state(state)
     checkpoint.save(directory, step=3, tensors=packed.tensors, metadata=packed.metadata)
     found = checkpoint.latest(directory)
     assert found is not None
