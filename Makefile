@@ -154,7 +154,7 @@ $(WHEEL_VENV)/.deps: $(VENV)/.dev
 	$(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) build/wheel/*.whl
 	cd build/away && $(abspath $(WHEEL_VENV))/bin/python -P -c "$$CHECK_INSTALLED"
-	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) "$$(echo build/wheel/*.whl)[bf16,demo,sim]" pytest
+	$(WHEEL_VENV)/bin/python $(PIP_INSTALL) "$$(echo build/wheel/*.whl)[bf16,demo,fsspec,postgresql,sim]" pytest
 	touch $@
 
 define CHECK_INSTALLED
