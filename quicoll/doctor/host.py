@@ -200,12 +200,12 @@ def memory_bounds(links: int, root: Path = Path("/sys/fs/cgroup"), available: in
     if available is not None:
         bounds.append((available, "what this host has left", "Run fewer processes here, or use a larger host."))
     if not bounds:
-        return [note("memory_bounds", "How much memory there is cannot be told here.")]
+        return [note("memory", "How much memory there is cannot be told here.")]
     least, what, advice = min(bounds)
     says = f"{what} is {least >> 20} MiB; quicoll may need {needed >> 20} MiB for {links} links, beside the program's"
     if least < needed:
-        return [wrong("memory_bounds", f"{says[0].upper()}{says[1:]} own.", advice)]
-    return [fine("memory_bounds", f"{says[0].upper()}{says[1:]} own.")]
+        return [wrong("memory", f"{says[0].upper()}{says[1:]} own.", advice)]
+    return [fine("memory", f"{says[0].upper()}{says[1:]} own.")]
 
 
 def _cgroup(root: Path) -> int | None:
