@@ -95,7 +95,7 @@ def coordinator(
     SIGHUP makes it read its certificates and the deny list anew. Exit status 0 when SIGTERM ended it, 130 when Ctrl-C
     did, 2 for an error.
     """
-    from quicoll.membership.service import serve
+    from quicoll.membership.serving import serve
 
     check_variables(os.environ)
     writer = JsonLines(events / f"{COORDINATOR}.jsonl") if events is not None else None

@@ -54,10 +54,17 @@ class Leadership:
         holder: This coordinator's address, for members.
         lease: Seconds that a lease runs.
         on_standby: Called with the leader's address, "" where it is not known, after every answer while another leads.
+        executor: Where the journal is called, one call at a time; ended with this. None takes a thread of its own.
     """
 
     def __init__(
-        self, open_store: Callable[[], SharedStore], *, holder: str, lease: float, on_standby: Callable[[str], None]
+        self,
+        open_store: Callable[[], SharedStore],
+        *,
+        holder: str,
+        lease: float,
+        on_standby: Callable[[str], None],
+        executor: Executor | None = None,
     ) -> None:
         self._open_store = open_store
         self._opened: SharedStore | None = None
@@ -65,7 +72,7 @@ class Leadership:
         self._on_standby = on_standby
         self._loop = asyncio.get_running_loop()
         self._core = LeaseCore(lease_ns=round(lease * 1e9), now_ns=self._now_ns())
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="quicoll-journal")
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="quicoll-journal")
         self._told = ""
         self._lost: JournalError | None = None  # why the last request failed
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import QuicollError
-from quicoll.membership.service import serve
+from quicoll.membership.serving import serve
 from quicoll.observability.events import JsonLines
 from quicoll.rendezvous.scratch import scratch_directory
 from quicoll_transport.errors import TransportError

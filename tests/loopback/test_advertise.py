@@ -13,7 +13,7 @@ from forwarder import Forwarder
 
 import quicoll
 from quicoll import Event
-from quicoll.membership.service import serve
+from quicoll.membership.serving import serve
 from quicoll_transport.security.authority import create_authority, issue
 
 

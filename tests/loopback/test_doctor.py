@@ -17,7 +17,7 @@ from quicoll import Event
 from quicoll.cli.main import main
 from quicoll.doctor.examination import examine_host
 from quicoll.doctor.network import answer
-from quicoll.membership.service import serve
+from quicoll.membership.serving import serve
 from quicoll_transport.security.authority import create_authority, issue
 from quicoll_transport.security.credentials import Credentials
 

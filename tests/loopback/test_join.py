@@ -19,7 +19,7 @@ import pytest
 import quicoll
 from quicoll import Event, LocalError, PeerError, StepAborted
 from quicoll.errors import JournalError
-from quicoll.membership.service import serve
+from quicoll.membership.serving import serve
 from quicoll_transport.security.authority import create_authority, issue
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pytest
 
 import quicoll
 from quicoll import Event, Job, LocalError, PeerError, StepAborted, blocking
-from quicoll.membership.service import serve
+from quicoll.membership.serving import serve
 from quicoll.testing import cluster, cut_network
 from quicoll_transport.security.authority import create_authority, issue
 

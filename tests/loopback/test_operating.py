@@ -11,18 +11,21 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import quicoll
 from quicoll import Event, LocalError, PeerError, StepAborted, Terminated
-from quicoll.membership.service import CoordinatorService, serve
+from quicoll.membership.serving import serve
 from quicoll.observability.transport import TRANSPORT_KINDS
 from quicoll.testing import cluster
 from quicoll_transport.security.authority import create_authority, issue
 from quicoll_transport.security.credentials import Credentials, node_files
+
+if TYPE_CHECKING:
+    from quicoll.membership.service import CoordinatorService
 
 ROLES = {"coordinator": "coordinator", "a": "worker", "b": "worker", "c": "worker"}
 

@@ -12,11 +12,12 @@ import pytest
 import quicoll
 from quicoll.errors import LocalError, PeerError
 from quicoll.membership.operator_client import ask_for_ranks
-from quicoll.membership.service import CoordinatorService, serve
+from quicoll.membership.serving import serve
 from quicoll_transport.security.authority import create_authority, issue
 
 if TYPE_CHECKING:
     from quicoll.membership.operators import OperatorAnswer
+    from quicoll.membership.service import CoordinatorService
 
 pytestmark = pytest.mark.loopback
 

@@ -1,0 +1,254 @@
+"""A coordinator's process: its files, its socket and its journal; whether it leads alone or in turn with others.
+
+    alone     the journal is a file, which no other coordinator can have: it leads from the beginning
+    in turn   the journal is shared: it stands by until the journal's lease is its own, leads for as long as it is, and
+              ends when it is lost. Whoever manages the process starts it again, and it stands by
+
+Either way it ends by what its service ends by (service.py), or when it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quicoll.checks import MAX_WHOLE, seconds, whole
+from quicoll.deadlines import Deadlines
+from quicoll.errors import LocalError, QuicollError
+from quicoll.membership.journal import Journal
+from quicoll.membership.leadership import Leadership
+from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
+from quicoll.observability.events import Observer, Observers, make_directory
+from quicoll_transport.endpoint import EndpointConfig
+from quicoll_transport.errors import TransportError
+from quicoll_transport.net.addresses import parse_address
+from quicoll_transport.net.udp import UdpSocket
+from quicoll_transport.security.access import Access
+from quicoll_transport.security.identity import COORDINATOR
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from quicoll.membership.coordinator.config import CoordinatorConfig
+    from quicoll.membership.journal import RecordStore
+    from quicoll.membership.leadership import SharedStore
+
+__all__ = ["serve", "serve_in_turn"]
+
+
+async def serve(
+    *,
+    listen: str = "127.0.0.1:4433",
+    job: str,
+    certs: str | Path,
+    journal: str | Path,
+    lease: float = 5.0,
+    forget: Sequence[str] = (),
+    world_size: int,
+    node: str = NODE,
+    seed: int | None = None,
+    lost_after: float = 2.0,
+    min_world_size: int = 1,
+    max_world_size: int | None = None,
+    nodes: Sequence[str] = (),
+    vote_timeout: float | None = None,
+    observer: Observer | None = None,
+    transport_events: bool = False,
+    qlog: str | Path | None = None,
+    deny: str | Path | None = None,
+    ready: Callable[[CoordinatorService], None] | None = None,
+) -> None:
+    """Run a coordinator until cancelled: then its members hear that it was stopped, and the journal is closed.
+
+    Args:
+        listen: "host:port", port 0 for a free one (the event "listening" has it).
+        job: The job's name, as in the certificates.
+        certs: Directory with coordinator-<node>.pem.
+        journal: SQLite file, made if missing; a coordinator that is started again goes on from it. Or the URL of a
+            PostgreSQL database, postgresql://...; then several coordinators may run, of which one leads.
+        lease: With PostgreSQL, seconds after its last sign of life in the database until another takes the lead from
+            the one that has it; and how long the leader tries to reach the database before it steps down.
+        forget: Nodes of the last view that are gone for good and shall not be waited for, where too few are left for a
+            quorum. They are not forgotten as long as they may be alive; the event "held" says why.
+        world_size: Ranks that the first view waits for.
+        node: The coordinator's name in its certificate.
+        seed: The job's; None takes the journal's or a random one.
+        lost_after: Seconds of silence after which a member is lost. Ranks that do not set it take this one.
+        min_world_size: Least ranks of every view.
+        max_world_size: Most ranks of every view; further nodes stand by. None: as many as there may be.
+        nodes: Who may join: names, or patterns with * and ?. Empty lets in every node with a certificate of the job.
+        vote_timeout: Seconds from the first vote for a step to the last. Ranks that set a longer `timeout`, or a
+            `hold_timeout` that is not longer, are refused. None takes 300, and refuses nobody.
+        observer: Gets every event, on the running loop.
+        transport_events: Whether the transport's own events are told as well.
+        qlog: Directory for a qlog trace of each connection.
+        deny: File of SHA-256 fingerprints of certificates that may not come in.
+        ready: Called with the service once it listens; `reload` is there for a signal handler.
+    Raises:
+        LocalError: Settings, certificates, the deny list or the address cannot work.
+        JournalError: The journal cannot be read or written; with PostgreSQL also: another coordinator leads now.
+    """
+    seed = None if seed is None else whole(seed, "seed")
+    config = coordinator_config(
+        whole(world_size, "world_size"),
+        seconds(lost_after, "lost_after"),
+        seed,
+        min_world_size=whole(min_world_size, "min_world_size"),
+        max_world_size=None if max_world_size is None else whole(max_world_size, "max_world_size"),
+        nodes=nodes,
+        forget=forget,
+        vote_timeout=None if vote_timeout is None else seconds(vote_timeout, "vote_timeout"),
+    )
+    if qlog is not None:
+        make_directory(qlog, "qlog")
+    loop = asyncio.get_running_loop()
+    observers = Observers(node, lambda: round(loop.time() * 1e9), observer)
+    read_access = partial(Access.read, certs, role=COORDINATOR, node=node, deny=deny)
+    try:
+        access = read_access()
+        if access.credentials.identity.job != job:
+            raise LocalError(f"the certificate is for job {access.credentials.identity.job!r}, not {job!r}")
+        host, port = parse_address(listen)
+        io = UdpSocket(host, port, loop=loop)
+    except TransportError as error:
+        raise LocalError(str(error)) from error
+    make = partial(
+        CoordinatorService,
+        credentials=access.credentials,
+        io=io,
+        transport=EndpointConfig(lost_after_ns=Deadlines.of(lost_after).lost_ns, qlog_directory=qlog),
+        loop=loop,
+        incarnation=1 + (int.from_bytes(os.urandom(8), "big") >> 1) % MAX_WHOLE,
+        observers=observers,
+        denied=access.denied,
+        read_access=read_access,
+        transport_events=transport_events,
+    )
+    try:
+        if _is_shared(journal):
+            await _serve_shared(make, str(journal), config, job, seconds(lease, "lease"), observers, ready)
+        else:
+            await _serve_alone(make, journal, config, job, ready)
+    finally:
+        io.close()
+
+
+async def _serve_alone(
+    make: Callable[..., CoordinatorService],
+    path: str | Path,
+    config: CoordinatorConfig,
+    job: str,
+    ready: Callable[[CoordinatorService], None] | None,
+) -> None:
+    """Lead with a journal that is nobody else's."""
+    store = Journal.open(path, job=job)
+    try:
+        service = make(journal=store, config=_seeded(config, store))
+        async with _ending(service):
+            if ready is not None:
+                ready(service)
+            await service.wait_failed()
+    finally:
+        store.close()
+
+
+async def _serve_shared(
+    make: Callable[..., CoordinatorService],
+    url: str,
+    config: CoordinatorConfig,
+    job: str,
+    lease: float,
+    observers: Observers,
+    ready: Callable[[CoordinatorService], None] | None,
+) -> None:
+    """Stand by until the lease of the journal in the database is ours, then lead for as long as it is."""
+    try:
+        from quicoll.membership.postgresql.journal import PostgresJournal
+    except ImportError as error:
+        raise LocalError(
+            f"a journal in PostgreSQL needs psycopg: pip install 'quicoll[postgresql]' ({error})"
+        ) from error
+    service = make(journal=None, config=config)
+    open_store = partial(PostgresJournal.open, url, job=job, lease=lease)
+    await serve_in_turn(service, open_store, config=config, lease=lease, observers=observers, ready=ready)
+
+
+async def serve_in_turn(
+    service: CoordinatorService,
+    open_store: Callable[[], SharedStore],
+    *,
+    config: CoordinatorConfig,
+    lease: float,
+    observers: Observers,
+    executor: Executor | None = None,
+    ready: Callable[[CoordinatorService], None] | None = None,
+) -> None:
+    """Stand by until the journal's lease is ours, then lead for as long as it is; the service is closed at the end.
+
+    Args:
+        service: It stands by.
+        open_store: Opens the journal.
+        config: The core's settings.
+        lease: Seconds that a lease runs.
+        observers: Hear that it leads.
+        executor: Where the journal is called, one call at a time. None takes a thread of its own.
+        ready: Called with the service once the journal is open.
+    Raises:
+        JournalError: The journal cannot be read or written, or another coordinator leads now.
+    """
+    async with _ending(service):
+        leadership = Leadership(
+            open_store, holder=service.address, lease=lease, on_standby=service.stand_by, executor=executor
+        )
+        async with leadership:
+            if ready is not None:
+                ready(service)
+            store = await leadership.lead()
+            service.lead(store, leadership.executor, _seeded(config, store))
+            observers.emit("leads", token=leadership.token, seed=service.core.history.seed)
+            await _first_error(leadership.keep(), service.wait_failed())
+
+
+async def _first_error(*waits: Coroutine[Any, Any, None]) -> None:
+    """Wait until one of them raises, and raise that; end the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _ending(service: CoordinatorService) -> AsyncIterator[None]:
+    """Close the service at the end, and tell members how it came to it."""
+    reason = "stopped"
+    try:
+        yield
+    except QuicollError:
+        reason = "cannot go on"
+        raise
+    finally:
+        await service.aclose(reason)
+
+
+def _seeded(config: CoordinatorConfig, store: RecordStore) -> CoordinatorConfig:
+    """Return the settings with a seed: the given one, or a random one for a new journal."""
+    if config.seed is None and store.load().seed is None:
+        return replace(config, seed=int.from_bytes(os.urandom(8), "big") >> 1)
+    return config
+
+
+def _is_shared(journal: str | Path) -> bool:
+    """Return whether `journal` is a database's URL, not a file."""
+    return str(journal).startswith(("postgresql://", "postgres://"))
