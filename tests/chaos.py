@@ -135,9 +135,10 @@ class Commits:
             whole = data[: data.rfind(b"\n") + 1]
             self._read[node] += len(whole)
             for line in whole.decode().splitlines():
-                self._take(node, line.split())
+                self.take(node, line.split())
 
-    def _take(self, node: str, words: list[str]) -> None:
+    def take(self, node: str, words: list[str]) -> None:
+        """Look at what a worker says."""
         match words:
             case ["commit", step, found, ns]:
                 number = int(step)
@@ -196,6 +197,12 @@ class Net:
         ip(f"link set line{index} up")
 
 
+def free_udp_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def ip(words: str) -> None:
     subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)  # noqa: S607 - as in a shell
 
@@ -203,9 +210,7 @@ def ip(words: str) -> None:
 def network(workers: int) -> Net:
     """Namespaces inside this one, if this process is in one of its own; otherwise the loopback interface."""
     if INSIDE not in os.environ:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-            free.bind(("127.0.0.1", 0))
-            return Net(f"127.0.0.1:{free.getsockname()[1]}", spaces=False)
+        return Net(f"127.0.0.1:{free_udp_port()}", spaces=False)
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)  # noqa: S607 - of this mount namespace alone
     ip("link set lo up")
     ip("link add hub type bridge")
@@ -221,14 +226,17 @@ def network(workers: int) -> Net:
     return Net("10.77.0.1:4433", spaces=True)
 
 
-def enter_namespace(arguments: list[str]) -> str:
-    """Begin this program again in namespaces of its own; returns why that cannot be, if it cannot."""
+def enter_namespace(script: str, arguments: list[str], *, user: bool = True) -> str:
+    """Begin a program again in namespaces of its own; return why that cannot be, if it cannot.
+
+    user: with one of users as well, in which there is nobody but root; without it the caller has to be root.
+    """
     if INSIDE in os.environ:
         return ""
     for tool in ("unshare", "ip", "mount"):
         if shutil.which(tool) is None:
             return f"there is no command {tool!r}"
-    into = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
+    into = ["unshare", *(("--user", "--map-root-user") if user else ()), "--net", "--mount"]
     trial = (
         "mount -t tmpfs tmpfs /run && ip link add hub type bridge && ip netns add worker0"
         " && ip link add line0 type veth peer name eth0 netns worker0"
@@ -237,7 +245,7 @@ def enter_namespace(arguments: list[str]) -> str:
     if tried.returncode:
         return (tried.stderr.strip().splitlines() or ["unshare failed"])[-1]
     environment = {**os.environ, INSIDE: "1"}
-    os.execvpe(into[0], [*into, sys.executable, os.path.abspath(__file__), *arguments], environment)  # noqa: S606 - this very script
+    os.execvpe(into[0], [*into, sys.executable, os.path.abspath(script), *arguments], environment)  # noqa: S606 - the caller
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -263,20 +271,28 @@ class Processes:
         for node in self.nodes:
             issue(certs, role=WORKER, node=node, days=2)
 
-    def start(self, node: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("QUICOLL_")}
-        environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    def command(self, node: str) -> tuple[list[str], dict[str, str]]:
+        """Return what starts a process, and what its environment has beyond that of all."""
         certs = str(self._directory / "certs")
         if node == COORDINATOR:
             command = [sys.executable, "-m", "quicoll.cli.main", "coordinator", "--job", JOB, "--certs", certs]
             command += ["--world-size", str(len(self.nodes)), "--journal", str(self._directory / "journal.db")]
-            command += ["--listen", self._net.coordinator, "--lost-after", str(LOST_AFTER)]
-        else:
-            index = self.nodes.index(node)
-            record = self._directory / f"{node}.record"
-            command = [*self._net.command(index), sys.executable, chaos_worker.__file__, str(record)]
-            environment |= {"QUICOLL_JOB": JOB, "QUICOLL_NODE": node, "QUICOLL_CERTS": certs}
-            environment |= {"QUICOLL_COORDINATOR": self._net.coordinator, "QUICOLL_LISTEN": self._net.listen(index)}
+            return [*command, "--listen", self._net.coordinator, "--lost-after", str(LOST_AFTER)], {}
+        index = self.nodes.index(node)
+        record = self._directory / f"{node}.record"
+        environment = {"QUICOLL_JOB": JOB, "QUICOLL_NODE": node, "QUICOLL_CERTS": certs}
+        environment |= {"QUICOLL_COORDINATOR": self._net.coordinator, "QUICOLL_LISTEN": self._net.listen(index)}
+        return [*self._net.command(index), sys.executable, chaos_worker.__file__, str(record)], environment
+
+    def may_end(self, node: str, status: int) -> bool:
+        """Return whether a process ends like this in the order of things, and is only started again."""
+        return False
+
+    def start(self, node: str) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("QUICOLL_")}
+        environment |= {"PYTHONPATH": os.pathsep.join(SOURCES), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        command, more = self.command(node)
+        environment |= more
         with (self._directory / f"{node}.log").open("ab") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, text=True, process_group=0
@@ -293,7 +309,7 @@ class Processes:
 
     def tell(self, node: str, words: str) -> None:
         process = self._running.get(node)
-        if node == COORDINATOR or process is None or process.stdin is None:
+        if node not in self.nodes or process is None or process.stdin is None:
             return
         try:
             process.stdin.write(words + "\n")
@@ -334,7 +350,10 @@ class Processes:
                 continue
             del self._running[node]
             self._gone(process)
-            if status == 0 and done and node != COORDINATOR:
+            if status == 0 and done and node in self.nodes:
+                continue
+            if self.may_end(node, status):
+                self.start(node)
                 continue
             self.deaths.append(f"{node} ended by itself with status {status}")
             if len(self.deaths) > DEATHS:
@@ -592,7 +611,7 @@ def main(arguments: list[str]) -> int:
     if options.workers < 3:
         parser.error("fewer than 3 workers have no majority without one")
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
-    why = "--no-namespaces" if options.no_namespaces else enter_namespace([*arguments, "--seed", str(seed)])
+    why = "--no-namespaces" if options.no_namespaces else enter_namespace(__file__, [*arguments, "--seed", str(seed)])
 
     def say(line: str) -> None:
         sys.stdout.write(line + "\n")

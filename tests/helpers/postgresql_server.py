@@ -7,6 +7,7 @@ run as root, so a test that is root gives it to another user. It is ended by the
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import pwd
 import selectors
@@ -54,9 +55,12 @@ def free_port() -> int:
 
 
 class Server:
-    """Started by `start`; a context, at whose end it is gone with its files."""
+    """Started by `start`; a context, at whose end it is gone with its files.
 
-    def __init__(self) -> None:
+    network: an address of this machine, "10.0.0.1/24", at which it listens too, for all of that network; "" for none.
+    """
+
+    def __init__(self, network: str = "") -> None:
         found = programs()
         assert found is not None
         self._programs = found
@@ -69,6 +73,11 @@ class Server:
             os.chown(self._directory, user.pw_uid, user.pw_gid)
         options = ["--no-sync", "--auth=trust", "--username=quicoll", "--locale=C", "--encoding=UTF8"]
         self._run([str(found / "initdb"), "-D", str(self._directory / "data"), *options])
+        self._addresses = "127.0.0.1"
+        if network:
+            self._addresses += f",{network.partition('/')[0]}"
+            with (self._directory / "data" / "pg_hba.conf").open("a") as rules:
+                rules.write(f"host all all {ipaddress.ip_interface(network).network} trust\n")
 
     @property
     def url(self) -> str:
@@ -86,7 +95,7 @@ class Server:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def start(self) -> None:
-        command = [str(self._programs / "postgres"), "-D", str(self._directory / "data"), "-h", "127.0.0.1"]
+        command = [str(self._programs / "postgres"), "-D", str(self._directory / "data"), "-h", self._addresses]
         command += ["-p", str(self.port), "-k", "", "-c", "shared_buffers=16MB", "-c", "max_connections=30"]
         log = (self._directory / "log").open("ab")
         with log:
