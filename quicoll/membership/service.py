@@ -202,6 +202,11 @@ class CoordinatorService:
         await asyncio.shield(self._failed)
 
     @property
+    def leads(self) -> bool:
+        """Whether it decides; else it stands by."""
+        return self._core is not None
+
+    @property
     def failed(self) -> bool:
         """Whether it cannot go on; `wait_failed` says why."""
         return self._failed.done()

@@ -198,8 +198,8 @@ class Simulation:
             world.after(_LOOK_NS, self._look)
             try:
                 world.run(self._is_over, limit_ns=round(settings.limit * 1e9))
-                if self._verdict() is None and self._fleet.coordinator.runs:
-                    self._fleet.close_coordinator()
+                if self._verdict() is None and any(machine.runs for machine in self._fleet.coordinators):
+                    self._fleet.close_coordinators()
                     world.run(lambda: self._fleet.closed or self._verdict() is not None, limit_ns=_CLOSE_NS)
             except SimulationError as error:
                 self._fail(type(error).__name__, f"{error}{self._fleet.troubles()}")
@@ -208,16 +208,21 @@ class Simulation:
         return _with_wall(outcome, wall)
 
     def _check_nodes(self) -> None:
-        here = node_names(self.settings.ranks)
+        here = node_names(self.settings.ranks, coordinators=self.settings.coordinators)
         known = [*here, *scenario.newcomers(self.events, self.settings.ranks)]
+        several = self.settings.coordinators > 1
+        reached = [*known, scenario.DATABASE_HOST] if several else known
         for event in self.events:
             fault = event.fault
+            if isinstance(fault, scenario.TakeOver | scenario.JournalFault) and not several:
+                raise LocalError(f"{event}: there is one coordinator; Settings(coordinators=2) makes another")
             if isinstance(fault, scenario.JoinAnew) and fault.node in here:
                 raise LocalError(f"{event}: {fault.node} is there from the beginning")
             named = [getattr(fault, "node", None), getattr(fault, "to", None), event.voter or None]
-            named += [*getattr(fault, "one", ()), *getattr(fault, "other", ()), *getattr(fault, "leave", ())]
-            for name in named:
-                if name is not None and name not in known:
+            named += getattr(fault, "leave", ())
+            ends = [*getattr(fault, "one", ()), *getattr(fault, "other", ())]
+            for name, among in [*((name, known) for name in named), *((name, reached) for name in ends)]:
+                if name is not None and name not in among:
                     raise LocalError(f"{event}: there is no node {name!r} among {', '.join(known)}")
 
     async def _work(self, job: Job) -> Any:
@@ -277,9 +282,38 @@ class Simulation:
                 self._fleet.scale(fault.world_size, fault.leave)
             case scenario.Heal():
                 self._heal()
+            case scenario.TakeOver():
+                return self._lose_leader(fault.how)
+            case scenario.JournalFault():
+                self._fail_journal(fault.what)
             case _:
                 return self._disturb(fault)
         return True
+
+    def _lose_leader(self, how: str) -> bool:
+        leader = self._fleet.leader
+        if leader is None:
+            return False
+        workers = [machine.name for machine in self._fleet.workers]
+        match how:
+            case "workers":
+                self._world.network.partition([leader.name], workers)
+            case "database":
+                self._world.network.partition([leader.name], [scenario.DATABASE_HOST])
+            case "pause":
+                return self._disturb(scenario.Pause(leader.name, round(self.settings.lease * 1.5e9)))
+            case _:
+                return self._disturb(scenario.Crash(leader.name, power=how == "power"))
+        return True
+
+    def _fail_journal(self, what: str) -> None:
+        database = self._fleet.database
+        if database is None:
+            raise AssertionError("events are checked before the run")
+        if what in ("away", "back"):
+            database.away = what == "away"
+        else:
+            database.fault = what
 
     def _disturb(self, fault: Any) -> bool:
         machine = self._fleet.machines[fault.node]
@@ -371,6 +405,8 @@ class Simulation:
     def _heal(self) -> None:
         world = self._world
         self._armed.clear()
+        if self._fleet.database is not None:
+            self._fleet.database.heal()
         world.network.repair()
         world.network.set_conditions(self.settings.conditions)
         for machine in self._fleet.machines.values():
@@ -429,7 +465,8 @@ class Simulation:
         a node that never comes, and holds whoever is there: safe, and without progress by design.
         """
         view = self.checker.installed
-        if view is None or self._fleet.coordinator.host.lives < 2:
+        lives = sum(machine.host.lives for machine in self._fleet.coordinators)
+        if view is None or lives < 2:
             return False
         left = [machine.name for machine in self._fleet.workers if not machine.done and machine.name in view.nodes]
         return 2 * len(left) <= len(view.nodes)
@@ -461,6 +498,8 @@ class Simulation:
         for kind, count in world.network.injected.items():
             if kind != "too_long":  # nobody's doing: links look for the largest size that passes
                 injected[f"datagram_{kind}"] = count
+        if self._fleet.database is not None:
+            injected |= self._fleet.database.injected
         for machine in self._fleet.machines.values():
             for what, count in machine.forgeries.items():
                 injected[f"forged_{what}"] = injected.get(f"forged_{what}", 0) + count

@@ -1,9 +1,9 @@
 """The machines of a simulated cluster, and the lives of the processes on them.
 
-One machine has the coordinator, each other a worker. A process is the real code, started as `quicoll.join` and
-`quicoll coordinator` start it, with simulated sockets, disks and clocks, and with credentials that are the same in
-every world. A machine outlives its processes (machine.py); whoever starts them again, like the controller of a cluster
-of pods, is here.
+One machine has the coordinator, or two or three have one each (`Settings.coordinators`), which take over from each
+other; each other machine has a worker. A process is the real code, started as `quicoll.join` and `quicoll coordinator`
+start it, with simulated sockets, disks and clocks, and with credentials that are the same in every world. A machine
+outlives its processes (machine.py); whoever starts them again, like the controller of a cluster of pods, is here.
 
 How a process may end, and what follows:
 
@@ -30,9 +30,9 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quicoll.config import Config
@@ -54,22 +54,27 @@ from quicoll.job import attended
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.journal import Journal
 from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
+from quicoll.membership.serving import serve_in_turn
 from quicoll.observability.events import Event as Observed
 from quicoll.observability.events import Observers
 from quicoll.sim.checked import CheckedJob
+from quicoll.sim.database import DatabaseCalls, SimDatabase, SimStore
 from quicoll.sim.invariants import CheckedStore
 from quicoll.sim.machine import Departed, Machine
 from quicoll.sim.misconduct import Lies
-from quicoll.sim.scenario.events import COORDINATOR_HOST, node_name
+from quicoll.sim.scenario.events import coordinator_names, is_coordinator, node_name
 from quicoll.step.protocol import at_work
 from quicoll.stop import StopRequest
 from quicoll_transport.endpoint import EndpointConfig
+from quicoll_transport.net.addresses import parse_address
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 from quicoll_transport.sim import WALL_EPOCH_NS, HostState, SimulatedSocket
 
 if TYPE_CHECKING:
     from quicoll.job import Job
+    from quicoll.membership.coordinator.config import CoordinatorConfig
+    from quicoll.membership.journal import RecordStore
     from quicoll.sim.invariants import Checker
     from quicoll.sim.outcome import Settings
     from quicoll_transport.security.credentials import Credentials
@@ -92,13 +97,16 @@ class Failed(Protocol):
     def __call__(self, kind: str, message: str, *, node: str, cause: BaseException) -> None: ...
 
 
-def node_names(ranks: int, newcomers: tuple[str, ...] = ()) -> list[str]:
-    """Of all machines of a cluster: the coordinator's, then the workers' by rank, then those that come later."""
-    return [COORDINATOR_HOST, *(node_name(rank) for rank in range(ranks)), *newcomers]
+def node_names(ranks: int, newcomers: tuple[str, ...] = (), *, coordinators: int = 1) -> list[str]:
+    """Of all machines of a cluster: the coordinator's, then the workers' by rank, then those that come later, then
+    those of further coordinators."""
+    first, *others = coordinator_names(coordinators)
+    return [first, *(node_name(rank) for rank in range(ranks)), *newcomers, *others]
 
 
 class Fleet:
     """machines: by name, the coordinator's first. aborted: steps, by what the coordinator tells its observers.
+    database: where several coordinators have their journal; None where there is one.
 
     seed: of the run, and of the job. newcomers: nodes that come later. compute_s: of each step. work(job): the user's
     code, on every rank that has joined. checker: hears of ends, and watches what each process does. failed: is told
@@ -126,38 +134,53 @@ class Fleet:
         self._checker = checker
         self._work = work
         self._failed = failed
-        self._closing: asyncio.Future[None] | None = None  # of the coordinator's process
-        self._service: CoordinatorService | None = None  # likewise
+        self._closing: dict[str, asyncio.Future[None]] = {}  # of the coordinators' processes, by machine
+        self._services: dict[str, CoordinatorService] = {}  # likewise
         self._asked: tuple[int, tuple[str, ...]] | None = None  # what an operator asks for, until it is taken
         self._leaving: dict[str, bool] = {}  # who was about to leave when all ranks were to be started anew
-        names = node_names(settings.ranks, newcomers)
-        self._credentials = _credentials(tuple(names[1:]))
+        names = node_names(settings.ranks, newcomers, coordinators=settings.coordinators)
+        self._credentials = _credentials(tuple(name for name in names if not is_coordinator(name)))
         for name in names:
             self.machines[name] = Machine(
                 world.host(name),
-                self._run_coordinator if name == COORDINATOR_HOST else self._run_worker,
+                self._run_coordinator if is_coordinator(name) else self._run_worker,
                 ended=self._process_ended,
                 was_cut_off=self._cut_off,
                 awaited=name in newcomers,
             )
+        self.database: SimDatabase | None = None
+        if settings.coordinators > 1:
+            self.database = SimDatabase(world, lease_ns=round(settings.lease * 1e9), checker=checker)
 
     @property
-    def coordinator(self) -> Machine:
-        return self.machines[COORDINATOR_HOST]
+    def coordinators(self) -> list[Machine]:
+        return [machine for name, machine in self.machines.items() if is_coordinator(name)]
+
+    @property
+    def leader(self) -> Machine | None:
+        """Which of several coordinators has a lease that runs; None where none has."""
+        holder = "" if self.database is None else self.database.holder
+        ip = parse_address(holder)[0] if holder else ""
+        return next((machine for machine in self.coordinators if machine.host.ip == ip), None)
 
     @property
     def workers(self) -> list[Machine]:
         """Those that have come, by rank."""
-        coordinator = self.coordinator
-        return [machine for machine in self.machines.values() if machine is not coordinator and not machine.awaited]
+        return [machine for machine in self._all_workers if not machine.awaited]
+
+    @property
+    def _all_workers(self) -> list[Machine]:
+        return [machine for name, machine in self.machines.items() if not is_coordinator(name)]
 
     def start(self) -> None:
         for machine in self.machines.values():
             machine.start()
 
-    def close_coordinator(self) -> None:
-        """Let its process end by itself; `closed` says when it has."""
-        self.coordinator.loop.call_soon(self._close)
+    def close_coordinators(self) -> None:
+        """Let those that run end by themselves; `closed` says when they have."""
+        for machine in self.coordinators:
+            if machine.runs:
+                machine.loop.call_soon(self._close, machine.name)
 
     def scale(self, world_size: int, leave: tuple[str, ...]) -> None:
         """Ask for so many ranks, as an operator does: again and again, until it is taken or something else is asked."""
@@ -167,23 +190,25 @@ class Fleet:
     def _ask_for_ranks(self, asked: tuple[int, tuple[str, ...]]) -> None:
         if asked is not self._asked:
             return
-        if self.coordinator.host.state is HostState.RUNNING:
-            self.coordinator.loop.call_soon(self._take_request, asked)
+        for machine in self.coordinators:
+            if machine.host.state is HostState.RUNNING:
+                machine.loop.call_soon(self._take_request, machine.name, asked)
         self._world.after(_ASK_NS, self._ask_for_ranks, asked)
 
-    def _take_request(self, asked: tuple[int, tuple[str, ...]]) -> None:
-        """On the coordinator's loop."""
-        if self._service is None or asked is not self._asked:
+    def _take_request(self, name: str, asked: tuple[int, tuple[str, ...]]) -> None:
+        """On a coordinator's loop."""
+        service = self._services.get(name)
+        if service is None or asked is not self._asked or not service.leads:
             return
-        refusal = self._service.scale(*asked)
-        self._world.note("asked", COORDINATOR_HOST, refusal or "taken", detail=asked)
-        if not self._service.failed:
+        refusal = service.scale(*asked)
+        self._world.note("asked", name, refusal or "taken", detail=asked)
+        if not service.failed:
             self._asked = None
             self._world.after(0, self._start_lacking, *(asked if not refusal else (0, ())))
 
     def _start_lacking(self, world_size: int, leave: tuple[str, ...]) -> None:
         """Start workers as `quicoll run` does where more are wanted."""
-        workers = [machine for machine in self.machines.values() if machine is not self.coordinator]
+        workers = self._all_workers
         staying = [each for each in workers if not (each.awaited or each.done or each.departs or each.name in leave)]
         lacking = world_size - len(staying)
         free = [each for each in workers if each.name not in leave and (each.awaited or (each.done and each.dismissed))]
@@ -193,7 +218,8 @@ class Fleet:
 
     @property
     def closed(self) -> bool:
-        return self.coordinator.done and not self.coordinator.runs
+        first, *others = self.coordinators
+        return not any(machine.runs for machine in (first, *others)) and (first.done or bool(others))
 
     def troubles(self) -> str:
         """The last error of each node that is not done: why there is no end of a run, most likely."""
@@ -209,34 +235,58 @@ class Fleet:
 
     async def _run_coordinator(self, machine: Machine) -> None:
         settings = self._settings
-        loop = asyncio.get_running_loop()
-        store = CheckedStore(Journal.open(_JOURNAL, job=_JOB, connect=machine.disk.connect), self._checker)
-        service = CoordinatorService(
+        config = coordinator_config(settings.ranks, settings.lost_after, self._seed)
+        observers = self._observers(machine, asyncio.get_running_loop())
+        if self.database is None:
+            store = CheckedStore(Journal.open(_JOURNAL, job=_JOB, connect=machine.disk.connect), self._checker)
+            service = self._service(machine, config, observers, journal=store)
+            try:
+                await self._until_closed(machine, service, service.wait_failed())
+            finally:
+                await service.aclose()
+                store.close()
+            return
+        shared = SimStore(self.database, machine.name)
+        service = self._service(machine, config, observers, journal=None)
+        executor = DatabaseCalls(self.database, shared)
+        serving = serve_in_turn(
+            service, lambda: shared, config=config, lease=settings.lease, observers=observers, executor=executor
+        )
+        await self._until_closed(machine, service, serving)
+
+    def _service(
+        self, machine: Machine, config: CoordinatorConfig, observers: Observers, *, journal: RecordStore | None
+    ) -> CoordinatorService:
+        return CoordinatorService(
             credentials=self._credentials[Identity(_JOB, COORDINATOR, NODE)],
             io=SimulatedSocket(machine.loop, _PORT),
-            journal=store,
-            config=coordinator_config(settings.ranks, settings.lost_after, self._seed),
-            transport=EndpointConfig(lost_after_ns=round(settings.lost_after * 1e9)),
-            loop=loop,
+            journal=journal,
+            config=config,
+            transport=EndpointConfig(lost_after_ns=round(self._settings.lost_after * 1e9)),
+            loop=asyncio.get_running_loop(),
             incarnation=self._incarnation(machine),
-            observers=self._observers(machine, loop),
+            observers=observers,
             wall_clock=_wall_clock,
         )
-        machine.endpoint = service.endpoint
-        self._service = service
-        machine.on_sigterm = self._close
-        machine.faults = service.faults
-        self._closing = loop.create_future()
-        failed = loop.create_task(service.wait_failed())
+
+    async def _until_closed(
+        self, machine: Machine, service: CoordinatorService, serving: Coroutine[Any, Any, None]
+    ) -> None:
+        """Serve until it is asked to end, or raise what it ends by."""
+        loop = asyncio.get_running_loop()
+        machine.endpoint, machine.faults = service.endpoint, service.faults
+        closing = self._closing[machine.name] = loop.create_future()
+        self._services[machine.name] = service
+        machine.on_sigterm = partial(self._close, machine.name)
+        task = loop.create_task(serving)
         try:
-            await asyncio.wait({failed, self._closing}, return_when=asyncio.FIRST_COMPLETED)
-            if failed.done():
-                failed.result()
+            await asyncio.wait({task, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
         finally:
-            failed.cancel()
-            self._service = None
-            await service.aclose()
-            store.close()
+            del self._services[machine.name]
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _run_worker(self, machine: Machine) -> Any:
         try:
@@ -263,7 +313,7 @@ class Fleet:
         rank = list(self.machines).index(machine.name) - 1
         config = Config.resolve(
             environ={},
-            coordinator=f"{self.coordinator.host.ip}:{_PORT}",
+            coordinator=",".join(f"{each.host.ip}:{_PORT}" for each in self.coordinators),
             job=_JOB,
             node=machine.name,
             world_size=settings.ranks,
@@ -283,7 +333,7 @@ class Fleet:
             config,
             credentials=self._credentials[Identity(_JOB, WORKER, machine.name)],
             make_io=lambda _: SimulatedSocket(machine.loop),
-            coordinator_addresses=[(self.coordinator.host.ip, _PORT)],
+            coordinator_addresses=[(each.host.ip, _PORT) for each in self.coordinators],
             incarnation=self._incarnation(machine),
             observers=(lambda event: self._observed(machine, event),),
             runtime=InlineRuntime(),
@@ -325,14 +375,15 @@ class Fleet:
     def _observed(self, machine: Machine, event: Observed) -> None:
         fields = " ".join(f"{name}={value}" for name, value in event.fields.items())
         self._world.note(event.kind, machine.name, fields, detail=event.fields)
-        if machine.name == COORDINATOR_HOST and event.kind == "step_aborted":
+        if is_coordinator(machine.name) and event.kind == "step_aborted":
             self.aborted += 1
 
     # -- how it ends ---------------------------------------------------------------------------------------------
 
-    def _close(self) -> None:
-        if self._closing is not None and not self._closing.done():
-            self._closing.set_result(None)
+    def _close(self, name: str) -> None:
+        closing = self._closing.get(name)
+        if closing is not None and not closing.done():
+            closing.set_result(None)
 
     def _process_ended(self, machine: Machine) -> None:
         """A process has ended by itself."""

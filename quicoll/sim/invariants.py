@@ -5,7 +5,9 @@
                     alone held is taken as that rank gives it, and its receiver knows that nobody confirms it; what
                     others confirm is never forged
     one-decision    a step has one decision: the journal takes each number once, in order, and no rank hears of a vote
-                    that another rank heard otherwise, nor of a commit that the journal does not hold
+                    that another rank heard otherwise, nor of a commit that the journal does not hold, nor that a
+                    vote is aborted which the journal takes as a commit later
+    one-leader      of several coordinators the journal takes records of the one alone that took its lease last
     all-or-none     a step is committed with the votes of all members of its view, and applied by none without a commit:
                     who tries it again has the state from which it tried it before
     durable         a commit that the journal has taken is in it after every restart; a rank's state never goes back
@@ -52,6 +54,7 @@ __all__ = ["INVARIANTS", "CheckedStore", "Checker", "ReferenceDigest", "Replayed
 INVARIANTS = (
     "same-bits",
     "one-decision",
+    "one-leader",
     "all-or-none",
     "durable",
     "quorum",
@@ -111,9 +114,20 @@ class Checker:
 
     # -- the journal ---------------------------------------------------------------------------------------------
 
+    def appended_by(self, token: int, last: int, record: JournalRecord) -> None:
+        """A journal that several coordinators share has taken a record of the one with this token, not the last one."""
+        if token != last:
+            what = f"{type(record).__name__.lower()} of a coordinator with token {token}"
+            self.break_("one-leader", f"the journal took {what}, after another had taken its lease with token {last}")
+        self.appended(record)
+
     def appended(self, record: JournalRecord) -> None:
         """The journal has taken a record."""
         if isinstance(record, Committed):
+            heard = self._decisions.get((record.view_id, record.step))
+            if heard is not None and not heard[0]:
+                what = f"step {record.step} of view {record.view_id} was committed"
+                self.break_("one-decision", f"{what}, after {heard[1]} had heard that it is aborted")
             if record.step in self.commits:
                 self.break_("one-decision", f"step {record.step} was committed twice")
             elif self.commits and record.step != max(self.commits) + 1:

@@ -27,6 +27,8 @@ class Settings:
         chunk_bytes: As for `quicoll.join`.
         state_check_every: As for `quicoll.join`.
         learn_from_bytes: As for `quicoll.join`.
+        coordinators: 1 has its journal on its own disk; 2 or 3 share one in a database, and take over from each other.
+        lease: As for `quicoll coordinator`, where there are several.
         sites: The site of each worker; () for no sites.
         conditions: Of every path.
         restart_after: Time until a process that ended by an error is started again.
@@ -44,6 +46,8 @@ class Settings:
     chunk_bytes: int = 1 << 20
     state_check_every: int = 100
     learn_from_bytes: int = 64 << 20
+    coordinators: int = 1
+    lease: float = 2.0
     sites: tuple[str, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     restart_after: float = 1.0
@@ -53,6 +57,10 @@ class Settings:
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= 256:
             raise LocalError(f"a simulated cluster has 1 to 256 ranks, not {self.ranks}")
+        if not 1 <= self.coordinators <= 3:
+            raise LocalError(f"a simulated cluster has 1 to 3 coordinators, not {self.coordinators}")
+        if not 0.1 <= self.lease < 3600:
+            raise LocalError(f"a lease runs for a tenth of a second to an hour, not for {self.lease!r} s")
         sites: object = self.sites
         if not isinstance(sites, tuple) or not all(isinstance(site, str) and site for site in sites):
             raise LocalError(f"sites are a tuple of names, not {sites!r}")

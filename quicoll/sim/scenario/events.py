@@ -18,8 +18,9 @@ A generated scenario is a list of the same events; so it can be made smaller, an
 written.
 
 Nodes are named by rank at the start (0 is the host "worker-0"; it keeps the name whatever rank it gets later) or by the
-host's name; "coordinator" is the coordinator's. Times are seconds of true time since the beginning, as float for people
-and kept as integer nanoseconds.
+host's name; "coordinator" is the coordinator's, "coordinator-2" and "coordinator-3" are those of others that take over
+from it, and "database" is where their common journal is. Times are seconds of true time since the beginning, as float
+for people and kept as integer nanoseconds.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ from quicoll_transport.sim import Conditions
 
 __all__ = [
     "COORDINATOR_HOST",
+    "DATABASE_HOST",
     "DISK_FAULTS",
     "FORGERIES",
+    "JOURNAL_FAULTS",
+    "TAKEOVERS",
     "Alarm",
     "CorruptPayloads",
     "Crash",
@@ -47,6 +51,7 @@ __all__ = [
     "Heal",
     "HoldPath",
     "JoinAnew",
+    "JournalFault",
     "Leap",
     "LeaveJob",
     "LieTo",
@@ -61,7 +66,10 @@ __all__ = [
     "SetConditions",
     "Slow",
     "StepWall",
+    "TakeOver",
     "Terminate",
+    "coordinator_names",
+    "is_coordinator",
     "is_end",
     "kinds_of",
     "newcomers",
@@ -69,11 +77,24 @@ __all__ = [
 ]
 
 COORDINATOR_HOST = "coordinator"
+DATABASE_HOST = "database"
 DISK_FAULTS = ("write", "fsync", "full", "power", "kill")
+TAKEOVERS = ("crash", "power", "workers", "database", "pause")
+JOURNAL_FAULTS = ("refused", "answer", "late", "away", "back")
 FORGERIES = ("chunks", "manifest", "state", "version")
 
 
 NodeRef: TypeAlias = "int | str"
+
+
+def coordinator_names(count: int) -> tuple[str, ...]:
+    """Return the names of so many coordinators' hosts."""
+    return (COORDINATOR_HOST, *(f"{COORDINATOR_HOST}-{number}" for number in range(2, count + 1)))
+
+
+def is_coordinator(name: str) -> bool:
+    """Return whether the host of this name has a coordinator."""
+    return name == COORDINATOR_HOST or name.startswith(f"{COORDINATOR_HOST}-")
 
 
 def node_name(node: NodeRef) -> str:
@@ -321,6 +342,30 @@ class DiskFault:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeOver:
+    """Whichever coordinator leads is lost: its process ("crash") or its machine ("power") for good; the paths to all
+    "workers" or that to the "database", until the healing; or it stands still for longer than its lease ("pause").
+    """
+
+    how: str
+
+    def source(self) -> str:
+        return f"take_over({_text(self.how)})"
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFault:
+    """The next append to the database is "refused"; or it is done, and its "answer" lost; or it comes so "late" that
+    its coordinator has given up, and another may lead. Or the database is "away" until it is "back".
+    """
+
+    what: str
+
+    def source(self) -> str:
+        return f"journal({_text(self.what)})"
+
+
+@dataclass(frozen=True, slots=True)
 class Heal:
     """All is well from now on: paths open, conditions as at the beginning, machines up, processes started, clocks true
     (as to drift), disks sound. What clocks have leapt stays."""
@@ -351,6 +396,8 @@ Fault: TypeAlias = (
     | SetConditions
     | CorruptPayloads
     | DiskFault
+    | TakeOver
+    | JournalFault
     | Heal
 )
 
@@ -402,7 +449,7 @@ def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
         case PartitionPath():
             return ("one_way" if fault.one_way else "partition",)
         case Crash():
-            return ("coordinator_crash" if fault.node == COORDINATOR_HOST else "power" if fault.power else "crash",)
+            return ("coordinator_crash" if is_coordinator(fault.node) else "power" if fault.power else "crash",)
         case CorruptPayloads():
             return ("payload",)
         case StepWall():
@@ -411,6 +458,10 @@ def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
             return ("hold",)
         case DiskFault():
             return ("disk",)
+        case TakeOver():
+            return ("coordinator_takeover",)
+        case JournalFault():
+            return ("journal",)
         case JoinAnew() | LeaveJob() | LieTo() | ScaleTo():
             return ({JoinAnew: "join", LeaveJob: "leave", LieTo: "lie", ScaleTo: "scale"}[type(fault)],)
         case _:
@@ -428,6 +479,8 @@ def is_end(fault: Fault, usual: Conditions) -> bool:
             return fault.ns == 0
         case Drift():
             return fault.ppm == 0
+        case JournalFault():
+            return fault.what == "back"
         case _:
             return False
 

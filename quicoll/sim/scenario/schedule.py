@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError
 from quicoll.sim.scenario.events import (
-    COORDINATOR_HOST,
+    DATABASE_HOST,
     DISK_FAULTS,
     FORGERIES,
+    JOURNAL_FAULTS,
+    TAKEOVERS,
     Alarm,
     CorruptPayloads,
     Crash,
@@ -21,6 +23,7 @@ from quicoll.sim.scenario.events import (
     Heal,
     HoldPath,
     JoinAnew,
+    JournalFault,
     Leap,
     LeaveJob,
     LieTo,
@@ -35,7 +38,9 @@ from quicoll.sim.scenario.events import (
     SetConditions,
     Slow,
     StepWall,
+    TakeOver,
     Terminate,
+    is_coordinator,
     node_name,
 )
 
@@ -211,6 +216,28 @@ class FaultSchedule:
             raise LocalError(f"a disk fails in one of the ways {', '.join(DISK_FAULTS)}, not {what!r}")
         return self.fault(DiskFault(node_name(node), what))
 
+    def take_over(self, how: str) -> FaultSchedule:
+        """Make another coordinator take over (`Settings(coordinators=2)`) from the one that leads by then.
+
+        Args:
+            how: Its process ends ("crash") or its machine ("power"); it is cut off from the "workers", or from the
+                "database", until `heal`; or there is a "pause" of its process, longer than its lease.
+        """
+        if how not in TAKEOVERS:
+            raise LocalError(f"who leads is lost in one of the ways {', '.join(TAKEOVERS)}, not {how!r}")
+        return self.fault(TakeOver(how))
+
+    def journal(self, what: str) -> FaultSchedule:
+        """Make the database fail that several coordinators have their journal in.
+
+        Args:
+            what: The next append is "refused", or done and its "answer" lost, or comes so "late" that its coordinator
+                has given up; or the database is "away", until it is "back" or `heal`.
+        """
+        if what not in JOURNAL_FAULTS:
+            raise LocalError(f"a journal fails in one of the ways {', '.join(JOURNAL_FAULTS)}, not {what!r}")
+        return self.fault(JournalFault(what))
+
     def heal(self) -> FaultSchedule:
         """End all faults: paths, machines, processes, disks and rates of clocks are as at the beginning."""
         return self.fault(Heal())
@@ -218,7 +245,7 @@ class FaultSchedule:
 
 def _worker(node: NodeRef, what: str) -> str:
     name = node_name(node)
-    if name == COORDINATOR_HOST:
+    if is_coordinator(name) or name == DATABASE_HOST:
         raise LocalError(f"a worker {what}, not the coordinator")
     return name
 

@@ -20,11 +20,14 @@ from typing import Any
 
 from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario.events import (
-    COORDINATOR_HOST,
+    DATABASE_HOST,
     Fault,
     Heal,
+    JournalFault,
     ScenarioEvent,
     SetConditions,
+    TakeOver,
+    coordinator_names,
     newcomers,
     node_name,
 )
@@ -126,11 +129,19 @@ def _split(scenario: Scenario) -> tuple[tuple[ScenarioEvent, ...], tuple[Scenari
 
 def _fewer_ranks(scenario: Scenario) -> Iterator[Scenario]:
     for ranks in range(1, scenario.ranks):
-        names = [COORDINATOR_HOST, *(node_name(rank) for rank in range(ranks)), *newcomers(scenario.events, ranks)]
-        events = [(event, _among(event.fault, names)) for event in scenario.events if event.voter in ("", *names)]
-        kept = tuple(replace(event, fault=fault) for event, fault in events if fault is not None)
+        kept = _events_among(scenario, ranks, scenario.settings.coordinators)
         fewer = replace(scenario.settings, ranks=ranks, sites=scenario.settings.sites[:ranks])
         yield replace(scenario, settings=fewer, events=kept)
+
+
+def _events_among(scenario: Scenario, ranks: int, coordinators: int) -> tuple[ScenarioEvent, ...]:
+    """The events as far as they concern so many ranks and coordinators."""
+    names = [*coordinator_names(coordinators), *(node_name(rank) for rank in range(ranks))]
+    names += newcomers(scenario.events, ranks)
+    if coordinators > 1:
+        names.append(DATABASE_HOST)
+    events = [(event, _among(event.fault, names)) for event in scenario.events if event.voter in ("", *names)]
+    return tuple(replace(event, fault=fault) for event, fault in events if fault is not None)
 
 
 def _among(fault: Fault, names: list[str]) -> Fault | None:
@@ -138,6 +149,8 @@ def _among(fault: Fault, names: list[str]) -> Fault | None:
     node = getattr(fault, "node", None)
     if node is not None:
         return fault if node in names and getattr(fault, "to", node) in names else None
+    if isinstance(fault, TakeOver | JournalFault):
+        return fault if DATABASE_HOST in names else None
     one, other = getattr(fault, "one", ()), getattr(fault, "other", ())
     if not one and not other:
         return fault
@@ -162,7 +175,9 @@ def _plainer_settings(scenario: Scenario) -> Iterator[Scenario]:
     for each in fields(Settings):
         value = getattr(usual, each.name)
         if each.name != "ranks" and getattr(settings, each.name) != value:
-            yield replace(scenario, settings=replace(settings, **{each.name: value}))
+            plainer = replace(settings, **{each.name: value})
+            events = _events_among(scenario, settings.ranks, plainer.coordinators)
+            yield replace(scenario, settings=plainer, events=events)
     for conditions in _plainer_conditions(settings.conditions, usual.conditions):
         yield replace(scenario, settings=replace(settings, conditions=conditions))
 

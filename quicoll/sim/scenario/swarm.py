@@ -22,6 +22,8 @@ pace is drawn as well.
     lie, alarm                         bad members: other bits for one peer; reports that end views for nothing
     forge                              a bad member: another state than it has, given to one that comes back
     scale                              an operator asks for another number of ranks, once or several times
+    coordinator_takeover, journal      there are two coordinators, and their journal in a database: the one that leads
+                                       is lost, cut off, or stands still; the database fails
 
 Times. Most faults begin within a horizon of 0.2 to 4 s. Steps are computed at a pace that makes the asked number of
 them last about as long as the faults do, so that faults meet steps. Few come before the first view, more soon after it,
@@ -38,6 +40,10 @@ promised. To be seen a forgery needs somebody who has to be given a state, so an
 
 Operators. A quarter of the seeds without a liar or a forger have one, drawn by a generator of its own as well. It asks
 for one rank at least and two more than there were at most, so that jobs grow and shrink while other things break.
+
+Coordinators. A quarter of the seeds have two, drawn by a generator of its own too. All else of such a seed is as it
+was, and what strikes "the coordinator" strikes one of them, which may lead or not. The lease is between half a second
+and two; what befalls the leader and the database comes once to three times.
 
 Every scenario ends with a healing. Clocks that leapt stay so; a wall clock is never set by more than an hour at once,
 as certificates are valid from a day before the beginning. What a path is like after the healing lets QUIC work.
@@ -61,6 +67,7 @@ from quicoll.sim.scenario.events import (
     COORDINATOR_HOST,
     DISK_FAULTS,
     FORGERIES,
+    TAKEOVERS,
     Alarm,
     CorruptPayloads,
     Crash,
@@ -71,6 +78,7 @@ from quicoll.sim.scenario.events import (
     Heal,
     HoldPath,
     JoinAnew,
+    JournalFault,
     Leap,
     LeaveJob,
     LieTo,
@@ -84,6 +92,7 @@ from quicoll.sim.scenario.events import (
     SetConditions,
     Slow,
     StepWall,
+    TakeOver,
     Terminate,
     node_name,
 )
@@ -95,6 +104,7 @@ __all__ = ["FAULT_KINDS", "Scenario", "generate", "parse_kinds"]
 
 T = TypeVar("T")
 
+_SEVERAL = ("coordinator_takeover", "journal")  # of several coordinators
 _CONDITIONS = ("loss", "burst", "jitter", "duplicate", "reorder", "corrupt", "rate", "mtu", "latency")
 
 FAULT_KINDS: tuple[str, ...] = (
@@ -122,6 +132,7 @@ FAULT_KINDS: tuple[str, ...] = (
     "alarm",
     "forge",
     "scale",
+    *_SEVERAL,
 )
 """All kinds of fault, in the order in which they are drawn."""
 
@@ -208,13 +219,16 @@ def generate(
     wanted = parse_kinds(",".join(kinds)) if kinds else ()
     forges = _forges(seed, wanted)
     scales = _scales(seed, wanted)
-    wanted = tuple(kind for kind in wanted if kind not in ("forge", "scale"))
+    several, losses = _several(seed, wanted), tuple(kind for kind in wanted if kind in _SEVERAL)
+    wanted = tuple(kind for kind in wanted if kind not in ("forge", "scale", *_SEVERAL))
     draw = _Draw(random.Random(f"quicoll.sim/swarm/{seed}"))  # noqa: S311 - a simulation has no secrets
     enabled = [kind for kind in wanted if draw.chance(0.5)]
     horizon = draw.one_of(_HORIZONS_MS) * _MS
     pace = draw.between(0.3, 1.0)
     drawn = _settings(draw, ranks, enabled)
     settings = replace(drawn, sites=_sites(seed, ranks)) if settings is None else replace(settings, ranks=ranks)
+    if several is not None:
+        settings = replace(settings, coordinators=2, lease=several.one_of((0.5, 1.0, 2.0)))
     builder = _Builder(draw, settings, horizon)
     count = draw.one_of((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
     for _ in range(count if enabled else 0):
@@ -223,6 +237,8 @@ def generate(
         builder.forge(forges)
     elif scales is not None:
         builder.scale(scales)
+    if several is not None:
+        builder.lose_leaders(several, losses)
     events = builder.healed()
     compute_s = round(events[-1].at_ns / _S / steps * pace, 4)
     return Scenario(seed=seed, steps=steps, compute_s=compute_s, settings=settings, events=events)
@@ -309,6 +325,13 @@ def _scales(seed: int, wanted: Sequence[str]) -> _Draw | None:
     return draw if "scale" in wanted and draw.chance(1.0 if len(wanted) == 1 else 0.25) else None
 
 
+def _several(seed: int, wanted: Sequence[str]) -> _Draw | None:
+    """What the losses of this seed's several coordinators are drawn by; None where it has one."""
+    draw = _Draw(random.Random(f"quicoll.sim/swarm/coordinators/{seed}"))  # noqa: S311 - a simulation has no secrets
+    of_these = [kind for kind in wanted if kind in _SEVERAL]
+    return draw if of_these and draw.chance(1.0 if of_these == list(wanted) else 0.25) else None
+
+
 class _Builder:
     """Draws events of given kinds."""
 
@@ -386,6 +409,21 @@ class _Builder:
             world_size = draw.one_of(range(1, len(self._workers) + 3))
             leave = (draw.one_of(self._workers),) if draw.chance(0.2) else ()
             self._put(at_ns, ScaleTo(world_size, leave))
+
+    def lose_leaders(self, draw: _Draw, kinds: Sequence[str]) -> None:
+        """Let leading coordinators be lost, and their database fail. draw: by which all of it is drawn."""
+        begin = _FORMED * self._settings.conditions.latency_ns if draw.chance(0.85) else 0
+        for _ in range(draw.one_of((1, 1, 2, 3))):
+            at_ns = begin + round(self._horizon * draw.between(0.0, 1.0))
+            if draw.one_of(kinds) == "coordinator_takeover":
+                self._put(at_ns, TakeOver(draw.one_of(TAKEOVERS)))
+                continue
+            what = draw.one_of(("refused", "answer", "late", "late", "away"))
+            self._put(at_ns, JournalFault(what))
+            if what == "away" and draw.chance(0.6):
+                self._put(
+                    at_ns + round(self._settings.lease * _S * draw.one_of((0.2, 0.9, 1.1, 2.0))), JournalFault("back")
+                )
 
     def healed(self) -> tuple[ScenarioEvent, ...]:
         """All events in their order, with a healing at the end."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from quicoll.sim.scenario.events import COORDINATOR_HOST, Crash, Heal, Pause
+from quicoll.sim.scenario.events import COORDINATOR_HOST, Crash, Heal, Pause, is_coordinator
 from quicoll.sim.trace.spans import Entry, fault_spans
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class _Story:
         self._resumes = [entry for entry in entries if entry.kind == "host" and entry.what in ("resume", "kill")]
         self._said: dict[tuple[object, ...], None] = {}  # by the coordinator: what ranks need not repeat
         for entry in entries:
-            if entry.who == COORDINATOR_HOST and entry.kind in ("view_ended", "step_aborted", "held"):
+            if is_coordinator(entry.who) and entry.kind in ("view_ended", "step_aborted", "held"):
                 self._said[_key(entry)] = None
         # Both count in a view, since the coordinator numbers its decisions, and ranks the steps of their state.
         self._decided: dict[object, list[int]] = {}  # when, by view
@@ -118,7 +118,7 @@ class _Story:
     def _take(self, entry: Entry) -> None:
         if entry.kind in ("fault", "host", "process_ended"):
             getattr(self, f"_{entry.kind}")(entry)
-        elif entry.who == COORDINATOR_HOST:
+        elif is_coordinator(entry.who):
             self._coordinator(entry)
         else:
             self._rank(entry)
@@ -172,6 +172,8 @@ class _Story:
     def _coordinator(self, entry: Entry) -> None:
         t_ns, cause = entry.t_ns, entry.field("cause", "")
         match entry.kind:
+            case "leads":
+                self._say(t_ns, f"{list_nodes([entry.who])} leads, by the lease with token {entry.field('token')}")
             case "node_joined" if self._views:
                 self._say(t_ns, f"{list_nodes([entry.field('peer')])} came back to the coordinator")
             case "peer_lost" if not entry.field("left"):

@@ -15,7 +15,7 @@ from quicoll_transport.sim.clock import HostClock
 from quicoll_transport.sim.confine import WALL_EPOCH_NS, confined
 from quicoll_transport.sim.errors import Deadlock, Forbidden, OutOfTime, SimulationError, Spinning
 from quicoll_transport.sim.host import Host, HostState
-from quicoll_transport.sim.loop import HostLoop
+from quicoll_transport.sim.loop import HostLoop, SimulatedExecutor
 from quicoll_transport.sim.network import Conditions, Network
 from quicoll_transport.sim.socket import SimulatedSocket
 from quicoll_transport.sim.timeline import Recorder, Timeline
@@ -33,6 +33,7 @@ __all__ = [
     "Network",
     "OutOfTime",
     "Recorder",
+    "SimulatedExecutor",
     "SimulatedSocket",
     "SimulationError",
     "Spinning",

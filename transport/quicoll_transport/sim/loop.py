@@ -6,7 +6,8 @@ across hosts; timers by due time, equal ones in the order in which they were set
 
 What would touch the real world raises Forbidden and says what to use instead: sockets, servers, subprocesses, signals.
 Threads: a function given to an executor (`asyncio.to_thread`) runs here, at once and alone, and its result arrives
-`EXECUTOR_NS` later, as from a thread that took that long.
+`EXECUTOR_NS` later, as from a thread that took that long. A `SimulatedExecutor` says itself when it runs, and when the
+result arrives.
 
 After `die` nothing that was scheduled runs, and nothing can be scheduled.
 """
@@ -21,6 +22,8 @@ import traceback
 import warnings
 from asyncio import _set_running_loop  # asyncio offers it to event loops, under this name
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from concurrent.futures import Executor
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from quicoll_transport.net.addresses import is_numeric, is_v6
@@ -30,15 +33,30 @@ if TYPE_CHECKING:
     from quicoll_transport.sim.network import Interface
     from quicoll_transport.sim.timeline import LoopOwner, Timeline
 
-__all__ = ["EXECUTOR_NS", "HostLoop"]
+__all__ = ["EXECUTOR_NS", "HostLoop", "SimulatedExecutor"]
 
 T = TypeVar("T")
 
 EXECUTOR_NS = 100_000  # what a function in an executor takes; no time at all would hide what happens meanwhile
 
+_LAST_WORDS = 100  # awaits of one dead coroutine; what is still suspended then is left to the garbage collector
+
 
 _NETWORK = "the simulated network carries datagrams only; open a SimulatedSocket"
 _PROCESS = "a simulated process starts no other and gets no signals; see Host.kill and Host.pause"
+
+
+class SimulatedExecutor(Executor):
+    """What a process calls that is outside of it and takes its time, such as a server; for `run_in_executor` alone."""
+
+    def begin(self, loop: HostLoop, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Return what becomes of a call, which begins now.
+
+        Args:
+            loop: Of the process that calls.
+            function: What is called.
+        """
+        raise NotImplementedError
 
 
 def _refusal(name: str, instead: str) -> Callable[..., NoReturn]:
@@ -164,8 +182,10 @@ class HostLoop(asyncio.AbstractEventLoop):
             task = next(iter(self._tasks))
             del self._tasks[task]
             coroutine: Any = task.get_coro()
-            with contextlib.suppress(BaseException):  # the last words of a killed process are heard by nobody
-                coroutine.close()
+            for _ in range(_LAST_WORDS):  # a `finally` that awaits is suspended again
+                with contextlib.suppress(BaseException):  # the last words of a killed process are heard by nobody
+                    coroutine.close()
+                    break
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -220,6 +240,8 @@ class HostLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]  # which ties the arguments to the callback
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
+        if isinstance(executor, SimulatedExecutor):
+            return executor.begin(self, partial(func, *args))
         future: asyncio.Future[T] = self.create_future()
 
         def give(result: T | None, error: BaseException | None) -> None:
