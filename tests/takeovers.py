@@ -309,6 +309,7 @@ class Run(chaos.Run):
             self.together(kind)
             event.until = time.monotonic()
             self._compare()
+            say(f"{'':28}{self._gap(event):6.2f} s without a commit")
         self.ending = True
         last = self.commits.step + MORE_STEPS
         self.processes.tell_all(f"until {last}")
@@ -399,7 +400,10 @@ def run(options: argparse.Namespace, seed: int, say: Callable[[str], None], inte
     if failure:
         say(f"FAILED: {failure}\nwhat the processes said is in {directory}")
         return 1
-    shutil.rmtree(directory)
+    if options.keep:
+        say(f"what the processes said is in {directory}")
+    else:
+        shutil.rmtree(directory)
     say(f"no committed step was lost, none was applied twice; all {options.workers} workers end with the same state")
     return 0
 
@@ -414,6 +418,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--lease", type=float, default=5.0, help="seconds, with PostgreSQL")
     parser.add_argument("--seed", type=int, default=None, help="of the events; drawn, and printed, if not given")
     parser.add_argument("--json", type=Path, default=None, help="file for what was measured")
+    parser.add_argument("--keep", action="store_true", help="keep what the processes said, if all went well too")
     parser.add_argument("--no-namespaces", action="store_true", help="stay on the loopback interface, without cuts")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed

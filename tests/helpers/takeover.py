@@ -17,6 +17,8 @@ import numpy as np
 
 import quicoll
 import quicoll_transport
+from quicoll.membership.operator_client import ask_for_ranks
+from quicoll.membership.operators import OPERATOR, OperatorAnswer
 from quicoll_transport.security.authority import create_authority, issue
 from quicoll_transport.security.identity import COORDINATOR, WORKER
 
@@ -39,6 +41,7 @@ class Cluster:
         self.certs = directory / "certs"
         create_authority(self.certs, job=JOB, days=2)
         issue(self.certs, role=COORDINATOR, node=COORDINATOR, days=2)
+        issue(self.certs, role=OPERATOR, node=OPERATOR, days=2)
         for node in self.nodes:
             issue(self.certs, role=WORKER, node=node, days=2)
 
@@ -53,6 +56,12 @@ class Cluster:
     @property
     def addresses(self) -> str:
         return ",".join(f"127.0.0.1:{port}" for port in self.ports.values())
+
+    async def ask_for_ranks(self, first: str = "a") -> OperatorAnswer:
+        """Ask, as an operator, for as many ranks as there are. first: the coordinator that is asked first."""
+        ports = [self.ports[first], *(port for name, port in self.ports.items() if name != first)]
+        addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+        return await ask_for_ranks(len(self.nodes), coordinator=addresses, certs=self.certs, timeout=PATIENCE_S)
 
     def restart_ended(self) -> None:
         """Start coordinators that have stepped down again, as whatever manages services would."""

@@ -5,6 +5,7 @@ One run for all: what starts is dear. A lease is short here, and no time is judg
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,15 +44,23 @@ async def test_a_job_goes_on_whichever_way_its_leader_is_lost(postgresql: Server
             await ranks.goes_on()
 
             killed = cluster.leader()
+            asked = asyncio.create_task(cluster.ask_for_ranks())  # of whom is lost before it answers, or just after
             cluster.kill(killed)
             await ranks.goes_on()
             assert cluster.leader() != killed
+            assert (await asked).world_size == 2
+            assert (await cluster.ask_for_ranks(first=killed)).nodes == (
+                "worker-0",
+                "worker-1",
+            )  # nothing answers there
 
             cluster.start(killed, postgresql.url_at(proxies[killed].port))
             postgresql.stop()
             postgresql.start()
             await ranks.goes_on()
             await cluster.until(lambda: cluster.said(killed).count("standing by") >= 2, f"{killed} stands by")
+            standby = next(name for name in proxies if name != cluster.leader())
+            assert (await cluster.ask_for_ranks(first=standby)).refusal == ""
 
             cut = cluster.leader()
             proxies[cut].cut()

@@ -23,11 +23,13 @@ from quicoll.sim.scenario.events import (
     Fault,
     Forge,
     Heal,
+    JournalFault,
     LieTo,
     Restart,
     ScaleTo,
     ScenarioEvent,
     SetConditions,
+    TakeOver,
     kinds_of,
     newcomers,
 )
@@ -69,6 +71,8 @@ sim.at(1.6).terminate("coordinator")
 sim.at(1.6).lie(1, 2)
 sim.at(1.7).alarm(1, 0.25)
 sim.at(1.7).forge(1, "manifest")
+sim.at(1.7).take_over("database")
+sim.at(1.7).journal("late")
 sim.at_vote(2, start=1.8).crash("coordinator")
 sim.at_vote(2, start=0.0, after=0.0005).partition({2}, {"coordinator"}, one_way=True)
 sim.at(0.123456789).heal()
@@ -142,6 +146,9 @@ def test_statements_are_chained_repeated_and_parted_by_lines_or_semicolons() -> 
         "sim.at(1.0).alarm(1, 1e-6)",
         "sim.at(1.0).forge(1, 'everything')",
         "sim.at(1.0).forge('coordinator', 'state')",
+        "sim.at(1.0).leave('coordinator-2')",
+        "sim.at(1.0).take_over('gently')",
+        "sim.at(1.0).journal('everything')",
         "(" * 5000,
         "import os",
     ],
@@ -241,6 +248,21 @@ def test_settings_that_are_given_are_kept() -> None:
     given = Settings(ranks=9, lost_after=3.0)
     made = generate(7, ranks=3, settings=given)
     assert made.settings == Settings(ranks=3, lost_after=3.0)
+    assert generate(7, settings=Settings(coordinators=3)).settings == Settings(coordinators=3)
+
+
+def test_several_coordinators_change_nothing_else_of_a_seed() -> None:
+    others = [kind for kind in FAULT_KINDS if kind not in ("coordinator_takeover", "journal")]
+    several = 0
+    for seed in SEEDS:
+        made, without = generate(seed), generate(seed, kinds=others)
+        losses = [event for event in made.events if isinstance(event.fault, TakeOver | JournalFault)]
+        several += bool(losses)
+        assert (made.settings.coordinators > 1) is bool(losses)
+        assert replace(made.settings, coordinators=1, lease=Settings().lease) == without.settings
+        assert losses or made == without
+        assert [event for event in made.events[:-1] if event not in losses] == list(without.events[:-1])
+    assert len(SEEDS) // 5 < several < len(SEEDS) // 3
 
 
 def test_half_of_the_seeds_have_sites_in_several_ways() -> None:

@@ -219,16 +219,17 @@ def generate(
     wanted = parse_kinds(",".join(kinds)) if kinds else ()
     forges = _forges(seed, wanted)
     scales = _scales(seed, wanted)
-    several, losses = _several(seed, wanted), tuple(kind for kind in wanted if kind in _SEVERAL)
+    losses = tuple(kind for kind in wanted if kind in _SEVERAL)
+    several = _several(seed, wanted) if settings is None or settings.coordinators > 1 else None
     wanted = tuple(kind for kind in wanted if kind not in ("forge", "scale", *_SEVERAL))
     draw = _Draw(random.Random(f"quicoll.sim/swarm/{seed}"))  # noqa: S311 - a simulation has no secrets
     enabled = [kind for kind in wanted if draw.chance(0.5)]
     horizon = draw.one_of(_HORIZONS_MS) * _MS
     pace = draw.between(0.3, 1.0)
     drawn = _settings(draw, ranks, enabled)
-    settings = replace(drawn, sites=_sites(seed, ranks)) if settings is None else replace(settings, ranks=ranks)
     if several is not None:
-        settings = replace(settings, coordinators=2, lease=several.one_of((0.5, 1.0, 2.0)))
+        drawn = replace(drawn, coordinators=2, lease=several.one_of((0.5, 1.0, 2.0)))
+    settings = replace(drawn, sites=_sites(seed, ranks)) if settings is None else replace(settings, ranks=ranks)
     builder = _Builder(draw, settings, horizon)
     count = draw.one_of((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
     for _ in range(count if enabled else 0):
