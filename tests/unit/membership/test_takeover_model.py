@@ -21,8 +21,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pytest
+from depth import deep
 
 from quicoll.errors import LocalError
 from quicoll.membership import messages as m
@@ -31,17 +33,13 @@ from quicoll.membership.coordinator.history import Committed, History, Installed
 from quicoll.membership.view import Member, View, has_quorum
 
 MEMBERS = 3
-STEPS = 1  # with more of each nothing else is found, in several times as many states
-VIEWS = 2
-TAKINGS = 2
 DIGEST = b"d"
 
 Entry = tuple[str | int, ...]
 """A record, as a value that can be looked up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """A member: the leader that it is linked to and welcomed by (None: none), what it holds."""
 
     link: int | None = None
@@ -51,8 +49,7 @@ class Node:
     applied: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Leader:
+class Leader(NamedTuple):
     """A coordinator's memory: its token (0: it stands by) and how much of the journal it knows."""
 
     token: int = 0
@@ -60,8 +57,7 @@ class Leader:
     view: int = 0  # that it has proposed or installed itself and has not given up, 0: none
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     token: int = 0
     entries: tuple[Entry, ...] = (("seeded",),)
     leaders: tuple[Leader, Leader] = (Leader(), Leader())
@@ -108,9 +104,19 @@ class Rules:
     settled: bool = True  # a doubt is answered from the journal
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many steps, views and takings of the lease there are: each more is several times as many states."""
+
+    steps: int = 1
+    views: int = 2
+    takings: int = 2
+
+
 class Explorer:
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, bounds: Bounds) -> None:
         self.rules = rules
+        self.bounds = bounds
         self.broken: list[str] = []
 
     def run(self, most: int) -> int:
@@ -147,8 +153,8 @@ class Explorer:
             yield from self._member(state, number)
 
     def _taken(self, state: State, at: int) -> Iterator[State]:
-        if state.token < TAKINGS and not state.leaders[at].token:
-            taken = replace(state, token=state.token + 1)
+        if state.token < self.bounds.takings and not state.leaders[at].token:
+            taken = state._replace(token=state.token + 1)
             leader = Leader(token=taken.token, known=len(state.entries))
             yield led(taken, at, leader)
 
@@ -163,8 +169,8 @@ class Explorer:
         except LocalError as error:  # the journal holds what contradicts the record: without a fence that can be
             self.broken.append(str(error))
             return
-        written = replace(state, entries=(*state.entries, entry))
-        yield led(written, at, replace(leader, known=len(written.entries)))
+        written = state._replace(entries=(*state.entries, entry))
+        yield led(written, at, leader._replace(known=len(written.entries)))
 
     def _formed(self, state: State, at: int) -> Iterator[State]:
         """A leader proposes a view of the members that it has welcomed, and installs it: two appends, one after the
@@ -181,10 +187,10 @@ class Explorer:
                 if joined and any(state.nodes[number].applied >= history.committed_step for number in here):
                     entry = ("installed", leader.view, "".join(names), history.committed_step, history.committed_view)
                     yield from self._append(state, at, entry)
-            yield led(state, at, replace(leader, view=0))  # a member is lost, a vote is late
+            yield led(state, at, leader._replace(view=0))  # a member is lost, a vote is late
             return
-        if history.last_view_id < VIEWS and has_quorum(names, history.base or everybody):
-            proposed = led(state, at, replace(leader, view=history.last_view_id + 1))
+        if history.last_view_id < self.bounds.views and has_quorum(names, history.base or everybody):
+            proposed = led(state, at, leader._replace(view=history.last_view_id + 1))
             yield from self._append(proposed, at, ("proposed", history.last_view_id + 1))
 
     def _decided(self, state: State, at: int) -> Iterator[State]:
@@ -196,12 +202,14 @@ class Explorer:
             return
         step = history.committed_step + 1
         nodes = [state.nodes[int(name)] for name in view.nodes]
-        if step <= STEPS and all(n.link == at and n.view == view.view_id and n.voted == step for n in nodes):
+        if step <= self.bounds.steps and all(
+            n.link == at and n.view == view.view_id and n.voted == step for n in nodes
+        ):
             if not self.rules.written_first:
                 ahead = tuple(
-                    replace(n, voted=0, applied=step) if n.link == at and n.voted == step else n for n in state.nodes
+                    n._replace(voted=0, applied=step) if n.link == at and n.voted == step else n for n in state.nodes
                 )
-                yield replace(state, nodes=ahead)
+                yield state._replace(nodes=ahead)
             yield from self._append(state, at, ("committed", step, view.view_id))
 
     def _member(self, state: State, number: int) -> Iterator[State]:
@@ -212,23 +220,23 @@ class Explorer:
                     yield from self._welcomed(state, number, at)
             return
         in_doubt = (node.view, node.voted) if node.voted else node.doubt
-        yield with_node(state, number, replace(node, link=None, view=0, voted=0, doubt=in_doubt))
+        yield with_node(state, number, node._replace(link=None, view=0, voted=0, doubt=in_doubt))
         leader = state.leaders[node.link]
         history = state.history(leader.known)
         view = history.view
         if view is not None and view.view_id == leader.view and node.view == 0 and str(number) in view.nodes:
             # told of the installation; whoever is behind has got the state of the view's last step from the others
-            yield with_node(state, number, replace(node, view=view.view_id, applied=history.committed_step))
+            yield with_node(state, number, node._replace(view=view.view_id, applied=history.committed_step))
         elif node.view and node.view != leader.view:
             # told that the view is over: only this leader could have committed a step of it, and it did not
             committed = bool(node.voted) and history.committed(node.view, node.voted)
             after = state if committed or not node.voted else denying(state, (node.view, node.voted))
             applied = node.voted if committed else node.applied
-            yield with_node(after, number, replace(node, view=0, voted=0, applied=applied))
+            yield with_node(after, number, node._replace(view=0, voted=0, applied=applied))
         elif node.view and node.voted and history.committed(node.view, node.voted):
-            yield with_node(state, number, replace(node, voted=0, applied=node.voted))
-        elif node.view and not node.voted and node.applied == history.committed_step < STEPS:
-            yield with_node(state, number, replace(node, voted=node.applied + 1))
+            yield with_node(state, number, node._replace(voted=0, applied=node.voted))
+        elif node.view and not node.voted and node.applied == history.committed_step < self.bounds.steps:
+            yield with_node(state, number, node._replace(voted=node.applied + 1))
 
     def _welcomed(self, state: State, number: int, at: int) -> Iterator[State]:
         """A Join and its answer, which rests on the journal. What the leader knows is what it knows as it answers."""
@@ -247,8 +255,8 @@ class Explorer:
                 applied = max(applied, node.doubt[1])
             else:
                 state = denying(state, node.doubt)
-        after = with_node(state, number, replace(node, link=at, doubt=None, applied=applied))
-        yield led(after, at, replace(leader, view=0))  # who was in a view of this leader and joins anew has ended it
+        after = with_node(state, number, node._replace(link=at, doubt=None, applied=applied))
+        yield led(after, at, leader._replace(view=0))  # who was in a view of this leader and joins anew has ended it
 
 
 def canonical(state: State) -> State:
@@ -256,7 +264,7 @@ def canonical(state: State) -> State:
     nodes, leaders, entries = state.nodes, state.leaders, state.entries
     if leaders[0].token < leaders[1].token:
         leaders = (leaders[1], leaders[0])
-        nodes = tuple(node if node.link is None else replace(node, link=1 - node.link) for node in nodes)
+        nodes = tuple(node if node.link is None else node._replace(link=1 - node.link) for node in nodes)
     views = [str(entry[2]) for entry in entries if entry[0] == "installed"]
 
     def features(number: int) -> tuple[object, ...]:
@@ -281,12 +289,12 @@ def canonical(state: State) -> State:
 
 def denying(state: State, vote: tuple[int, int]) -> State:
     """Return the state after somebody was told that its vote for this (view, step) did not end in a commit."""
-    return replace(state, denied=tuple(sorted({*state.denied, vote})))
+    return state._replace(denied=tuple(sorted({*state.denied, vote})))
 
 
 def led(state: State, at: int, leader: Leader) -> State:
     leaders = (leader, state.leaders[1]) if at == 0 else (state.leaders[0], leader)
-    return replace(state, leaders=leaders)
+    return state._replace(leaders=leaders)
 
 
 def ended(state: State, at: int) -> State:
@@ -295,25 +303,26 @@ def ended(state: State, at: int) -> State:
     for node in state.nodes:
         if node.link == at:
             in_doubt = (node.view, node.voted) if node.voted else node.doubt
-            node = replace(node, link=None, view=0, voted=0, doubt=in_doubt)
+            node = node._replace(link=None, view=0, voted=0, doubt=in_doubt)
         nodes.append(node)
-    return led(replace(state, nodes=tuple(nodes)), at, Leader())
+    return led(state._replace(nodes=tuple(nodes)), at, Leader())
 
 
 def with_node(state: State, number: int, node: Node) -> State:
-    return replace(state, nodes=(*state.nodes[:number], node, *state.nodes[number + 1 :]))
+    return state._replace(nodes=(*state.nodes[:number], node, *state.nodes[number + 1 :]))
 
 
 @pytest.mark.slow
-def test_no_interleaving_loses_a_commit_or_lets_a_deposed_leader_decide() -> None:
-    explorer = Explorer(Rules())
-    states = explorer.run(50_000)
+@pytest.mark.parametrize("bounds", deep([Bounds(steps=2)], [Bounds(steps=2), Bounds(takings=3)]), ids=repr)
+def test_no_interleaving_loses_a_commit_or_lets_a_deposed_leader_decide(bounds: Bounds) -> None:
+    explorer = Explorer(Rules(), bounds)
+    states = explorer.run(400_000)
     assert explorer.broken == []
-    assert states > 10_000
+    assert states > 50_000
 
 
 @pytest.mark.parametrize("rule", ["fenced", "confirmed", "written_first", "settled"])
 def test_without_any_one_of_the_rules_the_search_finds_a_breach(rule: str) -> None:
-    explorer = Explorer(replace(Rules(), **{rule: False}))
+    explorer = Explorer(replace(Rules(), **{rule: False}), Bounds())
     explorer.run(50_000)
     assert explorer.broken
