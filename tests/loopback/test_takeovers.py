@@ -1,4 +1,4 @@
-"""A short run of tests/takeovers.py, and that it would notice what it is there for. With PostgreSQL: test_takeover.py."""
+"""A short run of tests/takeovers.py, and what it would notice. With PostgreSQL: test_takeover.py."""
 
 from __future__ import annotations
 
