@@ -150,6 +150,10 @@ class StateKeeper:
         """
         await self._teacher.between_steps(view, timeout=timeout)
 
+    async def end_lessons(self) -> None:
+        """Teach nobody any more: whoever learned is in a view again, which hands it the state."""
+        await self._teacher.end_lessons()
+
     def begin_check(self) -> StateCheck | None:
         """Begin to compare states beside the step that is about to begin, if it is time.
 

@@ -360,6 +360,11 @@ class Teacher:
         else:
             await self._runtime.call(self._lessons.answer(question, answer, timeout=timeout))
 
+    async def end_lessons(self) -> None:
+        """Teach nobody any more. Who has learned is back with what it has."""
+        for node in list(self._pupils):
+            await self._forget(node)
+
     def _too_early(self) -> tuple[str, ...]:
         """Learners for whom no step was done yet: what one changes is not known. At the second entry it is no matter,
         since steps may fail again and again."""
