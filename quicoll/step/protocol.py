@@ -302,7 +302,9 @@ class StepProtocol:
                 return
             # This view ends without a failure; the next one has those that go on, and later those that learned.
             left = view.view_id
-            if found.lesson is not None:
+            if self._context.is_spare:
+                await self._keeper.stand_by(view, found.lesson, timeout=self._context.config.timeout)
+            elif found.lesson is not None:
                 await self._keeper.learn(found.lesson, timeout=self._context.config.timeout)
 
     async def _synchronise(self) -> ViewState:

@@ -18,6 +18,7 @@ It carries no tensors and knows no clock, socket or disk; messages, losses and t
     ending.py        whether the job is done, and what is recorded of nodes that go
     forgetting.py    whether nodes that an operator gives up may count no longer
     releases.py      when a rank that was asked to stop may go
+    spares.py        who of those that stand by is kept warm
     scaling.py       how many ranks an operator wants, and who leaves for that
 
 Rules, and why:
@@ -73,6 +74,7 @@ from quicoll.membership.coordinator.joins import Acceptance, Adoption, Refusal, 
 from quicoll.membership.coordinator.probes import Probes
 from quicoll.membership.coordinator.releases import Releases
 from quicoll.membership.coordinator.roster import Roster
+from quicoll.membership.coordinator.spares import cold_again, warmed
 from quicoll.membership.coordinator.stage import CoordinatorState, Stage
 from quicoll.membership.coordinator.weighing import Weighed, weigh
 from quicoll.membership.messages import (
@@ -281,6 +283,9 @@ class CoordinatorCore:
             self._releases.ask(node)
             return
         if isinstance(message, Learned):
+            if candidate.warm:
+                least, most = self._config.retry_min_ns, self._config.retry_max_ns
+                cold_again(candidate, pause_ns=least, longest_ns=most, now_ns=now_ns)
             candidate.learning = False
             return
         if isinstance(message, Join):
@@ -380,6 +385,9 @@ class CoordinatorCore:
     def _step_out(self, candidate: Candidate, active: ActiveView, now_ns: int) -> None:
         """Go on without a node that learns the state meanwhile."""
         candidate.learning, candidate.committed_step = True, 0
+        member = active.view.member(candidate.node)
+        if member is not None and member.spare:
+            warmed(candidate)
         if candidate.node in self._history.base:
             self._record(Left(candidate.node))
         why = f"{candidate.node} learns the state before it takes part"
@@ -496,7 +504,9 @@ class CoordinatorCore:
         previous = self.view
         view = self._formation.next_view(chosen, self._history)
         for candidate in chosen:
-            candidate.learning = False
+            candidate.learning = candidate.warm = False
+        for candidate in chosen[view.workers :]:
+            candidate.shown += 1
         self._record(Proposed(view.view_id))
         self._evidence.proposed(now_ns=now_ns)
         self._stage.propose(view, weights=self._evidence.weights(view.nodes), now_ns=now_ns)
