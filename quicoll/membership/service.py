@@ -442,6 +442,7 @@ def coordinator_config(
     *,
     min_world_size: int = 1,
     max_world_size: int | None = None,
+    warm_spares: int = 0,
     nodes: Sequence[str] = (),
     forget: Sequence[str] = (),
     vote_timeout: float | None = None,
@@ -454,6 +455,7 @@ def coordinator_config(
         seed: The job's; None takes the journal's.
         min_world_size: As in `serve`.
         max_world_size: As in `serve`.
+        warm_spares: As in `serve`.
         nodes: As in `serve`.
         forget: As in `serve`.
         vote_timeout: As in `serve`.
@@ -465,6 +467,7 @@ def coordinator_config(
         world_size=world_size,
         min_world_size=min_world_size,
         max_world_size=MAX_MEMBERS if max_world_size is None else max_world_size,
+        warm_spares=warm_spares,
         nodes=tuple(nodes),
         forget=tuple(forget),
         forget_after_ns=at.rejoin_ns,

@@ -138,7 +138,7 @@ class Fleet:
         self._services: dict[str, CoordinatorService] = {}  # likewise
         self._asked: tuple[int, tuple[str, ...]] | None = None  # what an operator asks for, until it is taken
         self._leaving: dict[str, bool] = {}  # who was about to leave when all ranks were to be started anew
-        names = node_names(settings.ranks, newcomers, coordinators=settings.coordinators)
+        names = node_names(settings.ranks + settings.spares, newcomers, coordinators=settings.coordinators)
         self._credentials = _credentials(tuple(name for name in names if not is_coordinator(name)))
         for name in names:
             self.machines[name] = Machine(
@@ -235,7 +235,13 @@ class Fleet:
 
     async def _run_coordinator(self, machine: Machine) -> None:
         settings = self._settings
-        config = coordinator_config(settings.ranks, settings.lost_after, self._seed)
+        config = coordinator_config(
+            settings.ranks,
+            settings.lost_after,
+            self._seed,
+            max_world_size=settings.ranks if settings.spares else None,
+            warm_spares=settings.warm_spares,
+        )
         observers = self._observers(machine, asyncio.get_running_loop())
         if self.database is None:
             store = CheckedStore(Journal.open(_JOURNAL, job=_JOB, connect=machine.disk.connect), self._checker)

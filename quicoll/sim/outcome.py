@@ -20,6 +20,8 @@ class Settings:
 
     Attributes:
         ranks: Workers at the start, the world size of the first view.
+        spares: More workers, that stand by. With any, no view has more than `ranks` ranks.
+        warm_spares: How many of them are kept warm.
         lost_after: As for `quicoll.join`.
         timeout: As for `quicoll.join`.
         join_timeout: As for `quicoll.join`.
@@ -39,6 +41,8 @@ class Settings:
     """
 
     ranks: int = 4
+    spares: int = 0
+    warm_spares: int = 0
     lost_after: float = 1.0
     timeout: float = 20.0
     join_timeout: float = 60.0
@@ -61,6 +65,8 @@ class Settings:
             raise LocalError(f"a simulated cluster has 1 to 3 coordinators, not {self.coordinators}")
         if not 0.1 <= self.lease < 3600:
             raise LocalError(f"a lease runs for a tenth of a second to an hour, not for {self.lease!r} s")
+        if not 0 <= self.warm_spares <= self.spares <= 16:
+            raise LocalError(f"not 0 <= warm_spares {self.warm_spares} <= spares {self.spares} <= 16")
         sites: object = self.sites
         if not isinstance(sites, tuple) or not all(isinstance(site, str) and site for site in sites):
             raise LocalError(f"sites are a tuple of names, not {sites!r}")

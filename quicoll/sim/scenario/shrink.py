@@ -129,15 +129,15 @@ def _split(scenario: Scenario) -> tuple[tuple[ScenarioEvent, ...], tuple[Scenari
 
 def _fewer_ranks(scenario: Scenario) -> Iterator[Scenario]:
     for ranks in range(1, scenario.ranks):
-        kept = _events_among(scenario, ranks, scenario.settings.coordinators)
+        kept = _events_among(scenario, ranks + scenario.settings.spares, scenario.settings.coordinators)
         fewer = replace(scenario.settings, ranks=ranks, sites=scenario.settings.sites[:ranks])
         yield replace(scenario, settings=fewer, events=kept)
 
 
-def _events_among(scenario: Scenario, ranks: int, coordinators: int) -> tuple[ScenarioEvent, ...]:
-    """The events as far as they concern so many ranks and coordinators."""
-    names = [*coordinator_names(coordinators), *(node_name(rank) for rank in range(ranks))]
-    names += newcomers(scenario.events, ranks)
+def _events_among(scenario: Scenario, workers: int, coordinators: int) -> tuple[ScenarioEvent, ...]:
+    """The events as far as they concern so many workers and coordinators."""
+    names = [*coordinator_names(coordinators), *(node_name(rank) for rank in range(workers))]
+    names += newcomers(scenario.events, workers)
     if coordinators > 1:
         names.append(DATABASE_HOST)
     events = [(event, _among(event.fault, names)) for event in scenario.events if event.voter in ("", *names)]
@@ -176,7 +176,7 @@ def _plainer_settings(scenario: Scenario) -> Iterator[Scenario]:
         value = getattr(usual, each.name)
         if each.name != "ranks" and getattr(settings, each.name) != value:
             plainer = replace(settings, **{each.name: value})
-            events = _events_among(scenario, settings.ranks, plainer.coordinators)
+            events = _events_among(scenario, plainer.ranks + plainer.spares, plainer.coordinators)
             yield replace(scenario, settings=plainer, events=events)
     for conditions in _plainer_conditions(settings.conditions, usual.conditions):
         yield replace(scenario, settings=replace(settings, conditions=conditions))
