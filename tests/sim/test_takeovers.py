@@ -14,6 +14,7 @@ import pytest
 from quicoll.engine.coordinator_choice import CoordinatorChoice
 from quicoll.errors import JournalError, LocalError
 from quicoll.membership import service
+from quicoll.membership.coordinator.history import Proposed, Seeded
 from quicoll.sim import Settings
 from quicoll.sim.database import SimDatabase
 from quicoll.sim.runner import run_scenario, run_seed
@@ -21,6 +22,7 @@ from quicoll.sim.scenario.events import JOURNAL_FAULTS, TAKEOVERS
 from quicoll.sim.scenario.language import parse_events
 from quicoll.sim.scenario.swarm import Scenario
 from quicoll.sim.trace.recording import Recording
+from quicoll_transport.sim import World
 
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.lease import HeldBy
@@ -195,11 +197,9 @@ def test_a_record_is_written_once_however_often_it_is_asked_for() -> None:
         def appended_by(self, token: int, last: int, record: Any) -> None:
             """Nothing is followed here."""
 
-    from quicoll.membership.coordinator.history import Proposed, Seeded
-    from quicoll_transport.sim import World
-
+    checker: Any = Checker()
     with World(1) as world:
-        database = SimDatabase(world, lease_ns=1_000_000_000, checker=Checker())  # type: ignore[arg-type]
+        database = SimDatabase(world, lease_ns=1_000_000_000, checker=checker)
         database.take("10.0.0.1:4433")
         for _ in range(2):
             assert database.append(1, 1, Seeded(5)) is None
