@@ -13,8 +13,8 @@
     JournalError    the coordinator's journal cannot be used; what it holds is still there; the coordinator ends
     JobDone         the job is done, there is nothing to take part in; not caught, it ends the program with status 0
 
-After any error but LocalError, PiecesMissing, CheckpointError and AuditError the next `job.step()` waits for the next view; after
-Diverged it raises Diverged again.
+After any error but LocalError, PiecesMissing, CheckpointError and AuditError the next `job.step()` waits for the next
+view; after Diverged it raises Diverged again.
 
 `Terminated` and `Dismissed` are no errors but ends of the program that were asked for: SystemExits, so that no `except
 Exception` takes them for a failure.

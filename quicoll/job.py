@@ -297,7 +297,7 @@ class Job:
             LocalError: There is one of this name, or an argument cannot be.
         """
         max_bytes = whole(max_bytes, "max_bytes")
-        if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+        if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
             raise LocalError(f"a shared state has a name of 1 to {MAX_NAME} characters, not {name!r}")
         if consistency not in ("strong", "eventual"):
             raise LocalError(f'the consistency is "strong" or "eventual", not {consistency!r}')

@@ -47,7 +47,7 @@ MAX_REASON = 512
 
 
 class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a rank holds and proposes. held: the digest of its set. proposal: a set, encoded; empty: it proposes none."""
+    """What a rank holds and proposes. held: the digest of its set. proposal: an encoded set; empty: none."""
 
     held: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
     version: Annotated[int, msgspec.Meta(ge=0)]

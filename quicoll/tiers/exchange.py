@@ -168,7 +168,7 @@ def answer(find: Callable[[str], PieceStore | None], question: PieceQuestion) ->
 
 
 class PieceArrival:
-    """A piece that comes from one peer, range by range."""
+    """A piece that comes from one peer, range by range. entry: which."""
 
     def __init__(self, state: str, entry: PieceEntry, chunk: int) -> None:
         """Take memory for a piece.
@@ -197,14 +197,13 @@ class PieceArrival:
             return f"gave {len(data)} bytes of piece {self.entry.name!r}, and not those that it was asked for"
         self._data[self._there : self._there + len(data)] = np.frombuffer(data, np.uint8)
         self._there += len(data)
-        if self.question is None and not self.whole().right:
-            return f"gave piece {self.entry.name!r} with other bits than its digest says"
         return ""
 
-    def whole(self) -> SharedPiece:
-        """Return the piece. All bytes are here."""
+    def whole(self) -> SharedPiece | None:
+        """Return the piece, all of whose bytes are here; None where they are not those of its version."""
         self._data.flags.writeable = False
-        return SharedPiece(self.entry, self._data)
+        piece = SharedPiece(self.entry, self._data)
+        return piece if piece.right else None
 
 
 class PieceRound:
@@ -278,9 +277,18 @@ class PieceRound:
             if arrival.question is not None:
                 self.question = arrival.question
                 return
-            self.merged += self._store.merge(arrival.whole())
-        self._arrival = None
+            if not self._merged(arrival):
+                return
         self._next()
+
+    def _merged(self, arrival: PieceArrival) -> bool:
+        """Merge a piece whose bytes are all here. Return whether they are right; the round is over if not."""
+        whole, self._arrival = arrival.whole(), None
+        if whole is None:
+            self._fail(f"gave piece {arrival.entry.name!r} with other bits than its digest says")
+            return False
+        self.merged += self._store.merge(whole)
+        return True
 
     def _next(self) -> None:
         """Go on with the next piece of the page, then with the next page."""
@@ -288,15 +296,10 @@ class PieceRound:
             entry = self._wanted.popleft()
             if not self._store.wants(entry) or self._store.no_room(entry):
                 continue
-            self._arrival = PieceArrival(self._state, entry, self._chunk)
-            self.question = self._arrival.question
-            if self.question is not None:
+            arrival = PieceArrival(self._state, entry, self._chunk)
+            self._arrival, self.question = arrival, arrival.question
+            if self.question is not None or not self._merged(arrival):  # of no bytes: there is nothing to ask for
                 return
-            whole, self._arrival = self._arrival.whole(), None  # of no bytes: there is nothing to ask for
-            if not whole.right:
-                self._fail(f"gave piece {entry.name!r} with other bits than its digest says")
-                return
-            self.merged += self._store.merge(whole)
         self.question = ListPieces(self._state, self._last) if self._more else None
 
     def _fail(self, error: str) -> None:

@@ -1,9 +1,9 @@
 """Pieces of shared state: values with a version each, and a store of them that only grows newer.
 
     piece      a name, a version, and a value: an array, a tensor, or bytes, as a description and its bytes
-    version    (step, counter, writer, digest), compared in this order. step and counter: a later write than one that its
-               writer has seen has a greater one, whatever any clock says. writer, digest: an order between writes that
-               knew nothing of each other
+    version    (step, counter, writer, digest), compared in this order. step, counter: greater in a write than in all
+               that its writer has seen of the piece, whatever any clock says. writer, digest: an order between writes
+               that knew nothing of each other
     store      for each name the newest version that has come here
 
 The order is total over values: two pieces of one version have one digest, so the same bits. So a store is a map to

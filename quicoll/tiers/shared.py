@@ -45,13 +45,13 @@ from quicoll.tiers.pieces import (
     packed,
     unpacked,
 )
-from quicoll.tiers.spreading import Pulled, Spreader
 
 if TYPE_CHECKING:
     from quicoll.collectives.context import CallContext
     from quicoll.collectives.group import Group
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
+    from quicoll.tiers.spreading import Pulled, Spreader
 
 __all__ = ["Consistency", "OpenStep", "SharedState"]
 
@@ -71,8 +71,11 @@ class OpenStep(Protocol):
         ...
 
 
+_Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+
+
 class _Summary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    state: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+    state: _Name
     digest: Annotated[bytes, msgspec.Meta(max_length=16)]
 
 
@@ -83,9 +86,7 @@ class _Listing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 class _Lack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a rank lacks. pieces: their names. reason: of the first of them."""
 
-    pieces: Annotated[
-        tuple[Annotated[str, msgspec.Meta(max_length=MAX_NAME)], ...], msgspec.Meta(max_length=MAX_PIECES)
-    ]
+    pieces: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MAX_PIECES)]
     reason: Annotated[str, msgspec.Meta(max_length=_REASON)] = ""
 
 
@@ -152,7 +153,7 @@ class SharedState:
             raise LocalError(f"{self.name}: more than {MAX_PIECES} pieces, or than max_bytes={self._max_bytes}")
         for name in sorted(pieces):
             digest = pieces[name].entry.version.digest
-            self._context.record(_VOTED, xxhash.xxh3_64_intdigest(f"{self.name}\0{name}") >> 1, digest)
+            self._context.record(_VOTED, xxhash.xxh3_64_intdigest(f"{self.name}\0{name}".encode()) >> 1, digest)
         step.on_commit(lambda: self._values.update({name: unpacked(piece) for name, piece in pieces.items()}))
 
     def state(self) -> dict[str, Any]:

@@ -183,18 +183,16 @@ class Spreader:
             for holder in holders:
                 arrival = PieceArrival(name, entry, MAX_CHUNK)
                 error = await self._arrived(holder, arrival)
-                if not error:
-                    piece = arrival.whole()
+                piece = None if error else arrival.whole()
+                if piece is not None:
                     store.merge(piece)
                     return piece
-                lacking[entry.name] = f"{holder}: {error}"
+                lacking[entry.name] = f"{holder}: {error or 'gave other bits than its digest says'}"
             # Links may come back until the time is over; who asks too often gets nothing sooner.
             await asyncio.sleep(min(0.05 * attempts, INTERVAL_S))
 
     async def _arrived(self, holder: str, arrival: PieceArrival) -> str:
         """Fetch a piece from one node. Return why that was not possible, "" if it was."""
-        if arrival.question is None:
-            return "" if arrival.whole().right else "other bits than its digest says"
         while (question := arrival.question) is not None:
             try:
                 told = await self._ask(holder, question)
@@ -210,7 +208,7 @@ class Spreader:
     # -- rounds --------------------------------------------------------------------------------------------------
 
     async def _spread(self, spread: _Spread) -> None:
-        while not self._closed:
+        while True:
             await asyncio.sleep(INTERVAL_S)
             nodes = sorted(self._links())
             if nodes:
@@ -263,7 +261,7 @@ class Spreader:
 
     async def _listen(self) -> None:
         """Read from the links that come up."""
-        while not self._closed:
+        while True:
             for link in self._links().values():
                 self._read_from(link)
             await asyncio.sleep(INTERVAL_S / 2)

@@ -9,7 +9,7 @@ has it before its first step, a checkpoint has it, and a comparison of states fi
     commit                  `current` is the new set; then the callbacks of `on_change`, before the step's context ends
     load_state              the same, for a rank that is handed the state: before its first step
 
-The exchanges have a group of their own, with numbers of their own: `agree` may run beside other collectives of the step.
+The exchanges have a group of their own, with numbers of their own: `agree` may run beside other collectives.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Tiers:
     def propose(self, tier_set: TierSet) -> None:
         """Propose the next set, on any rank, at any time. It takes the place of what this rank proposed before.
 
-        It is brought into the next step in which the ranks call `agree`, and comes into force when that is committed; if
-        that is aborted, it is proposed again in the next one. If it is refused, the event "tiers_refused" says why.
+        It is brought into the next step in which the ranks call `agree`, and comes into force when that is committed.
+        If that is aborted, it is proposed again in the next one. If it is refused, the event "tiers_refused" says why.
 
         Args:
             tier_set: The set; `job.tiers.current.changed(...)` gives one.
@@ -79,8 +79,9 @@ class Tiers:
     def on_change(self, callback: Callable[[TierSet, TierSet], None]) -> None:
         """Have a function called with (before, after) each time another set comes into force here.
 
-        At the end of the step that was committed with it, before the step's context is left and any rank begins the next
-        one; on a rank that is handed the state, by `load_state`. If it raises, this rank's state counts as half changed.
+        At the end of the step that was committed with it, before the step's context is left; on a rank that is handed
+        the state, by `load_state`. In both cases before this rank begins the next step. If it raises, this rank's state
+        counts as half changed.
 
         Args:
             callback: A plain function.
@@ -93,8 +94,8 @@ class Tiers:
         """Have a function asked whether this rank can go over to a set, before it is voted on.
 
         Args:
-            callback: Gets the set; returns "" where this rank can, else why not. Then the set is refused on all ranks. A
-                plain function; it changes nothing, because the step may be aborted.
+            callback: Gets the set; returns "" where this rank can, else why not. Then the set is refused on all ranks.
+                A plain function; it changes nothing, because the step may be aborted.
         Raises:
             LocalError: It is no plain function.
         """
@@ -127,7 +128,7 @@ class Tiers:
 
     def _reason(self, proposed: TierSet) -> str:
         try:
-            reason = self._weigh(proposed)
+            reason: object = self._weigh(proposed)
         except Exception as error:  # whatever it is: a rank that cannot say that it can, cannot
             reason = f"{type(error).__name__}: {error}"
         text = reason if isinstance(reason, str) else f"weigh returned {reason!r}, not text"
@@ -167,7 +168,7 @@ class Tiers:
         Raises:
             LocalError: It is none. Nothing has changed.
         """
-        encoded = state.get("tier_set") if isinstance(state, Mapping) else None
+        encoded = state.get("tier_set")
         if not isinstance(encoded, bytes):
             raise LocalError("this is no state of tiers: it has no 'tier_set' of bytes")
         self._go_over(TierSet.decode(encoded))
