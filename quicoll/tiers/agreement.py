@@ -2,8 +2,8 @@
 
     idle       no rank has proposed a set
     proposed   a rank holds one that it has not brought into a step yet: any rank, at any time
-    chosen     in a step all ranks have told what they hold and propose (`Ballot`); `choose` says which set it is
-    weighed    all ranks have said whether they can go over to it (`Verdict`); one that cannot refuses it for all
+    chosen     in a step all ranks have told what they hold and propose (`TierBallot`); `choose_tiers` says which set it is
+    weighed    all ranks have said whether they can go over to it (`TierVerdict`); one that cannot refuses it for all
     voted      every rank's vote for the step covers both exchanges: they are results that all ranks have
     in force   the step was committed: on all ranks, at its boundary, before any of them begins the next step
     as before  the step was aborted, on all ranks; what was proposed is proposed again in the next attempt
@@ -16,7 +16,7 @@ Invariants.
 1. The set in force is a function of the step that was committed last, and the same on every rank that holds it. It
    changes in a commit's callback alone, or by a state that is handed over, of which it is a part (quicoll.tiers.tiers).
 2. A set that is agreed names no node that was not in the view of its agreement.
-3. Ranks that hold different sets agree on nothing: `choose` refuses, on all ranks, and names them.
+3. Ranks that hold different sets agree on nothing: `choose_tiers` refuses, on all ranks, and names them.
 
 Failures.
 - A rank is lost, or the network is cut, in or after either exchange: the step is aborted or in doubt, as always. So is
@@ -40,13 +40,13 @@ from quicoll.tiers.tier_set import MAX_TIER_SET, TierSet
 if TYPE_CHECKING:
     from quicoll.membership.view import View
 
-__all__ = ["MAX_REASON", "Ballot", "RefusedTiers", "TierChoice", "Verdict", "choose", "refusals", "told"]
+__all__ = ["MAX_REASON", "RefusedTiers", "TierBallot", "TierChoice", "TierVerdict", "choose_tiers", "refusals", "told"]
 
 MAX_REASON = 512
 """Characters in which a rank says why it cannot go over to a set."""
 
 
-class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TierBallot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a rank holds and proposes. held: the digest of its set. proposal: an encoded set; empty: none."""
 
     held: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
@@ -54,7 +54,7 @@ class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     proposal: Annotated[bytes, msgspec.Meta(max_length=MAX_TIER_SET)] = b""
 
 
-class Verdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TierVerdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Whether a rank can go over to the set that was chosen. reason: why not; empty: it can."""
 
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON)] = ""
@@ -82,7 +82,7 @@ def told(kind: type[Any], values: Sequence[Any], *, view: View) -> list[Any]:
     """Read what the ranks have told, by rank.
 
     Args:
-        kind: Ballot or Verdict.
+        kind: TierBallot or TierVerdict.
         values: As they came.
         view: The view, for errors.
     Raises:
@@ -94,7 +94,7 @@ def told(kind: type[Any], values: Sequence[Any], *, view: View) -> list[Any]:
             found.append(msgspec.convert(value, kind, builtin_types=(bytes,)))
         except msgspec.ValidationError as error:
             raise PeerError(
-                f"tells what is no {kind.__name__.lower()} for a set of tiers: {error}",
+                f"tells what is no {kind.__name__} for a set of tiers: {error}",
                 rank=rank,
                 node=view.nodes[rank],
                 view=view.view_id,
@@ -102,7 +102,7 @@ def told(kind: type[Any], values: Sequence[Any], *, view: View) -> list[Any]:
     return found
 
 
-def choose(current: TierSet, ballots: Sequence[Ballot], view: View) -> TierChoice:
+def choose_tiers(current: TierSet, ballots: Sequence[TierBallot], view: View) -> TierChoice:
     """Return the set that all ranks may go over to.
 
     Args:
@@ -131,7 +131,7 @@ def choose(current: TierSet, ballots: Sequence[Ballot], view: View) -> TierChoic
     return TierChoice(chosen, tuple(proposers[chosen]) if chosen is not None else (), tuple(refused))
 
 
-def refusals(choice: TierChoice, verdicts: Sequence[Verdict], view: View) -> TierChoice:
+def refusals(choice: TierChoice, verdicts: Sequence[TierVerdict], view: View) -> TierChoice:
     """Return what is left of a choice when all ranks have said whether they can go over to it.
 
     Args:
@@ -147,7 +147,7 @@ def refusals(choice: TierChoice, verdicts: Sequence[Verdict], view: View) -> Tie
     return TierChoice(None, (), (*choice.refused, refused))
 
 
-def _demand_one_set(current: TierSet, ballots: Sequence[Ballot], view: View) -> None:
+def _demand_one_set(current: TierSet, ballots: Sequence[TierBallot], view: View) -> None:
     held: dict[tuple[int, bytes], list[str]] = {}
     for rank, ballot in enumerate(ballots):
         held.setdefault((ballot.version, ballot.held), []).append(view.nodes[rank])
@@ -159,7 +159,7 @@ def _demand_one_set(current: TierSet, ballots: Sequence[Ballot], view: View) -> 
         )
 
 
-def _proposed(ballot: Ballot, rank: int, view: View) -> TierSet:
+def _proposed(ballot: TierBallot, rank: int, view: View) -> TierSet:
     try:
         return TierSet.decode(ballot.proposal)
     except LocalError as error:

@@ -53,7 +53,7 @@ __all__ = [
     "PieceQuestion",
     "PieceRound",
     "SamePieces",
-    "answer",
+    "answer_question",
     "decode_pieces",
     "encode_pieces",
 ]
@@ -147,7 +147,7 @@ def decode_pieces(data: bytes | memoryview, *, node: str) -> PieceMessage:
         raise PeerError(f"malformed message about shared state: {error}", node=node) from error
 
 
-def answer(find: Callable[[str], PieceStore | None], question: PieceQuestion) -> PieceAnswer:
+def answer_question(find: Callable[[str], PieceStore | None], question: PieceQuestion) -> PieceAnswer:
     """Answer a question of a peer.
 
     Args:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll.tiers.spreading import Pulled, Spreader
 
-__all__ = ["Consistency", "OpenStep", "SharedState"]
+__all__ = ["CommittingStep", "Consistency", "SharedState"]
 
 Consistency: TypeAlias = Literal["strong", "eventual"]
 """When all ranks have the same; see the module's head."""
@@ -63,7 +63,7 @@ _SHOWN = 4  # pieces and nodes that an error names
 _REASON = 200  # characters of a reason
 
 
-class OpenStep(Protocol):
+class CommittingStep(Protocol):
     """What is needed of a step here: `quicoll.Step`, or its blocking mirror."""
 
     def on_commit(self, callback: Callable[[], None]) -> None:
@@ -131,7 +131,7 @@ class SharedState:
 
     # -- strong --------------------------------------------------------------------------------------------------
 
-    def stage(self, step: OpenStep, values: Mapping[str, Any]) -> None:
+    def stage(self, step: CommittingStep, values: Mapping[str, Any]) -> None:
         """Change pieces of a strong state by a step: on all ranks when it is committed, on none when it is not.
 
         Every rank calls it in the same step with equal values. They are compared by the step's vote, at no cost of a

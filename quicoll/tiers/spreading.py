@@ -40,7 +40,7 @@ from quicoll.tiers.exchange import (
     PieceChunk,
     PieceMessage,
     PieceRound,
-    answer,
+    answer_question,
     decode_pieces,
     encode_pieces,
 )
@@ -297,7 +297,7 @@ class Spreader:
         if isinstance(body, ComparePieces | ListPieces | FetchPiece):
             if self._sending.get(link.number, 0) < ANSWERS:
                 self._sending[link.number] = self._sending.get(link.number, 0) + 1
-                self._run(self._answer(link, message.number, answer(self._store, body)))
+                self._run(self._answer(link, message.number, answer_question(self._store, body)))
             return
         waiting = self._waiting.get((link.number, message.number))
         if waiting is not None and not waiting.done():

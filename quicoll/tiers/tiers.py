@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from quicoll.checks import done, plain
 from quicoll.errors import LocalError
-from quicoll.tiers.agreement import MAX_REASON, Ballot, TierChoice, Verdict, choose, refusals, told
+from quicoll.tiers.agreement import MAX_REASON, TierBallot, TierChoice, TierVerdict, choose_tiers, refusals, told
 from quicoll.tiers.tier_set import TierSet
 
 if TYPE_CHECKING:
     from quicoll.collectives.group import Group
     from quicoll.membership.view import View
-    from quicoll.tiers.shared import OpenStep
+    from quicoll.tiers.shared import CommittingStep
 
 __all__ = ["Tiers"]
 
@@ -101,7 +101,7 @@ class Tiers:
         """
         self._weigh = plain(callback, "the function of weigh")
 
-    async def agree(self, step: OpenStep) -> TierSet:
+    async def agree(self, step: CommittingStep) -> TierSet:
         """Agree on the next set of tiers, if any rank has proposed one. Every rank calls it, once, in the same step.
 
         It is one small collective, and a second one where there is a proposal.
@@ -115,12 +115,12 @@ class Tiers:
             QuicollError: As any collective.
         """
         view, current = self._view(), self._current
-        mine = Ballot(current.digest, current.version, b"" if self._pending is None else self._pending.encoded)
-        ballots = told(Ballot, await self._group.all_gather_object(mine), view=view)
-        choice = choose(current, ballots, view)
+        mine = TierBallot(current.digest, current.version, b"" if self._pending is None else self._pending.encoded)
+        ballots = told(TierBallot, await self._group.all_gather_object(mine), view=view)
+        choice = choose_tiers(current, ballots, view)
         if choice.chosen is not None:
-            verdict = Verdict(self._reason(choice.chosen))
-            verdicts = told(Verdict, await self._group.all_gather_object(verdict), view=view)
+            verdict = TierVerdict(self._reason(choice.chosen))
+            verdicts = told(TierVerdict, await self._group.all_gather_object(verdict), view=view)
             choice = refusals(choice, verdicts, view)
         if choice.chosen is not None or choice.refused:
             step.on_commit(partial(self._decided, choice, view))

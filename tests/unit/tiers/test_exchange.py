@@ -24,7 +24,7 @@ from quicoll.tiers.exchange import (
     PieceQuestion,
     PieceRound,
     SamePieces,
-    answer,
+    answer_question,
     decode_pieces,
     encode_pieces,
 )
@@ -40,7 +40,7 @@ def store_of(room: int = 1 << 20, **values: bytes) -> PieceStore:
 
 
 def asked(store: PieceStore) -> Answers:
-    return lambda question: answer(lambda name: store if name == "s" else None, question)
+    return lambda question: answer_question(lambda name: store if name == "s" else None, question)
 
 
 def played(mine: PieceStore, peer: Answers, *, chunk: int = 4, most: int = 10_000) -> PieceRound:
