@@ -2,7 +2,7 @@
 
     idle       no rank has proposed a set
     proposed   a rank holds one that it has not brought into a step yet: any rank, at any time
-    chosen     in a step all ranks have told what they hold and propose (`TierBallot`); `choose_tiers` says which set it is
+    chosen     in a step all ranks have told what they hold and propose (`TierBallot`); `choose_tiers` says which it is
     weighed    all ranks have said whether they can go over to it (`TierVerdict`); one that cannot refuses it for all
     voted      every rank's vote for the step covers both exchanges: they are results that all ranks have
     in force   the step was committed: on all ranks, at its boundary, before any of them begins the next step

@@ -15,8 +15,8 @@ other one over and over, so it comes to have whatever is newer there.
     COMPARING --page--> FETCHING --all pieces of the page are here--> LISTING --page--> FETCHING ...
     any       --same, no more pages, or `error`--> OVER
 
-Bounds. A page has PAGE entries; a chunk MAX_CHUNK bytes. An asker has memory for one piece beside its store, of a size
-that fits into it. Whoever answers keeps nothing of a question.
+Bounds. A page has PAGE entries, all pages of a round MAX_PIECES; a chunk has MAX_CHUNK bytes. An asker has memory for
+one piece beside its store, of a size that fits into it. Whoever answers keeps nothing of a question.
 
 A piece comes from one rank from its first byte to its last, so bytes with another digest than the piece's are that
 rank's: the round ends by `error`, nothing is merged.
@@ -33,7 +33,7 @@ import numpy as np
 
 from quicoll.checks import MAX_NAME
 from quicoll.errors import PeerError
-from quicoll.tiers.pieces import MAX_COUNT, PieceEntry, PieceStore, PieceVersion, SharedPiece
+from quicoll.tiers.pieces import MAX_COUNT, MAX_PIECES, PieceEntry, PieceStore, PieceVersion, SharedPiece
 
 if TYPE_CHECKING:
     from quicoll.numerics.dtypes import Array
@@ -231,6 +231,7 @@ class PieceRound:
         self._arrival: PieceArrival | None = None
         self._last = ""  # name of the last page
         self._more = False
+        self._listed = 0
         self.question: PieceQuestion | None = ComparePieces(state, store.digest)
 
     def take(self, told: PieceAnswer) -> None:
@@ -254,6 +255,10 @@ class PieceRound:
             return
         if page.more and not names:
             self._fail("says that it has more pieces and names none")
+            return
+        self._listed += len(names)
+        if self._listed > MAX_PIECES:
+            self._fail(f"lists more than {MAX_PIECES} pieces")
             return
         self._last, self._more = (names[-1] if names else ""), page.more
         for entry in page.entries:

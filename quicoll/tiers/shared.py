@@ -119,6 +119,7 @@ class SharedState:
         self._committed_step = committed_step
         self._max_bytes = max_bytes
         self._values: dict[str, Any] = {}  # of a strong one
+        self._sizes: dict[str, int] = {}  # bytes of each of them
         self._store = PieceStore(max_bytes)  # of an eventual one, for the engine's loop alone
 
     def __repr__(self) -> str:
@@ -147,14 +148,20 @@ class SharedState:
         if self._context.step is None:
             raise LocalError("a strong state changes by a step: stage(step, values) inside of one")
         pieces = {name: packed(name, value) for name, value in values.items()}
-        kept = [packed(name, value) for name, value in self._values.items() if name not in pieces]
-        whole = [*kept, *pieces.values()]
-        if sum(piece.entry.nbytes for piece in whole) > self._max_bytes or len(whole) > MAX_PIECES:
-            raise LocalError(f"{self.name}: more than {MAX_PIECES} pieces, or than max_bytes={self._max_bytes}")
+        sizes = self._sizes | {name: piece.entry.nbytes for name, piece in pieces.items()}
+        if sum(sizes.values()) > self._max_bytes or len(sizes) > MAX_PIECES:
+            raise LocalError(
+                f"the shared state {self.name!r} would have {len(sizes)} pieces of {sum(sizes.values())} bytes: "
+                f"at most {MAX_PIECES}, and max_bytes={self._max_bytes}"
+            )
         for name in sorted(pieces):
             digest = pieces[name].entry.version.digest
             self._context.record(_VOTED, xxhash.xxh3_64_intdigest(f"{self.name}\0{name}".encode()) >> 1, digest)
-        step.on_commit(lambda: self._values.update({name: unpacked(piece) for name, piece in pieces.items()}))
+        step.on_commit(lambda: self._put(pieces))
+
+    def _put(self, pieces: Mapping[str, SharedPiece]) -> None:
+        for name, piece in pieces.items():
+            self._values[name], self._sizes[name] = unpacked(piece), piece.entry.nbytes
 
     def state(self) -> dict[str, Any]:
         """Return the pieces of a strong state: a part of the job's state, for the `save` of `register_state`.
@@ -174,7 +181,9 @@ class SharedState:
             LocalError: The state is eventual, or a value cannot be a piece.
         """
         self._demand("strong", "write(values) changes an eventual state")
-        self._values = {name: unpacked(packed(name, value)) for name, value in state.items()}
+        pieces = {name: packed(name, value) for name, value in state.items()}
+        self._values, self._sizes = {}, {}
+        self._put(pieces)
 
     # -- eventual ------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ most CHUNK bytes is under way for a shared state, and it asks for no more than `
     no answer within ANSWER_S; a lost link  the round is over; another peer is next
     a malformed message                     the link is closed, as for any message of a peer
     bytes with another digest, other lies   the event "piece_refused"; nothing merged; another peer is next
+    a peer that answers late each time      its round takes as long, for this rank alone; a step's pull does not wait
+                                            for rounds, and ends by its deadline
     a piece that does not fit here          the event "piece_refused"; the rest is taken
 
 Bounds. Each link has one reader, and ANSWERS answers under way at most: who asks for more gets no answer to it, and
@@ -64,6 +66,7 @@ PULLS = 4
 ANSWERS = 8
 """Answers under way to one peer."""
 ANSWER_S = 5.0
+_PAGE_BYTES = 16 << 10  # that a page counts for: 64 entries have less, unless their names are long
 _CHANNEL = 0x7069_6563  # "piec": clear of whatever numbers a program counts
 
 
@@ -219,9 +222,9 @@ class Spreader:
         exchange = PieceRound(spread.name, spread.store, CHUNK)
         free_at = self._loop.time()
         while (question := exchange.question) is not None:
-            if isinstance(question, FetchPiece):
-                await asyncio.sleep(max(free_at - self._loop.time(), 0.0))
-                free_at = max(free_at, self._loop.time()) + question.size / spread.rate
+            cost = question.size if isinstance(question, FetchPiece) else _PAGE_BYTES
+            await asyncio.sleep(max(free_at - self._loop.time(), 0.0))
+            free_at = max(free_at, self._loop.time()) + cost / spread.rate
             try:
                 exchange.take(await self._ask(node, question))
             except PeerError as error:

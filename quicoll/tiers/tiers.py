@@ -39,6 +39,7 @@ class Tiers:
         self._view = view
         self._emit = emit
         self._current = TierSet()
+        self._told = self._current  # to all callbacks of `on_change`; another one than `current` where one has raised
         self._pending: TierSet | None = None
         self._weigh: Callable[[TierSet], str] = lambda proposed: ""
         self._changed: list[Callable[[TierSet, TierSet], None]] = []
@@ -81,7 +82,7 @@ class Tiers:
 
         At the end of the step that was committed with it, before the step's context is left; on a rank that is handed
         the state, by `load_state`. In both cases before this rank begins the next step. If it raises, this rank's state
-        counts as half changed.
+        counts as half changed; all functions are called again when it is handed the state.
 
         Args:
             callback: A plain function.
@@ -145,14 +146,18 @@ class Tiers:
             self._go_over(choice.chosen)
 
     def _go_over(self, after: TierSet) -> None:
-        before, self._current = self._current, after
-        if self._pending is not None and self._pending.version <= after.version:
+        late, before, self._current = self._pending, self._told, after
+        if late is not None and late.version <= after.version:
             self._pending = None
+            if late != after:  # proposed here since the ranks agreed, or while this rank was away
+                reason = f"version {after.version} came into force first"
+                self._emit("tiers_refused", version=late.version, nodes=[], reason=reason)
         if before == after:
             return
         self._emit("tiers_changed", version=after.version, active=list(after.active), cold=list(after.cold))
         for callback in self._changed:
             done(callback(before, after), "a callback of on_change")
+        self._told = after
 
     # -- as part of a state --------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from quicoll.tiers.exchange import (
     decode_pieces,
     encode_pieces,
 )
-from quicoll.tiers.pieces import PieceEntry, PieceStore, PieceVersion, SharedPiece, packed, unpacked
+from quicoll.tiers.pieces import MAX_PIECES, PieceEntry, PieceStore, PieceVersion, SharedPiece, packed, unpacked
 
 Answers = Callable[[PieceQuestion], PieceAnswer]
 
@@ -200,6 +200,18 @@ def test_a_lie_ends_the_round_and_brings_nothing(
     exchange = played(mine, lying(store_of(a=b"1234567", b=b"x"), lie), most=50)
     assert said in exchange.error
     assert len(mine) == 0
+
+
+def test_a_list_without_an_end_ends_the_round() -> None:
+    numbers = iter(range(10**9))
+
+    def peer(question: PieceQuestion) -> PieceAnswer:
+        version = PieceVersion(0, 0, "n1", b"0" * 16)  # as old as can be: nothing of it is wanted
+        names = [f"{next(numbers):09}" for _ in range(PAGE)]
+        return PiecePage(tuple(PieceEntry(name, version, "bytes", "uint8", (1 << 40,)) for name in names), more=True)
+
+    exchange = played(PieceStore(10), peer, most=200)
+    assert exchange.error == f"lists more than {MAX_PIECES} pieces"
 
 
 def test_a_piece_of_no_bytes_is_looked_at_as_well() -> None:
