@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
@@ -294,8 +294,10 @@ class Job:
         Returns:
             The state, without a piece.
         Raises:
-            LocalError: There is one of this name, or an argument cannot be.
+            LocalError: There is one of this name, an argument cannot be, or the job is closed.
         """
+        if self._left:
+            raise LocalError("the job is closed")
         max_bytes = whole(max_bytes, "max_bytes")
         if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
             raise LocalError(f"a shared state has a name of 1 to {MAX_NAME} characters, not {name!r}")
@@ -417,7 +419,8 @@ class Job:
         self._left = True
         patience = self.config.timeout if patience is None else patience
         step = self.committed_step if finished else None
-        self._runtime.loop.call_soon_threadsafe(self._spreader.close)
+        with suppress(RuntimeError):  # the loop has been closed: nothing spreads any more
+            self._runtime.loop.call_soon_threadsafe(self._spreader.close)
         try:
             await self._runtime.call(self._engine.aclose(reason, patience=patience, finished=step))
         finally:

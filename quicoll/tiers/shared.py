@@ -29,6 +29,7 @@ LocalError on all of them. A listing that is malformed: PeerError, naming its ra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -247,7 +248,8 @@ class SharedState:
         try:
             pieces = await self._settled(pinned, digest, within)
         finally:
-            self._runtime.loop.call_soon_threadsafe(self._store.unpin, pinned)
+            with suppress(RuntimeError):  # the loop has been closed
+                self._runtime.loop.call_soon_threadsafe(self._store.unpin, pinned)
         return {name: unpacked(piece) for name, piece in pieces.items()}
 
     async def _settled(self, pinned: dict[str, SharedPiece], digest: bytes, within: float) -> dict[str, SharedPiece]:
