@@ -34,7 +34,7 @@ class Seen:
         self.entered.append((node, step, current.version))
 
 
-async def change_tiers(job: Job, sim: Simulation, seen: Seen) -> int:
+async def change_tiers(job: Job, sim: Simulation, seen: Seen) -> tuple[int, int]:
     """Every few steps some ranks propose other sets, sometimes several at once; every rank agrees in every step."""
     weights = np.zeros(4)
 
@@ -67,7 +67,7 @@ async def change_tiers(job: Job, sim: Simulation, seen: Seen) -> int:
             raise
         except QuicollError:
             continue
-    return job.tiers.current.version
+    return job.committed_step, job.tiers.current.version
 
 
 def run(
@@ -104,15 +104,16 @@ def test_all_ranks_enter_each_step_with_one_set_of_tiers(script: Callable[[Simul
     """S4, S4b: a set changes at the boundary of a committed step, on all ranks, whatever fails."""
     seen = Seen()
 
-    async def worker(job: Job, sim: Simulation) -> int:
+    async def worker(job: Job, sim: Simulation) -> tuple[int, int]:
         return await change_tiers(job, sim, seen)
 
     outcome = run(worker, seed, script)
     assert outcome.error is None, outcome.error
     assert {step: len(sets) for step, sets in seen.in_force.items() if len(sets) > 1} == {}
     assert len({digest for sets in seen.in_force.values() for digest in sets}) > 4
-    assert len(set(outcome.results)) == 1
-    assert len({tier_set.digest for tier_set in seen.told.values()}) == 1
+    ends = set(outcome.results)  # a rank may have committed a step more than another, and gone over with it
+    assert len({step for step, _ in ends}) == len(ends)
+    assert {tier_set.version for tier_set in seen.told.values()} == {version for _, version in ends}
     assert len(seen.entered) > len({(node, step) for node, step, _ in seen.entered})  # some steps were attempted twice
 
 
@@ -128,7 +129,7 @@ def test_a_set_that_takes_effect_before_the_commit_is_found(monkeypatch: pytest.
     monkeypatch.setattr(Tiers, "agree", hasty)
     seen = Seen()
 
-    async def worker(job: Job, sim: Simulation) -> int:
+    async def worker(job: Job, sim: Simulation) -> tuple[int, int]:
         return await change_tiers(job, sim, seen)
 
     outcome = run(worker, 0, cut)
