@@ -22,7 +22,7 @@ Failures.
 - A rank is lost, or the network is cut, in or after either exchange: the step is aborted or in doubt, as always. So is
   what was agreed: in doubt it is settled with the step, before the next one begins (quicoll.step.protocol).
 - A rank refuses a set, or cannot say whether it can take it (`weigh` raises): refused for all, with its words.
-- A rank was told something else than the others: the votes differ, and the step is committed nowhere (Mismatch).
+- A rank was told something else than the others: the votes differ, and the step is committed nowhere.
 - A peer's ballot is malformed: PeerError, naming it, before anything follows from it.
 """
 

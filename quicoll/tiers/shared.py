@@ -137,7 +137,7 @@ class SharedState:
         """Change pieces of a strong state by a step: on all ranks when it is committed, on none when it is not.
 
         Every rank calls it in the same step with equal values. They are compared by the step's vote, at no cost of a
-        message; where they differ, the step ends by Mismatch and nothing has changed.
+        message; where they differ, the step is aborted on all ranks, naming the odd one, and nothing has changed.
 
         Args:
             step: The open step.
