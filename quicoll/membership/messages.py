@@ -8,9 +8,10 @@ anywhere below.
 The shells carry every message exactly once and in order per link; after a link is lost the member sends `Join` again
 on the next one, and nothing of the old link is ever delivered after it. The protocol needs no more than that.
 
-    member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned Leave
+    member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned
+                             AskToLeave Leave
     coordinator -> member    Standby Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Ended
-                             Dismiss
+                             Dismiss MayLeave
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ __all__ = [
     "MAX_TEXT",
     "Aborted",
     "Adopt",
+    "AskToLeave",
     "BeginStep",
     "Confirm",
     "CoordinatorMessage",
@@ -55,6 +57,7 @@ __all__ = [
     "Learn",
     "Learned",
     "Leave",
+    "MayLeave",
     "MemberMessage",
     "Outdated",
     "Probe",
@@ -192,6 +195,10 @@ class Learned(_Message, frozen=True, tag="learned"):
     """I have learned as much as I could, after Learn: have me in views again."""
 
 
+class AskToLeave(_Message, frozen=True, tag="ask_to_leave"):
+    """I was asked to stop, have no step open, and leave as soon as nobody needs my state. MayLeave answers."""
+
+
 class Leave(_Message, frozen=True, tag="leave"):
     """I leave of my own will: at once, or after the decision of the step that I am inside.
 
@@ -313,7 +320,13 @@ class Dismiss(_Message, frozen=True, tag="dismiss"):
     reason: _Text
 
 
-MemberMessage: TypeAlias = Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | Leave
+class MayLeave(_Message, frozen=True, tag="may_leave"):
+    """Answer to AskToLeave, as soon as you may go: whoever goes on does not need your state."""
+
+
+MemberMessage: TypeAlias = (
+    Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | AskToLeave | Leave
+)
 CoordinatorMessage: TypeAlias = (
     Standby
     | Welcome
@@ -328,6 +341,7 @@ CoordinatorMessage: TypeAlias = (
     | Probe
     | JobEnded
     | Dismiss
+    | MayLeave
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -20,8 +20,10 @@ states differ, the step is aborted on all ranks, which ends its view, and the ne
     and no majority Diverged, from then on      no step begins any more
 
 A rank that was asked to stop (quicoll.stop) enters no step: it gets Terminated, before the entry or out of a wait
-there. A step that is open goes on for `stop_timeout`, and is aborted on all ranks then. So does the wait for a
-decision, which is Terminated then.
+there. Where it alone holds the state that others wait for, it hands that over first: it is in the views that bring
+others to it, begins no step in them, and goes when the coordinator says that it may, or after `stop_timeout`. A step
+that is open goes on for `stop_timeout`, and is aborted on all ranks then. So does the wait for a decision, which is
+Terminated then.
 
 The phases of a rank's protocol. One task at a time is in ENTRY, OPEN or END; another one gets a LocalError:
 
@@ -39,8 +41,8 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,8 +59,9 @@ from quicoll.errors import (
     PeerError,
     QuicollError,
     StepAborted,
+    Terminated,
 )
-from quicoll.membership.member.actions import Dismissal, JobOver
+from quicoll.membership.member.actions import Dismissal, FreeToLeave, JobOver
 from quicoll.state.keeper import StateKeeper
 from quicoll.state.version import StateVersion
 from quicoll.step.attempt import StepAttempt, aborted, not_committed, reason_of
@@ -169,7 +172,7 @@ class StepProtocol:
             Diverged: The ranks hold different states, and nobody knows which is right.
             Terminated: This rank was asked to stop.
         """
-        with self._alone(StepPhase.ENTRY), self._stop.interrupting():
+        async with self._entry():
             await self._ready(timeout)
 
     async def check_state(self) -> bytes:
@@ -181,7 +184,7 @@ class StepProtocol:
             StepAborted: As `ready`.
             Diverged: As `ready`.
         """
-        with self._alone(StepPhase.ENTRY), self._stop.interrupting():
+        async with self._entry():
             if self.state.save is None:
                 raise LocalError("there is no state to compare: call job.register_state(save, load) first")
             await self._ready()
@@ -199,7 +202,7 @@ class StepProtocol:
         """
         if attempt.number:
             raise LocalError("a Step is one attempt: call job.step() for the next one")
-        with self._alone(StepPhase.ENTRY), self._stop.interrupting():
+        async with self._entry():
             await self._ready()
             view = self._context.view
             attempt.number = self.state.version.step + 1
@@ -251,7 +254,34 @@ class StepProtocol:
             if self._phase is phase:  # an entry that went well has made it OPEN
                 self._phase = StepPhase.OUTSIDE
 
-    async def _ready(self, timeout: float | None = None) -> None:
+    @asynccontextmanager
+    async def _entry(self) -> AsyncIterator[None]:
+        """Make an entry, which is given up when this rank is asked to stop; then, if needed, hand the state over."""
+        with self._alone(StepPhase.ENTRY):
+            try:
+                with self._stop.interrupting():
+                    yield
+            except Terminated:
+                await self._hand_over()
+                raise
+
+    async def _hand_over(self) -> None:
+        """Stay while others wait for the state that only this rank holds, for `stop_timeout` at most.
+
+        Whatever is in the way, this rank goes: it was asked to.
+        """
+        if self.state.save is None or self.state.torn or self._doubt is not None:
+            return
+        with suppress(QuicollError, JobDone, Dismissed, Terminated, TimeoutError):
+            async with asyncio.timeout(self._stop_timeout):
+                if not await self._runtime.call(self._engine.ask_to_leave()):
+                    return
+                while True:
+                    with suppress(StepAborted):  # a rank was lost: the next view is without it
+                        await self._ready(after=self._synchronised)
+                        await self._keeper.end_lessons()  # learners have the rest of the state in their next view
+
+    async def _ready(self, timeout: float | None = None, *, after: int = 0) -> None:
         self._keeper.demand_one_state()
         timeout = self._hold_timeout if timeout is None else seconds(timeout)
         if self._doubt is not None:
@@ -259,7 +289,7 @@ class StepProtocol:
             deadline = clock() + timeout
             await self._settle(self._doubt, timeout)
             timeout = max(deadline - clock(), 0.0)
-        left = 0
+        left = after
         while True:
             version = None if self.state.torn or self.state.save is None else self.state.version
             view = at_work(await self._runtime.call(self._engine.wait_view(timeout, after=left)), version)
@@ -272,7 +302,9 @@ class StepProtocol:
                 return
             # This view ends without a failure; the next one has those that go on, and later those that learned.
             left = view.view_id
-            if found.lesson is not None:
+            if self._context.is_spare:
+                await self._keeper.stand_by(view, found.lesson, timeout=self._context.config.timeout)
+            elif found.lesson is not None:
                 await self._keeper.learn(found.lesson, timeout=self._context.config.timeout)
 
     async def _synchronise(self) -> ViewState:
@@ -452,7 +484,7 @@ class StepProtocol:
         return aborted(error, number=number, view_id=self._context.view.view_id)
 
 
-def at_work(found: View | JobOver | Dismissal, version: StateVersion | None = None) -> View:
+def at_work(found: View | JobOver | Dismissal | FreeToLeave, version: StateVersion | None = None) -> View:
     """Return the view that an engine has found.
 
     Args:
@@ -461,9 +493,12 @@ def at_work(found: View | JobOver | Dismissal, version: StateVersion | None = No
     Raises:
         JobDone: There will be none.
         Dismissed: There will be none for this rank, which was told to leave.
+        Terminated: This rank was asked to stop, and may go.
     """
     if isinstance(found, Dismissal):
         raise Dismissed(found.reason)
+    if isinstance(found, FreeToLeave):
+        raise Terminated
     if not isinstance(found, JobOver):
         return found
     holds = version is not None and version.step == found.step

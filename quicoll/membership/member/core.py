@@ -20,6 +20,7 @@ from quicoll.membership.member.actions import (
     Decided,
     Dismissal,
     FormLinks,
+    FreeToLeave,
     Held,
     JobOver,
     LedElsewhere,
@@ -38,6 +39,7 @@ from quicoll.membership.member.waits import ANSWER_NS, DECISION_MARGIN_NS, FORM_
 from quicoll.membership.messages import (
     Aborted,
     Adopt,
+    AskToLeave,
     Decide,
     Dismiss,
     Install,
@@ -46,6 +48,7 @@ from quicoll.membership.messages import (
     Learn,
     Learned,
     Leave,
+    MayLeave,
     Outdated,
     Probe,
     Propose,
@@ -124,6 +127,7 @@ class MemberCore:
         self._welcomed = False
         self._local: LocalView | None = None  # of the proposed or installed view
         self._learning = False  # it has stepped out of a view, and not said since that it is to be in the next one
+        self._asks_to_leave = False
         self._leaving = False
         self._finished: int | None = None  # with _leaving: the step at which the work here ended as it should
         self._held = ""
@@ -224,6 +228,8 @@ class MemberCore:
             self._propose(message.view, now_ns)
         elif isinstance(message, Dismiss):
             self._dismissed(message.reason)
+        elif isinstance(message, MayLeave) and self._asks_to_leave:
+            self._out.append(FreeToLeave())
         elif isinstance(message, Withhold) and self._state is MemberState.JOINING:
             self._hold(message.cause)
         elif isinstance(message, Probe) and self._state is MemberState.JOINING:
@@ -333,6 +339,18 @@ class MemberCore:
             self._learning = False
             self._tell(Learned())
 
+    def ask_to_leave(self) -> bool:
+        """Tell the coordinator that this node was asked to stop; `FreeToLeave` follows when nobody needs its state.
+
+        Returns:
+            Whether it was told. It is not while no link to it is there: then nobody says when to go.
+        """
+        if not self._welcomed or self._leaving or self._state in (MemberState.DETACHED, MemberState.LEFT):
+            return False
+        self._asks_to_leave = True
+        self._tell(AskToLeave())
+        return True
+
     def leave(self, reason: str = "", *, finished: int | None = None, now_ns: int) -> None:
         """Leave the job: at once, or after the decision of the step that is open or in doubt.
 
@@ -386,6 +404,8 @@ class MemberCore:
             self._committed(*doubt, cause)
         elif doubt is not None:
             self._out.append(Decided(*doubt, False, cause))
+        if self._asks_to_leave and not self._leaving:
+            self._tell(AskToLeave())
         if self._leaving:
             self._tell_leave()
             self._done()
