@@ -67,9 +67,9 @@ def test_a_conversation_does_not_set_the_timer_for_each_datagram(
             await over
         # Nothing was lost by that: a peer that falls silent is noticed in time.
         net.hosts.pop(SERVER)
-        began = loop.time()
-        while not ours.ended:
-            await asyncio.sleep(0.01)
+        began, lost = loop.time(), asyncio.Event()
+        ours.listen(answered, lambda link: lost.set() if link.ended else None)
+        await lost.wait()
         assert 1.0 < loop.time() - began < 2.1
         await client.aclose()
         await server.aclose()
