@@ -25,6 +25,7 @@ from quicoll.errors import (
     Mismatch,
     Partitioned,
     PeerError,
+    PiecesMissing,
     QuicollError,
     StepAborted,
     Terminated,
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     from quicoll.observability.events import Event, JsonLines, Observer
     from quicoll.observability.stragglers import Straggler
     from quicoll.step.context import Step
+    from quicoll.tiers.shared import SharedState
+    from quicoll.tiers.tier_set import TierSet
+    from quicoll.tiers.tiers import Tiers
 
 __version__ = "0.1.0"
 
@@ -75,14 +79,18 @@ __all__ = [
     "Observer",
     "Partitioned",
     "PeerError",
+    "PiecesMissing",
     "QuicollError",
     "ReduceOp",
     "Seed",
     "Shards",
+    "SharedState",
     "Step",
     "StepAborted",
     "Straggler",
     "Terminated",
+    "TierSet",
+    "Tiers",
     "View",
     "__version__",
     "blocking",
@@ -108,8 +116,11 @@ _HOMES = {
     "ReduceOp": "quicoll.numerics.reduce",
     "Seed": "quicoll.numerics.seed",
     "Shards": "quicoll.collectives.shards",
+    "SharedState": "quicoll.tiers.shared",
     "Step": "quicoll.step.context",
     "Straggler": "quicoll.observability.stragglers",
+    "TierSet": "quicoll.tiers.tier_set",
+    "Tiers": "quicoll.tiers.tiers",
     "View": "quicoll.membership.view",
     "determinism_report": "quicoll.audit.environment",
     "join": "quicoll.job",

@@ -48,7 +48,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-__all__ = ["MAX_COLOR", "MAX_DEPTH", "MAX_KEY", "STATE", "WORLD", "Scope", "derived_id", "divide", "is_derived"]
+__all__ = [
+    "MAX_COLOR",
+    "MAX_DEPTH",
+    "MAX_KEY",
+    "STATE",
+    "TIERS",
+    "WORLD",
+    "Scope",
+    "derived_id",
+    "divide",
+    "is_derived",
+]
 
 MAX_COLOR = (1 << 61) - 1
 MAX_KEY = (1 << 60) - 1  # of a key's absolute value
@@ -87,6 +98,7 @@ class Scope:
 
 WORLD = Scope(0)  # the users' collectives
 STATE = Scope(1, "state", watched=False)  # the library's own, when a view begins: ranks begin when they are ready
+TIERS = Scope(2, "tiers", watched=False)  # what ranks agree on of tiers and shared state, beside the users' collectives
 
 
 def divide(chosen: Sequence[tuple[int | None, int]]) -> dict[int, tuple[int, ...]]:
