@@ -442,7 +442,9 @@ class Group:
         return self._start(AllGatherObject(self._here, value), timeout)
 
     def barrier(self, *, timeout: float | None = None) -> Handle[None]:
-        """Wait until every rank is here. Dissemination barrier, ceil(log2 p) rounds of empty messages.
+        """Wait until every rank is here.
+
+        Cost: one delay, no payload: each rank tells all others that it has called.
 
         Args:
             timeout: Seconds for the whole operation; None takes the job's.

@@ -57,7 +57,7 @@ class Split(Movement[G | None]):
         self.table = np.array(known.counts, np.int64)
         nothing = bundle(np.empty(0, np.uint8))
         # All there is to know has come with the calls: nothing is left to be sent.
-        return self.work(barrier(rank=0, world=1), nothing, results(None, nothing), [])
+        return self.work(barrier(rank=self.here.rank, world=self.here.world_size), nothing, results(None, nothing), [])
 
     def bits(self) -> Array:
         return self.table

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from quicoll.plan.chunks import MIB, Piece, chunks, require_at_least, require_rank
 from quicoll.plan.hierarchical import all_gather_lanes, broadcast_lanes, by_site
 from quicoll.plan.lanes import move_plan, part_chunks, shifted
-from quicoll.plan.model import Buf, CopyStep, Lane, Plan, PlanStep, RecvStep, Scratch, SendStep, Span
+from quicoll.plan.model import Buf, CopyStep, Lane, Plan, PlanStep, RecvStep, SendStep, Span
 from quicoll.plan.routes import binomial
 
 __all__ = ["all_gather", "barrier", "broadcast"]
@@ -117,35 +117,26 @@ def all_gather(
 
 
 def barrier(*, rank: int, world: int) -> Plan:
-    """Plan a barrier: it ends only after every rank has begun.
+    """Plan a barrier: nothing is sent for it.
 
-    Hensgen, Finkel and Manber 1988, "Two algorithms for barrier synchronization", Int. J. Parallel Programming 17(1):
-    in round k a rank tells the rank 2**k further on what it has heard in the rounds before. After ceil(log2(world))
-    rounds each rank has heard, through others, of all. Messages are tokens, of no elements.
+    No operation ends on a rank before all ranks have announced that they called it (quicoll.engine.calls), which is all
+    that a barrier promises.
 
     Args:
         rank: Whose plan. All other arguments must be equal on all ranks.
         world: Number of ranks.
     Returns:
-        The plan.
+        The plan, without a lane.
     Raises:
         LocalError: An argument is out of its range.
     """
     require_rank(world, rank=rank)
-    steps: list[PlanStep] = []
-    rounds = (world - 1).bit_length()
-    for k in range(rounds):
-        # The token that round k - 1 fills: the Send waits for it, and through it for all before.
-        heard = Span(Buf.SCRATCH, k - 1, 0, 0) if k else Span(Buf.OUTPUT, 0, 0, 0)
-        steps.append(SendStep((rank + (1 << k)) % world, k, heard))
-        steps.append(RecvStep((rank - (1 << k)) % world, k, Span(Buf.SCRATCH, k, 0, 0)))
-    lane = Lane(tuple(steps), (Scratch(0, wide=False),) * rounds)
     return Plan(
         collective="barrier",
-        algorithm="dissemination",
+        algorithm="announced",
         rank=rank,
         world=world,
-        lanes=(lane,) if rounds else (),
+        lanes=(),
         inputs=(),
         output=0,
         leaves=0,

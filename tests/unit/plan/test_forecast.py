@@ -22,7 +22,7 @@ def test_a_message_takes_its_bytes_once_and_its_way_once_and_its_sender_hears_of
 def test_processors_take_their_time_for_each_message_at_both_ends() -> None:
     forecast = predict(plans("send", 2, source=0, to=1, elements=0, itemsize=1), alike(2, message=1 * MS))
     assert forecast.seconds == 0  # no elements, no message
-    forecast = predict(plans("barrier", 2), alike(2, message=1 * MS))
+    forecast = predict(plans("send", 2, source=0, to=1, elements=1, itemsize=1), alike(2, message=1 * MS))
     assert forecast.seconds == pytest.approx(2 * (10 + 1) * MS, abs=1.01 * MS)
 
 

@@ -417,9 +417,11 @@ class Endpoint:
             self._arm()
 
     def _arm(self) -> None:
+        """See to it that the core's next deadline is met. A timer that is set for an earlier time stays: nearly each
+        datagram puts the deadline off, and to look once too often costs less than to set the timer each time."""
         at = self._core.next_timer()
         if self._timer is not None:
-            if self._timer_ns == at:
+            if at is None or self._timer_ns <= at:
                 return
             self._timer.cancel()
             self._timer = None
@@ -432,9 +434,14 @@ class Endpoint:
         if self._closed:
             return
         # A loop's clock is a float and may wake us a little before the time; then nothing would ever be due.
+        now_ns = max(self.now_ns(), self._timer_ns)
+        at = self._core.next_timer()
+        if at is None or at > now_ns:  # it has been put off meanwhile
+            self._arm()
+            return
         self._inside = True
         try:
-            self._core.handle_timer(max(self.now_ns(), self._timer_ns))
+            self._core.handle_timer(now_ns)
         finally:
             self._hear()
         self._flush_soon()
