@@ -26,6 +26,7 @@ from quicoll.errors import (
     Partitioned,
     PeerError,
     QuicollError,
+    ShardLost,
     StepAborted,
     Terminated,
 )
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.seed import Seed
     from quicoll.observability.events import Event, JsonLines, Observer
     from quicoll.observability.stragglers import Straggler
+    from quicoll.state.sharded import Sharded
     from quicoll.step.context import Step
 
 __version__ = "0.1.0"
@@ -78,6 +80,8 @@ __all__ = [
     "QuicollError",
     "ReduceOp",
     "Seed",
+    "ShardLost",
+    "Sharded",
     "Shards",
     "Step",
     "StepAborted",
@@ -107,6 +111,7 @@ _HOMES = {
     "Observer": "quicoll.observability.events",
     "ReduceOp": "quicoll.numerics.reduce",
     "Seed": "quicoll.numerics.seed",
+    "Sharded": "quicoll.state.sharded",
     "Shards": "quicoll.collectives.shards",
     "Step": "quicoll.step.context",
     "Straggler": "quicoll.observability.stragglers",

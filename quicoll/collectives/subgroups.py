@@ -48,7 +48,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-__all__ = ["MAX_COLOR", "MAX_DEPTH", "MAX_KEY", "STATE", "WORLD", "Scope", "derived_id", "divide", "is_derived"]
+__all__ = [
+    "MAX_COLOR",
+    "MAX_DEPTH",
+    "MAX_KEY",
+    "PIECES_DOWN",
+    "PIECES_UP",
+    "STATE",
+    "WORLD",
+    "Scope",
+    "derived_id",
+    "divide",
+    "is_derived",
+]
 
 MAX_COLOR = (1 << 61) - 1
 MAX_KEY = (1 << 60) - 1  # of a key's absolute value
@@ -87,6 +99,8 @@ class Scope:
 
 WORLD = Scope(0)  # the users' collectives
 STATE = Scope(1, "state", watched=False)  # the library's own, when a view begins: ranks begin when they are ready
+PIECES_UP = Scope(2, "pieces up", watched=False)  # likewise; pieces of the state that go to a higher rank
+PIECES_DOWN = Scope(3, "pieces down", watched=False)  # and to a lower one: what goes both ways between two is apart
 
 
 def divide(chosen: Sequence[tuple[int | None, int]]) -> dict[int, tuple[int, ...]]:

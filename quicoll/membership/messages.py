@@ -8,7 +8,7 @@ anywhere below.
 The shells carry every message exactly once and in order per link; after a link is lost the member sends `Join` again
 on the next one, and nothing of the old link is ever delivered after it. The protocol needs no more than that.
 
-    member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned Leave
+    member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned Part Leave
     coordinator -> member    Standby Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Ended
                              Dismiss
 """
@@ -57,6 +57,7 @@ __all__ = [
     "Leave",
     "MemberMessage",
     "Outdated",
+    "Part",
     "Probe",
     "Propose",
     "Reached",
@@ -109,7 +110,7 @@ class Join(_Message, frozen=True, tag="join"):
     and the coordinator share; None says nothing of it. adopts: whether I take the coordinator's where it has another.
     seed: the job's, as I ask for it; None takes any.
     timeout_ns, hold_timeout_ns: my settings of these names, where I insist on them; None takes what the coordinator
-    has.
+    has. owns: as in Vote.
     """
 
     incarnation: Incarnation
@@ -124,6 +125,7 @@ class Join(_Message, frozen=True, tag="join"):
     seed: SeedValue | None = None
     timeout_ns: _Duration | None = None
     hold_timeout_ns: _Duration | None = None
+    owns: bool = False
 
 
 class Confirm(_Message, frozen=True, tag="confirm"):
@@ -151,6 +153,7 @@ class Vote(_Message, frozen=True, tag="vote"):
     """ok: I can commit the step, and its result has this digest (of my choice of hash; b"" when none is kept).
 
     groups: (id, digest) of results that only the members of a sub-group have; those of one id have to be equal.
+    owns: part of the job's state is mine, and perhaps nowhere else: I am to hand it over before I leave.
     """
 
     view_id: ViewId
@@ -160,6 +163,7 @@ class Vote(_Message, frozen=True, tag="vote"):
     reason: _Text = ""
     culprit: _MaybeNode = ""
     groups: _Groups = ()
+    owns: bool = False
 
 
 class Report(_Message, frozen=True, tag="report"):
@@ -192,16 +196,22 @@ class Learned(_Message, frozen=True, tag="learned"):
     """I have learned as much as I could, after Learn: have me in views again."""
 
 
+class Part(_Message, frozen=True, tag="part"):
+    """I am about to leave: have a view in which I hand over what is mine (View.parting). I am inside of no step."""
+
+
 class Leave(_Message, frozen=True, tag="leave"):
     """I leave of my own will: at once, or after the decision of the step that I am inside.
 
     finished: the step at which my work ended as it should, as its user counts; None where it did not. committed_step:
-    the last step whose result I hold, as the coordinator counts.
+    the last step whose result I hold, as the coordinator counts. parted: in this view, whose parting members have all
+    handed over what was theirs.
     """
 
     reason: _Text = ""
     finished: StepNumber | None = None
     committed_step: StepNumber = 0
+    parted: bool = False
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
@@ -313,7 +323,9 @@ class Dismiss(_Message, frozen=True, tag="dismiss"):
     reason: _Text
 
 
-MemberMessage: TypeAlias = Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | Leave
+MemberMessage: TypeAlias = (
+    Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | Part | Leave
+)
 CoordinatorMessage: TypeAlias = (
     Standby
     | Welcome

@@ -18,10 +18,17 @@ states differ, the step is aborted on all ranks, which ends its view, and the ne
     own error       that error; others abort    never run
     states differ   StepAborted                 never run
     and no majority Diverged, from then on      no step begins any more
+    a part of a     ShardLost, at the entry     no step begins without it
+    state is lost
 
 A rank that was asked to stop (quicoll.stop) enters no step: it gets Terminated, before the entry or out of a wait
 there. A step that is open goes on for `stop_timeout`, and is aborted on all ranks then. So does the wait for a
 decision, which is Terminated then.
+
+A rank that owns part of a sharded state does not go before others have it, whether it was asked to stop or told to
+leave. It is in one more view, where it is named as one that parts (`View.parting`): states are synchronised in it, so
+that what it owns is handed over, and no step begins. It gets Terminated or Dismissed then, and the others wait for the
+next view. What keeps it from that for `hold_timeout` is logged, and it goes.
 
 The phases of a rank's protocol. One task at a time is in ENTRY, OPEN or END; another one gets a LocalError:
 
@@ -39,8 +46,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,7 +64,9 @@ from quicoll.errors import (
     Partitioned,
     PeerError,
     QuicollError,
+    ShardLost,
     StepAborted,
+    Terminated,
 )
 from quicoll.membership.member.actions import Dismissal, JobOver
 from quicoll.state.keeper import StateKeeper
@@ -75,6 +85,8 @@ if TYPE_CHECKING:
     from quicoll.state.synchronisation import StateCheck, ViewState
 
 __all__ = ["StepPhase", "StepProtocol", "at_work"]
+
+_log = logging.getLogger("quicoll")
 
 
 class StepPhase(enum.Enum):
@@ -142,6 +154,7 @@ class StepProtocol:
         self._phase = StepPhase.OUTSIDE
         self._open: StepAttempt | None = None  # in OPEN
         self._doubt: _Doubt | None = None
+        self._dismissed = ""  # why this rank is to leave, once it has handed over what it owned
         self._synchronised = 0  # the view in which our state was compared with the others'
         self._check: StateCheck | None = None  # under way beside the open step
 
@@ -169,8 +182,9 @@ class StepProtocol:
             Diverged: The ranks hold different states, and nobody knows which is right.
             Terminated: This rank was asked to stop.
         """
-        with self._alone(StepPhase.ENTRY), self._stop.interrupting():
-            await self._ready(timeout)
+        with self._alone(StepPhase.ENTRY):
+            async with self._until_asked():
+                await self._ready(timeout)
 
     async def check_state(self) -> bytes:
         """Compare all ranks' states now, and heal what differs; return the digest that all have then.
@@ -181,12 +195,13 @@ class StepProtocol:
             StepAborted: As `ready`.
             Diverged: As `ready`.
         """
-        with self._alone(StepPhase.ENTRY), self._stop.interrupting():
-            if self.state.save is None:
-                raise LocalError("there is no state to compare: call job.register_state(save, load) first")
-            await self._ready()
-            await self._synchronise()
-            return self._keeper.digest
+        with self._alone(StepPhase.ENTRY):
+            async with self._until_asked():
+                if self.state.save is None:
+                    raise LocalError("there is no state to compare: call job.register_state(save, load) first")
+                await self._ready()
+                await self._synchronise()
+                return self._keeper.digest
 
     async def enter(self, attempt: StepAttempt) -> None:
         """Begin a step: `ready`, then tell the engine.
@@ -199,29 +214,33 @@ class StepProtocol:
         """
         if attempt.number:
             raise LocalError("a Step is one attempt: call job.step() for the next one")
-        with self._alone(StepPhase.ENTRY), self._stop.interrupting():
-            await self._ready()
-            view = self._context.view
-            attempt.number = self.state.version.step + 1
-            attempt.view = view
-            auditor = self._context.auditor
-            if auditor is not None:
-                auditor.begin(
-                    step=attempt.number, view=view.view_id, rank=self._context.rank, world=self._context.world_size
-                )
-            try:
-                await self._keeper.teach(view, timeout=self._context.config.timeout)
-                self._check = self._keeper.begin_check()
-                await self._runtime.call(self._engine.begin(view.view_id, attempt.number))
-            except (PeerError, Corrupted, Partitioned) as error:
-                raise self._aborted(error, attempt.number) from error
-            except BaseException as error:
-                # Cancelled, perhaps when the step had begun there: nobody would ever vote for it.
-                await self._give_up(view.view_id, self._why_given_up(error))
-                raise
-            self._context.open(attempt.number)
-            self._open, self._phase = attempt, StepPhase.OPEN
-            self._limit(attempt, view.view_id)
+        with self._alone(StepPhase.ENTRY):
+            async with self._until_asked():
+                await self._begin(attempt)
+
+    async def _begin(self, attempt: StepAttempt) -> None:
+        await self._ready()
+        view = self._context.view
+        attempt.number = self.state.version.step + 1
+        attempt.view = view
+        auditor = self._context.auditor
+        if auditor is not None:
+            auditor.begin(
+                step=attempt.number, view=view.view_id, rank=self._context.rank, world=self._context.world_size
+            )
+        try:
+            await self._keeper.teach(view, timeout=self._context.config.timeout)
+            self._check = self._keeper.begin_check()
+            await self._runtime.call(self._engine.begin(view.view_id, attempt.number))
+        except (PeerError, Corrupted, Partitioned) as error:
+            raise self._aborted(error, attempt.number) from error
+        except BaseException as error:
+            # Cancelled, perhaps when the step had begun there: nobody would ever vote for it.
+            await self._give_up(view.view_id, self._why_given_up(error))
+            raise
+        self._context.open(attempt.number)
+        self._open, self._phase = attempt, StepPhase.OPEN
+        self._limit(attempt, view.view_id)
 
     def _limit(self, attempt: StepAttempt, view_id: int) -> None:
         """Give the open step up if it is still open `stop_timeout` after this rank was asked to stop.
@@ -251,15 +270,45 @@ class StepProtocol:
             if self._phase is phase:  # an entry that went well has made it OPEN
                 self._phase = StepPhase.OUTSIDE
 
-    async def _ready(self, timeout: float | None = None) -> None:
+    @asynccontextmanager
+    async def _until_asked(self) -> AsyncIterator[None]:
+        """Give up what is awaited when this rank is asked to stop; then hand over what it owns, and raise Terminated."""
+        try:
+            with self._stop.interrupting():
+                yield
+        except Terminated:
+            await self._part()
+            raise
+
+    async def _part(self) -> None:
+        """Hand over what this rank owns, where others can take it."""
+        sharded = self.state.sharded
+        if sharded is None or not sharded.agreed or self._dismissed or self._context.world_size == 1:
+            return
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._hold_timeout
+        try:
+            await self._runtime.call(self._engine.part())
+            while clock() < deadline:
+                with suppress(StepAborted):
+                    await self._ready(max(deadline - clock(), 0.0), after=self._synchronised)
+        except Dismissed:
+            return
+        except QuicollError as error:
+            _log.error("this rank leaves, and what it owns is not handed over: %s", error)
+
+    async def _ready(self, timeout: float | None = None, *, after: int = 0) -> None:
+        """after: a view that is not waited for."""
         self._keeper.demand_one_state()
+        if self._dismissed:
+            raise Dismissed(self._dismissed)
         timeout = self._hold_timeout if timeout is None else seconds(timeout)
         if self._doubt is not None:
             clock = asyncio.get_running_loop().time
             deadline = clock() + timeout
             await self._settle(self._doubt, timeout)
             timeout = max(deadline - clock(), 0.0)
-        left = 0
+        left = after
         while True:
             version = None if self.state.torn or self.state.save is None else self.state.version
             view = at_work(await self._runtime.call(self._engine.wait_view(timeout, after=left)), version)
@@ -267,9 +316,13 @@ class StepProtocol:
                 return
             self._context.enter(view)
             found = await self._synchronise()
-            if not found.learners:
+            if not found.learners and not view.parting:
                 self._synchronised = view.view_id
                 return
+            if not found.learners and self._context.config.node in view.parting:
+                await self._runtime.call(self._engine.parted())
+                self._dismissed = f"{self._context.config.node} leaves the job, and others have what it owned"
+                raise Dismissed(self._dismissed)
             # This view ends without a failure; the next one has those that go on, and later those that learned.
             left = view.view_id
             if found.lesson is not None:
@@ -278,7 +331,7 @@ class StepProtocol:
     async def _synchronise(self) -> ViewState:
         try:
             return await self.synchronise()
-        except Diverged:
+        except (Diverged, ShardLost):
             # All ranks raise it, each when it has all that it needs. To end the view would keep others from that.
             raise
         except (PeerError, Corrupted, Partitioned) as error:

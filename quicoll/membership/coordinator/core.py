@@ -32,7 +32,8 @@ Rules, and why:
 - A node that is behind by a large state steps out of its view between two steps (`Learn`): it is taken out of the base
   of quorums, as if it had left, counts as a holder of no step, and is in no view until it says so (`Learned`), joins
   anew, or the others are too few without it.
-- A node that an operator wants gone leaves at a boundary of an installed view, as if it went of its own will.
+- A node that an operator wants gone leaves at a boundary of an installed view, as if it went of its own will. Where
+  part of the state is its own, a view comes before that in which it hands it over (scaling.py).
 - The first report of a failure ends a view; the announcement may wait for more, so that all members get one cause.
 """
 
@@ -82,6 +83,7 @@ from quicoll.membership.messages import (
     Learned,
     Leave,
     MemberMessage,
+    Part,
     Reached,
     Report,
     Vote,
@@ -276,6 +278,9 @@ class CoordinatorCore:
         if isinstance(message, Learned):
             candidate.learning = False
             return
+        if isinstance(message, Part):
+            self._part(candidate, active, now_ns)
+            return
         if isinstance(message, Join):
             raise LocalError("a Join makes a candidate, it does not come from one")
         view = self._stage.named(message.view_id)
@@ -337,6 +342,8 @@ class CoordinatorCore:
 
     def _step(self, candidate: Candidate, message: BeginStep | Vote, active: ActiveView, now_ns: int) -> None:
         expected = self._history.committed_step + 1
+        if isinstance(message, Vote):
+            candidate.owns = message.owns
         outcome = active.receive(candidate.node, message, expected=expected, now_ns=now_ns)
         if active.entered(candidate.node) and self._history.finished:
             self._record(WentOn(active.view.view_id))  # whoever had finished: the job goes on
@@ -361,13 +368,27 @@ class CoordinatorCore:
         node, active = candidate.node, self._stage.active
         if active is not None and active.entered(node):
             return  # it votes first; the decision takes it out
+        if message.parted and active is not None and node in active.view.parting:
+            self._let_go([one for one in self._roster if one.node in active.view.parting], now_ns)
         why = f"{node} {departure(message.reason)}"
         if active is not None and active.ballot is None and active.view.rank_of(node) is not None:
             self._remove(candidate, why, now_ns)
             self._change_view(active, clip(why), now_ns)
+            self._remove_leavers(now_ns)
         else:
             # The others cannot finish a step that it did not begin; and a proposal cannot be confirmed without it.
             self._node_lost(candidate, clip(why), now_ns)
+
+    def _part(self, candidate: Candidate, active: ActiveView | None, now_ns: int) -> None:
+        """Have a view in which a node that is about to leave hands over what it owns."""
+        candidate.parting = True
+        if active is None or active.view.rank_of(candidate.node) is None or candidate.node in active.view.parting:
+            return
+        why = f"{candidate.node} hands over what it owns before it leaves"
+        if active.ballot is None:
+            self._change_view(active, why, now_ns)
+        elif not active.entered(candidate.node):
+            self._abort_view(active, ViewFailure(clip(why)), now_ns)
 
     def _step_out(self, candidate: Candidate, active: ActiveView, now_ns: int) -> None:
         """Go on without a node that learns the state meanwhile."""
@@ -470,15 +491,24 @@ class CoordinatorCore:
     def _dismiss(self, view: View, now_ns: int) -> None:
         """Take those out of the job that are due to leave it; they are told with what follows at this boundary."""
         going = self._due_to_leave(view, now_ns)
+        if any(candidate.owns for candidate in going):
+            for candidate in going:
+                candidate.parting = True  # in the view that follows; the first that has parted lets all of them go
+            return
+        self._let_go(going, now_ns)
+
+    def _let_go(self, going: list[Candidate], now_ns: int) -> None:
+        """Take nodes out of the job; those that still are here are told with what follows."""
         for candidate in going:
             ranks = self._history.wanted
-            candidate.dismissal = f"{candidate.node} leaves the job, which is to have {ranks} ranks"
+            if candidate.node in self._history.to_leave:
+                candidate.dismissal = f"{candidate.node} leaves the job, which is to have {ranks} ranks"
+                self._out.note(NodeDismissed(now_ns=now_ns, node=candidate.node, cause=candidate.dismissal))
             candidate.leaving = True
             self._retire(candidate)
-            self._out.note(NodeDismissed(now_ns=now_ns, node=candidate.node, cause=candidate.dismissal))
         names = [candidate.node for candidate in going]
-        if names:
-            rest = tuple(node for node in self._history.to_leave if node not in names)
+        rest = tuple(node for node in self._history.to_leave if node not in names)
+        if rest != self._history.to_leave:
             self._record(Scaled(self._history.wanted or 0, rest))
 
     def _propose(self, chosen: list[Candidate], now_ns: int, boundary: Decide | None = None) -> None:

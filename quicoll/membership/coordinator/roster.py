@@ -32,6 +32,8 @@ class Candidate:
         committed_step: The last step whose result it holds.
         joined_ns: When it joined.
         leaving: Whether it goes at the next boundary.
+        owns: Whether part of the job's state is its own, and perhaps nowhere else.
+        parting: Whether it is about to leave, and is to hand that over in a view before (scaling.py).
         learning: Whether it learns the state outside of views, which have it only where they need it.
         finished: The step at which its work ended as it should, as it says when it leaves; None where it did not.
         told_end: Whether it was told that the job is done.
@@ -45,6 +47,8 @@ class Candidate:
     committed_step: int
     joined_ns: int = 0
     leaving: bool = False
+    owns: bool = False
+    parting: bool = False
     learning: bool = False
     finished: int | None = None
     told_end: bool = False

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from quicoll.errors import LocalError
 from quicoll.membership.member.actions import (
     Activate,
@@ -47,6 +49,7 @@ from quicoll.membership.messages import (
     Learned,
     Leave,
     Outdated,
+    Part,
     Probe,
     Propose,
     Reached,
@@ -125,6 +128,8 @@ class MemberCore:
         self._local: LocalView | None = None  # of the proposed or installed view
         self._learning = False  # it has stepped out of a view, and not said since that it is to be in the next one
         self._leaving = False
+        self._parting = False  # the coordinator is asked for a view in which this node hands over what it owns
+        self._parted = 0  # the view in which that was done
         self._finished: int | None = None  # with _leaving: the step at which the work here ended as it should
         self._held = ""
 
@@ -291,7 +296,8 @@ class MemberCore:
         if self._local is None or step != self._local.step or self._local.vote is not None:
             raise LocalError(f"there is nothing to vote on step {step}; open is {self.open_step}", step=step)
         self._wait.begin(Awaited.DECISION, now_ns=now_ns)
-        self._tell(self._local.cast_vote(step, ok=ok, digest=digest, reason=reason, culprit=culprit, groups=groups))
+        vote = self._local.cast_vote(step, ok=ok, digest=digest, reason=reason, culprit=culprit, groups=groups)
+        self._tell(msgspec.structs.replace(vote, owns=self._progress.owns))
 
     def failed(
         self, reason: str, *, culprit: str = "", kind: FailureKind = "failed", blamed: Sequence[str] = (), now_ns: int
@@ -326,6 +332,19 @@ class MemberCore:
             raise LocalError("a view is left between two steps, while it is at work")
         self._learning = True
         self._tell(Learn(view_id=self._local.view.view_id))
+
+    def owns_state(self) -> None:
+        """Take note that part of the job's state may be nowhere but here."""
+        self._progress.owns = True
+
+    def part(self) -> None:
+        """Ask for a view in which this node hands over what it owns, before it leaves. No step is open."""
+        self._parting = True
+        self._tell_part()
+
+    def parted(self) -> None:
+        """Take in that all who are to leave after the active view have handed over what they owned."""
+        self._parted = self._local.view.view_id if self._local is not None else 0
 
     def learned(self) -> None:
         """Ask to be in views again, if this node stepped out of one and is in no other yet."""
@@ -389,8 +408,10 @@ class MemberCore:
         if self._leaving:
             self._tell_leave()
             self._done()
-        elif message.waiting_for:
-            self._hold(message.waiting_for)
+        else:
+            if message.waiting_for:
+                self._hold(message.waiting_for)
+            self._tell_part()
 
     def _stood_by(self, leader: str, now_ns: int) -> None:
         """Wait on: this coordinator keeps the Join, and answers it when it leads. Or go to the one that does."""
@@ -531,7 +552,13 @@ class MemberCore:
         self._move(MemberCause.DONE)
 
     def _tell_leave(self, reason: str = "") -> None:
-        self._tell(Leave(reason=clip(reason), finished=self._finished, committed_step=self._progress.holds))
+        holds = self._progress.holds
+        parted = self._local is not None and self._local.view.view_id == self._parted
+        self._tell(Leave(reason=clip(reason), finished=self._finished, committed_step=holds, parted=parted))
+
+    def _tell_part(self) -> None:
+        if self._parting and self._welcomed and self._state not in (MemberState.DETACHED, MemberState.LEFT):
+            self._tell(Part())
 
     def _tell(self, message: MemberMessage) -> None:
         self._out.append(TellCoordinator(message))
