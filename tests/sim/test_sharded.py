@@ -93,3 +93,93 @@ def test_four_three_eight_two_four_workers_with_divided_moments_give_the_bits_of
     assert ends(outcome) == [alone] * 4
     assert outcome.aborted == 0
     assert outcome.committed == STEPS
+
+
+def test_a_killed_owner_is_replaced_by_its_backup_with_no_step_lost(alone: bytes) -> None:
+    def script(sim: Simulation) -> None:
+        sim.at(0.83).crash(1)
+        sim.at(9.0).restart(1)  # when the job is done
+
+    outcome = run(script, seed=5, ranks=4, backup=1)
+    assert ends(outcome) == [alone] * 3
+    assert outcome.committed == STEPS
+
+
+def test_copies_are_made_anew_so_that_one_loss_after_another_loses_nothing(alone: bytes) -> None:
+    def script(sim: Simulation) -> None:
+        sim.at(0.8).crash(3)
+        sim.at(1.8).crash(2)
+        sim.at(2.8).restart(3)
+        sim.at(9.0).restart(2)
+
+    outcome = run(script, seed=6, ranks=5, backup=1)
+    assert ends(outcome) == [alone] * 4
+
+
+def test_without_backup_and_checkpoint_the_job_stops_and_says_what_is_lost() -> None:
+    outcome = run(lambda sim: [sim.at(0.83).crash(1)], seed=5, ranks=3)
+    assert isinstance(outcome.error, QuicollError)
+    said = str(outcome.error)
+    assert "elements 15 to 38 of 'a' (m, v) as after step" in said
+    assert "worker-1, which owned them, is not here" in said
+
+
+def test_what_is_lost_comes_from_a_checkpoint_of_the_last_committed_step(alone: bytes) -> None:
+    saved: dict[int, dict[str, Any]] = {}
+    asked: list[int] = []
+
+    def read(step: int, name: str, start: int, stop: int) -> Any:
+        if not step:
+            return np.zeros(stop - start, np.float32)
+        asked.append(step)
+        return saved[step][name][start:stop]
+
+    async def worker(job: Job) -> Any:
+        held = {"weights": np.zeros(SIZE, np.float32)}
+        moments = Sharded(SIZE, PIECES, blocks=SHARDS, read=read)
+        job.register_state(lambda: held, lambda new: held.update(weights=new["weights"].copy()), sharded={"a": moments})
+        while job.committed_step < STEPS:
+            try:
+                await attempt(job, held, moments, STEPS)
+            except QuicollError:
+                continue
+            whole = saved.setdefault(job.committed_step, {name: np.zeros(SIZE, np.float32) for name in PIECES})
+            for name in PIECES:  # a checkpoint of every step, on a disk that all share
+                whole[name][moments.mine] = moments[name]
+        return held["weights"].tobytes()
+
+    sim = Simulation(worker, seed=5, settings=Settings(ranks=3, limit=120.0), compute=0.1)
+    sim.at(0.83).crash(1)
+    sim.at(9.0).restart(1)
+    outcome = sim.run()
+    assert ends(outcome) == [alone] * 2
+    assert len(set(asked)) == 1
+
+
+def test_ranks_that_are_asked_to_stop_hand_over_what_they_own_before_they_go(alone: bytes) -> None:
+    """Without a backup, and two at once who stand next to each other."""
+
+    def script(sim: Simulation) -> None:
+        sim.at(0.83).terminate(1).terminate(2)
+        sim.at(9.0).restart(1).restart(2)
+
+    outcome = run(script, seed=7, ranks=4)
+    assert ends(outcome) == [alone] * 2
+    assert outcome.committed == STEPS
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_ranks_that_are_killed_while_pieces_move_cost_no_committed_step(seed: int, alone: bytes) -> None:
+    """The view changes, and within the next 200 ms a rank dies: before, while and after what is owned goes round."""
+
+    def script(sim: Simulation) -> None:
+        sim.at(0.6).scale(5)
+        sim.at(0.65 + 0.03 * seed).crash(seed % 4)
+        sim.at(1.4).restart(seed % 4)
+        sim.at(2.0).scale(3)
+        sim.at(2.02 + 0.03 * seed).crash((seed + 1) % 3)
+        sim.at(2.9).restart((seed + 1) % 3)
+
+    outcome = run(script, seed=seed, ranks=4, backup=1)
+    assert set(ends(outcome)) == {alone}
+    assert outcome.committed == STEPS
