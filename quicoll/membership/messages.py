@@ -8,7 +8,7 @@ anywhere below.
 The shells carry every message exactly once and in order per link; after a link is lost the member sends `Join` again
 on the next one, and nothing of the old link is ever delivered after it. The protocol needs no more than that.
 
-    member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned Part Leave
+    member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned HandOver Leave
     coordinator -> member    Standby Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Ended
                              Dismiss
 """
@@ -49,6 +49,7 @@ __all__ = [
     "Decline",
     "Dismiss",
     "FailureKind",
+    "HandOver",
     "Install",
     "JobEnded",
     "Join",
@@ -57,7 +58,6 @@ __all__ = [
     "Leave",
     "MemberMessage",
     "Outdated",
-    "Part",
     "Probe",
     "Propose",
     "Reached",
@@ -196,7 +196,7 @@ class Learned(_Message, frozen=True, tag="learned"):
     """I have learned as much as I could, after Learn: have me in views again."""
 
 
-class Part(_Message, frozen=True, tag="part"):
+class HandOver(_Message, frozen=True, tag="hand_over"):
     """I am about to leave: have a view in which I hand over what is mine (View.parting). I am inside of no step."""
 
 
@@ -324,7 +324,7 @@ class Dismiss(_Message, frozen=True, tag="dismiss"):
 
 
 MemberMessage: TypeAlias = (
-    Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | Part | Leave
+    Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | HandOver | Leave
 )
 CoordinatorMessage: TypeAlias = (
     Standby

@@ -1,7 +1,7 @@
 """Which blocks of a sharded state each rank owns and keeps a copy of, and who gives what to whom. Pure.
 
-A sharded state has one axis, of `length` elements. It is cut into `blocks` of nearly equal length, as many on any number
-of ranks: a block never changes, only who owns it.
+A sharded state has one axis, of `length` elements. It is cut into `blocks` of nearly equal length, as many on any
+number of ranks: a block never changes, only who owns it.
 
     owned       each rank a run of blocks, in the order of ranks, numbers differing by at most one: those of
                 `job.group.shards(blocks)`. Ranks that are about to leave own none
@@ -27,10 +27,10 @@ from quicoll.numerics.canonical_order import leaves_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Layout", "Move", "cut", "moves"]
+__all__ = ["Layout", "Move", "block_start", "moves"]
 
 
-def cut(length: int, blocks: int, block: int) -> int:
+def block_start(length: int, blocks: int, block: int) -> int:
     """Return the element at which a block begins; that of block number `blocks` is the length."""
     return block * length // blocks
 

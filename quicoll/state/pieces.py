@@ -1,7 +1,7 @@
 """What one rank holds of a sharded state: blocks, and the record by which anybody knows them.
 
-    record    of the last committed step that gave the state new values: its number, who owned what then, and a digest of
-              each block of each piece. It is replicated: part of what `save` gives, compared and handed over with it
+    record    of the last committed step that gave the state new values: its number, who owned what then, and a digest
+              of each block of each piece. It is replicated: part of what `save` gives, compared and handed over with it
     blocks    what is here: those that this rank owns, those that it keeps for others, and those that it has kept from
               before. A block is of the committed step if, and only if, it has the record's digest
 
@@ -34,7 +34,7 @@ from quicoll.errors import LocalError
 from quicoll.numerics.buffers import begun_digest, empty
 from quicoll.numerics.dtypes import DType
 from quicoll.state.chunks import DIGEST_BYTES
-from quicoll.state.layout import cut
+from quicoll.state.layout import block_start
 
 if TYPE_CHECKING:
     from quicoll.numerics.dtypes import Array
@@ -62,7 +62,7 @@ class PieceSpec:
 
     def bounds(self, blocks: range) -> tuple[int, int]:
         """Return the first element of a run of blocks, and the one after its last."""
-        return cut(self.length, self.blocks, blocks.start), cut(self.length, self.blocks, blocks.stop)
+        return block_start(self.length, self.blocks, blocks.start), block_start(self.length, self.blocks, blocks.stop)
 
     def elements(self, block: int) -> int:
         start, stop = self.bounds(range(block, block + 1))
@@ -228,6 +228,7 @@ class HeldPieces:
     def settle(self, owned: range) -> None:
         """Lay out what this rank owns now in one piece of memory. All of it is here; nothing is given up."""
         if owned == self.owned and all(self._in_region(block) for block in owned):
+            self.owned = owned  # of equal empty runs each has its own place on the axis
             return
         region = self.spec.empty(owned)
         for block in owned:

@@ -146,9 +146,9 @@ class RankState:
 
 def _with_records(save: Save, sharded: ShardedSet) -> Save:
     def saved() -> Mapping[Any, Any]:
-        given = save()
+        given: Any = save()
         if not isinstance(given, Mapping):
-            return given  # refused where it is taken apart
+            raise LocalError(f"save() gives a mapping of names to tensors and values, not {type(given).__name__}")
         if SHARDED in given:
             raise LocalError(f"the key {SHARDED!r} of a state is the library's: give it another name")
         return {**given, SHARDED: sharded.records()}

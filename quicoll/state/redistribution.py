@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from quicoll.collectives.group import Group
     from quicoll.membership.view import View
-    from quicoll.state.layout import Layout, Move
+    from quicoll.state.layout import Layout
     from quicoll.state.pieces import HeldPieces
     from quicoll.state.sharded import Sharded, ShardedSet
 
@@ -228,11 +228,12 @@ def _lost(work: _Work, lost: Sequence[int], view: View) -> ShardLost:
         last += 1
     start, stop = pieces.spec.bounds(range(lost[0], last + 1))
     nodes = tuple(pieces.owners[rank] for rank in before.keepers(lost[0]))
-    kept = "which owned them" if len(nodes) == 1 else "which owned them or kept a copy"
+    kept, verb = "which owned them", "is not here, or has them no longer"
+    if len(nodes) > 1:
+        kept, verb = "which owned them or kept a copy", "are not here, or have them no longer"
     return ShardLost(
-        f"elements {start} to {stop} of {work.name!r} ({', '.join(pieces.spec.dtypes)}) as after step {pieces.since} are "
-        f"nowhere: {', '.join(nodes)}, {kept}, {'is' if len(nodes) == 1 else 'are'} not here or no longer has them, and "
-        "no checkpoint of that step was read",
+        f"elements {start} to {stop} of {work.name!r} ({', '.join(pieces.spec.dtypes)}) as after step {pieces.since} "
+        f"are nowhere: {', '.join(nodes)}, {kept}, {verb}, and no checkpoint of that step was read",
         piece=f"{work.name}.{next(iter(pieces.spec.dtypes))}",
         start=start,
         stop=stop,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.buffers import ArrayKind
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["MAX_BLOCKS", "PieceGroups", "ReadPiece", "ShardedSet", "Sharded", "StagingStep", "layout_in"]
+__all__ = ["MAX_BLOCKS", "PieceGroups", "ReadPiece", "Sharded", "ShardedSet", "StagingStep", "layout_in"]
 
 MAX_BLOCKS = 1 << 16
 
@@ -121,8 +121,10 @@ class Sharded:
         """
         length, blocks, backup = whole(length, "length"), whole(blocks, "blocks"), whole(backup, "backup")
         if length < 0 or not 1 <= blocks <= MAX_BLOCKS or backup < 0:
-            raise LocalError(f"length and backup are not negative, blocks 1 to {MAX_BLOCKS}: {length}, {backup}, {blocks}")
-        if not pieces or not all(isinstance(name, str) and name for name in pieces):
+            raise LocalError(
+                f"length and backup are not negative, blocks 1 to {MAX_BLOCKS}: {length}, {backup}, {blocks}"
+            )
+        if not pieces or not all(map(_named, pieces)):
             raise LocalError(f'pieces are element types by name: {{"m": "float32"}}, not {pieces!r}')
         dtypes = {name: DType.parse(pieces[name]) for name in sorted(pieces)}
         self.backup = backup
@@ -184,7 +186,9 @@ class Sharded:
         new = self._copied(values)
         rows = [spec.digests(spec.part(new, owned, block)) for block in owned]
         width = len(spec.dtypes) * 16
-        told = groups.world.all_gather(np.concatenate(rows).reshape(-1, width) if rows else np.empty((0, width), np.uint8))
+        told = groups.world.all_gather(
+            np.concatenate(rows).reshape(-1, width) if rows else np.empty((0, width), np.uint8)
+        )
         copies = await self._exchange(groups, layout_in(view, spec), new)
         digests = await told
         for block, parts in copies.items():
@@ -229,7 +233,9 @@ class Sharded:
         spec = self.pieces.spec
         start, stop = spec.bounds(self.pieces.owned)
         if sorted(values) != list(spec.dtypes):
-            raise LocalError(f"{self._name} is made of {', '.join(spec.dtypes)}; staged are {', '.join(map(str, values))}")
+            raise LocalError(
+                f"{self._name} is made of {', '.join(spec.dtypes)}; staged are {', '.join(map(str, values))}"
+            )
         found = []
         for name, dtype in spec.dtypes.items():
             read = source(values[name])
@@ -271,7 +277,7 @@ class ShardedSet:
             LocalError: There is something else among them, or one takes part in a job already.
         """
         for name, state in states.items():
-            if not isinstance(name, str) or not name or not isinstance(state, Sharded):
+            if not (_named(name) and isinstance(state, Sharded)):
                 raise LocalError(f"sharded names quicoll.Sharded objects, not {name!r}: {type(state).__name__}")
             if state.attached:
                 raise LocalError(f"the Sharded {name!r} is registered already: make another one")
@@ -320,3 +326,7 @@ def layout_in(view: View, spec: PieceSpec) -> Layout:
     """Return who owns and keeps what in a view. Who is about to leave it owns nothing, unless all are."""
     staying = tuple(member.rank for member in view.members if member.node not in view.parting)
     return Layout(spec.blocks, staying or tuple(range(view.world_size)), spec.backup)
+
+
+def _named(name: object) -> bool:
+    return isinstance(name, str) and name != ""

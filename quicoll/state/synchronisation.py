@@ -163,9 +163,7 @@ async def synchronise(
     version = state.version if giver is None else found.newest
     confirmed_by = () if giver is None else tuple(rank for rank in found.sides[0] if rank != giver)
     registered = all(rank.able for rank in told.held)
-    return ViewState(
-        digest, version, before, told.check_every, giver, unequal, confirmed_by, registered=registered
-    )
+    return ViewState(digest, version, before, told.check_every, giver, unequal, confirmed_by, registered=registered)
 
 
 class StateCheck:

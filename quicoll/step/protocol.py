@@ -272,7 +272,7 @@ class StepProtocol:
 
     @asynccontextmanager
     async def _until_asked(self) -> AsyncIterator[None]:
-        """Give up what is awaited when this rank is asked to stop; then hand over what it owns, and raise Terminated."""
+        """Give up what is awaited when this rank is asked to stop; hand over what it owns, and raise Terminated."""
         try:
             with self._stop.interrupting():
                 yield

@@ -78,12 +78,12 @@ from quicoll.membership.messages import (
     BeginStep,
     Decide,
     Decline,
+    HandOver,
     Join,
     Learn,
     Learned,
     Leave,
     MemberMessage,
-    Part,
     Reached,
     Report,
     Vote,
@@ -278,7 +278,7 @@ class CoordinatorCore:
         if isinstance(message, Learned):
             candidate.learning = False
             return
-        if isinstance(message, Part):
+        if isinstance(message, HandOver):
             self._part(candidate, active, now_ns)
             return
         if isinstance(message, Join):

@@ -42,6 +42,7 @@ from quicoll.membership.messages import (
     Adopt,
     Decide,
     Dismiss,
+    HandOver,
     Install,
     JobEnded,
     Join,
@@ -49,7 +50,6 @@ from quicoll.membership.messages import (
     Learned,
     Leave,
     Outdated,
-    Part,
     Probe,
     Propose,
     Reached,
@@ -558,7 +558,7 @@ class MemberCore:
 
     def _tell_part(self) -> None:
         if self._parting and self._welcomed and self._state not in (MemberState.DETACHED, MemberState.LEFT):
-            self._tell(Part())
+            self._tell(HandOver())
 
     def _tell(self, message: MemberMessage) -> None:
         self._out.append(TellCoordinator(message))

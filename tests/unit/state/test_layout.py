@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quicoll.numerics.canonical_order import leaves_of
-from quicoll.state.layout import Layout, cut, moves
+from quicoll.state.layout import Layout, block_start, moves
 
 layouts = st.builds(
     Layout,
@@ -35,9 +37,9 @@ def test_every_block_has_one_owner_and_its_keepers_are_different_ranks(layout: L
 
 @given(st.integers(0, 10_000), st.integers(1, 97))
 def test_blocks_cover_every_element_once_and_differ_in_length_by_one_at_most(length: int, blocks: int) -> None:
-    cuts = [cut(length, blocks, block) for block in range(blocks + 1)]
+    cuts = [block_start(length, blocks, block) for block in range(blocks + 1)]
     assert (cuts[0], cuts[-1]) == (0, length)
-    sizes = [stop - start for start, stop in zip(cuts, cuts[1:], strict=False)]
+    sizes = [stop - start for start, stop in itertools.pairwise(cuts)]
     assert max(sizes) - min(sizes) <= 1
 
 
