@@ -142,6 +142,7 @@ class CoordinatorCore:
         self._ending = Ending(settle_ns=config.settle_ns)
         self._forgetting = Forgetting(config.forget, patience_ns=config.forget_after_ns, now_ns=now_ns)
         self._out = ActionQueue(self._roster)
+        self._to_part: dict[str, None] = {}  # nodes that ask to hand over what they own before they leave
         self._wake_ns: int | None = None  # when to look again although nothing came in
         if history.seed is None:
             self._record(Seeded(seed))
@@ -279,7 +280,8 @@ class CoordinatorCore:
             candidate.learning = False
             return
         if isinstance(message, HandOver):
-            self._part(candidate, active, now_ns)
+            candidate.parting = True  # what follows is decided where a view is looked at
+            self._to_part[node] = None
             return
         if isinstance(message, Join):
             raise LocalError("a Join makes a candidate, it does not come from one")
@@ -379,16 +381,15 @@ class CoordinatorCore:
             # The others cannot finish a step that it did not begin; and a proposal cannot be confirmed without it.
             self._node_lost(candidate, clip(why), now_ns)
 
-    def _part(self, candidate: Candidate, active: ActiveView | None, now_ns: int) -> None:
-        """Have a view in which a node that is about to leave hands over what it owns."""
-        candidate.parting = True
-        if active is None or active.view.rank_of(candidate.node) is None or candidate.node in active.view.parting:
-            return
-        why = f"{candidate.node} hands over what it owns before it leaves"
-        if active.ballot is None:
-            self._change_view(active, why, now_ns)
-        elif not active.entered(candidate.node):
-            self._abort_view(active, ViewFailure(clip(why)), now_ns)
+    def _make_way(self, active: ActiveView, now_ns: int) -> None:
+        """End an open step that a node of the view takes no part in, because it asks to hand over what it owns."""
+        for node in list(self._to_part):
+            if node not in self._roster or node in active.view.parting:
+                del self._to_part[node]
+            elif active.view.rank_of(node) is not None and not active.entered(node):
+                why = f"{node} hands over what it owns before it leaves"
+                self._abort_view(active, ViewFailure(clip(why)), now_ns)
+                return
 
     def _step_out(self, candidate: Candidate, active: ActiveView, now_ns: int) -> None:
         """Go on without a node that learns the state meanwhile."""
@@ -468,6 +469,7 @@ class CoordinatorCore:
 
     def _reconsider_installed(self, active: ActiveView, now_ns: int) -> None:
         if active.ballot is not None:
+            self._make_way(active, now_ns)
             return  # its decision will look again; and votes of a large view must not each count all nodes
         if self._due_to_leave(active.view, now_ns):
             may_ns = max(active.quiet_ns, self._evidence.may_propose_ns())
