@@ -115,6 +115,11 @@ class Job:
         return self._context.view.world_size
 
     @property
+    def is_spare(self) -> bool:
+        """Whether this rank stands by, kept warm: the next entry of a step, or `ready`, waits until a place is free."""
+        return self._context.is_spare
+
+    @property
     def node(self) -> str:
         """This rank's name, as in its certificate: the same in every view."""
         return self.config.node

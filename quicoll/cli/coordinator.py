@@ -18,6 +18,7 @@ from quicoll.cli.membership_options import (
     NodesOption,
     SeedOption,
     VoteTimeoutOption,
+    WarmSparesOption,
     node_patterns,
 )
 from quicoll.config import check_variables
@@ -70,6 +71,7 @@ def coordinator(
     nodes: NodesOption = None,
     min_world_size: MinWorldSizeOption = 1,
     max_world_size: MaxWorldSizeOption = None,
+    warm_spares: WarmSparesOption = 0,
     vote_timeout: VoteTimeoutOption = None,
     events: Annotated[
         Path | None, typer.Option(envvar="QUICOLL_EVENTS", help="Directory for coordinator.jsonl, the events file.")
@@ -130,6 +132,7 @@ def coordinator(
         nodes=node_patterns(nodes),
         min_world_size=min_world_size,
         max_world_size=max_world_size,
+        warm_spares=warm_spares,
         vote_timeout=vote_timeout,
         observer=observe,
         transport_events=transport_events,

@@ -15,6 +15,7 @@ __all__ = [
     "NodesOption",
     "SeedOption",
     "VoteTimeoutOption",
+    "WarmSparesOption",
     "coordinator_options",
     "node_patterns",
 ]
@@ -52,6 +53,15 @@ VoteTimeoutOption = Annotated[
     ),
 ]
 
+WarmSparesOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=MAX_MEMBERS,
+        help="How many of the nodes that stand by are kept warm: ready to take a lost rank's place at once.",
+    ),
+]
+
 
 def node_patterns(given: list[str] | None) -> tuple[str, ...]:
     """Return the names and patterns of `--nodes`."""
@@ -59,7 +69,12 @@ def node_patterns(given: list[str] | None) -> tuple[str, ...]:
 
 
 def coordinator_options(
-    nodes: list[str] | None, min_world_size: int, max_world_size: int | None, vote_timeout: float | None
+    nodes: list[str] | None,
+    min_world_size: int,
+    max_world_size: int | None,
+    vote_timeout: float | None,
+    *,
+    warm_spares: int = 0,
 ) -> list[str]:
     """Return the options of `quicoll coordinator` that say the same."""
     options = [option for name in node_patterns(nodes) for option in ("--nodes", name)]
@@ -67,4 +82,6 @@ def coordinator_options(
         options += ["--min-world-size", str(min_world_size)]
     if max_world_size is not None:
         options += ["--max-world-size", str(max_world_size)]
+    if warm_spares:
+        options += ["--warm-spares", str(warm_spares)]
     return options if vote_timeout is None else [*options, "--vote-timeout", str(vote_timeout)]

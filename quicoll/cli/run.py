@@ -24,6 +24,7 @@ from quicoll.cli.membership_options import (
     NodesOption,
     SeedOption,
     VoteTimeoutOption,
+    WarmSparesOption,
     coordinator_options,
 )
 from quicoll.errors import LocalError
@@ -84,6 +85,7 @@ def run_script(
     nodes: NodesOption = None,
     min_world_size: MinWorldSizeOption = 1,
     max_world_size: MaxWorldSizeOption = None,
+    warm_spares: WarmSparesOption = 0,
     vote_timeout: VoteTimeoutOption = None,
 ) -> None:
     """Run a script as several workers: quicoll run -n 4 train.py, or -m package.train, or -- python train.py.
@@ -109,7 +111,9 @@ def run_script(
         lost_after=lost_after,
         spares=spares,
         most=None if max_world_size is None else max(max_world_size, workers) + spares,
-        coordinator_options=coordinator_options(nodes, min_world_size, max_world_size, vote_timeout),
+        coordinator_options=coordinator_options(
+            nodes, min_world_size, max_world_size, vote_timeout, warm_spares=warm_spares
+        ),
         output=_Painter(supervised=workers + spares),
     )
     outcome = asyncio.run(supervisor.run())

@@ -168,6 +168,10 @@ class CallContext:
         return rank
 
     @property
+    def is_spare(self) -> bool:
+        return self.rank >= self.view.workers
+
+    @property
     def world_size(self) -> int:
         return self.view.world_size
 

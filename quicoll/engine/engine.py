@@ -44,6 +44,7 @@ from quicoll.membership.member.actions import (
     Decided,
     Dismissal,
     FormLinks,
+    FreeToLeave,
     Held,
     JobOver,
     LedElsewhere,
@@ -204,7 +205,7 @@ class Engine:
 
     async def wait_view(
         self, timeout: float | None, *, joining: bool = False, after: int = 0
-    ) -> View | JobOver | Dismissal:
+    ) -> View | JobOver | Dismissal | FreeToLeave:
         """Wait for a view at work.
 
         Args:
@@ -212,8 +213,8 @@ class Engine:
             joining: Whether this is the first view of the job, for the error.
             after: A view that is left, and does not count.
         Returns:
-            The view; or that the job is done, or this rank was told to leave it. That is no error here: `JobDone` and
-            `Dismissed` are SystemExits, which would end the loop that this runs on.
+            The view; or that the job is done, or this rank was told to leave it, or may, having asked for it. That is
+            no error here: the errors for it are SystemExits, which would end the loop that this runs on.
         Raises:
             LocalError: The engine is closed.
             PeerError: The coordinator refuses this rank; or, when joining, no view came in time.
@@ -355,6 +356,16 @@ class Engine:
             blamed = odd if odd is not None else () if error.rank is None else (error.rank,)
             communicator.fail(error, blamed)
 
+    async def ask_to_leave(self) -> bool:
+        """Tell the coordinator that this rank was asked to stop. `wait_view` says when it may go.
+
+        Returns:
+            Whether it was told. Where there is no link to it nobody says when to go.
+        """
+        told = self._member.ask_to_leave()
+        self._work()
+        return told
+
     async def step_out(self, view_id: int) -> None:
         """Leave a view between two steps, to learn its state; `step_in` follows. What this rank held counts as lost.
 
@@ -377,11 +388,6 @@ class Engine:
     def owns_state(self) -> None:
         """Take note that part of the job's state may be nowhere but here: this rank hands it over before it leaves."""
         self._member.owns_state()
-
-    async def part(self) -> None:
-        """Ask for a view in which this rank hands over what it owns, before it leaves. It is inside of no step."""
-        self._member.part()
-        self._work()
 
     async def parted(self) -> None:
         """Take note that all who are to leave after the present view have handed over what they owned."""
@@ -534,6 +540,8 @@ class Engine:
                     self._peers.stop_probing()
                     self._coordinator.stop()
                     self.observers.emit("dismissed", reason=action.reason)
+                    self._waiting.end(action)
+                case FreeToLeave():
                     self._waiting.end(action)
                 case ProbePaths():
                     self._peers.probe(action, pace=self.config.lost_after / 2)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quicoll.engine.decisions import Decision
-    from quicoll.membership.member.actions import Dismissal, JobOver
+    from quicoll.membership.member.actions import Dismissal, FreeToLeave, JobOver
     from quicoll.membership.view import View
 
 __all__ = ["Waiting", "job_closed"]
@@ -46,7 +46,9 @@ class Waiting:
         self._changed: asyncio.Future[None] = loop.create_future()
         self._held = ""  # why the coordinator cannot form a view
         self._refused = ""
-        self._over: JobOver | Dismissal | None = None  # why there is no view any more, where the coordinator says so
+        self._over: JobOver | Dismissal | FreeToLeave | None = (
+            None  # why there is no view any more, where the coordinator says so
+        )
         self._closed = False
 
     @property
@@ -68,8 +70,8 @@ class Waiting:
         self._refused = reason
         self.wake()
 
-    def end(self, over: JobOver | Dismissal) -> None:
-        """Tell all who wait for a view that there will be none, since the job is done or goes on without this rank."""
+    def end(self, over: JobOver | Dismissal | FreeToLeave) -> None:
+        """Tell all who wait for a view that they need not, since the job is done or goes on without this rank."""
         self._over = over
         self.wake()
 
@@ -80,7 +82,7 @@ class Waiting:
 
     async def view(
         self, at_work: Callable[[], View | None], timeout: float | None, *, joining: bool
-    ) -> View | JobOver | Dismissal:
+    ) -> View | JobOver | Dismissal | FreeToLeave:
         """Wait for a view.
 
         Args:

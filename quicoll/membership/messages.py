@@ -8,9 +8,10 @@ anywhere below.
 The shells carry every message exactly once and in order per link; after a link is lost the member sends `Join` again
 on the next one, and nothing of the old link is ever delivered after it. The protocol needs no more than that.
 
-    member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned HandOver Leave
+    member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned
+                             AskToLeave Leave
     coordinator -> member    Standby Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Ended
-                             Dismiss
+                             Dismiss MayLeave
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ __all__ = [
     "MAX_TEXT",
     "Aborted",
     "Adopt",
+    "AskToLeave",
     "BeginStep",
     "Confirm",
     "CoordinatorMessage",
@@ -49,13 +51,13 @@ __all__ = [
     "Decline",
     "Dismiss",
     "FailureKind",
-    "HandOver",
     "Install",
     "JobEnded",
     "Join",
     "Learn",
     "Learned",
     "Leave",
+    "MayLeave",
     "MemberMessage",
     "Outdated",
     "Probe",
@@ -196,8 +198,11 @@ class Learned(_Message, frozen=True, tag="learned"):
     """I have learned as much as I could, after Learn: have me in views again."""
 
 
-class HandOver(_Message, frozen=True, tag="hand_over"):
-    """I am about to leave: have a view in which I hand over what is mine (View.parting). I am inside of no step."""
+class AskToLeave(_Message, frozen=True, tag="ask_to_leave"):
+    """I was asked to stop, have no step open, and leave as soon as nobody needs my state. MayLeave answers.
+
+    Where part of the state is mine (Vote.owns) a view comes in which I hand it over (View.parting), and no answer.
+    """
 
 
 class Leave(_Message, frozen=True, tag="leave"):
@@ -323,8 +328,12 @@ class Dismiss(_Message, frozen=True, tag="dismiss"):
     reason: _Text
 
 
+class MayLeave(_Message, frozen=True, tag="may_leave"):
+    """Answer to AskToLeave, as soon as you may go: whoever goes on does not need your state."""
+
+
 MemberMessage: TypeAlias = (
-    Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | HandOver | Leave
+    Join | Confirm | Decline | BeginStep | Vote | Report | Reached | Learn | Learned | AskToLeave | Leave
 )
 CoordinatorMessage: TypeAlias = (
     Standby
@@ -340,6 +349,7 @@ CoordinatorMessage: TypeAlias = (
     | Probe
     | JobEnded
     | Dismiss
+    | MayLeave
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -449,6 +449,7 @@ async def serve(
     lost_after: float = 2.0,
     min_world_size: int = 1,
     max_world_size: int | None = None,
+    warm_spares: int = 0,
     nodes: Sequence[str] = (),
     vote_timeout: float | None = None,
     observer: Observer | None = None,
@@ -475,6 +476,8 @@ async def serve(
         lost_after: Seconds of silence after which a member is lost. Ranks that do not set it take this one.
         min_world_size: Least ranks of every view.
         max_world_size: Most ranks of every view; further nodes stand by. None: as many as there may be.
+        warm_spares: How many of those that stand by are kept warm: they have their program and the state's memory
+            ready, and links to all ranks. Each is shown to the others once, in a view of its own.
         nodes: Who may join: names, or patterns with * and ?. Empty lets in every node with a certificate of the job.
         vote_timeout: Seconds from the first vote for a step to the last. Ranks that set a longer `timeout`, or a
             `hold_timeout` that is not longer, are refused. None takes 300, and refuses nobody.
@@ -494,6 +497,7 @@ async def serve(
         seed,
         min_world_size=whole(min_world_size, "min_world_size"),
         max_world_size=None if max_world_size is None else whole(max_world_size, "max_world_size"),
+        warm_spares=whole(warm_spares, "warm_spares"),
         nodes=nodes,
         forget=forget,
         vote_timeout=None if vote_timeout is None else seconds(vote_timeout, "vote_timeout"),
@@ -630,6 +634,7 @@ def coordinator_config(
     *,
     min_world_size: int = 1,
     max_world_size: int | None = None,
+    warm_spares: int = 0,
     nodes: Sequence[str] = (),
     forget: Sequence[str] = (),
     vote_timeout: float | None = None,
@@ -642,6 +647,7 @@ def coordinator_config(
         seed: The job's; None takes the journal's.
         min_world_size: As in `serve`.
         max_world_size: As in `serve`.
+        warm_spares: As in `serve`.
         nodes: As in `serve`.
         forget: As in `serve`.
         vote_timeout: As in `serve`.
@@ -653,6 +659,7 @@ def coordinator_config(
         world_size=world_size,
         min_world_size=min_world_size,
         max_world_size=MAX_MEMBERS if max_world_size is None else max_world_size,
+        warm_spares=warm_spares,
         nodes=tuple(nodes),
         forget=tuple(forget),
         forget_after_ns=at.rejoin_ns,

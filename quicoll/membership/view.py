@@ -65,6 +65,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rank: 0..world_size-1. node: the name in its certificate. incarnation: of its process. addresses: where the others
     reach it, best first. site: "" or the place whose nodes are near each other. committed_step: the last step whose
     result it is known to hold; one that is behind the view's `committed_step` needs state from one that is not.
+    spare: it is here to be told what the state is made of; no step begins in a view with one, after which it stands by.
     """
 
     rank: Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
@@ -73,6 +74,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     addresses: MemberAddresses = ()
     site: _Site = ""
     committed_step: StepNumber = 0
+    spare: bool = False
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -99,12 +101,19 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("members are not in the order of ranks 0..n-1")
         if len({member.node for member in self.members}) != len(self.members):
             raise ValueError("a node is in the view twice")
+        if any(member.spare for member in self.members[: self.workers]) or not self.workers:
+            raise ValueError("spares have the last ranks, and are not alone")
         if self.committed_view >= self.view_id:
             raise ValueError("the view that committed last is not an earlier one")
 
     @property
     def world_size(self) -> int:
         return len(self.members)
+
+    @cached_property
+    def workers(self) -> int:
+        """How many of the members, the first ones, are no spares."""
+        return sum(not member.spare for member in self.members)
 
     @cached_property
     def nodes(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class Event:
     step_aborted(step, view, cause, lost); peer_lost(peer, cause, silent_for, left); held(cause);
     state_received(from_rank, step, confirmed_by); state_handed(step, nodes, tensor, from_node);
     state_differs(step, nodes, tensor, from_node); state_torn(step, cause); state_learning(from_node, chunks);
-    state_learned(seconds, passes, chunks, cause); own_state_kept(names, own_step, step);
+    state_learned(seconds, passes, chunks, cause); standing_by(from_node); own_state_kept(names, own_step, step);
     fault(what); refused(reason); straggler(rank, peer, op, seconds, view); job_done(step, nodes); leads(token, seed);
     nodes_forgotten(nodes); scale_asked(world_size, leave); node_dismissed(peer, cause); dismissed(reason);
     progress(step, epoch, step_s, communication_share, data_share, samples_per_s);

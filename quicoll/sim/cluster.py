@@ -159,9 +159,16 @@ class Simulation:
         )
 
     def _stands_by(self, machine: Machine) -> bool:
-        """Return whether a worker is in no view because there are as many ranks as were asked for."""
+        """Return whether a worker is in no view because there are as many ranks as may be, or were asked for."""
         view, wanted = self.checker.installed, self.checker.wanted
-        return view is not None and wanted is not None and view.world_size >= wanted and machine.name not in view.nodes
+        most = self.settings.ranks if self.settings.spares else None
+        most = wanted if most is None or (wanted is not None and wanted < most) else most
+        return (
+            view is not None
+            and most is not None
+            and view.workers >= most
+            and machine.name not in view.nodes[: view.workers]
+        )
 
     def disk(self, job: Job) -> SimDisk:
         """Return the disk of the job's node, for `checkpoint.save(..., disk=sim.disk(job))`. It outlives processes."""
@@ -183,7 +190,7 @@ class Simulation:
                 world,
                 settings,
                 seed=self.seed,
-                newcomers=scenario.newcomers(self.events, settings.ranks),
+                newcomers=scenario.newcomers(self.events, settings.ranks + settings.spares),
                 compute_s=self.compute,
                 checker=self.checker,
                 work=self._work,
@@ -208,8 +215,9 @@ class Simulation:
         return _with_wall(outcome, wall)
 
     def _check_nodes(self) -> None:
-        here = node_names(self.settings.ranks)
-        known = [*here, *scenario.newcomers(self.events, self.settings.ranks)]
+        count = self.settings.ranks + self.settings.spares
+        here = node_names(count)
+        known = [*here, *scenario.newcomers(self.events, count)]
         for event in self.events:
             fault = event.fault
             if isinstance(fault, scenario.JoinAnew) and fault.node in here:

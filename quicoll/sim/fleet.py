@@ -130,7 +130,7 @@ class Fleet:
         self._service: CoordinatorService | None = None  # likewise
         self._asked: tuple[int, tuple[str, ...]] | None = None  # what an operator asks for, until it is taken
         self._leaving: dict[str, bool] = {}  # who was about to leave when all ranks were to be started anew
-        names = node_names(settings.ranks, newcomers)
+        names = node_names(settings.ranks + settings.spares, newcomers)
         self._credentials = _credentials(tuple(names[1:]))
         for name in names:
             self.machines[name] = Machine(
@@ -215,7 +215,13 @@ class Fleet:
             credentials=self._credentials[Identity(_JOB, COORDINATOR, NODE)],
             io=SimulatedSocket(machine.loop, _PORT),
             journal=store,
-            config=coordinator_config(settings.ranks, settings.lost_after, self._seed),
+            config=coordinator_config(
+                settings.ranks,
+                settings.lost_after,
+                self._seed,
+                max_world_size=settings.ranks if settings.spares else None,
+                warm_spares=settings.warm_spares,
+            ),
             transport=EndpointConfig(lost_after_ns=round(settings.lost_after * 1e9)),
             loop=loop,
             incarnation=self._incarnation(machine),

@@ -134,14 +134,17 @@ class Checker:
     def _look_at_votes(self, record: Committed) -> None:
         votes = self._votes.get((record.view_id, record.step), {})
         view = self.views.get(record.view_id)
+        if view is not None and view.workers != view.world_size:
+            self.break_("all-or-none", f"step {record.step} was committed in a view with a spare")
         missing = [node for node in view.nodes if node not in votes] if view is not None else []
         if missing:
             self.break_("all-or-none", f"step {record.step} was committed without the vote of {', '.join(missing)}")
 
     def _install(self, view: View) -> None:
         before = self.installed
-        nodes = list(view.nodes)
-        base = [node for node in before.nodes if node not in self._left] if before is not None else []
+        nodes = list(view.nodes[: view.workers])
+        last = before.nodes[: before.workers] if before is not None else ()
+        base = [node for node in last if node not in self._left]
         if base and 2 * len([node for node in nodes if node in base]) <= len(base):
             self.break_("quorum", f"view {view.view_id} of {nodes} after {base}: no majority of it")
         first = self._world_size if self.wanted is None else min(self._world_size, self.wanted)

@@ -20,6 +20,8 @@ class Settings:
 
     Attributes:
         ranks: Workers at the start, the world size of the first view.
+        spares: More workers, that stand by. With any, no view has more than `ranks` ranks.
+        warm_spares: How many of them are kept warm.
         lost_after: As for `quicoll.join`.
         timeout: As for `quicoll.join`.
         join_timeout: As for `quicoll.join`.
@@ -37,6 +39,8 @@ class Settings:
     """
 
     ranks: int = 4
+    spares: int = 0
+    warm_spares: int = 0
     lost_after: float = 1.0
     timeout: float = 20.0
     join_timeout: float = 60.0
@@ -53,6 +57,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= 256:
             raise LocalError(f"a simulated cluster has 1 to 256 ranks, not {self.ranks}")
+        if not 0 <= self.warm_spares <= self.spares <= 16:
+            raise LocalError(f"not 0 <= warm_spares {self.warm_spares} <= spares {self.spares} <= 16")
         sites: object = self.sites
         if not isinstance(sites, tuple) or not all(isinstance(site, str) and site for site in sites):
             raise LocalError(f"sites are a tuple of names, not {sites!r}")

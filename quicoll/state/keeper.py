@@ -6,6 +6,8 @@
                     at once), and of each step before which `check_every` were committed since the last comparison
     aside           a rank that is behind learns a large state outside of views, which others teach at the entries of
                     their steps (quicoll.state.learning); then states are synchronised in another view
+    standing by     a spare that was shown in a view steps out of it and waits for one with a place for it; it learns
+                    meanwhile, and its lessons may end and begin again in another view
     diverged        the ranks hold different states and nobody knows which is right. For good: no step begins any more
 
 Invariant: whether a step is checked is the same on all ranks of a view. It depends on `check_every`, which is agreed
@@ -16,6 +18,7 @@ begins; within it, a step that is not committed on all ranks ends it.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import Diverged, LocalError, QuicollError
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from quicoll.state.synchronisation import Unequal, ViewState
 
 __all__ = ["StateKeeper"]
+
+log = logging.getLogger("quicoll")
 
 
 class StateKeeper:
@@ -138,6 +143,39 @@ class StateKeeper:
             loop.call_soon_threadsafe(self._engine.step_in)
             self._reports.learned(course, clock() - began, cause)
 
+    async def stand_by(self, view: View, lesson: Lesson | None, *, timeout: float) -> None:
+        """Step out of the view in which this rank is a spare; return when there is a view for it, or can be none.
+
+        Args:
+            view: The one in which it is a spare.
+            lesson: What can be learned meanwhile; None where no state is known of.
+            timeout: Seconds for each answer of the teacher.
+        """
+        back = asyncio.ensure_future(self._runtime.call(self._engine.wait_view(None, after=view.view_id)))
+        refreshing = asyncio.ensure_future(self._refresh(view, lesson, timeout))
+        try:
+            done, _ = await asyncio.wait((refreshing, back), return_when=asyncio.FIRST_COMPLETED)
+            if back not in done:
+                refreshing.result()  # an error of `save` is the caller's; whatever else ends it, there is a view later
+                await asyncio.wait((back,))
+        finally:
+            for each in (refreshing, back):
+                each.cancel()
+                each.add_done_callback(_seen)
+            self._runtime.loop.call_soon_threadsafe(self._engine.step_in)
+
+    async def _refresh(self, view: View, lesson: Lesson | None, timeout: float) -> None:
+        """Learn what changes, for as long as it can be learned; then be a spare that has to be shown again."""
+        course = Course(0 if lesson is None else len(lesson.state.table), endless=True)
+        try:
+            await self._runtime.call(self._engine.step_out(view.view_id))
+            self._reports.emit("standing_by", from_node="" if lesson is None else lesson.teacher)
+            if lesson is not None:
+                await learn(lesson, course, self._engine.lessons, self._runtime, timeout=timeout)
+        except QuicollError as error:
+            log.info("this spare learns no more: %s", error.message)
+            self._runtime.loop.call_soon_threadsafe(self._engine.step_in)
+
     async def _learn(self, lesson: Lesson, course: Course, timeout: float) -> str:
         """Learn until there is a view for this rank. Return why no further, "" if it was enough."""
         learning = asyncio.ensure_future(learn(lesson, course, self._engine.lessons, self._runtime, timeout=timeout))
@@ -163,6 +201,10 @@ class StateKeeper:
             LocalError: What `save` returned is no state.
         """
         await self._teacher.between_steps(view, timeout=timeout)
+
+    async def end_lessons(self) -> None:
+        """Teach nobody any more: whoever learned is in a view again, which hands it the state."""
+        await self._teacher.end_lessons()
 
     def begin_check(self) -> StateCheck | None:
         """Begin to compare states beside the step that is about to begin, if it is time.

@@ -39,6 +39,11 @@ but the bytes of each chunk counts, and `transfer` looks at all of them.
     the learner is lost                         it is in no view; the teacher forgets it with the link
     the learner's caller gives up               it is back; the state is torn, as after any transfer that broke
 
+A spare that is kept warm (`Member.spare`, quicoll.membership.coordinator.spares) learns in the same way from the view
+on in which it was shown, in passes without an end, with rests of REST passes between them. Where its teacher is gone it
+says so, and is shown in another view. Where nearly all of the state changes in every step it asks for nothing, and only
+waits.
+
 Invariants. A rank that learns is torn from the first byte on, holds no step for the coordinator, and counts as behind
 every version until a transfer has ended. It learns once, until it holds a whole state again: whatever its learning came
 to, the next view hands it the state. It writes to its state's memory only while its caller waits in the entry of a
@@ -137,11 +142,12 @@ class Course:
     """Which chunks a learner asks for next, and when it has learned enough. Pure.
 
     position: the first chunk to ask for. over: it has learned enough. passes: those that are complete. brought: chunks
-    that came, in all passes.
+    that came, in all passes. endless: whether it never is enough, as for a spare that stands by.
     """
 
-    def __init__(self, chunks: int) -> None:
+    def __init__(self, chunks: int, *, endless: bool = False) -> None:
         """Begin with the first pass over so many chunks."""
+        self.endless = endless
         self.position = 0
         self.over = not chunks
         self.passes = 0
@@ -155,9 +161,9 @@ class Course:
         self.position += count
         self.brought += brought
         self._here += brought
-        self.over = self._before is not None and 2 * self._here > self._before
+        self.over = not self.endless and self._before is not None and 2 * self._here > self._before
         if self.position >= self._chunks:
-            self.over = self.over or self._here <= FEW
+            self.over = not self.endless and (self.over or self._here <= FEW)
             self.passes += 1
             self.position, self._before, self._here = 0, self._here, 0
 
@@ -221,9 +227,15 @@ async def learn(lesson: Lesson, course: Course, lessons: LessonTraffic, runtime:
         QuicollError: The teacher teaches no more, or not in time.
     """
     state, number = lesson.state, 0
+    clock = asyncio.get_running_loop().time
+    began = clock()
     try:
         while not course.over:
             first = course.position
+            if not first:
+                if course.endless and course.passes:  # let the teacher rest
+                    await asyncio.sleep(REST * (clock() - began))
+                began = clock()
             asked = range(first, min(first + MAX_ASKED, len(state.table)))
             digests = []
             for chunk in asked:
@@ -359,6 +371,11 @@ class Teacher:
             await self._forget(question.node)
         else:
             await self._runtime.call(self._lessons.answer(question, answer, timeout=timeout))
+
+    async def end_lessons(self) -> None:
+        """Teach nobody any more. Who has learned is back with what it has."""
+        for node in list(self._pupils):
+            await self._forget(node)
 
     def _too_early(self) -> tuple[str, ...]:
         """Learners for whom no step was done yet: what one changes is not known. At the second entry it is no matter,

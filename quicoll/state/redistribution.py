@@ -14,6 +14,8 @@ state (pieces.py): so all ranks know the digest of every block as of the last co
                gets from many and gives to many. Memory is kept when it breaks; the next one fetches what is missing
     together   nobody goes on before all blocks are in their place
 
+A view that shows a spare (`Member.spare`) ends before this: its state comes to no place in it.
+
 In a view that is there for ranks to hand over what they own before they leave (`View.parting`) these own nothing
 afterwards, and the others wait for the next view.
 

@@ -18,7 +18,8 @@ and `quicoll.state.version.compare` says who gives to whom, or that nobody knows
 
     tell, heard     each rank's version and digests; and that all have heard the same   all ranks
     learners        a rank that is behind by a large state steps out, and learns it beside the steps of the others
-                    before it is handed the rest (learning.py); it gets the manifest. This view ends by that
+                    before it is handed the rest (learning.py); it gets the manifest. This view ends by that. A spare
+                    (`Member.spare`) does so always, whatever it holds, and has no say in what the others compare
     difference      the first line in which they differ, only where they do             all ranks
     manifest        from the giver: size, then skeleton and records; what it describes  to each receiver
                     has to have the digest that the holders have told
@@ -138,16 +139,18 @@ async def synchronise(
     )
     told = await heard(group, rows, nodes=nodes, view_id=view_id)
     _check_versions(told.held, max(view.committed_step, before.decision), nodes, view_id)
-    found = compare(told.held, committed=view.committed_step)
-    unequal = await _unequal(group, () if mine is None else mine.lines, told.held, found, nodes)
+    workers = told.held[: view.workers]
+    found = compare(workers, committed=view.committed_step)
+    unequal = await _unequal(group, () if mine is None else mine.lines, workers, found, nodes)
     if unequal is not None and not found.agreed:
         sides = tuple(nodes[rank] for rank in unequal.ranks)
         raise Diverged(unequal.text, step=found.newest.step, view=view_id, nodes=sides, tensor=unequal.tensor)
-    learners = who_learns(found, told.held, learn_from=told.learn_from, min_world_size=view.min_world_size)
+    learners = who_learns(found, workers, learn_from=told.learn_from, min_world_size=view.min_world_size)
+    learners = (*learners, *range(view.workers, view.world_size))
     digest = b"" if mine is None else mine.digest
-    if learners and found.giver is not None:
+    if learners:
         lesson = None
-        if mine is not None:
+        if mine is not None and found.sides and found.agreed:
             lesson = await _begin_lessons(state, mine, group, found, learners, view, teacher, told)
         return ViewState(digest, state.version, before, told.check_every, learners=learners, lesson=lesson)
     giver = None
@@ -280,6 +283,7 @@ async def _begin_lessons(
     told: Told,
 ) -> Lesson | None:
     """Let the learners know what there is to learn; return that on one of them."""
+    learners = tuple(rank for rank in learners if told.held[rank].able)  # a spare need not have registered a state
     holders = {rank: told.held[rank].pupils for rank in found.sides[0]}
     digest = told.held[found.sides[0][0]].digest
     taught = teachers(learners, holders, [member.site for member in view.members])

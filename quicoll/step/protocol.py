@@ -22,8 +22,10 @@ states differ, the step is aborted on all ranks, which ends its view, and the ne
     state is lost
 
 A rank that was asked to stop (quicoll.stop) enters no step: it gets Terminated, before the entry or out of a wait
-there. A step that is open goes on for `stop_timeout`, and is aborted on all ranks then. So does the wait for a
-decision, which is Terminated then.
+there. Where it alone holds the state that others wait for, it hands that over first: it is in the views that bring
+others to it, begins no step in them, and goes when the coordinator says that it may, or after `stop_timeout`. A step
+that is open goes on for `stop_timeout`, and is aborted on all ranks then. So does the wait for a decision, which is
+Terminated then.
 
 A rank that owns part of a sharded state does not go before others have it, whether it was asked to stop or told to
 leave. It is in one more view, where it is named as one that parts (`View.parting`): states are synchronised in it, so
@@ -68,7 +70,7 @@ from quicoll.errors import (
     StepAborted,
     Terminated,
 )
-from quicoll.membership.member.actions import Dismissal, JobOver
+from quicoll.membership.member.actions import Dismissal, FreeToLeave, JobOver
 from quicoll.state.keeper import StateKeeper
 from quicoll.state.version import StateVersion
 from quicoll.step.attempt import StepAttempt, aborted, not_committed, reason_of
@@ -182,9 +184,8 @@ class StepProtocol:
             Diverged: The ranks hold different states, and nobody knows which is right.
             Terminated: This rank was asked to stop.
         """
-        with self._alone(StepPhase.ENTRY):
-            async with self._until_asked():
-                await self._ready(timeout)
+        async with self._entry():
+            await self._ready(timeout)
 
     async def check_state(self) -> bytes:
         """Compare all ranks' states now, and heal what differs; return the digest that all have then.
@@ -195,13 +196,12 @@ class StepProtocol:
             StepAborted: As `ready`.
             Diverged: As `ready`.
         """
-        with self._alone(StepPhase.ENTRY):
-            async with self._until_asked():
-                if self.state.save is None:
-                    raise LocalError("there is no state to compare: call job.register_state(save, load) first")
-                await self._ready()
-                await self._synchronise()
-                return self._keeper.digest
+        async with self._entry():
+            if self.state.save is None:
+                raise LocalError("there is no state to compare: call job.register_state(save, load) first")
+            await self._ready()
+            await self._synchronise()
+            return self._keeper.digest
 
     async def enter(self, attempt: StepAttempt) -> None:
         """Begin a step: `ready`, then tell the engine.
@@ -214,33 +214,29 @@ class StepProtocol:
         """
         if attempt.number:
             raise LocalError("a Step is one attempt: call job.step() for the next one")
-        with self._alone(StepPhase.ENTRY):
-            async with self._until_asked():
-                await self._begin(attempt)
-
-    async def _begin(self, attempt: StepAttempt) -> None:
-        await self._ready()
-        view = self._context.view
-        attempt.number = self.state.version.step + 1
-        attempt.view = view
-        auditor = self._context.auditor
-        if auditor is not None:
-            auditor.begin(
-                step=attempt.number, view=view.view_id, rank=self._context.rank, world=self._context.world_size
-            )
-        try:
-            await self._keeper.teach(view, timeout=self._context.config.timeout)
-            self._check = self._keeper.begin_check()
-            await self._runtime.call(self._engine.begin(view.view_id, attempt.number))
-        except (PeerError, Corrupted, Partitioned) as error:
-            raise self._aborted(error, attempt.number) from error
-        except BaseException as error:
-            # Cancelled, perhaps when the step had begun there: nobody would ever vote for it.
-            await self._give_up(view.view_id, self._why_given_up(error))
-            raise
-        self._context.open(attempt.number)
-        self._open, self._phase = attempt, StepPhase.OPEN
-        self._limit(attempt, view.view_id)
+        async with self._entry():
+            await self._ready()
+            view = self._context.view
+            attempt.number = self.state.version.step + 1
+            attempt.view = view
+            auditor = self._context.auditor
+            if auditor is not None:
+                auditor.begin(
+                    step=attempt.number, view=view.view_id, rank=self._context.rank, world=self._context.world_size
+                )
+            try:
+                await self._keeper.teach(view, timeout=self._context.config.timeout)
+                self._check = self._keeper.begin_check()
+                await self._runtime.call(self._engine.begin(view.view_id, attempt.number))
+            except (PeerError, Corrupted, Partitioned) as error:
+                raise self._aborted(error, attempt.number) from error
+            except BaseException as error:
+                # Cancelled, perhaps when the step had begun there: nobody would ever vote for it.
+                await self._give_up(view.view_id, self._why_given_up(error))
+                raise
+            self._context.open(attempt.number)
+            self._open, self._phase = attempt, StepPhase.OPEN
+            self._limit(attempt, view.view_id)
 
     def _limit(self, attempt: StepAttempt, view_id: int) -> None:
         """Give the open step up if it is still open `stop_timeout` after this rank was asked to stop.
@@ -271,31 +267,35 @@ class StepProtocol:
                 self._phase = StepPhase.OUTSIDE
 
     @asynccontextmanager
-    async def _until_asked(self) -> AsyncIterator[None]:
-        """Give up what is awaited when this rank is asked to stop; hand over what it owns, and raise Terminated."""
-        try:
-            with self._stop.interrupting():
-                yield
-        except Terminated:
-            await self._part()
-            raise
+    async def _entry(self) -> AsyncIterator[None]:
+        """Make an entry, which is given up when this rank is asked to stop; then, if needed, hand the state over."""
+        with self._alone(StepPhase.ENTRY):
+            try:
+                with self._stop.interrupting():
+                    yield
+            except Terminated:
+                await self._hand_over()
+                raise
 
-    async def _part(self) -> None:
-        """Hand over what this rank owns, where others can take it."""
-        sharded = self.state.sharded
-        if sharded is None or not sharded.agreed or self._dismissed or self._context.world_size == 1:
+    async def _hand_over(self) -> None:
+        """Stay while others wait for the state that only this rank holds.
+
+        For `stop_timeout` at most; where it owns part of a sharded state, which takes longer, `hold_timeout`.
+        Whatever is in the way, this rank goes: it was asked to.
+        """
+        if self.state.save is None or self.state.torn or self._doubt is not None or self._dismissed:
             return
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self._hold_timeout
-        try:
-            await self._runtime.call(self._engine.part())
-            while clock() < deadline:
-                with suppress(StepAborted):
-                    await self._ready(max(deadline - clock(), 0.0), after=self._synchronised)
-        except Dismissed:
-            return
-        except QuicollError as error:
-            _log.error("this rank leaves, and what it owns is not handed over: %s", error)
+        owns = self.state.sharded is not None and self.state.sharded.agreed and self._context.world_size > 1
+        with suppress(QuicollError, JobDone, Dismissed, Terminated, TimeoutError):
+            async with asyncio.timeout(self._hold_timeout if owns else self._stop_timeout):
+                if not await self._runtime.call(self._engine.ask_to_leave()):
+                    return
+                while True:
+                    with suppress(StepAborted):  # a rank was lost: the next view is without it
+                        await self._ready(after=self._synchronised)
+                        await self._keeper.end_lessons()  # learners have the rest of the state in their next view
+        if owns and not self._dismissed:
+            _log.error("this rank was asked to stop, and goes without having handed over what it owns")
 
     async def _ready(self, timeout: float | None = None, *, after: int = 0) -> None:
         """after: a view that is not waited for."""
@@ -325,7 +325,9 @@ class StepProtocol:
                 raise Dismissed(self._dismissed)
             # This view ends without a failure; the next one has those that go on, and later those that learned.
             left = view.view_id
-            if found.lesson is not None:
+            if self._context.is_spare:
+                await self._keeper.stand_by(view, found.lesson, timeout=self._context.config.timeout)
+            elif found.lesson is not None:
                 await self._keeper.learn(found.lesson, timeout=self._context.config.timeout)
 
     async def _synchronise(self) -> ViewState:
@@ -505,7 +507,7 @@ class StepProtocol:
         return aborted(error, number=number, view_id=self._context.view.view_id)
 
 
-def at_work(found: View | JobOver | Dismissal, version: StateVersion | None = None) -> View:
+def at_work(found: View | JobOver | Dismissal | FreeToLeave, version: StateVersion | None = None) -> View:
     """Return the view that an engine has found.
 
     Args:
@@ -514,9 +516,12 @@ def at_work(found: View | JobOver | Dismissal, version: StateVersion | None = No
     Raises:
         JobDone: There will be none.
         Dismissed: There will be none for this rank, which was told to leave.
+        Terminated: This rank was asked to stop, and may go.
     """
     if isinstance(found, Dismissal):
         raise Dismissed(found.reason)
+    if isinstance(found, FreeToLeave):
+        raise Terminated
     if not isinstance(found, JobOver):
         return found
     holds = version is not None and version.step == found.step

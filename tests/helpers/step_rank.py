@@ -81,6 +81,7 @@ class FakeEngine:
             "give_up": None,
             "break_view": None,
             "step_out": None,
+            "ask_to_leave": False,
         }
         self.lessons: Any = None
 
@@ -95,6 +96,9 @@ class FakeEngine:
 
     async def wait_view(self, timeout: float, *, after: int = 0) -> Any:
         return await self._answer("wait_view", timeout, *([after] if after else []))
+
+    async def ask_to_leave(self) -> bool:
+        return bool(await self._answer("ask_to_leave"))
 
     async def step_out(self, view_id: int) -> None:
         await self._answer("step_out", view_id)
@@ -158,6 +162,7 @@ class FakeContext:
         self.config = SimpleNamespace(timeout=TIMEOUT)
         self.rank = 0
         self.world_size = 1
+        self.is_spare = False
         self.auditor: FakeAuditor | None = None
         self.unfinished = 0
         self.log: list[Any] = []

@@ -150,6 +150,18 @@ def test_a_rank_that_was_left_out_gives_its_state_where_the_only_one_that_held_a
     assert [(what["from_rank"], what["step"]) for what in received][:1] == [(0, 10)]
 
 
+def test_the_only_holder_that_is_terminated_while_others_come_in_stays_until_one_of_them_holds_its_state() -> None:
+    """Seed 6905."""
+    outcome, recording = run(
+        "sim.at(0.2).terminate(0); sim.at(0.2).scale(5); sim.at(1.0).heal()", ranks=1, steps=6, disk=False
+    )
+    assert outcome.error is None, outcome.error
+    assert outcome.injected["terminate"] == 1
+    received = [entry.what for entry in recording.entries if entry.kind == "state_received"]
+    assert received
+    assert all(what["step"] > 0 for what in received), "nobody begins from the start"
+
+
 TEACHERS_LOST = """
 sim.at(2.54).lie(0, 1)
 sim.at(3.6642).crash(0).crash(2).crash(3)

@@ -28,6 +28,7 @@ from quicoll.membership.messages import (
     Dismiss,
     Install,
     JobEnded,
+    MayLeave,
     Outdated,
     Propose,
     RefuseJoin,
@@ -107,6 +108,10 @@ class ActionQueue:
             candidate.dismissed = True
             self.tell(candidate, Dismiss(reason=clip(candidate.dismissal)))
         self.drop(candidate.node, candidate.incarnation, "it was told to leave")
+
+    def release(self, candidate: Candidate) -> None:
+        """Tell a node that has asked to leave that it may."""
+        self.tell(candidate, MayLeave())
 
     def withhold(self, cause: str, *, now_ns: int) -> None:
         """Tell every node that waits why there is no view; each gets each reason once."""

@@ -24,6 +24,7 @@ class CoordinatorConfig:
         world_size: Nodes of the first view.
         min_world_size: Least nodes of every view.
         max_world_size: Most nodes of every view; those beyond stand by and take the places of those that go.
+        warm_spares: How many of those that stand by are kept warm (coordinator/spares.py).
         nodes: Who may join: names, or patterns with * and ?; empty lets in every node with a certificate of the job.
         seed: The job's; None takes the journal's.
         forget: Nodes of the last view that an operator gives up (coordinator/forgetting.py).
@@ -49,6 +50,7 @@ class CoordinatorConfig:
     world_size: int
     min_world_size: int = 1
     max_world_size: int = MAX_MEMBERS
+    warm_spares: int = 0
     nodes: tuple[str, ...] = ()
     seed: int | None = None
     forget: tuple[str, ...] = ()
@@ -70,6 +72,8 @@ class CoordinatorConfig:
                 f"not 1 <= min_world_size {self.min_world_size} <= world_size {self.world_size}"
                 f" <= max_world_size {self.max_world_size} <= {MAX_MEMBERS}"
             )
+        if not 0 <= self.warm_spares <= MAX_MEMBERS:
+            raise LocalError(f"warm_spares is 0 to {MAX_MEMBERS}, not {self.warm_spares}")
         if self.seed is not None and not 0 <= self.seed <= MAX_INT:
             raise LocalError(f"seed {self.seed} is not in 0..2**63-1")
         if self.lost_after_ns is not None and self.lost_after_ns <= 0:

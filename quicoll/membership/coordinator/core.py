@@ -17,6 +17,8 @@ It carries no tensors and knows no clock, socket or disk; messages, losses and t
     probes.py        who is left out, and how a node that is left out shows that it reaches the others again
     ending.py        whether the job is done, and what is recorded of nodes that go
     forgetting.py    whether nodes that an operator gives up may count no longer
+    releases.py      when a rank that was asked to stop may go
+    spares.py        who of those that stand by is kept warm
     scaling.py       how many ranks an operator wants, and who leaves for that
 
 Rules, and why:
@@ -71,14 +73,16 @@ from quicoll.membership.coordinator.history import (
 )
 from quicoll.membership.coordinator.joins import Acceptance, Adoption, Refusal, answer_to
 from quicoll.membership.coordinator.probes import Probes
+from quicoll.membership.coordinator.releases import Releases
 from quicoll.membership.coordinator.roster import Roster
+from quicoll.membership.coordinator.spares import cold_again, warmed
 from quicoll.membership.coordinator.stage import CoordinatorState, Stage
 from quicoll.membership.coordinator.weighing import Weighed, weigh
 from quicoll.membership.messages import (
+    AskToLeave,
     BeginStep,
     Decide,
     Decline,
-    HandOver,
     Join,
     Learn,
     Learned,
@@ -139,10 +143,11 @@ class CoordinatorCore:
         )
         self._formation = Formation(self._roster, self._evidence, config, history=history)
         self._probes = Probes(self._roster)
+        self._releases = Releases(self._roster)
         self._ending = Ending(settle_ns=config.settle_ns)
         self._forgetting = Forgetting(config.forget, patience_ns=config.forget_after_ns, now_ns=now_ns)
         self._out = ActionQueue(self._roster)
-        self._to_part: dict[str, None] = {}  # nodes that ask to hand over what they own before they leave
+        self._to_part: dict[str, None] = {}  # nodes that are to hand over what they own before they leave
         self._wake_ns: int | None = None  # when to look again although nothing came in
         if history.seed is None:
             self._record(Seeded(seed))
@@ -276,12 +281,17 @@ class CoordinatorCore:
         if isinstance(message, Reached):
             self._probes.answered(node, message.number)
             return
-        if isinstance(message, Learned):
-            candidate.learning = False
+        if isinstance(message, AskToLeave):
+            self._releases.ask(node)
+            if candidate.owns and len(self._roster) > 1:
+                candidate.parting = True  # in the next view
+                self._to_part[node] = None
             return
-        if isinstance(message, HandOver):
-            candidate.parting = True  # what follows is decided where a view is looked at
-            self._to_part[node] = None
+        if isinstance(message, Learned):
+            if candidate.warm:
+                least, most = self._config.retry_min_ns, self._config.retry_max_ns
+                cold_again(candidate, pause_ns=least, longest_ns=most, now_ns=now_ns)
+            candidate.learning = False
             return
         if isinstance(message, Join):
             raise LocalError("a Join makes a candidate, it does not come from one")
@@ -325,6 +335,7 @@ class CoordinatorCore:
         self._roster.add(candidate)
         self._forgetting.joined(candidate.node)
         self._probes.forget(candidate.node)
+        self._releases.forget(candidate.node)
         self._out.note(NodeJoined(now_ns=now_ns, node=candidate.node, incarnation=candidate.incarnation))
         candidate.wait_reason = clip(self._stage.why_waits() or self._formation.why_none(self._history, now_ns=now_ns))
         welcome = Welcome(
@@ -382,7 +393,7 @@ class CoordinatorCore:
             self._node_lost(candidate, clip(why), now_ns)
 
     def _make_way(self, active: ActiveView, now_ns: int) -> None:
-        """End an open step that a node of the view takes no part in, because it asks to hand over what it owns."""
+        """End an open step that a node of the view takes no part in, because it is to hand over what it owns."""
         for node in list(self._to_part):
             if node not in self._roster or node in active.view.parting:
                 del self._to_part[node]
@@ -394,6 +405,9 @@ class CoordinatorCore:
     def _step_out(self, candidate: Candidate, active: ActiveView, now_ns: int) -> None:
         """Go on without a node that learns the state meanwhile."""
         candidate.learning, candidate.committed_step = True, 0
+        member = active.view.member(candidate.node)
+        if member is not None and member.spare:
+            warmed(candidate)
         if candidate.node in self._history.base:
             self._record(Left(candidate.node))
         why = f"{candidate.node} learns the state before it takes part"
@@ -411,6 +425,8 @@ class CoordinatorCore:
             self._reconsider_forming(now_ns)
         elif self._stage.active is not None:
             self._reconsider_installed(self._stage.active, now_ns)
+        for candidate in self._releases.may_go():
+            self._out.release(candidate)
         self._probe(now_ns)
 
     def _reconsider_forming(self, now_ns: int) -> None:
@@ -518,7 +534,9 @@ class CoordinatorCore:
         previous = self.view
         view = self._formation.next_view(chosen, self._history)
         for candidate in chosen:
-            candidate.learning = False
+            candidate.learning = candidate.warm = False
+        for candidate in chosen[view.workers :]:
+            candidate.shown += 1
         self._record(Proposed(view.view_id))
         self._evidence.proposed(now_ns=now_ns)
         self._stage.propose(view, weights=self._evidence.weights(view.nodes), now_ns=now_ns)
@@ -650,6 +668,7 @@ class CoordinatorCore:
         if candidate.leaving:
             self._retire(candidate)
         self._roster.remove(candidate.node)
+        self._releases.forget(candidate.node)
         if self._stage.diagnosis is not None:
             self._stage.diagnosis.node_lost(candidate.node, cause)
         self._out.note(NodeLost(now_ns=now_ns, node=candidate.node, cause=cause, left=candidate.leaving))

@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 from quicoll.errors import LocalError
 from quicoll.membership.coordinator.admission import name_list, shortfall
 from quicoll.membership.coordinator.ending import goes_on
+from quicoll.membership.coordinator.spares import to_show
 from quicoll.membership.view import View
 
 if TYPE_CHECKING:
@@ -82,8 +83,28 @@ class Formation:
         self._asked: dict[str, None] = {}  # for their states since then
         self._first = ""  # of these the one that is to be in the next view
 
-    def choose(self, history: History, *, now_ns: int, without: Collection[str] = ()) -> list[Candidate]:
-        """Return who would be in a view proposed now, by rank. without: nodes that are not to be in it."""
+    def choose(
+        self, history: History, *, now_ns: int, without: Collection[str] = (), show: bool = False
+    ) -> list[Candidate]:
+        """Return who would be in a view proposed now, by rank.
+
+        Args:
+            history: What the journal holds.
+            now_ns: The time now.
+            without: Nodes that are not to be in it.
+            show: Whether a spare may be among them, after the last rank; see spares.py.
+        """
+        chosen = self._choose_workers(history, now_ns=now_ns, without=without)
+        if not show or not self._config.warm_spares or not history.committed_step:
+            return chosen
+        if len(chosen) < self._limit(history) or self.shortfall(chosen, history):
+            return chosen
+        without = (*self._evidence.left_out(now_ns=now_ns), *without, *(candidate.node for candidate in chosen))
+        rest = self._roster.choose(now_ns=now_ns, limit=len(self._roster), preferred=(), without=without)
+        rest = [candidate for candidate in rest if candidate.warm or not candidate.learning]
+        return [*chosen, *to_show(rest, wanted=self._config.warm_spares, now_ns=now_ns)]
+
+    def _choose_workers(self, history: History, *, now_ns: int, without: Collection[str]) -> list[Candidate]:
         without = (*self._evidence.left_out(now_ns=now_ns), *without)
         learners = tuple(candidate.node for candidate in self._roster.learners)
         if learners:
@@ -93,10 +114,11 @@ class Formation:
         return self._choose(history, without, now_ns=now_ns)
 
     def _choose(self, history: History, without: Collection[str], *, now_ns: int) -> list[Candidate]:
-        last = history.view.nodes if history.view is not None else ()
+        last = history.view.nodes[: history.view.workers] if history.view is not None else ()
+        warm = tuple(candidate.node for candidate in self._roster if candidate.warm)
         first = (self._first,) if self._lost_step == history.committed_step else ()
         limit = self._limit(history)
-        return self._roster.choose(now_ns=now_ns, limit=limit, preferred=(first, last), without=without)
+        return self._roster.choose(now_ns=now_ns, limit=limit, preferred=(first, last, warm), without=without)
 
     def _limit(self, history: History) -> int:
         """Return how many nodes a view may have: so many as are wanted, and all of the last one that are here.
@@ -111,7 +133,7 @@ class Formation:
 
     def unchanged(self, view: View, history: History, *, now_ns: int) -> bool:
         """Return whether a view proposed now would have the members of `view`, and those who part in it."""
-        return _is_of(view, self.choose(history, now_ns=now_ns))
+        return _is_of(view, self.choose(history, now_ns=now_ns, show=True))
 
     def next_return(self, *, now_ns: int) -> int | None:
         """Return when the next connected node that is left out may be tried again; None if none is."""
@@ -167,7 +189,7 @@ class Formation:
         Returns:
             An obstacle where it is to stay, for now; none where its time is over.
         """
-        chosen = self.choose(history, now_ns=now_ns)
+        chosen = self.choose(history, now_ns=now_ns, show=True)
         may_ns = max(quiet_ns, self._evidence.may_propose_ns())
         if _is_of(view, chosen):
             return Readiness(chosen, "its members are those that are here", self.next_return(now_ns=now_ns))
@@ -177,7 +199,7 @@ class Formation:
 
     def successor(self, history: History, *, now_ns: int) -> Readiness:
         """Evaluate the nodes for a view that follows the installed one at once; repeatable."""
-        chosen = self.choose(history, now_ns=now_ns)
+        chosen = self.choose(history, now_ns=now_ns, show=True)
         obstacle = self.shortfall(chosen, history)
         if not obstacle and history.ended and not goes_on(self._roster, history):
             obstacle = f"the job is done at step {history.final_step}"  # spares do not begin it anew
@@ -197,13 +219,14 @@ class Formation:
         if history.seed is None:
             raise LocalError("there is no view before the seed is recorded")
         self._waits_for_absent = False
+        workers = min(len(chosen), self._limit(history))  # `choose` shows a spare where all places are taken alone
         committed_step = history.committed_step
         if history.view is None:
             # A new journal: go on from the newest state that a node has loaded.
             committed_step = max(candidate.committed_step for candidate in chosen)
         return View(
             view_id=history.last_view_id + 1,
-            members=tuple(candidate.member(rank) for rank, candidate in enumerate(chosen)),
+            members=tuple(candidate.member(rank, spare=rank >= workers) for rank, candidate in enumerate(chosen)),
             seed=history.seed,
             committed_step=committed_step,
             committed_view=history.committed_view,

@@ -173,10 +173,10 @@ class History:
 
     @property
     def base(self) -> tuple[str, ...]:
-        """Nodes of which a new view needs more than half, by rank; empty before the first view."""
+        """Nodes of which a new view needs more than half, by rank; empty before the first view. Spares are none."""
         if self.view is None:
             return ()
-        return tuple(node for node in self.view.nodes if node not in self.left)
+        return tuple(node for node in self.view.nodes[: self.view.workers] if node not in self.left)
 
     @property
     def ended(self) -> bool:

@@ -35,6 +35,9 @@ class Candidate:
         owns: Whether part of the job's state is its own, and perhaps nowhere else.
         parting: Whether it is about to leave, and is to hand that over in a view before (scaling.py).
         learning: Whether it learns the state outside of views, which have it only where they need it.
+        warm: Whether it stands by knowing what the state is made of, and has learned of it; then it is `learning` too.
+        shown: How often it was in a view as a spare, to be told that.
+        show_ns: From when it may be again.
         finished: The step at which its work ended as it should, as it says when it leaves; None where it did not.
         told_end: Whether it was told that the job is done.
         dismissal: Why it is told to leave, "" where it is not; then it is `leaving` too.
@@ -50,6 +53,9 @@ class Candidate:
     owns: bool = False
     parting: bool = False
     learning: bool = False
+    warm: bool = False
+    shown: int = 0
+    show_ns: int = 0
     finished: int | None = None
     told_end: bool = False
     dismissal: str = ""
@@ -64,7 +70,7 @@ class Candidate:
     def incarnation(self) -> int:
         return self.join.incarnation
 
-    def member(self, rank: int) -> Member:
+    def member(self, rank: int, *, spare: bool = False) -> Member:
         return Member(
             rank=rank,
             node=self.node,
@@ -72,6 +78,7 @@ class Candidate:
             addresses=self.join.addresses,
             site=self.join.site,
             committed_step=self.committed_step,
+            spare=spare,
         )
 
 
@@ -140,8 +147,8 @@ class Roster:
 
     @property
     def learners(self) -> list[Candidate]:
-        """Those that learn the state outside of views, by rank."""
-        return [candidate for candidate in self if candidate.learning]
+        """Those that learn the state outside of views before they take part, by rank; spares only stand by."""
+        return [candidate for candidate in self if candidate.learning and not candidate.warm]
 
     @property
     def leavers(self) -> list[Candidate]:

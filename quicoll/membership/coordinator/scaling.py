@@ -24,8 +24,8 @@ anything is written (`due`):
 
 Where ranks own parts of the state (`Candidate.owns`) nobody goes before others have them. The boundary then brings a
 view of the same nodes in which those who go are named (`View.parting`), as it does for a node that asks for that
-because it is to stop (`HandOver`). In it no step begins: the members redistribute what is owned, meet in a barrier, and
-those who part leave. The first of them that says so (`Leave.parted`) says it for all, who are then let go at once.
+because it is to stop (`AskToLeave`). In it no step begins: the members redistribute what is owned, meet in a barrier,
+and those who part leave. The first of them that says so (`Leave.parted`) says it for all, who are then let go at once.
 Where the view ends before that, the next one has the same marks.
 
 Failure cases:

@@ -20,6 +20,7 @@ __all__ = [
     "Decided",
     "Dismissal",
     "FormLinks",
+    "FreeToLeave",
     "Held",
     "JobOver",
     "LedElsewhere",
@@ -167,6 +168,11 @@ class Dismissal:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class FreeToLeave:
+    """This node, which was asked to stop, may leave: nobody needs its state."""
+
+
 MemberAction: TypeAlias = (
     TellCoordinator
     | FormLinks
@@ -183,4 +189,5 @@ MemberAction: TypeAlias = (
     | ProbePaths
     | JobOver
     | Dismissal
+    | FreeToLeave
 )

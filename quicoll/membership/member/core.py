@@ -22,6 +22,7 @@ from quicoll.membership.member.actions import (
     Decided,
     Dismissal,
     FormLinks,
+    FreeToLeave,
     Held,
     JobOver,
     LedElsewhere,
@@ -40,15 +41,16 @@ from quicoll.membership.member.waits import ANSWER_NS, DECISION_MARGIN_NS, FORM_
 from quicoll.membership.messages import (
     Aborted,
     Adopt,
+    AskToLeave,
     Decide,
     Dismiss,
-    HandOver,
     Install,
     JobEnded,
     Join,
     Learn,
     Learned,
     Leave,
+    MayLeave,
     Outdated,
     Probe,
     Propose,
@@ -127,9 +129,9 @@ class MemberCore:
         self._welcomed = False
         self._local: LocalView | None = None  # of the proposed or installed view
         self._learning = False  # it has stepped out of a view, and not said since that it is to be in the next one
+        self._asks_to_leave = False
         self._leaving = False
-        self._parting = False  # the coordinator is asked for a view in which this node hands over what it owns
-        self._parted = 0  # the view in which that was done
+        self._parted = 0  # the view in which those who are to leave have handed over what they owned
         self._finished: int | None = None  # with _leaving: the step at which the work here ended as it should
         self._held = ""
 
@@ -229,6 +231,8 @@ class MemberCore:
             self._propose(message.view, now_ns)
         elif isinstance(message, Dismiss):
             self._dismissed(message.reason)
+        elif isinstance(message, MayLeave) and self._asks_to_leave:
+            self._out.append(FreeToLeave())
         elif isinstance(message, Withhold) and self._state is MemberState.JOINING:
             self._hold(message.cause)
         elif isinstance(message, Probe) and self._state is MemberState.JOINING:
@@ -337,11 +341,6 @@ class MemberCore:
         """Take note that part of the job's state may be nowhere but here."""
         self._progress.owns = True
 
-    def part(self) -> None:
-        """Ask for a view in which this node hands over what it owns, before it leaves. No step is open."""
-        self._parting = True
-        self._tell_part()
-
     def parted(self) -> None:
         """Take in that all who are to leave after the active view have handed over what they owned."""
         self._parted = self._local.view.view_id if self._local is not None else 0
@@ -351,6 +350,18 @@ class MemberCore:
         if self._learning and self._state is not MemberState.LEFT:
             self._learning = False
             self._tell(Learned())
+
+    def ask_to_leave(self) -> bool:
+        """Tell the coordinator that this node was asked to stop; `FreeToLeave` follows when nobody needs its state.
+
+        Returns:
+            Whether it was told. It is not while no link to it is there: then nobody says when to go.
+        """
+        if not self._welcomed or self._leaving or self._state in (MemberState.DETACHED, MemberState.LEFT):
+            return False
+        self._asks_to_leave = True
+        self._tell(AskToLeave())
+        return True
 
     def leave(self, reason: str = "", *, finished: int | None = None, now_ns: int) -> None:
         """Leave the job: at once, or after the decision of the step that is open or in doubt.
@@ -405,13 +416,13 @@ class MemberCore:
             self._committed(*doubt, cause)
         elif doubt is not None:
             self._out.append(Decided(*doubt, False, cause))
+        if self._asks_to_leave and not self._leaving:
+            self._tell(AskToLeave())
         if self._leaving:
             self._tell_leave()
             self._done()
-        else:
-            if message.waiting_for:
-                self._hold(message.waiting_for)
-            self._tell_part()
+        elif message.waiting_for:
+            self._hold(message.waiting_for)
 
     def _stood_by(self, leader: str, now_ns: int) -> None:
         """Wait on: this coordinator keeps the Join, and answers it when it leads. Or go to the one that does."""
@@ -555,10 +566,6 @@ class MemberCore:
         holds = self._progress.holds
         parted = self._local is not None and self._local.view.view_id == self._parted
         self._tell(Leave(reason=clip(reason), finished=self._finished, committed_step=holds, parted=parted))
-
-    def _tell_part(self) -> None:
-        if self._parting and self._welcomed and self._state not in (MemberState.DETACHED, MemberState.LEFT):
-            self._tell(HandOver())
 
     def _tell(self, message: MemberMessage) -> None:
         self._out.append(TellCoordinator(message))

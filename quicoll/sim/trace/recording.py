@@ -26,7 +26,15 @@ _ROWS = {"process": 1, "down": 1, "paused": 1, "view": 2, "step": 3, "collective
 _ROW_NAMES = {1: "process", 2: "view", 3: "step", 4: "collectives", 5: "events"}
 _EVENTS_ROW = 5
 _FAULTS_PID = 1
-_STATES = ("state_received", "state_handed", "state_differs", "state_torn", "state_learning", "state_learned")
+_STATES = (
+    "state_received",
+    "state_handed",
+    "state_differs",
+    "state_torn",
+    "state_learning",
+    "state_learned",
+    "standing_by",
+)
 _MOMENTS = ("peer_lost", "held", *_STATES, "node_joined", "refused", "process_ended", "view_proposed")
 
 

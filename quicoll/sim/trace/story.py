@@ -252,6 +252,8 @@ class _Story:
             case "state_learned":
                 text = f"{{who}} has learned {entry.field('chunks')} chunks of the state"
                 self._together(entry, f"{text}, and no more: {cause}" if cause else text, entry.t_ns)
+            case "standing_by":
+                self._together(entry, "{who} stands by as a warm spare", entry.t_ns)
             case "refused":
                 self._together(entry, f"{{who}} was refused: {entry.field('reason')}", entry.field("reason"))
 

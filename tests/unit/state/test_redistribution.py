@@ -96,7 +96,8 @@ class Cluster:
         await asyncio.gather(
             *(
                 node.sharded.stage(
-                    step, {name: values(number, name, node.sharded.mine.start, node.sharded.mine.stop) for name in PIECES}
+                    step,
+                    {name: values(number, name, node.sharded.mine.start, node.sharded.mine.stop) for name in PIECES},
                 )
                 for node, step in zip(self.nodes, steps, strict=True)
             )
@@ -235,9 +236,7 @@ async def test_what_is_lost_is_read_for_the_last_committed_step_by_those_that_ar
     await cluster.train()
     await cluster.meet([cluster.nodes[0], cluster.nodes[2]])
     cluster.check()
-    assert sorted(asked) == [
-        (2, name, start, stop) for name in ("m", "v") for start, stop in ((7, 11), (11, 15))
-    ]
+    assert sorted(asked) == [(2, name, start, stop) for name in ("m", "v") for start, stop in ((7, 11), (11, 15))]
 
 
 @pytest.mark.parametrize("wrong", ["stale", "raises", "short"])

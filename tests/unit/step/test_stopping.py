@@ -9,7 +9,7 @@ import pytest
 from step_rank import Rank
 
 from quicoll.errors import JobDone, PeerError, StepAborted, Terminated
-from quicoll.membership.member.actions import JobOver
+from quicoll.membership.member.actions import FreeToLeave, JobOver
 from quicoll.state.version import StateVersion
 from quicoll.step.protocol import StepPhase
 
@@ -129,3 +129,35 @@ async def test_a_rank_knows_whether_it_holds_the_final_state(step: int, holds: b
         assert caught is not None
         assert caught.holds_state is (holds and not torn)
         assert ("this rank holds the final state" in str(caught)) is caught.holds_state
+
+
+async def test_a_rank_with_a_state_asks_whether_it_may_go_and_goes_when_it_may() -> None:
+    rank = Rank()
+    rank.state.register(lambda: {}, lambda new: None)
+    await rank.one()
+    rank.engine.answers |= {"ask_to_leave": True, "wait_view": FreeToLeave()}
+    rank.stop.ask()
+    with pytest.raises(Terminated):
+        await rank.one()
+    assert (len(rank.engine.asked("ask_to_leave")), rank.protocol.phase) == (1, StepPhase.OUTSIDE)
+
+
+async def test_a_rank_that_nobody_lets_go_goes_all_the_same_after_its_stop_timeout() -> None:
+    rank = Rank()
+    rank.state.register(lambda: {}, lambda new: None)
+    await rank.one()
+    rank.engine.answers |= {"ask_to_leave": True, "wait_view": asyncio.Event()}
+    rank.stop.ask()
+    with pytest.raises(Terminated):
+        await rank.one()
+    assert (len(rank.engine.asked("wait_view")), rank.protocol.phase) == (2, StepPhase.OUTSIDE)
+
+
+async def test_a_rank_that_cannot_ask_goes_at_once() -> None:
+    rank = Rank()
+    rank.state.register(lambda: {}, lambda new: None)
+    rank.engine.answers["ask_to_leave"] = False
+    rank.stop.ask()
+    with pytest.raises(Terminated):
+        await rank.one()
+    assert rank.engine.asked("wait_view") == []

@@ -1,0 +1,158 @@
+"""Nodes that stand by and are kept warm: they take the place of a rank that is lost, and cost the others no step."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from quicoll.errors import Partitioned, StepAborted
+from quicoll.sim import Recording, Settings, Simulation
+from quicoll_transport.sim import Conditions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quicoll.job import Job
+    from quicoll.sim import Outcome
+
+STEPS = 20
+VALUES = 400_000  # four chunks of a state
+
+
+async def worker(job: Job, sim: Simulation, seen: Callable[[Job], None] = lambda job: None) -> bytes:
+    """Steps of which each changes a few values; the sum does not depend on the number of ranks."""
+    held = {"weights": np.zeros(VALUES, np.float32)}
+
+    def load(state: Any) -> None:
+        held.update({name: value.copy() for name, value in state.items()})
+
+    await asyncio.sleep(0.2)  # what a program takes to make its model
+    job.register_state(lambda: held, load)
+    while job.committed_step < STEPS:
+        try:
+            async with job.step() as step:
+                seen(job)
+                shards = job.group.shards(6)
+                leaves = [np.full(100, shard + step.number, np.float32) for shard in shards]
+                total = await job.group.all_reduce(shards.leaves(leaves, like=np.zeros(100, np.float32)))
+                at = step.number * 100
+
+                def apply(at: int = at, total: Any = total) -> None:
+                    held["weights"][at : at + 100] += total
+
+                step.on_commit(apply)
+        except (StepAborted, Partitioned):
+            continue
+    return held["weights"].tobytes()
+
+
+def run(
+    events: Callable[[Simulation], object] = lambda sim: None, *, warm: int = 1, spares: int = 1, seed: int = 3
+) -> tuple[Outcome, Recording]:
+    recording = Recording()
+    settings = Settings(ranks=3, spares=spares, warm_spares=warm, lost_after=0.5, limit=60.0)
+    simulation = Simulation(worker, seed=seed, settings=settings, compute=0.1, recorder=recording.record)
+    events(simulation)
+    return simulation.run(), recording
+
+
+def ends(outcome: Outcome) -> set[bytes]:
+    assert outcome.error is None, outcome.error
+    return {result for result in outcome.results if result is not None}
+
+
+def views(recording: Recording) -> list[tuple[str, ...]]:
+    installed = [e for e in recording.entries if e.kind == "view_installed" and e.who == "coordinator"]
+    return [tuple(entry.what["nodes"]) for entry in installed]
+
+
+def told(recording: Recording, who: str, kind: str) -> list[dict[str, Any]]:
+    return [entry.what for entry in recording.entries if entry.kind == kind and entry.who == who]
+
+
+@functools.cache
+def undisturbed() -> tuple[Outcome, Recording]:
+    return run()
+
+
+WORKERS = ("worker-0", "worker-1", "worker-2")
+SHOWN = [WORKERS, (*WORKERS, "worker-3"), WORKERS]
+
+
+def test_a_warm_spare_stands_by_with_the_state_and_takes_the_place_of_a_rank_that_is_lost() -> None:
+    outcome, recording = undisturbed()
+    assert views(recording) == SHOWN
+    assert outcome.aborted == 0
+    outcome, recording = run(lambda sim: sim.at(1.2).crash(1) and sim.at(2.0).heal())
+    assert ends(outcome) == ends(undisturbed()[0])
+    assert outcome.aborted == 1
+    assert ("worker-0", "worker-2", "worker-3") in views(recording)
+    assert told(recording, "worker-3", "standing_by")[0]["from_node"] == "worker-0"
+    assert told(recording, "worker-3", "state_received")[0]["step"] > 5
+    # From the loss to the next committed step: less than it takes to find the loss, and a step.
+    commits = [e.t_ns for e in recording.entries if e.kind == "step_committed" and e.who == "coordinator"]
+    assert max(after - before for before, after in itertools.pairwise(commits)) < 1_000_000_000
+
+
+def test_a_spare_that_is_not_warm_is_shown_to_nobody() -> None:
+    outcome, recording = run(warm=0)
+    assert ends(outcome)
+    assert views(recording) == [WORKERS]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param(lambda sim: sim.at(1.0).crash("worker-0"), id="the teacher is lost"),
+        pytest.param(lambda sim: sim.at(0.4).crash("worker-3"), id="the spare is lost while it is shown"),
+        pytest.param(lambda sim: sim.at(0.4).crash("worker-1"), id="a rank is lost while the spare is shown"),
+        pytest.param(lambda sim: sim.at(1.0).crash("worker-3").restart("worker-3"), id="the spare starts anew"),
+        pytest.param(lambda sim: sim.at(1.0).crash("coordinator").heal(), id="the coordinator starts anew"),
+        pytest.param(lambda sim: sim.at(1.0).terminate("worker-3"), id="the spare is asked to stop"),
+        pytest.param(lambda sim: sim.at(1.0).terminate("worker-0"), id="the teacher is asked to stop"),
+        pytest.param(lambda sim: sim.at(1.0).partition({3}, {0, 1, 2, "coordinator"}), id="the spare is cut off"),
+    ],
+)
+def test_nothing_that_happens_to_a_spare_or_its_teacher_costs_a_committed_step(
+    events: Callable[[Simulation], object],
+) -> None:
+    def scheduled(sim: Simulation) -> None:
+        events(sim)
+        sim.at(2.0).heal()
+
+    outcome, _ = run(scheduled)
+    assert ends(outcome) == ends(undisturbed()[0])
+    assert outcome.committed == STEPS
+
+
+def test_a_spare_whose_teacher_is_gone_is_shown_again_and_learns_from_another_one() -> None:
+    outcome, recording = run(lambda sim: sim.at(1.0).crash("worker-0") and sim.at(1.2).heal(), spares=2)
+    assert ends(outcome)
+    teachers = [entry["from_node"] for who in ("worker-3", "worker-4") for entry in told(recording, who, "standing_by")]
+    assert len(teachers) >= 2
+    assert teachers[0] == "worker-0"
+
+
+def test_two_spares_are_shown_one_after_the_other_and_both_take_places() -> None:
+    outcome, recording = run(
+        lambda sim: sim.at(1.0).crash(0) and sim.at(1.7).crash(1) and sim.at(2.5).heal(), spares=2, warm=2
+    )
+    assert ends(outcome)
+    assert max(len(nodes) for nodes in views(recording)) == 4
+    assert ("worker-2", "worker-3", "worker-4") in views(recording)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_spares_in_a_network_that_loses_much_change_no_bit(seed: int) -> None:
+    def scheduled(sim: Simulation) -> None:
+        sim.at(0.3).conditions(Conditions(loss=0.05, duplicate=0.05))
+        sim.at(1.0 + seed / 5).crash(seed % 3)
+        sim.at(3.0).heal()
+
+    outcome, _ = run(scheduled, spares=2, warm=2, seed=seed)
+    assert ends(outcome) == ends(undisturbed()[0])
