@@ -392,8 +392,11 @@ class CoordinatorCore:
             # The others cannot finish a step that it did not begin; and a proposal cannot be confirmed without it.
             self._node_lost(candidate, clip(why), now_ns)
 
-    def _make_way(self, active: ActiveView, now_ns: int) -> None:
+    def _make_way(self, now_ns: int) -> None:
         """End an open step that a node of the view takes no part in, because it is to hand over what it owns."""
+        active = self._stage.active
+        if active is None or active.ballot is None:
+            return
         for node in list(self._to_part):
             if node not in self._roster or node in active.view.parting:
                 del self._to_part[node]
@@ -421,6 +424,7 @@ class CoordinatorCore:
     def _reconsider(self, now_ns: int) -> None:
         """Propose a view if there can and should be a new one. Called after every input; idempotent."""
         self._wake_ns = None
+        self._make_way(now_ns)
         if self.state is CoordinatorState.FORMING:
             self._reconsider_forming(now_ns)
         elif self._stage.active is not None:
@@ -485,7 +489,6 @@ class CoordinatorCore:
 
     def _reconsider_installed(self, active: ActiveView, now_ns: int) -> None:
         if active.ballot is not None:
-            self._make_way(active, now_ns)
             return  # its decision will look again; and votes of a large view must not each count all nodes
         if self._due_to_leave(active.view, now_ns):
             may_ns = max(active.quiet_ns, self._evidence.may_propose_ns())
