@@ -201,8 +201,10 @@ class Learned(_Message, frozen=True, tag="learned"):
 class AskToLeave(_Message, frozen=True, tag="ask_to_leave"):
     """I was asked to stop, have no step open, and leave as soon as nobody needs my state. MayLeave answers.
 
-    Where part of the state is mine (Vote.owns) a view comes in which I hand it over (View.parting), and no answer.
+    owns: as in Vote. Then a view comes in which I hand over what is mine (View.parting), and no answer.
     """
+
+    owns: bool = False
 
 
 class Leave(_Message, frozen=True, tag="leave"):

@@ -283,6 +283,7 @@ class CoordinatorCore:
             return
         if isinstance(message, AskToLeave):
             self._releases.ask(node)
+            candidate.owns = message.owns
             if candidate.owns and len(self._roster) > 1:
                 candidate.parting = True  # in the next view
                 self._to_part[node] = None
@@ -512,7 +513,8 @@ class CoordinatorCore:
     def _dismiss(self, view: View, now_ns: int) -> None:
         """Take those out of the job that are due to leave it; they are told with what follows at this boundary."""
         going = self._due_to_leave(view, now_ns)
-        if any(candidate.owns for candidate in going):
+        # Whoever has come with this view owns something before it has voted.
+        if going and any(candidate.owns for candidate in self._roster if view.rank_of(candidate.node) is not None):
             for candidate in going:
                 candidate.parting = True  # in the view that follows; the first that has parted lets all of them go
             return

@@ -360,7 +360,7 @@ class MemberCore:
         if not self._welcomed or self._leaving or self._state in (MemberState.DETACHED, MemberState.LEFT):
             return False
         self._asks_to_leave = True
-        self._tell(AskToLeave())
+        self._tell(AskToLeave(owns=self._progress.owns))
         return True
 
     def leave(self, reason: str = "", *, finished: int | None = None, now_ns: int) -> None:
@@ -417,7 +417,7 @@ class MemberCore:
         elif doubt is not None:
             self._out.append(Decided(*doubt, False, cause))
         if self._asks_to_leave and not self._leaving:
-            self._tell(AskToLeave())
+            self._tell(AskToLeave(owns=self._progress.owns))
         if self._leaving:
             self._tell_leave()
             self._done()
