@@ -21,7 +21,7 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll.numerics.seed import Seed
     from quicoll.observability.events import Observer
+    from quicoll.state.sharded import Sharded
 
 __all__ = ["BlockingHandle", "Group", "Job", "Step", "join"]
 
@@ -88,6 +89,15 @@ class Step:
     @documented_as(_steps.Step.on_commit)
     def on_commit(self, callback: Callable[[], None]) -> None:
         self._inner.on_commit(callback)
+
+    def stage(self, sharded: Sharded, values: Mapping[str, Any]) -> None:
+        """Give this rank's part of a sharded state new values, if the step is committed; see `quicoll.Sharded.stage`.
+
+        Args:
+            sharded: The state.
+            values: By name, for all pieces: tensors of as many elements as this rank owns.
+        """
+        self._home(sharded.stage(self._inner, values))
 
     def __enter__(self) -> Step:
         self._home(self._inner.__aenter__())

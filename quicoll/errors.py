@@ -200,8 +200,6 @@ class ShardLost(QuicollError):
         nodes: Who held it.
     """
 
-    usable = True
-
     def __init__(
         self, message: str, *, piece: str, start: int, stop: int, nodes: tuple[str, ...], step: int, view: int
     ) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from memory_group import Hub, MemoryGroup
 
+from quicoll import blocking
 from quicoll.errors import LocalError
 from quicoll.membership.view import Member, View
 from quicoll.state.rank_state import SHARDED, RankState
@@ -93,6 +95,14 @@ async def test_values_of_another_kind_are_refused(values: Any, said: str) -> Non
     made, _ = alone()
     with pytest.raises(LocalError, match=said):
         await made.stage(step(), values)
+
+
+def test_without_an_event_loop_the_step_stages() -> None:
+    made, _ = alone()
+    inner, home = step(), asyncio.run
+    blocking.Step(inner, cast("Any", home)).stage(made, {"m": np.ones(10, np.float32), "n": np.zeros(10, np.int64)})
+    inner.callbacks[0]()
+    assert made["m"].tolist() == [1] * 10
 
 
 async def test_it_belongs_to_one_job_and_a_step_of_it() -> None:
