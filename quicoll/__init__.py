@@ -25,6 +25,7 @@ from quicoll.errors import (
     Mismatch,
     Partitioned,
     PeerError,
+    PiecesMissing,
     QuicollError,
     ShardLost,
     StepAborted,
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
     from quicoll.observability.stragglers import Straggler
     from quicoll.state.sharded import Sharded
     from quicoll.step.context import Step
+    from quicoll.tiers.shared import SharedState
+    from quicoll.tiers.tier_set import TierSet
+    from quicoll.tiers.tiers import Tiers
 
 __version__ = "0.1.0"
 
@@ -77,16 +81,20 @@ __all__ = [
     "Observer",
     "Partitioned",
     "PeerError",
+    "PiecesMissing",
     "QuicollError",
     "ReduceOp",
     "Seed",
     "ShardLost",
     "Sharded",
     "Shards",
+    "SharedState",
     "Step",
     "StepAborted",
     "Straggler",
     "Terminated",
+    "TierSet",
+    "Tiers",
     "View",
     "__version__",
     "blocking",
@@ -113,8 +121,11 @@ _HOMES = {
     "Seed": "quicoll.numerics.seed",
     "Sharded": "quicoll.state.sharded",
     "Shards": "quicoll.collectives.shards",
+    "SharedState": "quicoll.tiers.shared",
     "Step": "quicoll.step.context",
     "Straggler": "quicoll.observability.stragglers",
+    "TierSet": "quicoll.tiers.tier_set",
+    "Tiers": "quicoll.tiers.tiers",
     "View": "quicoll.membership.view",
     "determinism_report": "quicoll.audit.environment",
     "join": "quicoll.job",

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import quicoll.job as _asynchronous
 import quicoll.step.context as _steps
+import quicoll.tiers as _tiers
 from quicoll.collectives.blocking_group import Group, documented_as
 from quicoll.collectives.handle import BlockingHandle
 from quicoll.errors import LocalError
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
     from quicoll.numerics.seed import Seed
     from quicoll.observability.events import Observer
     from quicoll.state.sharded import Sharded
+    from quicoll.tiers import Consistency, TierSet
 
-__all__ = ["BlockingHandle", "Group", "Job", "Step", "join"]
+__all__ = ["BlockingHandle", "Group", "Job", "SharedState", "Step", "Tiers", "join"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,6 +111,82 @@ class Step:
         self._home(self._inner.__aexit__(kind, error, trace))
 
 
+class Tiers:
+    """The tiers of a job on one rank; see `quicoll.Tiers`."""
+
+    def __init__(self, tiers: _tiers.Tiers, home: _Home) -> None:
+        self._inner = tiers
+        self._home = home
+
+    @property
+    @documented_as(_tiers.Tiers.current)
+    def current(self) -> TierSet:
+        return self._inner.current
+
+    @property
+    @documented_as(_tiers.Tiers.pending)
+    def pending(self) -> TierSet | None:
+        return self._inner.pending
+
+    @documented_as(_tiers.Tiers.propose)
+    def propose(self, tier_set: TierSet) -> None:
+        self._inner.propose(tier_set)
+
+    @documented_as(_tiers.Tiers.on_change)
+    def on_change(self, callback: Callable[[TierSet, TierSet], None]) -> None:
+        self._inner.on_change(callback)
+
+    @documented_as(_tiers.Tiers.weigh)
+    def weigh(self, callback: Callable[[TierSet], str]) -> None:
+        self._inner.weigh(callback)
+
+    @documented_as(_tiers.Tiers.agree)
+    def agree(self, step: Step) -> TierSet:
+        return self._home(self._inner.agree(step))
+
+    @documented_as(_tiers.Tiers.state)
+    def state(self) -> dict[str, bytes]:
+        return self._inner.state()
+
+    @documented_as(_tiers.Tiers.load_state)
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._inner.load_state(state)
+
+
+class SharedState:
+    """State that the ranks share by name; see `quicoll.SharedState`."""
+
+    def __init__(self, state: _tiers.SharedState, home: _Home) -> None:
+        self._inner = state
+        self._home = home
+        self.name = state.name
+        self.consistency = state.consistency
+
+    @documented_as(_tiers.SharedState.stage)
+    def stage(self, step: Step, values: Mapping[str, Any]) -> None:
+        self._inner.stage(step, values)
+
+    @documented_as(_tiers.SharedState.state)
+    def state(self) -> dict[str, Any]:
+        return self._inner.state()
+
+    @documented_as(_tiers.SharedState.load_state)
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._inner.load_state(state)
+
+    @documented_as(_tiers.SharedState.write)
+    def write(self, values: Mapping[str, Any]) -> None:
+        self._home(self._inner.write(values))
+
+    @documented_as(_tiers.SharedState.read)
+    def read(self) -> dict[str, Any]:
+        return self._home(self._inner.read())
+
+    @documented_as(_tiers.SharedState.strong)
+    def strong(self, *, timeout: float | None = None) -> dict[str, Any]:
+        return self._home(self._inner.strong(timeout=timeout))
+
+
 class Job:
     """A rank's part in a job; see `quicoll.Job`."""
 
@@ -116,6 +194,7 @@ class Job:
         self._inner = job
         self._home = home
         self.group = Group(job.group, home.check)
+        self.tiers = Tiers(job.tiers, home)
 
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -178,6 +257,18 @@ class Job:
     rotate_certificates = _awaited_job_method(_asynchronous.Job.rotate_certificates)
     deny = _awaited_job_method(_asynchronous.Job.deny)
     links = _awaited_job_method(_asynchronous.Job.links)
+
+    @documented_as(_asynchronous.Job.shared_state)
+    def shared_state(
+        self,
+        name: str,
+        *,
+        consistency: Consistency = "strong",
+        max_bytes: int = 256 << 20,
+        rate: float = 8 << 20,
+    ) -> SharedState:
+        made = self._inner.shared_state(name, consistency=consistency, max_bytes=max_bytes, rate=rate)
+        return SharedState(made, self._home)
 
     @documented_as(_asynchronous.Job.step)
     def step(self) -> Step:

@@ -8,13 +8,14 @@
     StepAborted     the step was committed nowhere; inputs and outputs are untouched; begin it again
     Diverged        the ranks hold different states and nobody knows which is right; the job stops on all ranks
     ShardLost       a part of a sharded state is nowhere to be found; every rank gets it, before a step begins
+    PiecesMissing   shared state could not be made strong in time: it says which rank lacks which pieces
     CheckpointError a checkpoint cannot be written or read; what was there before is still there
     AuditError      an audit cannot be written or read; nothing else is affected
     JournalError    the coordinator's journal cannot be used; what it holds is still there; the coordinator ends
     JobDone         the job is done, there is nothing to take part in; not caught, it ends the program with status 0
 
-After any error but LocalError, CheckpointError and AuditError the next `job.step()` waits for the next view; after
-Diverged it raises Diverged again.
+After any error but LocalError, PiecesMissing, CheckpointError and AuditError the next `job.step()` waits for the next
+view; after Diverged it raises Diverged again.
 
 `Terminated` and `Dismissed` are no errors but ends of the program that were asked for: SystemExits, so that no `except
 Exception` takes them for a failure.
@@ -34,6 +35,7 @@ __all__ = [
     "Mismatch",
     "Partitioned",
     "PeerError",
+    "PiecesMissing",
     "QuicollError",
     "ShardLost",
     "StepAborted",
@@ -208,6 +210,22 @@ class ShardLost(QuicollError):
         self.start = start
         self.stop = stop
         self.nodes = nodes
+
+
+class PiecesMissing(QuicollError):
+    """Shared state could not be made strong in time; every rank gets this. The group is still usable: try it again.
+
+    Attributes:
+        state: The name of the shared state.
+        lacking: The names of pieces that were not there in their newest version, by node.
+    """
+
+    usable = True
+
+    def __init__(self, message: str, *, state: str, lacking: dict[str, tuple[str, ...]], view: int) -> None:
+        super().__init__(message, view=view)
+        self.state = state
+        self.lacking = lacking
 
 
 class CheckpointError(QuicollError):

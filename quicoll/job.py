@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from quicoll.audit.log import AuditLog, audit_file
 from quicoll.audit.recorder import Auditor
-from quicoll.checks import whole
+from quicoll.checks import MAX_NAME, whole
 from quicoll.collectives.context import CallContext
 from quicoll.collectives.group import Group
-from quicoll.collectives.subgroups import PIECES_DOWN, PIECES_UP, STATE
+from quicoll.collectives.subgroups import PIECES_DOWN, PIECES_UP, STATE, TIERS
 from quicoll.config import Config, JoinSettings
 from quicoll.engine.start import read_access, start
 from quicoll.errors import LocalError, Terminated
@@ -29,6 +29,9 @@ from quicoll.state.version import StateVersion
 from quicoll.step.context import Step
 from quicoll.step.protocol import StepPhase, StepProtocol, at_work
 from quicoll.stop import StopRequest, sigterm_asks
+from quicoll.tiers.shared import SharedState
+from quicoll.tiers.spreading import Spreader
+from quicoll.tiers.tiers import Tiers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from quicoll.rendezvous.meeting import Meeting
     from quicoll.state.rank_state import Load, Save
     from quicoll.state.sharded import Sharded
+    from quicoll.tiers.shared import Consistency
     from quicoll_transport.events import LinkSnapshot
 
 __all__ = ["Internals", "Job", "attended", "join"]
@@ -62,6 +66,7 @@ class Job:
     Attributes:
         config: The settings in force, with their sources.
         group: The collectives over all ranks.
+        tiers: The set of tiers in force, and how to agree on another one.
     """
 
     def __init__(
@@ -95,6 +100,11 @@ class Job:
             stop=self._stop,
             stop_timeout=config.stop_timeout,
         )
+        agreeing = Group(self._context, TIERS)
+        self.tiers = Tiers(agreeing, lambda: self._context.view, self.emit)
+        self._spreader = Spreader(runtime.loop, engine.worker_links, engine.observers.emit)
+        self._shared: dict[str, SharedState] = {}
+        self._agreeing = agreeing
         self._left = False
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -284,6 +294,52 @@ class Job:
         """
         await self._steps.ready(timeout)
 
+    def shared_state(
+        self,
+        name: str,
+        *,
+        consistency: Consistency = "strong",
+        max_bytes: int = 256 << 20,
+        rate: float = 8 << 20,
+    ) -> SharedState:
+        """Make state that the ranks share by name: arrays, tensors or bytes, each a piece with a name.
+
+        Args:
+            name: Of the state, 1 to 128 characters; the same on all ranks, as are the other arguments.
+            consistency: "strong": it changes by committed steps, alike on all ranks. "eventual": any rank writes at any
+                time, pieces spread in the background, and `SharedState.strong` makes them strong for a step.
+            max_bytes: Of all its pieces, on each rank.
+            rate: Bytes a second that each rank asks of the others in the background, at most.
+        Returns:
+            The state, without a piece.
+        Raises:
+            LocalError: There is one of this name, an argument cannot be, or the job is closed.
+        """
+        if self._left:
+            raise LocalError("the job is closed")
+        max_bytes = whole(max_bytes, "max_bytes")
+        if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+            raise LocalError(f"a shared state has a name of 1 to {MAX_NAME} characters, not {name!r}")
+        if consistency not in ("strong", "eventual"):
+            raise LocalError(f'the consistency is "strong" or "eventual", not {consistency!r}')
+        if max_bytes < 0 or not rate > 0:
+            raise LocalError(f"max_bytes is not negative and rate above 0, not {max_bytes} and {rate}")
+        if name in self._shared:
+            raise LocalError(f"there is a shared state {name!r} already")
+        made = self._shared[name] = SharedState(
+            name,
+            consistency,
+            group=self._agreeing,
+            context=self._context,
+            runtime=self._runtime,
+            spreader=self._spreader,
+            committed_step=lambda: self.committed_step,
+            max_bytes=max_bytes,
+        )
+        if consistency == "eventual":
+            self._runtime.loop.call_soon_threadsafe(self._spreader.open, name, made.store, float(rate))
+        return made
+
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def step(self) -> Step:
@@ -382,6 +438,8 @@ class Job:
         self._left = True
         patience = self.config.timeout if patience is None else patience
         step = self.committed_step if finished else None
+        with suppress(RuntimeError):  # the loop has been closed: nothing spreads any more
+            self._runtime.loop.call_soon_threadsafe(self._spreader.close)
         try:
             await self._runtime.call(self._engine.aclose(reason, patience=patience, finished=step))
         finally:

@@ -55,6 +55,7 @@ __all__ = [
     "PIECES_DOWN",
     "PIECES_UP",
     "STATE",
+    "TIERS",
     "WORLD",
     "Scope",
     "derived_id",
@@ -99,8 +100,9 @@ class Scope:
 
 WORLD = Scope(0)  # the users' collectives
 STATE = Scope(1, "state", watched=False)  # the library's own, when a view begins: ranks begin when they are ready
-PIECES_UP = Scope(2, "pieces up", watched=False)  # likewise; pieces of the state that go to a higher rank
-PIECES_DOWN = Scope(3, "pieces down", watched=False)  # and to a lower one: what goes both ways between two is apart
+TIERS = Scope(2, "tiers", watched=False)  # what ranks agree on of tiers and shared state, beside the users' collectives
+PIECES_UP = Scope(3, "pieces up", watched=False)  # when a view begins; pieces of the state that go to a higher rank
+PIECES_DOWN = Scope(4, "pieces down", watched=False)  # and to a lower one: what goes both ways between two is apart
 
 
 def divide(chosen: Sequence[tuple[int | None, int]]) -> dict[int, tuple[int, ...]]:

@@ -60,7 +60,7 @@ from quicoll.membership.messages import clip, departure
 from quicoll.membership.service import NODE as COORDINATOR_NODE
 from quicoll.observability.stragglers import Stragglers
 from quicoll.observability.transport import forward_to
-from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
+from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, LinkState
 from quicoll_transport.faults.compose import Faults
 from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.security.access import AccessControl
@@ -414,6 +414,11 @@ class Engine:
         """
         self._member.state_lost()
         self.observers.emit("state_torn", step=step, cause=cause)
+
+    def worker_links(self) -> dict[str, Link]:
+        """The links to other workers of the job that are up, by node."""
+        up = [link for link in self.endpoint.links.values() if link.state is LinkState.UP]
+        return {link.node: link for link in up if link.identity.role == WORKER}
 
     async def links(self) -> tuple[LinkSnapshot, ...]:
         """The figures of all links, in the order of the peers' names."""

@@ -25,14 +25,12 @@ __all__ = [
     "MAX_INT",
     "MAX_MEMBERS",
     "MAX_NAME",
-    "MAX_TIERS",
     "Incarnation",
     "Member",
     "MemberAddresses",
     "NodeName",
     "SeedValue",
     "StepNumber",
-    "Tiers",
     "View",
     "ViewId",
     "WorldSize",
@@ -42,7 +40,6 @@ __all__ = [
 ]
 
 MAX_ADDRESSES = 4
-MAX_TIERS = 64
 MAX_INT = MAX_WHOLE
 
 NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
@@ -55,8 +52,6 @@ _Host = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]  # RFC 1035, 
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 MemberAddresses = Annotated[tuple[tuple[_Host, _Port], ...], msgspec.Meta(max_length=MAX_ADDRESSES)]
 _Site = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
-_TierValue = Annotated[str, msgspec.Meta(max_length=1024)]
-Tiers = Annotated[dict[NodeName, _TierValue], msgspec.Meta(max_length=MAX_TIERS)]
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,8 +77,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     members: by rank. seed: the job's one global seed. committed_step: the last committed step when the view was made,
     so its first step is `committed_step + 1`. committed_view: the view which committed that step, 0 if none did.
-    tiers: tier metadata, equal on all. min_world_size: the coordinator's setting, below which no view goes. parting:
-    members that are about to leave; no step is begun in a view that has some, they hand over what they alone hold.
+    min_world_size: the coordinator's setting, below which no view goes. parting: members that are about to leave; no
+    step is begun in a view that has some, they hand over what they alone hold.
     """
 
     view_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_INT)]
@@ -91,7 +86,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: SeedValue
     committed_step: StepNumber
     committed_view: ViewId
-    tiers: Tiers = {}
     min_world_size: WorldSize = 1
     parting: Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
 

@@ -37,6 +37,7 @@ class Event:
     fault(what); refused(reason); straggler(rank, peer, op, seconds, view); job_done(step, nodes); leads(token, seed);
     nodes_forgotten(nodes); scale_asked(world_size, leave); node_dismissed(peer, cause); dismissed(reason);
     progress(step, epoch, step_s, communication_share, data_share, samples_per_s);
+    tiers_changed(version, active, cold); tiers_refused(version, nodes, reason); piece_refused(state, peer, reason);
     certificates_rotated(fingerprint); certificate_denied(fingerprint). With `transport_events` also those of
     quicoll.observability.transport.
 

@@ -308,6 +308,20 @@ async def divided(block: str, directory: Path) -> None:
     assert any(ends[0])
 
 
+async def tiers(block: str, directory: Path) -> None:
+    held = [np.zeros(3) for _ in range(2)]
+
+    async def rank(job: quicoll.Job, weights: Any) -> list[str]:
+        names = {"np": np, "quicoll": quicoll, "gradient": np.ones_like, "weights": weights}
+        made = await piece(block, job=job, **names)
+        return [*job.tiers.current.active, *job.tiers.current.cold, *made["pieces"]]
+
+    async with cluster(2) as jobs:
+        said = await asyncio.gather(*map(rank, jobs, held))
+    assert said == [["dense", "experts", "of worker-0", "of worker-1"]] * 2
+    assert held[0].tobytes() == held[1].tobytes()
+
+
 async def a_worker(block: str, directory: Path) -> None:
     import torch
 
@@ -379,6 +393,7 @@ RUNS: dict[str, Run] = {
     "docs/membership.md: def save():": states,
     "docs/messages.md: async def main():": alone,
     "docs/simulation.md: def split(sim):": scenarios,
+    'docs/tiers.md: cold = job.shared_state("archive", consistency="eventual")': tiers,
     "docs/training.md: sampler = quicoll.data.Sampler(len(points), batch_size=16, s": sampled,
     'docs/training.md: moments = quicoll.Sharded(len(weights), {"m": "float32", "v"': divided,
     "docs/training.md: task = quicoll.train.TorchTask(": a_worker,

@@ -371,6 +371,17 @@ def test_the_blocking_face_has_the_same_names_and_results(certs: Path, tmp_path:
             with job.step() as step:
                 job.group.barrier()
                 step.on_commit(lambda: committed.append(step.number))
+            heard: list[int] = []
+            job.tiers.on_change(lambda before, after: heard.append(after.version))
+            job.tiers.propose(job.tiers.current.changed(active=["hot"]))
+            cold, hot = job.shared_state("cold", consistency="eventual"), job.shared_state("hot")
+            cold.write({node: b"from " + node.encode()})
+            with job.step() as step:
+                assert job.tiers.agree(step).active == ("hot",)
+                pieces = cold.strong()
+                hot.stage(step, pieces)
+            assert (heard, job.tiers.pending, job.tiers.current.active) == ([1], None, ("hot",))
+            assert hot.read() == hot.state() == cold.read() == {"a": b"from a", "b": b"from b"}
             results[node] = (total.tolist(), gathered.tolist(), told.tolist(), committed, job.committed_step)
 
     threads = [threading.Thread(target=rank, args=(node,)) for node in ("a", "b")]
@@ -380,7 +391,7 @@ def test_the_blocking_face_has_the_same_names_and_results(certs: Path, tmp_path:
         thread.join()
     stop[0].call_soon_threadsafe(stop[1].set)
     server.join()
-    assert results == {node: ([6.0, 6.0], [0, 1], [8], [1], 1) for node in ("a", "b")}
+    assert results == {node: ([6.0, 6.0], [0, 1], [8], [1], 2) for node in ("a", "b")}
 
 
 async def test_the_blocking_face_refuses_to_block_a_running_loop() -> None:

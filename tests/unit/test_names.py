@@ -19,7 +19,9 @@ ROOTS = [Path(package.__file__ or "").parent for package in (quicoll, quicoll_tr
 SHARED = {
     "Group": "the blocking mirror of quicoll.Group",
     "Job": "the blocking mirror of quicoll.Job",
+    "SharedState": "the blocking mirror of quicoll.SharedState",
     "Step": "the blocking mirror of quicoll.Step",
+    "Tiers": "the blocking mirror of quicoll.Tiers",
     "join": "the blocking mirror of quicoll.join",
     "main": "the entry point of a program",
     "register": "how a module of the command adds its own commands",

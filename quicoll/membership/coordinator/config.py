@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from quicoll.errors import LocalError
 from quicoll.membership.view import MAX_INT, MAX_MEMBERS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["CoordinatorConfig"]
 
@@ -29,7 +25,6 @@ class CoordinatorConfig:
         seed: The job's; None takes the journal's.
         forget: Nodes of the last view that an operator gives up (coordinator/forgetting.py).
         forget_after_ns: How long these are given to join.
-        tiers: Tier metadata for every view.
         lost_after_ns: Silence after which a member is lost. A node that insists on another one is refused; None lets
             each have its own.
         propose_timeout_ns: A member that neither confirms nor declines a proposal for so long is left out. Has to be
@@ -55,7 +50,6 @@ class CoordinatorConfig:
     seed: int | None = None
     forget: tuple[str, ...] = ()
     forget_after_ns: int = 10 * _SECOND
-    tiers: Mapping[str, str] = field(default_factory=dict)
     lost_after_ns: int | None = None
     propose_timeout_ns: int = 20 * _SECOND
     gather_ns: int = _SECOND // 2

@@ -230,7 +230,6 @@ class Formation:
             seed=history.seed,
             committed_step=committed_step,
             committed_view=history.committed_view,
-            tiers=dict(self._config.tiers),
             min_world_size=self._config.min_world_size,
             parting=_parting(chosen),
         )

@@ -42,9 +42,7 @@ def view(view_id: int, nodes: str = "abc", *, committed: int = 0, by: int = 0) -
         )
         for rank, node in enumerate(nodes)
     )
-    return View(
-        view_id=view_id, members=members, seed=5, committed_step=committed, committed_view=by, tiers={"hot": "gpu"}
-    )
+    return View(view_id=view_id, members=members, seed=5, committed_step=committed, committed_view=by)
 
 
 RECORDS: list[JournalRecord] = [

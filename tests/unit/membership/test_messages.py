@@ -20,7 +20,7 @@ def view(*nodes: str, view_id: int = 3) -> View:
         Member(rank=rank, node=node, incarnation=9, addresses=(("10.0.0.1", 4433),), site="fra", committed_step=6)
         for rank, node in enumerate(nodes or ("a", "b"))
     )
-    return View(view_id=view_id, members=members, seed=5, committed_step=7, committed_view=2, tiers={"hot": "gpu"})
+    return View(view_id=view_id, members=members, seed=5, committed_step=7, committed_view=2)
 
 
 FROM_MEMBER: list[m.MemberMessage] = [
@@ -122,7 +122,6 @@ def test_a_message_that_breaks_a_bound_is_refused(fields: dict[str, object]) -> 
         {"members": [{**msgspec.to_builtins(view().members[0]), "rank": rank} for rank in (0, 1)]},
         {"committed_view": 3},
         {"view_id": 0},
-        {"tiers": {str(index): "" for index in range(65)}},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -209,7 +208,6 @@ def test_the_largest_view_fits_into_a_message() -> None:
         seed=MAX_INT,
         committed_step=MAX_INT,
         committed_view=1,
-        tiers={"t": "v" * 1024},
     )
     data = m.encode(m.Decide(view_id=1, step=1, commit=True, next_view=largest))
     assert m.decode(data, sender="coordinator") == m.Decide(view_id=1, step=1, commit=True, next_view=largest)

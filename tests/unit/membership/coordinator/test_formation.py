@@ -64,13 +64,6 @@ def test_a_new_journal_goes_on_from_the_newest_checkpoint_that_a_node_has_loaded
     assert bench.core.history.committed_step == 91
 
 
-def test_tier_metadata_is_the_same_in_every_view() -> None:
-    """REQUIREMENTS S4."""
-    bench = Bench(1, tiers={"cold": "disk"})
-    bench.join("a")
-    assert bench.proposed().tiers == {"cold": "disk"}
-
-
 # Quorum and the size of the world
 
 
