@@ -215,6 +215,11 @@ class Job:
         return self._inner.world_size
 
     @property
+    @documented_as(_asynchronous.Job.is_spare)
+    def is_spare(self) -> bool:
+        return self._inner.is_spare
+
+    @property
     @documented_as(_asynchronous.Job.node)
     def node(self) -> str:
         return self._inner.node
