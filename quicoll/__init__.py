@@ -27,6 +27,7 @@ from quicoll.errors import (
     PeerError,
     PiecesMissing,
     QuicollError,
+    ShardLost,
     StepAborted,
     Terminated,
 )
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from quicoll.numerics.seed import Seed
     from quicoll.observability.events import Event, JsonLines, Observer
     from quicoll.observability.stragglers import Straggler
+    from quicoll.state.sharded import Sharded
     from quicoll.step.context import Step
     from quicoll.tiers.shared import SharedState
     from quicoll.tiers.tier_set import TierSet
@@ -83,6 +85,8 @@ __all__ = [
     "QuicollError",
     "ReduceOp",
     "Seed",
+    "ShardLost",
+    "Sharded",
     "Shards",
     "SharedState",
     "Step",
@@ -115,6 +119,7 @@ _HOMES = {
     "Observer": "quicoll.observability.events",
     "ReduceOp": "quicoll.numerics.reduce",
     "Seed": "quicoll.numerics.seed",
+    "Sharded": "quicoll.state.sharded",
     "Shards": "quicoll.collectives.shards",
     "SharedState": "quicoll.tiers.shared",
     "Step": "quicoll.step.context",

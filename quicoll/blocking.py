@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll.numerics.seed import Seed
     from quicoll.observability.events import Observer
+    from quicoll.state.sharded import Sharded
     from quicoll.tiers import Consistency, TierSet
 
 __all__ = ["BlockingHandle", "Group", "Job", "SharedState", "Step", "Tiers", "join"]
@@ -90,6 +91,15 @@ class Step:
     @documented_as(_steps.Step.on_commit)
     def on_commit(self, callback: Callable[[], None]) -> None:
         self._inner.on_commit(callback)
+
+    def stage(self, sharded: Sharded, values: Mapping[str, Any]) -> None:
+        """Give this rank's part of a sharded state new values, if the step is committed; see `quicoll.Sharded.stage`.
+
+        Args:
+            sharded: The state.
+            values: By name, for all pieces: tensors of as many elements as this rank owns.
+        """
+        self._home(sharded.stage(self._inner, values))
 
     def __enter__(self) -> Step:
         self._home(self._inner.__aenter__())
@@ -203,6 +213,11 @@ class Job:
     @documented_as(_asynchronous.Job.world_size)
     def world_size(self) -> int:
         return self._inner.world_size
+
+    @property
+    @documented_as(_asynchronous.Job.is_spare)
+    def is_spare(self) -> bool:
+        return self._inner.is_spare
 
     @property
     @documented_as(_asynchronous.Job.node)

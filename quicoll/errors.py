@@ -7,6 +7,7 @@
     Partitioned     this rank cannot reach a quorum; it holds, and takes part again once it can
     StepAborted     the step was committed nowhere; inputs and outputs are untouched; begin it again
     Diverged        the ranks hold different states and nobody knows which is right; the job stops on all ranks
+    ShardLost       a part of a sharded state is nowhere to be found; every rank gets it, before a step begins
     PiecesMissing   shared state could not be made strong in time: it says which rank lacks which pieces
     CheckpointError a checkpoint cannot be written or read; what was there before is still there
     AuditError      an audit cannot be written or read; nothing else is affected
@@ -36,6 +37,7 @@ __all__ = [
     "PeerError",
     "PiecesMissing",
     "QuicollError",
+    "ShardLost",
     "StepAborted",
     "Terminated",
 ]
@@ -185,6 +187,29 @@ class Diverged(QuicollError):
         super().__init__(message, step=step, view=view)
         self.nodes = nodes
         self.tensor = tensor
+
+
+class ShardLost(QuicollError):
+    """A part of a sharded state is held by no rank, and no checkpoint of that step has it. Every rank gets this.
+
+    No step begins without it. Where the lost node comes back with what it held, the next entry of a step goes on;
+    otherwise start all ranks anew from a checkpoint, or give the state a backup (`quicoll.Sharded`).
+
+    Attributes:
+        piece: The name of the state and of its piece, as "adam.m".
+        start: The first element that is missing.
+        stop: The one after the last.
+        nodes: Who held it.
+    """
+
+    def __init__(
+        self, message: str, *, piece: str, start: int, stop: int, nodes: tuple[str, ...], step: int, view: int
+    ) -> None:
+        super().__init__(message, node=nodes[0] if len(nodes) == 1 else "", step=step, view=view)
+        self.piece = piece
+        self.start = start
+        self.stop = stop
+        self.nodes = nodes
 
 
 class PiecesMissing(QuicollError):

@@ -7,7 +7,7 @@ come to one state: `quicoll.state`; collectives: `quicoll.collectives`.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
@@ -17,13 +17,14 @@ from quicoll.audit.recorder import Auditor
 from quicoll.checks import MAX_NAME, whole
 from quicoll.collectives.context import CallContext
 from quicoll.collectives.group import Group
-from quicoll.collectives.subgroups import STATE, TIERS
+from quicoll.collectives.subgroups import PIECES_DOWN, PIECES_UP, STATE, TIERS
 from quicoll.config import Config, JoinSettings
 from quicoll.engine.start import read_access, start
 from quicoll.errors import LocalError, Terminated
 from quicoll.numerics.seed import Seed
 from quicoll.rendezvous.meeting import meet_ranks, meets
 from quicoll.state.rank_state import RankState
+from quicoll.state.sharded import PieceGroups, ShardedSet
 from quicoll.state.version import StateVersion
 from quicoll.step.context import Step
 from quicoll.step.protocol import StepPhase, StepProtocol, at_work
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from quicoll.observability.stragglers import Straggler
     from quicoll.rendezvous.meeting import Meeting
     from quicoll.state.rank_state import Load, Save
+    from quicoll.state.sharded import Sharded
     from quicoll.tiers.shared import Consistency
     from quicoll_transport.events import LinkSnapshot
 
@@ -208,7 +210,9 @@ class Job:
 
     # -- state ---------------------------------------------------------------------------------------------------
 
-    def register_state(self, save: Save, load: Load, own: Sequence[str] = ()) -> None:
+    def register_state(
+        self, save: Save, load: Load, own: Sequence[str] = (), *, sharded: Mapping[str, Sharded] | None = None
+    ) -> None:
         """Say how this rank's state is read and written, on every rank, before the first step.
 
         So ranks can be compared, and brought to one state: when a view begins, after its first step, and every
@@ -225,11 +229,19 @@ class Job:
             load: Puts a state in place. It has the types that save returned; mappings come as dict.
             own: What in it is each rank's own: keys such as "sampler", or paths such as "data.sampler". It is not
                 compared and never overwritten: load gets for it what save gave on this rank. Equal on all ranks.
+            sharded: States that are divided between the ranks, by name; declared equally on all ranks. They are no part
+                of what save gives. In a new view each rank has what it is to own before a step begins.
         Raises:
             LocalError: One of them is no plain function, or what save gives is no state; names the key. Or there is
-                nothing in it at a path of `own`.
+                nothing in it at a path of `own`, or `sharded` has something that is no Sharded or is in use.
         """
-        self._state.register(save, load, own)
+        divided = None
+        if sharded:
+            up, down = Group(self._context, PIECES_UP), Group(self._context, PIECES_DOWN)
+            divided = ShardedSet(sharded, PieceGroups(self.group, up, down))
+        self._state.register(save, load, own, divided)
+        if divided is not None:
+            self._runtime.loop.call_soon_threadsafe(self._engine.owns_state)
 
     async def check_state(self) -> str:
         """Compare all ranks' states now. Every rank calls it, between steps.
@@ -261,6 +273,8 @@ class Job:
         if not 0 <= step < 1 << 63:
             raise LocalError(f"a step number is not negative, and below 2**63: {step}")
         self._state.version = StateVersion(self._state.version.decision, step)
+        if self._state.sharded is not None:
+            self._state.sharded.begin_at(step)
 
     async def ready(self, *, timeout: float | None = None) -> None:
         """Wait until a view is at work and every rank has the same state in it. `step()` does this by itself.

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 import xxhash
 
 from quicoll.checks import seconds
-from quicoll.collectives.subgroups import STATE, is_derived
+from quicoll.collectives.subgroups import is_derived
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.membership.messages import MAX_GROUPS
 from quicoll.numerics.buffers import memory, reach
@@ -260,7 +260,7 @@ class CallContext:
                 self._voted_groups[group] = None
             entry = None
             # The library's own operations, when a view begins, are not for the user to compare.
-            if auditor is not None and here.scope.group_id != STATE.group_id:
+            if auditor is not None and here.scope.watched:
                 auditor.check()
                 entry = auditor.issued(
                     operation.issued(), view=self.view.view_id, step=step, rank=self.rank, world=self.world_size

@@ -52,6 +52,8 @@ __all__ = [
     "MAX_COLOR",
     "MAX_DEPTH",
     "MAX_KEY",
+    "PIECES_DOWN",
+    "PIECES_UP",
     "STATE",
     "TIERS",
     "WORLD",
@@ -99,6 +101,8 @@ class Scope:
 WORLD = Scope(0)  # the users' collectives
 STATE = Scope(1, "state", watched=False)  # the library's own, when a view begins: ranks begin when they are ready
 TIERS = Scope(2, "tiers", watched=False)  # what ranks agree on of tiers and shared state, beside the users' collectives
+PIECES_UP = Scope(3, "pieces up", watched=False)  # when a view begins; pieces of the state that go to a higher rank
+PIECES_DOWN = Scope(4, "pieces down", watched=False)  # and to a lower one: what goes both ways between two is apart
 
 
 def divide(chosen: Sequence[tuple[int | None, int]]) -> dict[int, tuple[int, ...]]:

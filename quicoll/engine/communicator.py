@@ -430,7 +430,7 @@ class Communicator:
     def _on_timer(self) -> None:
         """Some operation's time may be up. Those that ended meanwhile have left the timer as it was."""
         self._timer = None
-        now = self._loop.time()
+        now = self._loop.time() + 1e-9  # a loop counts in nanoseconds: it may be woken just before a sum of floats
         for operation in list(self._running.values()):
             if operation.deadline <= now:
                 operation.late = True

@@ -385,6 +385,14 @@ class Engine:
         self._member.learned()
         self._work()
 
+    def owns_state(self) -> None:
+        """Take note that part of the job's state may be nowhere but here: this rank hands it over before it leaves."""
+        self._member.owns_state()
+
+    async def parted(self) -> None:
+        """Take note that all who are to leave after the present view have handed over what they owned."""
+        self._member.parted()
+
     def state_received(self, rank: int, step: int, index: int, confirmed_by: Sequence[str]) -> None:
         """Take note that this rank was brought to the state after a step.
 

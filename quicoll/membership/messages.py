@@ -112,7 +112,7 @@ class Join(_Message, frozen=True, tag="join"):
     and the coordinator share; None says nothing of it. adopts: whether I take the coordinator's where it has another.
     seed: the job's, as I ask for it; None takes any.
     timeout_ns, hold_timeout_ns: my settings of these names, where I insist on them; None takes what the coordinator
-    has.
+    has. owns: as in Vote.
     """
 
     incarnation: Incarnation
@@ -127,6 +127,7 @@ class Join(_Message, frozen=True, tag="join"):
     seed: SeedValue | None = None
     timeout_ns: _Duration | None = None
     hold_timeout_ns: _Duration | None = None
+    owns: bool = False
 
 
 class Confirm(_Message, frozen=True, tag="confirm"):
@@ -154,6 +155,7 @@ class Vote(_Message, frozen=True, tag="vote"):
     """ok: I can commit the step, and its result has this digest (of my choice of hash; b"" when none is kept).
 
     groups: (id, digest) of results that only the members of a sub-group have; those of one id have to be equal.
+    owns: part of the job's state is mine, and perhaps nowhere else: I am to hand it over before I leave.
     """
 
     view_id: ViewId
@@ -163,6 +165,7 @@ class Vote(_Message, frozen=True, tag="vote"):
     reason: _Text = ""
     culprit: _MaybeNode = ""
     groups: _Groups = ()
+    owns: bool = False
 
 
 class Report(_Message, frozen=True, tag="report"):
@@ -196,19 +199,26 @@ class Learned(_Message, frozen=True, tag="learned"):
 
 
 class AskToLeave(_Message, frozen=True, tag="ask_to_leave"):
-    """I was asked to stop, have no step open, and leave as soon as nobody needs my state. MayLeave answers."""
+    """I was asked to stop, have no step open, and leave as soon as nobody needs my state. MayLeave answers.
+
+    owns: as in Vote. Then a view comes in which I hand over what is mine (View.parting), and no answer.
+    """
+
+    owns: bool = False
 
 
 class Leave(_Message, frozen=True, tag="leave"):
     """I leave of my own will: at once, or after the decision of the step that I am inside.
 
     finished: the step at which my work ended as it should, as its user counts; None where it did not. committed_step:
-    the last step whose result I hold, as the coordinator counts.
+    the last step whose result I hold, as the coordinator counts. parted: in this view, whose parting members have all
+    handed over what was theirs.
     """
 
     reason: _Text = ""
     finished: StepNumber | None = None
     committed_step: StepNumber = 0
+    parted: bool = False
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):

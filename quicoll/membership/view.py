@@ -77,7 +77,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     members: by rank. seed: the job's one global seed. committed_step: the last committed step when the view was made,
     so its first step is `committed_step + 1`. committed_view: the view which committed that step, 0 if none did.
-    min_world_size: the coordinator's setting, below which no view goes.
+    min_world_size: the coordinator's setting, below which no view goes. parting: members that are about to leave; no
+    step is begun in a view that has some, they hand over what they alone hold.
     """
 
     view_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_INT)]
@@ -86,6 +87,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     committed_step: StepNumber
     committed_view: ViewId
     min_world_size: WorldSize = 1
+    parting: Annotated[tuple[NodeName, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
 
     def __post_init__(self) -> None:
         # msgspec turns a ValueError raised here into its own when it decodes, so this also guards the wire.

@@ -33,6 +33,7 @@ class Event:
     state_received(from_rank, step, confirmed_by); state_handed(step, nodes, tensor, from_node);
     state_differs(step, nodes, tensor, from_node); state_torn(step, cause); state_learning(from_node, chunks);
     state_learned(seconds, passes, chunks, cause); standing_by(from_node); own_state_kept(names, own_step, step);
+    shards_received(blocks, view);
     fault(what); refused(reason); straggler(rank, peer, op, seconds, view); job_done(step, nodes); leads(token, seed);
     nodes_forgotten(nodes); scale_asked(world_size, leave); node_dismissed(peer, cause); dismissed(reason);
     progress(step, epoch, step_s, communication_share, data_share, samples_per_s);

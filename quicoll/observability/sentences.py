@@ -17,6 +17,7 @@ _SENTENCES = {
     "held": "waits: {cause}",
     "state_received": "has the state after step {step} from rank {from_rank}",
     "state_learning": "learns the state from {from_node}, {chunks} chunks, before it takes part",
+    "shards_received": "has got {blocks} blocks of what is divided between the ranks",
     "standing_by": "stands by as a spare, and learns from {from_node!r}",
     "progress": "is at step {step}: {step_s:.4f} s a step, {communication_share:.0%} of it communication",
     "refused": "is refused by the coordinator: {reason}",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from quicoll.state.rank_state import RankState
     from quicoll.state.tree import FlatState, Line
 
-__all__ = ["FirstDifference", "Told", "first_difference", "heard", "read", "row", "tell_all"]
+__all__ = ["FirstDifference", "Told", "first_difference", "heard", "heard_alike", "read", "row", "tell_all"]
 
 RANGES = 1024
 _TEXT = 512  # bytes of a line's text
@@ -95,13 +95,29 @@ async def heard(
         Corrupted: A rank has heard something else than another.
         PeerError: A rank was lost.
     """
+    await heard_alike(group, gathered, nodes=nodes, view_id=view_id)
+    return read(gathered)
+
+
+async def heard_alike(group: Group, gathered: np.ndarray[Any, Any], *, nodes: Sequence[str], view_id: int) -> None:
+    """Compare with the other ranks what has been told. All ranks call this with what they have heard.
+
+    Args:
+        group: The ranks.
+        gathered: What all have told.
+        nodes: Their names, by rank, for errors.
+        view_id: The view's number, for errors.
+    Raises:
+        Corrupted: A rank has heard something else than another.
+        PeerError: A rank was lost.
+    """
     digest = np.frombuffer(xxhash.xxh3_128_digest(gathered.tobytes()), np.int64)
     sides: dict[bytes, list[int]] = {}
     others = (await group.all_gather(digest)).reshape(-1, len(digest))
     for rank, other in enumerate(others):
         sides.setdefault(other.tobytes(), []).append(rank)
     if len(sides) == 1:
-        return read(gathered)
+        return
     most = max(sides.values(), key=len)
     odd = [rank for side in sides.values() if side is not most for rank in side] if 2 * len(most) > len(others) else []
     who = f"{', '.join(nodes[rank] for rank in odd)}, or who sends to it" if odd else "who is wrong is not known"

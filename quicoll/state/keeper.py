@@ -1,6 +1,7 @@
 """One rank's state in the course of a job: made one with the others' when a view begins, compared beside steps.
 
-    synchronised    when a view begins, and on demand: all ranks' states are compared and made one
+    synchronised    when a view begins, and on demand: all ranks' states are compared and made one; then what is divided
+                    between the ranks comes to its owners (quicoll.state.redistribution)
     checked         beside a step's body: at the entry of the view's second step (what makes ranks differ mostly does so
                     at once), and of each step before which `check_every` were committed since the last comparison
     aside           a rank that is behind learns a large state outside of views, which others teach at the entries of
@@ -20,8 +21,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from quicoll.errors import Diverged, QuicollError
+from quicoll.errors import Diverged, LocalError, QuicollError
 from quicoll.state.learning import Course, Teacher, learn
+from quicoll.state.redistribution import redistribute
 from quicoll.state.reports import StateReports
 from quicoll.state.synchronisation import StateCheck, synchronise
 
@@ -107,7 +109,19 @@ class StateKeeper:
             self._check_every, self._digest = found.check_every, found.digest
             self._compared, self._first = self._state.version.step, True
             self._reports.synchronised(found, view)
+            await self._redistribute(found, view)
         return found
+
+    async def _redistribute(self, found: ViewState, view: View) -> None:
+        """Bring the blocks of sharded states to their places."""
+        sharded = self._state.sharded
+        if sharded is None:
+            return
+        if not found.registered:
+            raise LocalError("a sharded state is divided between all ranks, and not all of them have registered one")
+        blocks = await redistribute(sharded, self._group, view)
+        if blocks:
+            self._reports.emit("shards_received", blocks=blocks, view=view.view_id)
 
     async def learn(self, lesson: Lesson, *, timeout: float) -> None:
         """Step out of the view and learn, until that is enough, or this rank is in a view again, or cannot be.

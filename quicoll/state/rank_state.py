@@ -29,8 +29,12 @@ from quicoll.state.version import StateVersion
 
 if TYPE_CHECKING:
     from quicoll.state.manifest import TensorRecord
+    from quicoll.state.sharded import ShardedSet
 
-__all__ = ["Load", "RankState", "Save"]
+__all__ = ["SHARDED", "Load", "RankState", "Save"]
+
+SHARDED = "quicoll.sharded"
+"""The key under which what is replicated of sharded states is in what `save` gives."""
 
 Save = Callable[[], Mapping[Any, Any]]
 """Return the state of this rank: a mapping of names to tensors, values, and mappings and lists of these."""
@@ -56,6 +60,8 @@ class RankState:
         save: Reads it; None until it is registered.
         load: Writes it.
         own: Paths of what is this rank's own in it.
+        sharded: The states of which this rank owns parts; None where it registered none. What is replicated of them
+            (pieces.py) is part of what `save` gives, under the key `SHARDED`.
     """
 
     def __init__(self) -> None:
@@ -65,22 +71,32 @@ class RankState:
         self.save: Save | None = None
         self.load: Load | None = None
         self.own: tuple[tuple[str, ...], ...] = ()
+        self.sharded: ShardedSet | None = None
         self._kept: list[_Kept] = []
 
-    def register(self, save: Save, load: Load, own: Sequence[str] = ()) -> None:
+    def register(self, save: Save, load: Load, own: Sequence[str] = (), sharded: ShardedSet | None = None) -> None:
         """Take the functions that read and write the state, and try `save`.
 
+        Args:
+            save: As the user gave it.
+            load: As the user gave it.
+            own: Keys and paths of what is this rank's own.
+            sharded: The states of which this rank owns parts.
         Raises:
             LocalError: One of them is no plain function, what save() gives is no state, or it has nothing at a path
                 of `own`. Nothing is registered.
         """
         save, load, paths = plain(save, "save"), plain(load, "load"), own_paths(own)
+        if sharded is not None:
+            save, load = _with_records(save, sharded), _without_records(load, sharded)
         found = flatten(save(), paths)
         here = [tuple(map(str, path)) for path in found.own]
         for path in paths:
             if path not in here:
                 raise LocalError(f"own names {'.'.join(path)!r}, and the state that save() gives has no such key")
-        self.save, self.load, self.own = save, load, paths
+        if sharded is not None:
+            sharded.attach(self.version.step)
+        self.save, self.load, self.own, self.sharded = save, load, paths, sharded
 
     def read(self) -> FlatState | None:
         """Return this rank's state, taken apart; None where none is registered.
@@ -126,6 +142,26 @@ class RankState:
     def whole(self, version: StateVersion) -> None:
         """Take note that a state of this version is in place."""
         self.version, self.torn, self.learned, self._kept = version, False, False, []
+
+
+def _with_records(save: Save, sharded: ShardedSet) -> Save:
+    def saved() -> Mapping[Any, Any]:
+        given: Any = save()
+        if not isinstance(given, Mapping):
+            raise LocalError(f"save() gives a mapping of names to tensors and values, not {type(given).__name__}")
+        if SHARDED in given:
+            raise LocalError(f"the key {SHARDED!r} of a state is the library's: give it another name")
+        return {**given, SHARDED: sharded.records()}
+
+    return saved
+
+
+def _without_records(load: Load, sharded: ShardedSet) -> Load:
+    def loaded(state: Mapping[Any, Any]) -> None:
+        sharded.take(state.get(SHARDED))
+        return load({key: value for key, value in state.items() if key != SHARDED})
+
+    return loaded
 
 
 def _like(one: TensorRecord, other: TensorRecord) -> bool:

@@ -93,7 +93,8 @@ class ViewState:
     one comparison to the next, as all ranks have it. giver: the rank that gave this one its state, with `version`; None
     if it kept its own. before: the version that this rank had. unequal: None where all holders of the newest version
     held the same. confirmed_by: ranks but the giver that hold what it gave. learners: ranks that step out of the view,
-    which ends with nothing of this done. lesson: what this rank has to learn, as one of them.
+    which ends with nothing of this done. lesson: what this rank has to learn, as one of them. registered: whether all
+    ranks have registered a state.
     """
 
     digest: bytes
@@ -105,6 +106,7 @@ class ViewState:
     confirmed_by: tuple[int, ...] = ()
     learners: tuple[int, ...] = ()
     lesson: Lesson | None = None
+    registered: bool = True
 
 
 async def synchronise(
@@ -163,7 +165,8 @@ async def synchronise(
         await together(group)
     version = state.version if giver is None else found.newest
     confirmed_by = () if giver is None else tuple(rank for rank in found.sides[0] if rank != giver)
-    return ViewState(digest, version, before, told.check_every, giver, unequal, confirmed_by)
+    registered = all(rank.able for rank in told.held)
+    return ViewState(digest, version, before, told.check_every, giver, unequal, confirmed_by, registered=registered)
 
 
 class StateCheck:

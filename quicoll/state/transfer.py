@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from quicoll.state.manifest import TensorRecord
     from quicoll.state.tensor_memory import TensorMemory
 
-__all__ = ["CHUNK_BYTES", "WINDOW", "chunks_of", "opened", "together", "transfer"]
+__all__ = ["CHUNK_BYTES", "WINDOW", "all_done", "chunks_of", "opened", "together", "transfer"]
 
 CHUNK_BYTES = 4 << 20
 WINDOW = 4
@@ -122,7 +122,7 @@ async def transfer(
         work.append(_hold_all(state, holding))
     if place + 1 < len(chain):
         work.append(_serve(group, chain[place + 1], state, holding, view_id=view_id))
-    await _all(work)
+    await all_done(work)
 
 
 async def together(group: Group) -> None:
@@ -380,8 +380,12 @@ async def _kept(handle: Awaitable[T]) -> T:
     return await asyncio.shield(_begun(handle))
 
 
-async def _all(work: Sequence[Awaitable[None]]) -> None:
-    """Await all; when one fails, the others wait no longer."""
+async def all_done(work: Sequence[Awaitable[None]]) -> None:
+    """Await all; when one fails, the others wait no longer.
+
+    Args:
+        work: What is awaited, all at once.
+    """
     parts = [asyncio.ensure_future(each) for each in work]
     try:
         await asyncio.gather(*parts)

@@ -18,12 +18,19 @@ states differ, the step is aborted on all ranks, which ends its view, and the ne
     own error       that error; others abort    never run
     states differ   StepAborted                 never run
     and no majority Diverged, from then on      no step begins any more
+    a part of a     ShardLost, at the entry     no step begins without it
+    state is lost
 
 A rank that was asked to stop (quicoll.stop) enters no step: it gets Terminated, before the entry or out of a wait
 there. Where it alone holds the state that others wait for, it hands that over first: it is in the views that bring
 others to it, begins no step in them, and goes when the coordinator says that it may, or after `stop_timeout`. A step
 that is open goes on for `stop_timeout`, and is aborted on all ranks then. So does the wait for a decision, which is
 Terminated then.
+
+A rank that owns part of a sharded state does not go before others have it, whether it was asked to stop or told to
+leave. It is in one more view, where it is named as one that parts (`View.parting`): states are synchronised in it, so
+that what it owns is handed over, and no step begins. It gets Terminated or Dismissed then, and the others wait for the
+next view. What keeps it from that for `hold_timeout` is logged, and it goes.
 
 The phases of a rank's protocol. One task at a time is in ENTRY, OPEN or END; another one gets a LocalError:
 
@@ -41,6 +48,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -58,6 +66,7 @@ from quicoll.errors import (
     Partitioned,
     PeerError,
     QuicollError,
+    ShardLost,
     StepAborted,
     Terminated,
 )
@@ -78,6 +87,8 @@ if TYPE_CHECKING:
     from quicoll.state.synchronisation import StateCheck, ViewState
 
 __all__ = ["StepPhase", "StepProtocol", "at_work"]
+
+_log = logging.getLogger("quicoll")
 
 
 class StepPhase(enum.Enum):
@@ -145,6 +156,7 @@ class StepProtocol:
         self._phase = StepPhase.OUTSIDE
         self._open: StepAttempt | None = None  # in OPEN
         self._doubt: _Doubt | None = None
+        self._dismissed = ""  # why this rank is to leave, once it has handed over what it owned
         self._synchronised = 0  # the view in which our state was compared with the others'
         self._check: StateCheck | None = None  # under way beside the open step
 
@@ -266,23 +278,30 @@ class StepProtocol:
                 raise
 
     async def _hand_over(self) -> None:
-        """Stay while others wait for the state that only this rank holds, for `stop_timeout` at most.
+        """Stay while others wait for the state that only this rank holds.
 
+        For `stop_timeout` at most; where it owns part of a sharded state, which takes longer, `hold_timeout`.
         Whatever is in the way, this rank goes: it was asked to.
         """
-        if self.state.save is None or self.state.torn or self._doubt is not None:
+        if self.state.save is None or self.state.torn or self._doubt is not None or self._dismissed:
             return
+        owns = self.state.sharded is not None and self.state.sharded.agreed and self._context.world_size > 1
         with suppress(QuicollError, JobDone, Dismissed, Terminated, TimeoutError):
-            async with asyncio.timeout(self._stop_timeout):
+            async with asyncio.timeout(self._hold_timeout if owns else self._stop_timeout):
                 if not await self._runtime.call(self._engine.ask_to_leave()):
                     return
                 while True:
                     with suppress(StepAborted):  # a rank was lost: the next view is without it
                         await self._ready(after=self._synchronised)
                         await self._keeper.end_lessons()  # learners have the rest of the state in their next view
+        if owns and not self._dismissed:
+            _log.error("this rank was asked to stop, and goes without having handed over what it owns")
 
     async def _ready(self, timeout: float | None = None, *, after: int = 0) -> None:
+        """after: a view that is not waited for."""
         self._keeper.demand_one_state()
+        if self._dismissed:
+            raise Dismissed(self._dismissed)
         timeout = self._hold_timeout if timeout is None else seconds(timeout)
         if self._doubt is not None:
             clock = asyncio.get_running_loop().time
@@ -297,9 +316,13 @@ class StepProtocol:
                 return
             self._context.enter(view)
             found = await self._synchronise()
-            if not found.learners:
+            if not found.learners and not view.parting:
                 self._synchronised = view.view_id
                 return
+            if not found.learners and self._context.config.node in view.parting:
+                await self._runtime.call(self._engine.parted())
+                self._dismissed = f"{self._context.config.node} leaves the job, and others have what it owned"
+                raise Dismissed(self._dismissed)
             # This view ends without a failure; the next one has those that go on, and later those that learned.
             left = view.view_id
             if self._context.is_spare:
@@ -310,7 +333,7 @@ class StepProtocol:
     async def _synchronise(self) -> ViewState:
         try:
             return await self.synchronise()
-        except Diverged:
+        except (Diverged, ShardLost):
             # All ranks raise it, each when it has all that it needs. To end the view would keep others from that.
             raise
         except (PeerError, Corrupted, Partitioned) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -100,9 +100,7 @@ class MemoryGroup:
 
     def all_gather(self, x: Any) -> Awaitable[Any]:
         self.number += 1
-        work = asyncio.ensure_future(self._all_gather(self.number - 1, x))
-        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody awaits it
-        return work
+        return _begun(self._all_gather(self.number - 1, x))
 
     async def _all_gather(self, number: int, x: Any) -> Any:
         given = await self.hub.gather(number, self.rank, x)
@@ -112,10 +110,23 @@ class MemoryGroup:
     async def barrier(self, *, timeout: float) -> None:
         await self.hub.meet(self.rank)
 
-    async def send(self, x: Any, *, to: int) -> None:
-        await self.hub.send(self.rank, to, read(x).flat.copy())
+    def send(self, x: Any, *, to: int) -> Awaitable[None]:
+        several = isinstance(x, list)
+        data = [read(each).flat.copy() for each in x] if several else read(x).flat.copy()
+        return _begun(self.hub.send(self.rank, to, data))
 
-    async def recv(self, like: Any, *, source: int, out: Any = None) -> Any:
+    def recv(self, like: Any, *, source: int, out: Any = None) -> Awaitable[Any]:
+        return _begun(self._recv(like, source, out))
+
+    async def _recv(self, like: Any, source: int, out: Any) -> Any:
         value = await self.hub.recv(source, self.rank)
+        if isinstance(like, list):
+            return value
         target = allocate(read(like)) if out is None else destination(out, read(like))
         return target.commit(value)
+
+
+def _begun(work: Coroutine[Any, Any, Any]) -> Awaitable[Any]:
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps nobody awaits it
+    return task

@@ -162,6 +162,7 @@ class FakeContext:
         self.config = SimpleNamespace(timeout=TIMEOUT)
         self.rank = 0
         self.world_size = 1
+        self.is_spare = False
         self.auditor: FakeAuditor | None = None
         self.unfinished = 0
         self.log: list[Any] = []

@@ -285,6 +285,29 @@ async def sampled(block: str, directory: Path) -> None:
     assert held[0].tobytes() == held[1].tobytes()
 
 
+async def divided(block: str, directory: Path) -> None:
+    """Two ranks, each with half of the moments: the weights of one alone."""
+    ends = []
+    for ranks in (1, 2):
+        held = [np.zeros(100, np.float32) for _ in range(ranks)]
+
+        def gradient(weights: Any, shard: int) -> Any:
+            return weights - np.sin(np.arange(100, dtype=np.float32) * np.float32(shard + 1))
+
+        async with cluster(ranks) as jobs:
+            await asyncio.gather(
+                *(
+                    piece(
+                        block, job=job, weights=w, gradient=gradient, save=lambda w=w: {"w": w}, load=lambda state: None
+                    )
+                    for job, w in zip(jobs, held, strict=True)
+                )
+            )
+        ends += [weights.tobytes() for weights in held]
+    assert len(set(ends)) == 1
+    assert any(ends[0])
+
+
 async def tiers(block: str, directory: Path) -> None:
     held = [np.zeros(3) for _ in range(2)]
 
@@ -372,6 +395,7 @@ RUNS: dict[str, Run] = {
     "docs/simulation.md: def split(sim):": scenarios,
     'docs/tiers.md: cold = job.shared_state("archive", consistency="eventual")': tiers,
     "docs/training.md: sampler = quicoll.data.Sampler(len(points), batch_size=16, s": sampled,
+    'docs/training.md: moments = quicoll.Sharded(len(weights), {"m": "float32", "v"': divided,
     "docs/training.md: task = quicoll.train.TorchTask(": a_worker,
 }
 

@@ -34,7 +34,8 @@ Rules, and why:
 - A node that is behind by a large state steps out of its view between two steps (`Learn`): it is taken out of the base
   of quorums, as if it had left, counts as a holder of no step, and is in no view until it says so (`Learned`), joins
   anew, or the others are too few without it.
-- A node that an operator wants gone leaves at a boundary of an installed view, as if it went of its own will.
+- A node that an operator wants gone leaves at a boundary of an installed view, as if it went of its own will. Where
+  part of the state is its own, a view comes before that in which it hands it over (scaling.py).
 - The first report of a failure ends a view; the announcement may wait for more, so that all members get one cause.
 """
 
@@ -146,6 +147,7 @@ class CoordinatorCore:
         self._ending = Ending(settle_ns=config.settle_ns)
         self._forgetting = Forgetting(config.forget, patience_ns=config.forget_after_ns, now_ns=now_ns)
         self._out = ActionQueue(self._roster)
+        self._to_part: dict[str, None] = {}  # nodes that are to hand over what they own before they leave
         self._wake_ns: int | None = None  # when to look again although nothing came in
         if history.seed is None:
             self._record(Seeded(seed))
@@ -281,6 +283,10 @@ class CoordinatorCore:
             return
         if isinstance(message, AskToLeave):
             self._releases.ask(node)
+            candidate.owns = message.owns
+            if candidate.owns and len(self._roster) > 1:
+                candidate.parting = True  # in the next view
+                self._to_part[node] = None
             return
         if isinstance(message, Learned):
             if candidate.warm:
@@ -350,6 +356,8 @@ class CoordinatorCore:
 
     def _step(self, candidate: Candidate, message: BeginStep | Vote, active: ActiveView, now_ns: int) -> None:
         expected = self._history.committed_step + 1
+        if isinstance(message, Vote):
+            candidate.owns = message.owns
         outcome = active.receive(candidate.node, message, expected=expected, now_ns=now_ns)
         if active.entered(candidate.node) and self._history.finished:
             self._record(WentOn(active.view.view_id))  # whoever had finished: the job goes on
@@ -374,13 +382,29 @@ class CoordinatorCore:
         node, active = candidate.node, self._stage.active
         if active is not None and active.entered(node):
             return  # it votes first; the decision takes it out
+        if message.parted and active is not None and node in active.view.parting:
+            self._let_go([one for one in self._roster if one.node in active.view.parting], now_ns)
         why = f"{node} {departure(message.reason)}"
         if active is not None and active.ballot is None and active.view.rank_of(node) is not None:
             self._remove(candidate, why, now_ns)
             self._change_view(active, clip(why), now_ns)
+            self._remove_leavers(now_ns)
         else:
             # The others cannot finish a step that it did not begin; and a proposal cannot be confirmed without it.
             self._node_lost(candidate, clip(why), now_ns)
+
+    def _make_way(self, now_ns: int) -> None:
+        """End an open step that a node of the view takes no part in, because it is to hand over what it owns."""
+        active = self._stage.active
+        if active is None or active.ballot is None:
+            return
+        for node in list(self._to_part):
+            if node not in self._roster or node in active.view.parting:
+                del self._to_part[node]
+            elif active.view.rank_of(node) is not None and not active.entered(node):
+                why = f"{node} hands over what it owns before it leaves"
+                self._abort_view(active, ViewFailure(clip(why)), now_ns)
+                return
 
     def _step_out(self, candidate: Candidate, active: ActiveView, now_ns: int) -> None:
         """Go on without a node that learns the state meanwhile."""
@@ -401,6 +425,7 @@ class CoordinatorCore:
     def _reconsider(self, now_ns: int) -> None:
         """Propose a view if there can and should be a new one. Called after every input; idempotent."""
         self._wake_ns = None
+        self._make_way(now_ns)
         if self.state is CoordinatorState.FORMING:
             self._reconsider_forming(now_ns)
         elif self._stage.active is not None:
@@ -488,15 +513,25 @@ class CoordinatorCore:
     def _dismiss(self, view: View, now_ns: int) -> None:
         """Take those out of the job that are due to leave it; they are told with what follows at this boundary."""
         going = self._due_to_leave(view, now_ns)
+        # Whoever has come with this view owns something before it has voted.
+        if going and any(candidate.owns for candidate in self._roster if view.rank_of(candidate.node) is not None):
+            for candidate in going:
+                candidate.parting = True  # in the view that follows; the first that has parted lets all of them go
+            return
+        self._let_go(going, now_ns)
+
+    def _let_go(self, going: list[Candidate], now_ns: int) -> None:
+        """Take nodes out of the job; those that still are here are told with what follows."""
         for candidate in going:
             ranks = self._history.wanted
-            candidate.dismissal = f"{candidate.node} leaves the job, which is to have {ranks} ranks"
+            if candidate.node in self._history.to_leave:
+                candidate.dismissal = f"{candidate.node} leaves the job, which is to have {ranks} ranks"
+                self._out.note(NodeDismissed(now_ns=now_ns, node=candidate.node, cause=candidate.dismissal))
             candidate.leaving = True
             self._retire(candidate)
-            self._out.note(NodeDismissed(now_ns=now_ns, node=candidate.node, cause=candidate.dismissal))
         names = [candidate.node for candidate in going]
-        if names:
-            rest = tuple(node for node in self._history.to_leave if node not in names)
+        rest = tuple(node for node in self._history.to_leave if node not in names)
+        if rest != self._history.to_leave:
             self._record(Scaled(self._history.wanted or 0, rest))
 
     def _propose(self, chosen: list[Candidate], now_ns: int, boundary: Decide | None = None) -> None:

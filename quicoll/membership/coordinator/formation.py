@@ -132,8 +132,8 @@ class Formation:
         return min(most, max(history.wanted, sum(node in self._roster for node in history.base)))
 
     def unchanged(self, view: View, history: History, *, now_ns: int) -> bool:
-        """Return whether a view proposed now would have the members of `view`."""
-        return tuple(candidate.node for candidate in self.choose(history, now_ns=now_ns, show=True)) == view.nodes
+        """Return whether a view proposed now would have the members of `view`, and those who part in it."""
+        return _is_of(view, self.choose(history, now_ns=now_ns, show=True))
 
     def next_return(self, *, now_ns: int) -> int | None:
         """Return when the next connected node that is left out may be tried again; None if none is."""
@@ -191,7 +191,7 @@ class Formation:
         """
         chosen = self.choose(history, now_ns=now_ns, show=True)
         may_ns = max(quiet_ns, self._evidence.may_propose_ns())
-        if tuple(candidate.node for candidate in chosen) == view.nodes:
+        if _is_of(view, chosen):
             return Readiness(chosen, "its members are those that are here", self.next_return(now_ns=now_ns))
         if now_ns < may_ns:
             return Readiness(chosen, "a step may be about to begin, or the last view was a moment ago", may_ns)
@@ -231,6 +231,7 @@ class Formation:
             committed_step=committed_step,
             committed_view=history.committed_view,
             min_world_size=self._config.min_world_size,
+            parting=_parting(chosen),
         )
 
     def _state_absent(self, chosen: list[Candidate], history: History) -> str:
@@ -270,3 +271,12 @@ class Formation:
             self._first = ""  # in the place of another one it would cost the quorum
             return chosen
         return found
+
+
+def _parting(chosen: list[Candidate]) -> tuple[str, ...]:
+    return tuple(candidate.node for candidate in chosen if candidate.parting)
+
+
+def _is_of(view: View, chosen: list[Candidate]) -> bool:
+    """Whether a view of these would be the same but for its number."""
+    return tuple(candidate.node for candidate in chosen) == view.nodes and _parting(chosen) == view.parting

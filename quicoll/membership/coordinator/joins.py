@@ -79,4 +79,4 @@ def answer_to(
     if join.doubt is not None:
         committed = history.committed(*join.doubt)
         holds = max(holds, join.doubt[1]) if committed else holds
-    return Acceptance(Candidate(node, join, holds, joined_ns=now_ns), committed)
+    return Acceptance(Candidate(node, join, holds, joined_ns=now_ns, owns=join.owns), committed)

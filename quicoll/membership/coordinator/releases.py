@@ -5,6 +5,9 @@ A rank that stops says so at a step boundary (`AskToLeave`) and waits there, for
 who stays holds it. Gone, it would take committed steps along. It stays in its views then, takes part in what brings the
 others to its state when a view begins, and may go as soon as one of them has begun a step from there.
 
+Who owns part of the state (`Candidate.owns`) hears nothing: it goes after a view in which it hands that over, like
+those that an operator wants gone (scaling.py).
+
     of no interest --AskToLeave--> asks --may_go()--> told --Leave, lost, or the link joins anew--> of no interest
 
 Invariants: whoever has asked counts as nobody who stays, so of several holders that stop at once the last one stays;
@@ -52,7 +55,7 @@ class Releases:
         stay = [candidate for candidate in here if candidate.node not in self._told]
         newest = max((candidate.committed_step for candidate in here), default=0)
         safe = not stay or any(candidate.committed_step >= newest for candidate in stay)
-        asking = [candidate for candidate in here if self._told.get(candidate.node) is False]
+        asking = [each for each in here if self._told.get(each.node) is False and not each.parting]
         going = [candidate for candidate in asking if safe or candidate.committed_step < newest]
         for candidate in going:
             self._told[candidate.node] = True

@@ -32,6 +32,8 @@ class Candidate:
         committed_step: The last step whose result it holds.
         joined_ns: When it joined.
         leaving: Whether it goes at the next boundary.
+        owns: Whether part of the job's state is its own, and perhaps nowhere else.
+        parting: Whether it is about to leave, and is to hand that over in a view before (scaling.py).
         learning: Whether it learns the state outside of views, which have it only where they need it.
         warm: Whether it stands by knowing what the state is made of, and has learned of it; then it is `learning` too.
         shown: How often it was in a view as a spare, to be told that.
@@ -48,6 +50,8 @@ class Candidate:
     committed_step: int
     joined_ns: int = 0
     leaving: bool = False
+    owns: bool = False
+    parting: bool = False
     learning: bool = False
     warm: bool = False
     shown: int = 0

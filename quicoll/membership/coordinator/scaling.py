@@ -22,6 +22,12 @@ anything is written (`due`):
 - they are a quorum of what the base is then, and no fewer than `min_world_size`;
 - no node of the view has ended its work: what is about to end is not made smaller.
 
+Where ranks own parts of the state (`Candidate.owns`) nobody goes before others have them. The boundary then brings a
+view of the same nodes in which those who go are named (`View.parting`), as it does for a node that asks for that
+because it is to stop (`AskToLeave`). In it no step begins: the members redistribute what is owned, meet in a barrier,
+and those who part leave. The first of them that says so (`Leave.parted`) says it for all, who are then let go at once.
+Where the view ends before that, the next one has the same marks.
+
 Failure cases:
 
 the request is lost           nothing was written; the operator hears no answer and asks again
@@ -31,6 +37,9 @@ while a view forms            it is taken, and waits for that view's first bound
 a worker never comes          the view stays smaller; the operator is told how many are missing (`standing`)
 a node dies before it left    its view ends as with any loss, and the next one is without it. It is still named: when it
                               comes back it is told to go
+a node dies before it has      its view ends; the next one has what it owned from copies or a checkpoint, or the
+ handed over                   members' error names what is lost
+a node that parts never goes   its view stays, and waits for it, until it is lost or ends
 a node dies while it leaves   it is in no view any more, and nobody waits for it
 below min, above max          refused with both numbers; nothing changes
 the coordinator ends          after the record: the next one goes on with it. Before: the operator asks again

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from quicoll.errors import LocalError
 from quicoll.membership.member.actions import (
     Activate,
@@ -129,6 +131,7 @@ class MemberCore:
         self._learning = False  # it has stepped out of a view, and not said since that it is to be in the next one
         self._asks_to_leave = False
         self._leaving = False
+        self._parted = 0  # the view in which those who are to leave have handed over what they owned
         self._finished: int | None = None  # with _leaving: the step at which the work here ended as it should
         self._held = ""
 
@@ -297,7 +300,8 @@ class MemberCore:
         if self._local is None or step != self._local.step or self._local.vote is not None:
             raise LocalError(f"there is nothing to vote on step {step}; open is {self.open_step}", step=step)
         self._wait.begin(Awaited.DECISION, now_ns=now_ns)
-        self._tell(self._local.cast_vote(step, ok=ok, digest=digest, reason=reason, culprit=culprit, groups=groups))
+        vote = self._local.cast_vote(step, ok=ok, digest=digest, reason=reason, culprit=culprit, groups=groups)
+        self._tell(msgspec.structs.replace(vote, owns=self._progress.owns))
 
     def failed(
         self, reason: str, *, culprit: str = "", kind: FailureKind = "failed", blamed: Sequence[str] = (), now_ns: int
@@ -333,6 +337,14 @@ class MemberCore:
         self._learning = True
         self._tell(Learn(view_id=self._local.view.view_id))
 
+    def owns_state(self) -> None:
+        """Take note that part of the job's state may be nowhere but here."""
+        self._progress.owns = True
+
+    def parted(self) -> None:
+        """Take in that all who are to leave after the active view have handed over what they owned."""
+        self._parted = self._local.view.view_id if self._local is not None else 0
+
     def learned(self) -> None:
         """Ask to be in views again, if this node stepped out of one and is in no other yet."""
         if self._learning and self._state is not MemberState.LEFT:
@@ -348,7 +360,7 @@ class MemberCore:
         if not self._welcomed or self._leaving or self._state in (MemberState.DETACHED, MemberState.LEFT):
             return False
         self._asks_to_leave = True
-        self._tell(AskToLeave())
+        self._tell(AskToLeave(owns=self._progress.owns))
         return True
 
     def leave(self, reason: str = "", *, finished: int | None = None, now_ns: int) -> None:
@@ -405,7 +417,7 @@ class MemberCore:
         elif doubt is not None:
             self._out.append(Decided(*doubt, False, cause))
         if self._asks_to_leave and not self._leaving:
-            self._tell(AskToLeave())
+            self._tell(AskToLeave(owns=self._progress.owns))
         if self._leaving:
             self._tell_leave()
             self._done()
@@ -551,7 +563,9 @@ class MemberCore:
         self._move(MemberCause.DONE)
 
     def _tell_leave(self, reason: str = "") -> None:
-        self._tell(Leave(reason=clip(reason), finished=self._finished, committed_step=self._progress.holds))
+        holds = self._progress.holds
+        parted = self._local is not None and self._local.view.view_id == self._parted
+        self._tell(Leave(reason=clip(reason), finished=self._finished, committed_step=holds, parted=parted))
 
     def _tell(self, message: MemberMessage) -> None:
         self._out.append(TellCoordinator(message))

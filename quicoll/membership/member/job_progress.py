@@ -4,6 +4,7 @@
     last_view_id    the largest view ever proposed to this process; views only grow
     committed       the last step that is known to be committed: where the next one of a view begins
     holds           the last step whose result is here; where it is behind `committed`, another member's state is needed
+    owns            whether part of the job's state may be nowhere but here
     doubt           the step voted on with ok in a view that is over, until a Welcome says what the journal has of it
 
 The vote is the point of no return. Before it, this member alone can make sure that the step is not committed: losing
@@ -45,6 +46,7 @@ class JobProgress:
         self.last_view_id = 0
         self.committed = 0
         self.holds = holds
+        self.owns = False
         self.doubt: tuple[int, int] | None = None  # (view_id, step)
 
     def contradiction(self, message: Welcome) -> str:

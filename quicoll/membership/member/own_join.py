@@ -45,7 +45,9 @@ class OwnJoin:
 
     def message(self, progress: JobProgress) -> Join:
         """Return the Join to send, with what this process holds now."""
-        return msgspec.structs.replace(self._join, committed_step=progress.holds, doubt=progress.doubt)
+        return msgspec.structs.replace(
+            self._join, committed_step=progress.holds, doubt=progress.doubt, owns=progress.owns
+        )
 
     def adopt(self, lost_after_ns: int) -> str:
         """Take over the coordinator's setting; return why it cannot be meant, "" if it was taken."""

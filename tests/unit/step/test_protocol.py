@@ -260,7 +260,7 @@ async def test_a_view_that_breaks_while_states_are_compared_aborts_the_step_that
 
 async def test_a_rank_that_cannot_take_the_state_ends_the_view_for_the_others() -> None:
     rank = Rank()
-    rank.engine.answers["wait_view"] = view(1, committed_step=9)
+    rank.engine.answers["wait_view"] = view(1, 2, committed_step=9)
     rank.group.others = [told(StateVersion(9, 9), {})]
     with pytest.raises(LocalError, match="register_state"):
         await rank.one()

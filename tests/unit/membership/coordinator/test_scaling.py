@@ -206,3 +206,82 @@ def test_a_node_that_comes_to_a_job_at_work_may_expect_any_world_size() -> None:
     bench.join("c", world_size=7)
     bench.advance(SECOND)
     assert bench.confirm().nodes == ("a", "b", "c")
+
+
+# -- ranks that own parts of the state -------------------------------------------------------------------------------
+
+
+def owning(bench: Bench, *nodes: str) -> None:
+    """A step is committed, by whose votes all of these own part of the state."""
+    bench.begin(*nodes)
+    for node in nodes:
+        bench.say(node, m.Vote(view_id=bench.view_id, step=bench.step, ok=True, digest=b"d", owns=True))
+
+
+def test_owners_are_named_in_a_view_of_their_own_before_they_go_and_the_first_to_part_lets_all_go() -> None:
+    bench = Bench(4)
+    bench.installed(*"abcd")
+    asked(bench, 2)
+    owning(bench, *"abcd")
+    assert all(not isinstance(each, m.Decide) or not each.dismissal for told in bench.inbox.values() for each in told)
+    view = bench.confirm()
+    assert (view.nodes, view.parting) == (("a", "b", "c", "d"), ("c", "d"))
+    bench.inbox.clear()
+    bench.advance(SECOND)
+    assert not bench.inbox  # nobody is told to go while things are handed over
+    bench.say("d", m.Leave(reason="Dismissed", parted=True, committed_step=1))
+    assert bench.proposed().nodes == ("a", "b")
+    assert bench.proposed().parting == ()
+    assert isinstance(bench.inbox["c"][-1], m.Dismiss)
+    assert bench.confirm().nodes == ("a", "b")
+    assert History.of(bench.records).to_leave == ()
+    assert sorted(action.event.node for action in bench.notes(a.NodeDismissed)) == ["c", "d"]
+
+
+def test_where_the_view_ends_before_that_the_next_one_has_the_same_marks() -> None:
+    bench = Bench(4)
+    bench.installed(*"abcd")
+    asked(bench, 2)
+    owning(bench, *"abcd")
+    bench.confirm()
+    bench.lose("b")
+    view = bench.confirm()
+    assert (view.nodes, view.parting) == (("a", "c", "d"), ("c", "d"))
+    bench.say("d", m.Leave(reason="failed", committed_step=1))  # of its own will: it has handed over nothing
+    assert "c" in bench.proposed().nodes
+
+
+def test_an_owner_that_is_asked_to_stop_ends_the_step_that_others_begin_without_it() -> None:
+    bench = Bench(3)
+    bench.installed(*"abc")
+    owning(bench, *"abc")
+    bench.begin("a", "b")
+    bench.inbox.clear()
+    bench.say("c", m.AskToLeave(owns=True))
+    assert not any(isinstance(message, m.MayLeave) for message in bench.inbox["c"])
+    assert isinstance(bench.inbox["a"][0], m.Decide)
+    assert not bench.inbox["a"][0].commit
+    view = bench.confirm()
+    assert (view.nodes, view.parting) == (("a", "b", "c"), ("c",))
+    bench.say("c", m.Leave(reason="terminated", parted=True, committed_step=1))
+    assert bench.confirm().nodes == ("a", "b")
+    assert not bench.notes(a.NodeDismissed)  # no operator has asked for that
+
+
+def test_an_owner_that_asks_while_a_view_forms_is_heard_when_others_begin_in_it() -> None:
+    bench = Bench(3)
+    bench.installed(*"abc")
+    owning(bench, *"abc")
+    bench.lose("b")
+    bench.say("c", m.AskToLeave(owns=True))
+    assert bench.confirm().parting == ()
+    bench.begin("a")
+    assert bench.confirm().parting == ("c",)
+
+
+def test_an_owner_alone_may_go() -> None:
+    bench = Bench(1)
+    bench.installed("a")
+    owning(bench, "a")
+    bench.say("a", m.AskToLeave(owns=True))
+    assert isinstance(bench.inbox["a"][-1], m.MayLeave)
