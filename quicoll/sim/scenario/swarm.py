@@ -41,6 +41,9 @@ promised. To be seen a forgery needs somebody who has to be given a state, so an
 Operators. A quarter of the seeds without a liar or a forger have one, drawn by a generator of its own as well. It asks
 for one rank at least and two more than there were at most, so that jobs grow and shrink while other things break.
 
+Spares. A seventh of the seeds without an operator have one or two workers that stand by, and take the places of those
+who are lost; most of them are kept warm. Drawn apart, too. Faults befall them as well.
+
 Coordinators. A quarter of the seeds have two, drawn by a generator of its own too. All else of such a seed is as it
 was, and what strikes "the coordinator" strikes one of them, which may lead or not. The lease is between half a second
 and two; what befalls the leader and the database comes once to three times.
@@ -227,6 +230,8 @@ def generate(
     horizon = draw.one_of(_HORIZONS_MS) * _MS
     pace = draw.between(0.3, 1.0)
     drawn = _settings(draw, ranks, enabled)
+    if settings is None and scales is None:
+        drawn = _with_spares(seed, drawn, wanted)
     if several is not None:
         drawn = replace(drawn, coordinators=2, lease=several.one_of((0.5, 1.0, 2.0)))
     settings = replace(drawn, sites=_sites(seed, ranks)) if settings is None else replace(settings, ranks=ranks)
@@ -326,6 +331,15 @@ def _scales(seed: int, wanted: Sequence[str]) -> _Draw | None:
     return draw if "scale" in wanted and draw.chance(1.0 if len(wanted) == 1 else 0.25) else None
 
 
+def _with_spares(seed: int, settings: Settings, wanted: Sequence[str]) -> Settings:
+    """The settings of a seed, which may have workers that stand by; most of these are kept warm."""
+    draw = _Draw(random.Random(f"quicoll.sim/swarm/spares/{seed}"))  # noqa: S311 - a simulation has no secrets
+    if not wanted or not draw.chance(0.15):
+        return settings
+    spares = draw.one_of((1, 1, 2))
+    return replace(settings, spares=spares, warm_spares=draw.one_of((0, 1, 1, spares)))
+
+
 def _several(seed: int, wanted: Sequence[str]) -> _Draw | None:
     """What the losses of this seed's several coordinators are drawn by; None where it has one."""
     draw = _Draw(random.Random(f"quicoll.sim/swarm/coordinators/{seed}"))  # noqa: S311 - a simulation has no secrets
@@ -342,7 +356,7 @@ class _Builder:
         self._horizon = horizon_ns
         self._lost = round(settings.lost_after * _S)
         self._events: list[ScenarioEvent] = []
-        self._workers = [node_name(rank) for rank in range(settings.ranks)]
+        self._workers = [node_name(rank) for rank in range(settings.ranks + settings.spares)]
         self._nodes = [COORDINATOR_HOST, *self._workers]
         self._last = 0
         self._sick_ns = 0  # no healing before this time

@@ -182,7 +182,7 @@ async def test_a_pull_ends_by_its_time_and_says_why() -> None:
     there = packed("p", b"abc")
     pulling = asyncio.ensure_future(bench.spreader.pull("s", [(there.entry, ["n1"])], timeout=0.05))
     await turns()
-    wire.say(wire.sent[0].number, PieceChunk(b"abd"))
+    wire.say(wire.sent[0].number, PieceChunk(b"xyz"))
     found = await pulling
     assert dict(found.pieces) == {}
     assert found.lacking["p"] == "n1: gave other bits than its digest says"
