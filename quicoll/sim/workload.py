@@ -14,6 +14,10 @@ state too.
 A quarter of the seeds have a table in their state, which the first step fills, and of which every later one changes one
 row. It is large enough to be learned beside the steps (quicoll.state.learning), where `LEARN_FROM` is the setting.
 
+A fifth of the seeds divide a vector between the ranks (quicoll.Sharded), with a copy of each part on the next rank.
+Each step gives all of it new values, a function of the history too, so that each rank knows what the others own: before
+it stages its part it compares what it has, and a part that nobody holds any more is read from there.
+
 Every seed has a load of its own (`Load.of`): an algorithm, a few of the operations, and how often the whole vector is
 reduced. The whole is above the size at which a reduction is divided between two owners, or three; the other steps
 reduce the first `PART` elements, since what a run costs is mostly its datagrams.
@@ -35,11 +39,14 @@ from quicoll.errors import CheckpointError, Diverged, LocalError, Mismatch, Quic
 from quicoll.sim.digests import state_digest
 from quicoll.sim.operations import OPERATIONS, CallSite, tree
 from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning, grouping
+from quicoll.state.rank_state import SHARDED
+from quicoll.state.sharded import Sharded
 
 if TYPE_CHECKING:
     from quicoll.checkpoint.disk import Disk
     from quicoll.job import Job
     from quicoll.plan.schedule import AlgorithmName
+    from quicoll.step.context import Step
 
 __all__ = ["COMPUTE_S", "LEARN_FROM", "WORKLOAD_SHARDS", "Load", "Reference", "worker"]
 
@@ -49,6 +56,7 @@ SIZES = (4_159, 8_255)  # just above 16 and 32 KiB: two owners, three
 CHECKPOINTS = "/data/checkpoints"
 CHECKPOINT_EVERY = 3
 ROWS, ROW_BYTES = 32, 1024  # of the table
+DIVIDED = 160  # elements of the divided vector
 LEARN_FROM = ROWS * ROW_BYTES
 COMPUTE_S = 0.05  # of simulated time in each step by default, so that faults fall between and into collectives
 
@@ -62,7 +70,7 @@ class Load:
 
     algorithm: of the reductions. elements: of the vector. whole_every: steps whose numbers are multiples of it reduce
     all of it. operations: called in turn, by name. at_once: while the reduction is in flight. groups: which steps
-    work in sub-groups; None: none does. table: whether the state has a table.
+    work in sub-groups; None: none does. table: whether the state has a table. divided: whether a vector is divided.
     """
 
     algorithm: AlgorithmName = "auto"
@@ -72,6 +80,7 @@ class Load:
     at_once: bool = False
     groups: Grouping | None = None
     table: bool = False
+    divided: bool = False
 
     @staticmethod
     def of(seed: int) -> Load:
@@ -87,6 +96,7 @@ class Load:
             at_once=draw() < 0.5,
             groups=grouping(seed),
             table=draw() < 0.25,
+            divided=draw() < 0.2,
         )
 
     def reduced(self, step: int) -> int:
@@ -134,6 +144,13 @@ def change_table(table: Any, step: int) -> None:
         table[step % ROWS] = step % 251
 
 
+def divided_after(before: Any, start: int, number: int) -> Any:
+    """A part of the divided vector after a step. before: it. start: its first element. number: the mark of the step."""
+    index = np.arange(start, start + len(before), dtype=np.uint64)
+    changed = (index * np.uint64(2654435761) + np.uint64(number)) % np.uint64(100003)
+    return before * np.float32(0.5) + changed.astype(np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class _After:
     """The state after some steps: what a history comes to."""
@@ -155,7 +172,10 @@ class Reference:
         history = np.asarray(state["history"], np.int64).reshape(-1, 2)
         views = tuple((int(view_id), int(world)) for view_id, world in history[:step])
         found = self._after(views)
-        return state_digest(_state(found.vector, step, views, found.rows, found.table))
+        replayed = _state(found.vector, step, views, found.rows, found.table)
+        if SHARDED in state:  # digests, by which the product itself judges the parts; they are equal on all ranks
+            replayed[SHARDED] = state[SHARDED]
+        return state_digest(replayed)
 
     def _replay(self, views: tuple[tuple[int, int], ...]) -> _After:
         load = self._load
@@ -191,6 +211,32 @@ class _Held:
         self.views: tuple[tuple[int, int], ...] = ()
         self.rows: Any = beginning() if self._grouped else None
         self.table: Any = beginning_of_table() if load.table else None
+        self.part: Sharded | None = None
+        if load.divided:
+            self.part = Sharded(DIVIDED, {"part": "float32"}, blocks=WORKLOAD_SHARDS, backup=1, read=self._read)
+        self._divided: tuple[int, Any] = 0, np.zeros(DIVIDED, np.float32)  # after so many of `views`
+
+    def divided(self, step: int) -> Any:
+        """The whole of the divided vector after a step that is in the history."""
+        count, found = self._divided
+        if count > step or count > len(self.views):
+            count, found = 0, np.zeros(DIVIDED, np.float32)
+        for number, view in enumerate(self.views[count:step], count + 1):
+            found = divided_after(found, 0, mark(number, *view))
+        self._divided = step, found
+        return found
+
+    def _read(self, step: int, name: str, start: int, stop: int) -> Any:
+        return self.divided(step)[start:stop]
+
+    async def stage(self, step: Step, number: int) -> None:
+        """Give the divided vector new values. number: the mark of the step."""
+        if self.part is None:
+            return
+        mine, owned = self.part.mine, self.part["part"]
+        if not np.array_equal(owned, self.divided(self.count)[mine]):
+            raise AssertionError(f"elements {mine} of the divided vector are not those of step {self.count}")
+        await self.part.stage(step, {"part": divided_after(owned, mine.start, number)})
 
     def save(self) -> dict[str, Any]:
         # The memory itself, as users' programs give it.
@@ -201,6 +247,7 @@ class _Held:
         self.views = tuple((int(view_id), int(world)) for view_id, world in state["history"])
         self.rows = state["rows"].copy() if self._grouped else None
         self.table = state["table"].copy() if self.table is not None else None
+        self._divided = 0, np.zeros(DIVIDED, np.float32)
 
     def apply(self, mean: Any, rows: Any, number: int, view: tuple[int, int]) -> None:
         self.vector, self.count, self.rows = applied(self.vector, mean), number, rows
@@ -231,7 +278,7 @@ async def worker(
     if found is not None:
         held.load(found.tensors)
         job.resume_from(found.step)
-    job.register_state(held.save, held.load)
+    job.register_state(held.save, held.load, sharded=None if held.part is None else {"divided": held.part})
     while not done():
         try:
             await _step(job, held, load, divided)
@@ -257,5 +304,6 @@ async def _step(job: Job, held: _Held, load: Load, divided: Subgroups) -> None:
         rows = await divided.work(held.rows, number) if load.in_groups(number) else held.rows
         mean = None if load.at_once else await reduced
         await OPERATIONS[load.operation(number)](job.group, here)
+        await held.stage(step, here.mark)
         mean = await reduced if mean is None else mean
         step.on_commit(lambda: held.apply(mean, rows, number, view))
