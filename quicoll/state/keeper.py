@@ -109,11 +109,18 @@ class StateKeeper:
             self._check_every, self._digest = found.check_every, found.digest
             self._compared, self._first = self._state.version.step, True
             self._reports.synchronised(found, view)
-            await self._redistribute(found, view)
         return found
 
-    async def _redistribute(self, found: ViewState, view: View) -> None:
-        """Bring the blocks of sharded states to their places."""
+    async def redistribute(self, found: ViewState, view: View) -> None:
+        """Bring the blocks of sharded states to their places, after all ranks have come to one state.
+
+        Args:
+            found: What `synchronise` has found.
+            view: The view.
+        Raises:
+            QuicollError: As `quicoll.state.redistribution.redistribute`.
+            LocalError: A rank has registered no state.
+        """
         sharded = self._state.sharded
         if sharded is None:
             return

@@ -332,7 +332,10 @@ class StepProtocol:
 
     async def _synchronise(self) -> ViewState:
         try:
-            return await self.synchronise()
+            found = await self.synchronise()
+            if not found.learners:
+                await self._keeper.redistribute(found, self._context.view)
+            return found
         except (Diverged, ShardLost):
             # All ranks raise it, each when it has all that it needs. To end the view would keep others from that.
             raise
