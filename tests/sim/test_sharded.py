@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from quicoll import Sharded
+from quicoll.data import Sampler
 from quicoll.errors import QuicollError, ShardLost
 from quicoll.sim import Settings, Simulation
 
@@ -17,45 +18,70 @@ if TYPE_CHECKING:
     from quicoll.sim import Outcome
 
 STEPS, SHARDS, SIZE = 40, 8, 61
+SAMPLES, BATCH, EPOCHS = 76, 8, 4  # ten steps an epoch, the last of them with four samples
 PIECES = {"m": "float32", "v": "float32"}
 
 
-def gradient(weights: Any, shard: int, step: int) -> Any:
-    index = np.arange(SIZE, dtype=np.float32)
-    return (np.sin(index * (shard + 1) + step) - weights * np.float32(0.01)).astype(np.float32)
+class Training:
+    """One rank of ZeRO-1: parameters on all ranks, the optimizer's moments divided between them, samples used once."""
 
+    def __init__(self, **options: Any) -> None:
+        self.held = {"weights": np.zeros(SIZE, np.float32), "used": np.zeros(SAMPLES, np.float32)}
+        self.moments = Sharded(SIZE, PIECES, blocks=SHARDS, **options)
+        self.sampler = Sampler(SAMPLES, batch_size=BATCH, shards=SHARDS, seed=7)
 
-async def attempt(job: Job, held: dict[str, Any], moments: Sharded, steps: int) -> None:
-    """One attempt at a step of ZeRO-1: parameters on all ranks, the optimizer's moments divided between them."""
-    async with job.step() as step:
-        if step.number > steps:
-            return
-        shards = job.group.shards(SHARDS)
-        leaves = [gradient(held["weights"], shard, step.number) for shard in shards]
-        own = await job.group.reduce_scatter(
-            shards.leaves(leaves, like=held["weights"]), counts=moments.counts, op="avg"
-        )
-        m = moments["m"] * np.float32(0.9) + own * np.float32(0.1)
-        v = moments["v"] * np.float32(0.99) + own * own * np.float32(0.01)
-        part = held["weights"][moments.mine] - np.float32(0.05) * m / (np.sqrt(v) + np.float32(1e-6))
-        await moments.stage(step, {"m": m, "v": v})
-        weights = await job.group.all_gather(part)
-        step.on_commit(lambda: held.update(weights=weights))
+    def register(self, job: Job) -> None:
+        job.register_state(lambda: self.held | {"data": self.sampler.state()}, self._load, sharded={"a": self.moments})
+
+    def _load(self, state: Any) -> None:
+        self.held.update(weights=state["weights"].copy(), used=state["used"].copy())
+        self.sampler.load_state(state["data"])
+
+    def _gradient(self, samples: Any) -> Any:
+        """Of one logical shard: of its samples, which may be none."""
+        total = -self.held["weights"] * np.float32(0.01)
+        for sample in samples:
+            total += np.sin(np.arange(SIZE, dtype=np.float32) * np.float32(sample + 1))
+        return total
+
+    async def attempt(self, job: Job) -> None:
+        held, moments = self.held, self.moments
+        async with job.step() as step:
+            if step.number > STEPS:
+                return
+            shards = job.group.shards(SHARDS)
+            parts = self.sampler.take(step, shards)
+            counts = [np.bincount(part.indices, minlength=SAMPLES).astype(np.float32) for part in parts]
+            used = await job.group.all_reduce(shards.leaves(counts, like=held["used"]))
+            leaves = [self._gradient(part.indices) for part in parts]
+            own = await job.group.reduce_scatter(
+                shards.leaves(leaves, like=held["weights"]), counts=moments.counts, op="avg"
+            )
+            m = moments["m"] * np.float32(0.9) + own * np.float32(0.1)
+            v = moments["v"] * np.float32(0.99) + own * own * np.float32(0.01)
+            part = held["weights"][moments.mine] - np.float32(0.05) * m / (np.sqrt(v) + np.float32(1e-6))
+            await moments.stage(step, {"m": m, "v": v})
+            weights = await job.group.all_gather(part)
+            step.on_commit(lambda: held.update(weights=weights, used=held["used"] + used))
+
+    def end(self) -> bytes:
+        if self.held["used"].tolist() != [EPOCHS] * SAMPLES:
+            raise AssertionError(f"samples were used so often in {EPOCHS} epochs: {self.held['used']}")
+        return self.held["weights"].tobytes()
 
 
 def worker_of(**options: Any) -> Callable[..., Any]:
     async def worker(job: Job, sim: Simulation) -> Any:
-        held = {"weights": np.zeros(SIZE, np.float32)}
-        moments = Sharded(SIZE, PIECES, blocks=SHARDS, **options)
-        job.register_state(lambda: held, lambda new: held.update(weights=new["weights"].copy()), sharded={"a": moments})
+        training = Training(**options)
+        training.register(job)
         while job.committed_step < STEPS:
             try:
-                await attempt(job, held, moments, STEPS)
+                await training.attempt(job)
             except ShardLost:
                 raise
             except QuicollError:
                 continue
-        return held["weights"].tobytes()
+        return training.end()
 
     return worker
 
@@ -81,7 +107,7 @@ def ends(outcome: Outcome) -> list[bytes]:
 
 
 def test_four_three_eight_two_four_workers_with_divided_moments_give_the_bits_of_one(alone: bytes) -> None:
-    """S2, S8: without a backup; whoever leaves hands over what it owns, and no step is aborted."""
+    """S2, S8: without a backup. Whoever leaves hands over what it owns, no step is aborted, no sample is used twice."""
 
     def script(sim: Simulation) -> None:
         sim.at(0.6).scale(3)
@@ -135,18 +161,17 @@ def test_what_is_lost_comes_from_a_checkpoint_of_the_last_committed_step(alone: 
         return saved[step][name][start:stop]
 
     async def worker(job: Job) -> Any:
-        held = {"weights": np.zeros(SIZE, np.float32)}
-        moments = Sharded(SIZE, PIECES, blocks=SHARDS, read=read)
-        job.register_state(lambda: held, lambda new: held.update(weights=new["weights"].copy()), sharded={"a": moments})
+        training = Training(read=read)
+        training.register(job)
         while job.committed_step < STEPS:
             try:
-                await attempt(job, held, moments, STEPS)
+                await training.attempt(job)
             except QuicollError:
                 continue
             whole = saved.setdefault(job.committed_step, {name: np.zeros(SIZE, np.float32) for name in PIECES})
             for name in PIECES:  # a checkpoint of every step, on a disk that all share
-                whole[name][moments.mine] = moments[name]
-        return held["weights"].tobytes()
+                whole[name][training.moments.mine] = training.moments[name]
+        return training.end()
 
     sim = Simulation(worker, seed=5, settings=Settings(ranks=3, limit=120.0), compute=0.1)
     sim.at(0.83).crash(1)
