@@ -178,7 +178,8 @@ def test_scenarios_are_in_order_end_with_a_healing_and_keep_to_their_nodes() -> 
             assert isinstance(made.events[-1].fault, Heal)
             assert list(made.events) == sorted(made.events, key=lambda event: event.at_ns)
             assert made.events[-1].at_ns < 20_000_000_000
-            known = ["coordinator", *(f"worker-{rank}" for rank in range(ranks)), *newcomers(made.events, ranks)]
+            count = ranks + made.settings.spares
+            known = ["coordinator", *(f"worker-{rank}" for rank in range(count)), *newcomers(made.events, count)]
             for event in made.events:
                 fault = event.fault
                 named = [
@@ -263,6 +264,14 @@ def test_several_coordinators_change_nothing_else_of_a_seed() -> None:
         assert losses or made == without
         assert [event for event in made.events[:-1] if event not in losses] == list(without.events[:-1])
     assert len(SEEDS) // 5 < several < len(SEEDS) // 3
+
+
+def test_a_seventh_of_the_seeds_have_workers_that_stand_by_and_most_of_them_warm_ones() -> None:
+    drawn = [generate(seed).settings for seed in range(200)]
+    some = [settings for settings in drawn if settings.spares]
+    assert 15 < len(some) < 45
+    assert {(settings.spares, settings.warm_spares) for settings in some} == {(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)}
+    assert generate(3, kinds=()).settings.spares == 0
 
 
 def test_half_of_the_seeds_have_sites_in_several_ways() -> None:

@@ -2,8 +2,8 @@
 
 Delta debugging (Zeller, Hildebrandt 2002, "Simplifying and Isolating Failure-Inducing Input", IEEE TSE 28(2)): ddmin
 takes away ever smaller parts of the events, keeps what still fails, and ends where no single event can go. Then fewer
-ranks, fewer steps, settings and conditions as they are by default, and rounder times; and all again as long as anything
-helps.
+spares, fewer ranks, fewer steps, settings and conditions as they are by default, and rounder times; and all again as
+long as anything helps.
 
 A smaller scenario counts only if it fails in the same way, by the kind of its failure; a run that breaks another
 promise is another bug. The last healing stays, as a cluster that is never healed fails to end, which explains nothing.
@@ -90,7 +90,14 @@ def shrink(scenario: Scenario, kind: str, verdict: FailureTest, *, runs: int = 2
         while before != search.best:
             before = search.best
             _fewer_events(search)
-            for smaller in (_fewer_ranks, _fewer_steps, _plainer_settings, _plainer_events, _rounder_times):
+            for smaller in (
+                _fewer_spares,
+                _fewer_ranks,
+                _fewer_steps,
+                _plainer_settings,
+                _plainer_events,
+                _rounder_times,
+            ):
                 # Each success changes what the next candidate is made of, so begin anew.
                 while any(search.take(each) for each in smaller(search.best)):
                     pass
@@ -125,6 +132,16 @@ def _split(scenario: Scenario) -> tuple[tuple[ScenarioEvent, ...], tuple[Scenari
     if events and isinstance(events[-1].fault, Heal):
         return events[:-1], events[-1:]
     return events, ()
+
+
+def _fewer_spares(scenario: Scenario) -> Iterator[Scenario]:
+    """Before there are fewer ranks, or spares would take their places."""
+    settings = scenario.settings
+    if settings.spares:
+        events = _events_among(scenario, settings.ranks, settings.coordinators)
+        yield replace(scenario, settings=replace(settings, spares=0, warm_spares=0), events=events)
+    if settings.warm_spares:
+        yield replace(scenario, settings=replace(settings, warm_spares=0))
 
 
 def _fewer_ranks(scenario: Scenario) -> Iterator[Scenario]:
@@ -174,7 +191,7 @@ def _plainer_settings(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, compute_s=COMPUTE_S)
     for each in fields(Settings):
         value = getattr(usual, each.name)
-        if each.name != "ranks" and getattr(settings, each.name) != value:
+        if each.name not in ("ranks", "spares", "warm_spares") and getattr(settings, each.name) != value:
             plainer = replace(settings, **{each.name: value})
             events = _events_among(scenario, plainer.ranks + plainer.spares, plainer.coordinators)
             yield replace(scenario, settings=plainer, events=events)

@@ -41,8 +41,8 @@ promised. To be seen a forgery needs somebody who has to be given a state, so an
 Operators. A quarter of the seeds without a liar or a forger have one, drawn by a generator of its own as well. It asks
 for one rank at least and two more than there were at most, so that jobs grow and shrink while other things break.
 
-Spares. A seventh of the seeds without an operator have one or two workers that stand by, and take the places of those
-who are lost; most of them are kept warm. Drawn apart, too. Faults befall them as well.
+Spares. A seventh of the seeds have one or two workers that stand by, and take the places of those who are lost; most of
+them are kept warm. Drawn apart, too. Faults befall them as well; an operator gets no more ranks than there were.
 
 Coordinators. A quarter of the seeds have two, drawn by a generator of its own too. All else of such a seed is as it
 was, and what strikes "the coordinator" strikes one of them, which may lead or not. The lease is between half a second
@@ -230,7 +230,7 @@ def generate(
     horizon = draw.one_of(_HORIZONS_MS) * _MS
     pace = draw.between(0.3, 1.0)
     drawn = _settings(draw, ranks, enabled)
-    if settings is None and scales is None:
+    if settings is None:
         drawn = _with_spares(seed, drawn, wanted)
     if several is not None:
         drawn = replace(drawn, coordinators=2, lease=several.one_of((0.5, 1.0, 2.0)))
