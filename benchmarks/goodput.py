@@ -1,9 +1,9 @@
 """How much of a job's throughput is kept while ranks fail: simulated, with the real code, on a virtual clock.
 
     python benchmarks/goodput.py [--ranks 32] [--minutes 30] [--faults 62] [--compute 5] [--restart 10] [--spares 0]
-                                 [--lost-after 2] [--seed 1] [--json FILE]
+                                 [--cuts 4] [--lost-after 2] [--seed 1] [--json FILE]
 
-Processes are killed at random times (so many faults in all), one in four has its machine cut off instead, for as
+Processes are killed at random times (so many faults in all), one in --cuts has its machine cut off instead, for as
 long; a killed one is started again after --restart seconds. A rank computes for --compute seconds, then reduces what it
 has in a step, and commits it. A step that is aborted is tried again with what was computed; a rank that has just come
 in, and computed nothing for the step that the others are at, takes part in it with nothing, so that nobody waits for
@@ -59,7 +59,8 @@ class Training:
             await asyncio.sleep(self._compute_s)  # of the next step, from the state that this rank has
             over = await self._commit(job, sim, state, computed=job.committed_step + 1)
         self.ended.append(state["weights"].tobytes())
-        self.steps, self.work = job.committed_step, int(state["work"][0])
+        # For the first step, by which ranks come in, nobody has computed anything.
+        self.steps, self.work = job.committed_step - 1, int(state["work"][0])
 
     async def _commit(self, job: Job, sim: Simulation, state: dict[str, Any], *, computed: int) -> bool:
         """Try until a step is committed; return whether it was the last, as all ranks agree. computed: for which."""
@@ -97,7 +98,7 @@ def run(given: argparse.Namespace, faults: int) -> dict[str, Any]:
         at = (number + chance.random()) * (until_s - 60) / max(faults, 1) + 5
         node = chance.choice([node for node in range(nodes) if busy[node] < at])
         busy[node] = at + 2 * given.restart
-        if number % 4:
+        if not given.cuts or number % given.cuts:
             simulation.at(at).crash(node)
             simulation.at(at + given.restart).restart(node)
         else:
@@ -123,6 +124,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=62)
     parser.add_argument("--compute", type=float, default=5.0)
     parser.add_argument("--restart", type=float, default=10.0)
+    parser.add_argument("--cuts", type=int, default=4, help="0: none is cut off")
     parser.add_argument("--lost-after", type=float, default=2.0)
     parser.add_argument("--spares", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)

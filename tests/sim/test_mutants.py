@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from takeover_mutants import TAKEOVER_MUTANTS
 
 import quicoll.collectives.context
 import quicoll.collectives.split
@@ -496,5 +497,5 @@ def test_scenario_passes_without_mutant(
 def test_every_invariant_has_a_mutant_that_it_catches() -> None:
     from quicoll.sim.invariants import INVARIANTS
 
-    caught = {mutant.caught_by for mutant in MUTANTS}
+    caught = {*(mutant.caught_by for mutant in MUTANTS), *(kind for _, _, kind in TAKEOVER_MUTANTS)}
     assert [kind for kind in INVARIANTS if kind not in caught] == []

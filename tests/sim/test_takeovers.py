@@ -10,31 +10,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from takeover_mutants import (
+    A_LEADER_WAKES_UP_WITH_ALL_VOTES,
+    LEASE,
+    RANKS_COME_TO_A_LEADER_OF_THE_PAST,
+    SETTINGS,
+    TAKEOVER_MUTANTS,
+    answers_are_not_confirmed,
+    scenario,
+)
 
-from quicoll.engine.coordinator_choice import CoordinatorChoice
 from quicoll.errors import JournalError, LocalError
-from quicoll.membership import service
 from quicoll.membership.coordinator.history import Proposed, Seeded
-from quicoll.sim import Settings
 from quicoll.sim.database import SimDatabase
 from quicoll.sim.runner import run_scenario, run_seed
 from quicoll.sim.scenario.events import JOURNAL_FAULTS, TAKEOVERS
-from quicoll.sim.scenario.language import parse_events
-from quicoll.sim.scenario.swarm import Scenario
 from quicoll.sim.trace.recording import Recording
 from quicoll_transport.sim import World
 
-if TYPE_CHECKING:
-    from quicoll.membership.coordinator.lease import HeldBy
-
 Patch = pytest.MonkeyPatch
 
-LEASE = 0.5
-SETTINGS = Settings(ranks=3, coordinators=2, lease=LEASE, lost_after=0.5, recovery=20.0, limit=60.0)
-
-
-def scenario(text: str, *, settings: Settings = SETTINGS, steps: int = 4) -> Scenario:
-    return Scenario(seed=5, steps=steps, compute_s=0.2, settings=settings, events=parse_events(text))
+if TYPE_CHECKING:
+    from quicoll.membership.coordinator.lease import HeldBy
+    from quicoll.sim.scenario.swarm import Scenario
 
 
 def ran(text: str) -> Recording:
@@ -97,60 +95,10 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert one.digest == other.digest
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Mutants
-
-
-def the_fence_is_gone(patch: Patch) -> None:
-    """An append is taken by whatever leader it comes from."""
-    honest = SimDatabase.append
-
-    def generous(self: SimDatabase, token: int, number: int, record: Any) -> HeldBy | None:
-        with patch.context() as inside:
-            inside.setattr(SimDatabase, "leads", lambda self, token: True)
-            return honest(self, token, number, record)
-
-    patch.setattr(SimDatabase, "append", generous)
-
-
-def answers_are_not_confirmed(patch: Patch) -> None:
-    """What rests on the whole journal is told without asking whether another has appended to it."""
-    patch.setattr(service, "rests_on_journal", lambda action: False)
-
-
-def the_coordinator_is_never_changed(patch: Patch) -> None:
-    patch.setattr(CoordinatorChoice, "failed", lambda self, *, now_ns: None)
-    patch.setattr(CoordinatorChoice, "named", lambda self, leader, *, now_ns: False)
-
-
-A_LEADER_WAKES_UP_WITH_ALL_VOTES = scenario(
-    # The pause is longer than the lease and shorter than what its ranks need to give it up: the votes are waiting.
-    'sim.at_vote(2, start=0.3).take_over("pause"); sim.at(4.0).heal()',
-    settings=replace(SETTINGS, lost_after=4.0),
-)
-# Cut off from all, it gives up one lease after it has last tried to renew its own, which another has taken before that.
-# In between it is reached again, by ranks that have done steps with the other.
-RANKS_COME_TO_A_LEADER_OF_THE_PAST = replace(
-    scenario(
-        'sim.at(0.47).partition({"coordinator"}, {0, 1, 2}); sim.at(1.2).partition({"coordinator"}, {"database"});'
-        'sim.at(5.2).repair({"coordinator"}, {0, 1, 2}); sim.at(5.4).crash("coordinator-2"); sim.at(7.0).heal()',
-        settings=replace(SETTINGS, lease=4.0),
-        steps=12,
-    ),
-    compute_s=0.05,
-)
-THE_LEADER_IS_GONE = scenario(
-    'sim.at(0.5).take_over("crash"); sim.at(2.0).heal()', settings=replace(SETTINGS, recovery=4.0)
-)
-
-MUTANTS = (
-    (the_fence_is_gone, A_LEADER_WAKES_UP_WITH_ALL_VOTES, "one-leader"),
-    (the_coordinator_is_never_changed, THE_LEADER_IS_GONE, "progress"),
-)
-
-
 @pytest.mark.interpreted
-@pytest.mark.parametrize(("change", "found_by", "kind"), MUTANTS, ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.parametrize(
+    ("change", "found_by", "kind"), TAKEOVER_MUTANTS, ids=lambda each: getattr(each, "__name__", "")
+)
 def test_a_mutant_is_caught_where_the_rules_pass(
     change: Callable[[Patch], None], found_by: Scenario, kind: str, monkeypatch: Patch
 ) -> None:
