@@ -402,7 +402,9 @@ class StepProtocol:
                 await self._end_check(attempt, view_id, check)
             await self.commit(attempt, view_id, unfinished)
         elif isinstance(error, PeerError | Corrupted | Partitioned):
-            # The view is dead, so no vote of ours can come from this step any more: it is committed nowhere.
+            # What no operation met, as a block that is not what its owner told, nobody else knows of yet. Then the view
+            # is dead: no vote of ours can come from this step any more, and it is committed nowhere.
+            await asyncio.shield(asyncio.ensure_future(self._runtime.call(self._engine.break_view(view_id, error))))
             raise self._aborted(error, attempt.number) from error
         elif not isinstance(error, Mismatch | StepAborted):  # those two say that all ranks know
             await self._give_up(view_id, reason_of(error))

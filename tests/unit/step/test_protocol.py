@@ -307,3 +307,13 @@ async def test_a_step_whose_audit_cannot_be_written_is_not_voted_for() -> None:
         await rank.one()
     assert rank.engine.asked("give_up") == [(1, "audit x: disk full")]
     assert (rank.engine.asked("vote"), rank.ran) == ([], [])
+
+
+async def test_what_is_found_above_the_operations_of_a_step_breaks_the_view_for_all_ranks() -> None:
+    """Nobody else may wait for the vote of a rank that has seen something wrong."""
+    rank = Rank()
+    found = Corrupted("block 3 is not what its owner told", rank=0, node="worker-0", view=1)
+    with pytest.raises(StepAborted, match="block 3"):
+        await rank.one(raising(found))
+    assert rank.engine.asked("break_view") == [(1, found)]
+    assert rank.engine.asked("vote") == []
