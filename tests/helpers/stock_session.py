@@ -223,6 +223,10 @@ class StockSession:
     def peer_address(self) -> Address | None:
         return self._quic.get_peer_address()
 
+    @property
+    def proved_address(self) -> Address | None:
+        return self.peer_address
+
     def next_event(self) -> CarrierEvent | None:
         return self._events.popleft() if self._events else None
 

@@ -162,6 +162,11 @@ class Carrier(Protocol):
         """The address that datagrams go to at present; None before there is one."""
         ...
 
+    @property
+    def proved_address(self) -> Address | None:
+        """The same, where the peer has shown that it gets what is sent there; None where it has not (yet)."""
+        ...
+
     def receive(self, run: DatagramRun, now_ns: int) -> None:
         """Take datagrams that arrived together; all of them are for this carrier, as `Listener.destinations` says.
 

@@ -141,13 +141,39 @@ def test_an_address_may_change_again_and_again_and_back(run: Run) -> None:
 def test_an_idle_peer_that_moves_is_found_by_its_next_heartbeat(run: Run) -> None:
     async def test(world: World) -> None:
         ours, theirs = await world.link()
+        assert theirs.proved_address == CLIENT
         world.roaming.move(ELSEWHERE)
         await asyncio.sleep(10)
-        assert world.peer_address(theirs) == ELSEWHERE
+        assert world.peer_address(theirs) == theirs.proved_address == ELSEWHERE
         assert not ours.suspect
         assert not theirs.suspect
         await finish([begin(theirs, ours, 1, 100_000)])
         assert theirs.stats.connections == 1
+
+    run(test)
+
+
+def test_a_knock_is_one_byte_that_nobody_answers_and_that_changes_nothing(run: Run) -> None:
+    async def test(world: World) -> None:
+        ours, theirs = await world.link()
+        seen: list[tuple[bytes, Address, Address]] = []
+
+        def tap(data: bytes, source: Address, target: Address) -> list[tuple[float, bytes, Address]]:
+            seen.append((data, source, target))
+            return [(0.0, data, source)]
+
+        world.net.tap = tap
+        world.server.knock(("nobody.example", 5))
+        world.server.knock(ELSEWHERE)
+        world.server.knock(CLIENT)
+        await asyncio.sleep(0)
+        assert seen == [(b"\x00", SERVER, ELSEWHERE), (b"\x00", SERVER, CLIENT)]
+        await finish([begin(ours, theirs, 1, 1000)])
+        assert ours.stats.connections == 1
+        await world.server.aclose()
+        seen.clear()
+        world.server.knock(CLIENT)
+        assert seen == []
 
     run(test)
 
@@ -187,8 +213,11 @@ def test_a_spoofed_migration_neither_kills_the_link_nor_makes_the_victim_be_floo
 
         began = world.loop.now
         world.net.tap = tap
+        proved: list[Address | None] = []
+        world.server.loop.call_later(0.004, lambda: proved.append(theirs.proved_address))
         await finish([begin(ours, theirs, 1, 2 << 20), begin(theirs, ours, 2, 2 << 20)])
         assert stolen == 10
+        assert victim not in proved, "it has not shown that it is there"
         assert victim in world.net.to_nobody, "the change was believed for a moment"
         assert world.net.to_nobody[victim] <= 3 * world.net.from_nobody[victim]
         assert world.peer_address(theirs) == CLIENT

@@ -15,7 +15,7 @@ START, MONOTONIC, WALL = 1000 * SECOND, 7 * SECOND, 1_767_225_600 * SECOND
 fixed = settings(derandomize=True, deadline=None)
 
 times = st.integers(0, 10**15)
-drifts = st.integers(-500_000, 500_000)
+drifts = st.integers(-900_000, 9_000_000)
 courses = st.lists(
     st.tuples(
         st.integers(0, 10**12),  # true time that passes before
@@ -123,10 +123,10 @@ def test_the_wall_clock_is_the_monotonic_one_plus_what_it_was_set_by(
     assert made.wall(now_ns + passed) - made.local(now_ns + passed) == WALL - MONOTONIC + steps
 
 
-@pytest.mark.parametrize("ppm", [500_001, -500_001, 10**9])
+@pytest.mark.parametrize("ppm", [9_000_001, -900_001, 10**9])
 def test_a_drift_beyond_every_real_clock_is_refused_and_changes_nothing(ppm: int) -> None:
     made = clock()
-    with pytest.raises(ConfigurationError, match="500000 ppm"):
+    with pytest.raises(ConfigurationError, match="between -900000 and 9000000 ppm"):
         made.set_drift(ppm, now_ns=START)
     assert made.local(START + 10**12) == MONOTONIC + 10**12
 

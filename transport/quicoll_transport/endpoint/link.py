@@ -62,6 +62,10 @@ class LinkHost(Protocol):
         """Return what the present connection knows of its path; None without one."""
         ...
 
+    def proved_address(self, peer: Peer) -> Address | None:
+        """Return where the peer is, as far as it has shown that it is there."""
+        ...
+
 
 class Link:
     """The link to one peer. `Endpoint.link` makes it, or the peer does and `on_link` hears of it.
@@ -105,6 +109,14 @@ class Link:
     def addresses(self) -> Sequence[Address]:
         """Where the peer is dialled."""
         return tuple(self._peer.addresses)
+
+    @property
+    def proved_address(self) -> Address | None:
+        """Where the peer's datagrams come from at present, and what is sent there reaches it: shown by an answer.
+
+        Behind NAT it is another address than the peer's own. None while there is no connection, or it has just moved.
+        """
+        return self._host.proved_address(self._peer)
 
     @property
     def dial(self) -> bool:

@@ -34,6 +34,7 @@ from quicoll_transport.endpoint.link import Link
 from quicoll_transport.errors import AuthenticationError, ConfigurationError, EndpointClosed
 from quicoll_transport.events import CredentialsRotated, TransportObserver
 from quicoll_transport.faults.socket import FaultyIO
+from quicoll_transport.net.addresses import canonical, is_numeric
 from quicoll_transport.net.resolver import resolve_all, scope_of
 from quicoll_transport.quic import Gate, QlogDirectory, Session, check_foundation
 from quicoll_transport.security.policy import Policy
@@ -191,6 +192,18 @@ class Endpoint:
         self._wake()
         return link
 
+    def knock(self, address: Address) -> None:
+        """Send one byte that says nothing: what comes from there later passes the address translator on this side.
+
+        Args:
+            address: Where to; a name is not looked up, and nothing is sent.
+        Raises:
+            AddressError: There is no interface of its zone.
+        """
+        if self._closing is None and is_numeric(str(address[0])):
+            self._core.knock(canonical(address, scope_of), self.now_ns())
+            self._act()
+
     def deny(self, fingerprint: str) -> None:
         """Shut a certificate out: its links end at once, new connections of it are refused.
 
@@ -318,6 +331,10 @@ class Endpoint:
     def path_stats(self, peer: Peer) -> PathStats | None:
         """Return what the present connection of a peer knows of its path."""
         return self._core.path_stats(peer)
+
+    def proved_address(self, peer: Peer) -> Address | None:
+        """Return where the peer is, as far as it has shown that it is there."""
+        return self._core.proved_address(peer)
 
     def _safely(self, callback: Callable[..., object], *arguments: object) -> bool:
         """Call the layer above. What it raises is its own fault, never the peer's, and must not stop our work."""

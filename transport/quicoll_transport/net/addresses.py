@@ -18,6 +18,7 @@ __all__ = [
     "Address",
     "canonical",
     "format_address",
+    "is_detour",
     "is_numeric",
     "is_unspecified",
     "is_v6",
@@ -37,7 +38,7 @@ def parse_address(text: str, *, default_port: int | None = None) -> tuple[str, i
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise AddressError(f"{text!r} is not host:port")
+        raise AddressError(f"{text!r} is not host:port, with a port from 0 to 65535")
     return host, int(port)
 
 
@@ -61,6 +62,11 @@ def is_unspecified(host: str) -> bool:
 def is_v6(address: Address) -> bool:
     """Return whether a canonical address is of IPv6."""
     return ":" in str(address[0])
+
+
+def is_detour(address: Address) -> bool:
+    """Return whether an address stands for a way through a relay (quicoll_transport.relay): one of 240.0.0.0/8."""
+    return str(address[0]).startswith("240.")
 
 
 def canonical(address: Address, scope_of: Callable[[str], int] = int) -> Address:
@@ -90,8 +96,10 @@ def canonical(address: Address, scope_of: Callable[[str], int] = int) -> Address
 
 
 def format_address(address: Address) -> str:
-    """Return an address for people: 192.0.2.1:1, [2001:db8::1]:1, [fe80::1%2]:1, name:1."""
+    """Return an address for people: 192.0.2.1:1, [2001:db8::1]:1, [fe80::1%2]:1, name:1, "by relay"."""
     host, port = str(address[0]), address[1]
+    if is_detour(address):
+        return "by relay"
     if ":" not in host:
         return f"{host}:{port}"
     return f"[{host}%{address[3]}]:{port}" if len(address) > 3 and address[3] else f"[{host}]:{port}"

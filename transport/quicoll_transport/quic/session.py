@@ -281,6 +281,12 @@ class Session:
         return None if self._handshake is None else self._handshake.peer_address
 
     @property
+    def proved_address(self) -> Address | None:
+        if self._plane is None or not self._plane.paths.current.passes:
+            return None
+        return self._plane.paths.current.address
+
+    @property
     def datagram_bytes(self) -> int:
         """The size of datagrams on the present path, as far as it is known."""
         return DATAGRAM_BYTES if self._plane is None else self._plane.sender.mtu.size

@@ -6,6 +6,7 @@
     socket      UDP sockets of a process
     loop        the event loop of a process
     network     the paths between hosts
+    nat         address translators in front of hosts
     timeline    time, the order of events, randomness, the trace
 
 Each needs only those below it. Nothing here knows of ranks or steps; `quicoll.sim` builds clusters of it.
@@ -16,6 +17,7 @@ from quicoll_transport.sim.confine import WALL_EPOCH_NS, confined
 from quicoll_transport.sim.errors import Deadlock, Forbidden, OutOfTime, SimulationError, Spinning
 from quicoll_transport.sim.host import Host, HostState
 from quicoll_transport.sim.loop import HostLoop, SimulatedExecutor
+from quicoll_transport.sim.nat import Nat, NatKind
 from quicoll_transport.sim.network import Conditions, Network
 from quicoll_transport.sim.socket import SimulatedSocket
 from quicoll_transport.sim.timeline import Recorder, Timeline
@@ -30,6 +32,8 @@ __all__ = [
     "HostClock",
     "HostLoop",
     "HostState",
+    "Nat",
+    "NatKind",
     "Network",
     "OutOfTime",
     "Recorder",

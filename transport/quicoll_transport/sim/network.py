@@ -10,6 +10,9 @@ has a path of its own, with `Conditions` and a state. A datagram passes, in this
     arrival    the host is off: lost; nothing listens on the port: the sender learns it (ICMP, RFC 792) one latency
                later; the socket's buffer is full: lost; else the process reads it when it runs
 
+A host may be behind an address translator (nat.py). Its own address then means something to those behind the same one
+alone; a datagram for it from elsewhere is lost. Others see, and send to, what the translator makes of it.
+
     state     cut     hold    repair
     OPEN      CUT     HELD    OPEN
     CUT       CUT     HELD    OPEN
@@ -44,6 +47,7 @@ from quicoll_transport.faults.compose import (
     Rule,
 )
 from quicoll_transport.net.trouble import Trouble
+from quicoll_transport.sim.nat import Nat, NatKind
 
 if TYPE_CHECKING:
     from quicoll_transport.net.addresses import Address
@@ -141,6 +145,7 @@ class Interface:
         ip: Its address.
         up: Whether the host is switched on. It answers nothing at all while it is not.
         sockets: Open sockets, by port.
+        nat: The translator that it is behind; None: it is behind none.
     """
 
     def __init__(self, network: Network, name: str, ip: str) -> None:
@@ -149,6 +154,7 @@ class Interface:
         self.ip = ip
         self.up = True
         self.sockets: dict[int, OpenSocket] = {}
+        self.nat: Nat | None = None
 
     def sever(self) -> None:
         """Close every socket: their process has ended."""
@@ -190,6 +196,7 @@ class Network:
         self._paths: dict[tuple[str, str], _Path] = {}
         self._interfaces: dict[str, Interface] = {}  # by name
         self._by_ip: dict[str, Interface] = {}
+        self._nats: dict[str, Nat] = {}  # by public address
         self.injected: dict[str, int] = {}
         self.datagrams = 0
         self.bytes = 0
@@ -207,6 +214,26 @@ class Network:
     def by_ip(self, ip: str) -> Interface | None:
         """Return the interface with this address; None where there is none."""
         return self._by_ip.get(ip)
+
+    def add_nat(self, kind: NatKind, *hosts: str, lifetime_ns: int = 120_000_000_000) -> Nat:
+        """Put hosts behind an address translator with a public address of its own, and return it.
+
+        Args:
+            kind: How it maps and filters.
+            hosts: Names. What they have under way is not touched.
+            lifetime_ns: How long a mapping lives that nothing goes out by.
+        Raises:
+            ConfigurationError: There is no such host, or it is behind a translator already.
+        """
+        inside = [self._named(name) for name in hosts]
+        if taken := [interface.name for interface in inside if interface.nat is not None]:
+            raise ConfigurationError(f"{', '.join(taken)}: behind a translator already")
+        number = len(self._nats) + 1
+        nat = Nat(f"198.18.{number >> 8}.{number & 255}", kind, lifetime_ns=lifetime_ns)
+        self._nats[nat.ip] = nat
+        for interface in inside:
+            interface.nat = nat
+        return nat
 
     # -- conditions ----------------------------------------------------------------------------------------------
 
@@ -304,6 +331,12 @@ class Network:
         local = source.local_address
         self._timeline.note("send", source.interface.name, f"{local[0]}:{local[1]} {address[0]}:{address[1]}", data)
         destination = self.by_ip(str(address[0]))
+        if self._nats:
+            routed = self._translate(source.interface, local, destination, address)
+            if routed is None:
+                self.count("nat")
+                return
+            local, destination = routed
         if destination is None:
             self._timeline.after(0, source.trouble, address, Trouble("the host is unreachable", refused=False))
             return
@@ -324,6 +357,27 @@ class Network:
                 path.held.append((data, local, address))
         else:
             self._pass(path, data, local, address)
+
+    def _translate(
+        self, sender: Interface, local: Address, destination: Interface | None, address: Address
+    ) -> tuple[Address, Interface | None] | None:
+        """Return what a datagram's source is where it arrives, and which host that is; None: it gets nowhere.
+
+        Which host is behind a port is looked up when it is sent; whether it passes, when it arrives.
+        """
+        now_ns, nat, outer = self._timeline.now_ns, sender.nat, self._nats.get(str(address[0]))
+        if outer is not None:
+            inside = None if outer is nat else outer.inside(int(address[1]), now_ns)
+            destination = None if inside is None else self.by_ip(str(inside[0]))
+            if destination is None:
+                if nat is not None:
+                    nat.outward(local, address, now_ns)
+                return None
+        elif destination is not None and destination.nat is not None and destination.nat is not nat:
+            return None
+        if nat is not None and (destination is None or destination.nat is not nat):
+            local = nat.outward(local, address, now_ns)
+        return local, destination
 
     def _pass(self, path: _Path, data: bytes, local: Address, address: Address) -> None:
         """Apply the path's rules and send on what they let through."""
@@ -353,15 +407,28 @@ class Network:
     def _arrive(self, host: Interface, data: bytes, source: Address, address: Address) -> None:
         if not host.up:
             return
-        socket = host.sockets.get(int(address[1]))
+        nat, port = self._nats.get(str(address[0])), int(address[1])
+        if nat is not None:
+            inside = nat.inward(port, source, self._timeline.now_ns)
+            if inside is None:
+                self.count("nat")
+                return
+            port = int(inside[1])
+        socket = host.sockets.get(port)
         if socket is not None:
             socket.receive(data, source)
             return
-        sender = self.by_ip(str(source[0]))
+        sender, port = self._sender(source)
         if sender is None or (sender is not host and self._path(host, sender).state is not PathState.OPEN):
             return
         back = 0 if sender is host else self._path(host, sender).conditions.latency_ns
-        self._timeline.after(back, self._refused, sender, int(source[1]), address)
+        self._timeline.after(back, self._refused, sender, port, address)
+
+    def _sender(self, source: Address) -> tuple[Interface | None, int]:
+        """Return the host and the port of its own that a datagram's source stands for."""
+        nat = self._nats.get(str(source[0]))
+        inside = source if nat is None else nat.inside(int(source[1]), self._timeline.now_ns)
+        return (None, 0) if inside is None else (self.by_ip(str(inside[0])), int(inside[1]))
 
     def _refused(self, sender: Interface, port: int, address: Address) -> None:
         socket = sender.sockets.get(port)

@@ -83,3 +83,23 @@ def test_a_round_is_bounded_whatever_a_resolver_says() -> None:
     plan = DialPlan()
     plan.begin([("192.0.2.1", port) for port in range(1, 1000)])
     assert len(rest(plan)) == MAX_CANDIDATES
+
+
+def test_an_address_that_becomes_known_in_a_round_is_tried_last_in_it_and_once() -> None:
+    plan = DialPlan()
+    assert not plan.add(V4[0]), "no round is under way"
+    plan.begin(V4[:1])
+    plan.next()
+    assert plan.patience_ns(3000 * MS) == 3000 * MS
+    assert plan.add(V4[1])
+    assert not plan.add(V4[1])
+    assert not plan.add(V4[0])
+    assert plan.patience_ns(3000 * MS) == 250 * MS
+    assert rest(plan) == [V4[1]]
+
+
+def test_a_round_does_not_grow_beyond_its_bound() -> None:
+    plan = DialPlan()
+    plan.begin([(f"192.0.2.{n}", 1) for n in range(MAX_CANDIDATES)])
+    plan.next()
+    assert not plan.add(("198.51.100.1", 1))

@@ -92,5 +92,5 @@ def test_addresses_are_parsed(text: str, pair: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("text", ["", ":1", "a:", "a:b", "a:65536", "a:-1", "a"])
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(AddressError, match="is not host:port"):
+    with pytest.raises(AddressError, match="is not host:port, with a port from 0 to 65535"):
         parse_address(text)

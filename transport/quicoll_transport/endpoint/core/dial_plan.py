@@ -5,7 +5,7 @@ the order of RFC 8305 section 4: families alternate, and the one that worked las
 followed by the next at once. One that is not answered is given up after the Connection Attempt Delay (RFC 8305 section
 5, 250 ms), and that doubles with every round, so that a slow path is not given up for ever. Attempts are not raced:
 a link has one connection, and a handshake costs both sides more than the wait does. With a single address an attempt
-has all of the handshake's time.
+has all of the handshake's time. An address that becomes known in the middle of a round is tried in it, last.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DialPlan:
     begin -> next, next, ... until None; `worked` or another `begin` ends the round.
     """
 
-    __slots__ = ("_failed", "_good", "_left", "_rounds", "_several", "current")
+    __slots__ = ("_failed", "_good", "_left", "_rounds", "_several", "_tried", "current")
 
     def __init__(self) -> None:
         self._left: deque[Address] = deque()
@@ -50,6 +50,7 @@ class DialPlan:
         self._rounds = 0
         self._several = False
         self._failed: dict[Address, str] = {}
+        self._tried: dict[Address, None] = {}  # an ordered set: all of this round
         self.current: Address | None = None
 
     def begin(self, candidates: Sequence[Address]) -> None:
@@ -59,9 +60,23 @@ class DialPlan:
             turns.remove(self._good)
             turns.insert(0, self._good)
         self._left = deque(turns)
+        self._tried = dict.fromkeys(turns)
         self._several = len(turns) > 1
         self._rounds += 1
         self._failed.clear()
+
+    def add(self, candidate: Address) -> bool:
+        """Try another (canonical) address in the round that is under way, last.
+
+        Returns:
+            Whether it is tried in this round; else the next one has it.
+        """
+        if self.current is None or len(self._tried) >= MAX_CANDIDATES or candidate in self._tried:
+            return False
+        self._tried[candidate] = None
+        self._left.append(candidate)
+        self._several = True
+        return True
 
     @property
     def more(self) -> bool:

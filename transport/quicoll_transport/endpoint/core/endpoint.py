@@ -55,6 +55,7 @@ from quicoll_transport.endpoint.core.traffic import Traffic
 from quicoll_transport.errors import ConfigurationError
 from quicoll_transport.events import DialStarted
 from quicoll_transport.link.core import ForgetMessage, LinkState, ResetMessage, SendControl, StartMessage
+from quicoll_transport.net.addresses import canonical, is_numeric
 from quicoll_transport.net.runs import joined
 from quicoll_transport.security.limits import Pace
 
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EndpointCore"]
 
+_KNOCK = b"\x00"
 _MAX_VIOLATIONS = 8  # connections that a peer may spoil before its link is given up
 
 
@@ -190,10 +192,24 @@ class EndpointCore:
         if peer is None:
             peer = self._new_peer(identity, addresses=addresses, dial=dial)
         else:
+            self._extend_round(peer, addresses, now_ns)
             peer.addresses = list(addresses) or peer.addresses
             peer.dial = peer.dial or dial
         self.touch(peer)
         return peer
+
+    def _extend_round(self, peer: Peer, addresses: Sequence[Address], now_ns: int) -> None:
+        """Have addresses that are new tried in the round that is under way; what is being tried may be silent for as
+        long as it may where there are others."""
+        connection = self.connections.of_link.get(peer)
+        if connection is None or connection.greeted or not connection.dialled:
+            return
+        new = [address for address in addresses if address not in peer.addresses and is_numeric(str(address[0]))]
+        added = [peer.plan.add(canonical(address)) for address in new]
+        if any(added) and connection.answer_ns is not None:
+            patience_ns = peer.plan.patience_ns(self._settings.handshake_ns)
+            connection.answer_ns = min(connection.answer_ns, now_ns + patience_ns)
+            self.traffic.schedule(connection)
 
     def touch(self, peer: Peer) -> None:
         """Look at this peer in the next `serve`: something was asked of its link."""
@@ -204,6 +220,25 @@ class EndpointCore:
         """Return what the present connection of a peer knows of its path; None without one."""
         connection = self.connections.of_link.get(peer)
         return None if connection is None else connection.carrier.path_stats()
+
+    def proved_address(self, peer: Peer) -> Address | None:
+        """Return where the present connection of a peer sends to, if the peer has shown that it is there."""
+        connection = self.connections.of_link.get(peer)
+        return None if connection is None or not connection.greeted else connection.carrier.proved_address
+
+    def knock(self, address: Address, now_ns: int) -> None:
+        """Send a datagram that says nothing, and that nobody answers.
+
+        It makes an address translator or firewall on this side pass what comes from there later. One byte, which is no
+        QUIC packet: it costs whoever gets it nothing, and amplifies nothing.
+
+        Args:
+            address: A canonical one, no name.
+            now_ns: The time.
+        """
+        self._actions.now_ns = now_ns
+        if not self._closed:
+            self._actions.send(joined([(_KNOCK, address)]))
 
     def close(self, peer: Peer, reason: str, now_ns: int) -> None:
         """End a peer's link in order; the next `serve` says so to the peer."""
