@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from quicoll.errors import JournalError, LocalError
-from quicoll.membership.coordinator.lease import HeldBy, LeaseCore, LeaseRequest, LeaseState, Taken
+from quicoll.membership.coordinator.lease import Following, HeldBy, LeaseCore, LeaseRequest, LeaseState, Taken
 from quicoll.membership.journal import RecordStore
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class SharedStore(RecordStore, Protocol):
     def path(self) -> str:
         """Where it is, for people."""
 
-    def take(self, holder: str) -> Taken | HeldBy:
-        """Take the lease if it has run out. Raises JournalError where there is no answer."""
+    def take(self, holder: str, following: Following) -> Taken | HeldBy:
+        """Take the lease if it may be taken (`may_take`). Raises JournalError where there is no answer."""
 
-    def renew(self) -> Taken | HeldBy:
+    def renew(self, following: Following) -> Taken | HeldBy:
         """Let it run for the whole time again, if it is ours. Raises JournalError where there is no answer."""
 
 
@@ -53,6 +53,7 @@ class Leadership:
         open_store: Opens the journal.
         holder: This coordinator's address, for members.
         lease: Seconds that a lease runs.
+        following: Gives the nodes of this coordinator, each time that it asks.
         on_standby: Called with the leader's address, "" where it is not known, after every answer while another leads.
         executor: Where the journal is called, one call at a time; ended with this. None takes a thread of its own.
     """
@@ -63,12 +64,15 @@ class Leadership:
         *,
         holder: str,
         lease: float,
+        following: Callable[[], Following],
         on_standby: Callable[[str], None],
         executor: Executor | None = None,
     ) -> None:
         self._open_store = open_store
         self._opened: SharedStore | None = None
         self._holder = holder
+        self._ask_following = following
+        self._following = Following()  # as it was said last
         self._on_standby = on_standby
         self._loop = asyncio.get_running_loop()
         self._core = LeaseCore(lease_ns=round(lease * 1e9), now_ns=self._now_ns())
@@ -128,7 +132,9 @@ class Leadership:
             await self._next_request()
         if self._lost is not None:
             raise self._lost
-        raise JournalError(f"this coordinator does not lead any more: {self._core.cause}", path=self._store.path)
+        had = self._following
+        why = "" if had.at_work else f"; it led no view, and {had.nodes} nodes were linked to it"
+        raise JournalError(f"this coordinator does not lead any more: {self._core.cause}{why}", path=self._store.path)
 
     async def _next_request(self) -> None:
         """Wait until a request is due, and make it."""
@@ -137,11 +143,12 @@ class Leadership:
         request = self._core.due(self._now_ns())
         if request is None:
             return
+        following = self._following = self._ask_following()
         try:
             if request is LeaseRequest.TAKE:
-                answer = await self._call(lambda: self._store.take(self._holder))
+                answer = await self._call(lambda: self._store.take(self._holder, following))
             else:
-                answer = await self._call(self._store.renew)
+                answer = await self._call(lambda: self._store.renew(following))
         except JournalError as error:
             self._lost = error
             self._core.failed(error.message, now_ns=self._now_ns())

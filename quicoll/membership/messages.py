@@ -9,9 +9,11 @@ The shells carry every message exactly once and in order per link; after a link 
 on the next one, and nothing of the old link is ever delivered after it. The protocol needs no more than that.
 
     member -> coordinator    Join Confirm Decline Begin Vote Report Reached Learn Learned
-                             AskToLeave Leave
-    coordinator -> member    Standby Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Ended
-                             Dismiss MayLeave
+                             AskToLeave Leave AskRelay
+    coordinator -> member    Standby Welcome Refuse Adopt Outdated Propose Install Decision Aborted Hold Probe Expect
+                             Ended Dismiss MayLeave RelayAnswer
+
+AskRelay and RelayAnswer are said to and by a relay, which the coordinator is or another process (relaying.py).
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ __all__ = [
     "MAX_TEXT",
     "Aborted",
     "Adopt",
+    "AskRelay",
     "AskToLeave",
     "BeginStep",
     "Confirm",
@@ -50,7 +53,9 @@ __all__ = [
     "Decide",
     "Decline",
     "Dismiss",
+    "Expect",
     "FailureKind",
+    "FromRelay",
     "Install",
     "JobEnded",
     "Join",
@@ -64,8 +69,10 @@ __all__ = [
     "Propose",
     "Reached",
     "RefuseJoin",
+    "RelayAnswer",
     "Report",
     "Standby",
+    "ToRelay",
     "Vote",
     "Welcome",
     "Withhold",
@@ -221,11 +228,26 @@ class Leave(_Message, frozen=True, tag="leave"):
     parted: bool = False
 
 
+class AskRelay(_Message, frozen=True, tag="ask_relay"):
+    """Pass on what I send to this node, when it asks for me too. RelayAnswer answers."""
+
+    peer: NodeName
+
+
+class RelayAnswer(_Message, frozen=True, tag="relay"):
+    """Answer to AskRelay. label: what stands before each datagram; b"" where it is refused, and the reason."""
+
+    peer: NodeName
+    label: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
+    reason: _Text = ""
+
+
 class Welcome(_Message, frozen=True, tag="welcome"):
     """Answer to Join. doubt_committed: whether the step in doubt was committed, final; None when none was asked.
 
     waiting_for: why there is no view for the new candidate yet, "" when one follows at once. vote_timeout_ns: how long
-    I wait for the last vote of a step.
+    I wait for the last vote of a step. relay: who passes on datagrams between members that cannot reach each other:
+    "" for me, "none" for nobody, or the address of a relay.
     """
 
     seed: SeedValue
@@ -233,6 +255,7 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     vote_timeout_ns: _Duration = 300 * 10**9
     doubt_committed: bool | None = None
     waiting_for: _Text = ""
+    relay: _Text = ""
 
 
 class Standby(_Message, frozen=True, tag="standby"):
@@ -311,11 +334,19 @@ class Withhold(_Message, frozen=True, tag="hold"):
 class Probe(_Message, frozen=True, tag="probe"):
     """You are left out of views: try to have a link to each of these, and say so when you have (Reached).
 
-    number: of this probe; a later one takes its place.
+    number: of this probe; a later one takes its place. own: you, as I see you.
     """
 
     number: _Number
     members: Annotated[tuple[Member, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    own: Member | None = None
+
+
+class Expect(_Message, frozen=True, tag="expect"):
+    """This node was asked to have a link to you (Probe): one of you is behind NAT, so take your part. own: you."""
+
+    member: Member
+    own: Member
 
 
 class JobEnded(_Message, frozen=True, tag="ended"):
@@ -349,17 +380,21 @@ CoordinatorMessage: TypeAlias = (
     | Aborted
     | Withhold
     | Probe
+    | Expect
     | JobEnded
     | Dismiss
     | MayLeave
 )
+ToRelay: TypeAlias = MemberMessage | AskRelay
+"""What a coordinator hears that is a relay too."""
+FromRelay: TypeAlias = CoordinatorMessage | RelayAnswer
 
 _encoder = msgspec.msgpack.Encoder()
-_from_member: msgspec.msgpack.Decoder[MemberMessage] = msgspec.msgpack.Decoder(MemberMessage)
-_from_coordinator: msgspec.msgpack.Decoder[CoordinatorMessage] = msgspec.msgpack.Decoder(CoordinatorMessage)
+_from_member: msgspec.msgpack.Decoder[ToRelay] = msgspec.msgpack.Decoder(ToRelay)
+_from_coordinator: msgspec.msgpack.Decoder[FromRelay] = msgspec.msgpack.Decoder(FromRelay)
 
 
-def encode(message: MemberMessage | CoordinatorMessage) -> bytes:
+def encode(message: ToRelay | FromRelay) -> bytes:
     """Return the bytes of a message. Raises LocalError when the receiver would refuse them.
 
     msgspec does not check bounds when a value is built, only when it is decoded; decoding what we send costs a few
@@ -369,19 +404,17 @@ def encode(message: MemberMessage | CoordinatorMessage) -> bytes:
         data = _encoder.encode(message)
         if len(data) > MAX_MESSAGE:
             raise LocalError(f"a {type(message).__name__} of {len(data)} bytes is above {MAX_MESSAGE}")
-        (_from_member if isinstance(message, MemberMessage) else _from_coordinator).decode(data)
+        (_from_member if isinstance(message, ToRelay) else _from_coordinator).decode(data)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
         raise LocalError(f"not a valid {type(message).__name__}: {error}") from error
     return data
 
 
 @overload
-def decode(data: bytes, *, sender: Literal["member"], node: str = "") -> MemberMessage: ...
+def decode(data: bytes, *, sender: Literal["member"], node: str = "") -> ToRelay: ...
 @overload
-def decode(data: bytes, *, sender: Literal["coordinator"], node: str = "") -> CoordinatorMessage: ...
-def decode(
-    data: bytes, *, sender: Literal["member", "coordinator"], node: str = ""
-) -> MemberMessage | CoordinatorMessage:
+def decode(data: bytes, *, sender: Literal["coordinator"], node: str = "") -> FromRelay: ...
+def decode(data: bytes, *, sender: Literal["member", "coordinator"], node: str = "") -> ToRelay | FromRelay:
     """Return the message in `data`, which came from a `sender` named `node`. Raises PeerError when it is malformed."""
     if len(data) > MAX_MESSAGE:
         raise PeerError(f"a membership message of {len(data)} bytes is above {MAX_MESSAGE}", node=node)

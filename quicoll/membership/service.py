@@ -49,13 +49,16 @@ from quicoll.membership.coordinator.actions import (
 )
 from quicoll.membership.coordinator.config import CoordinatorConfig
 from quicoll.membership.coordinator.core import CoordinatorCore
-from quicoll.membership.messages import MAX_TEXT, Join, Standby, decode, encode
+from quicoll.membership.coordinator.lease import Following
+from quicoll.membership.messages import MAX_TEXT, AskRelay, Join, Standby, decode, encode
 from quicoll.membership.operators import OPERATOR, Operators
+from quicoll.membership.relaying import NO_RELAY, RelayDesk
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link
 from quicoll_transport.errors import LinkLost, TransportError
 from quicoll_transport.faults.compose import Faults
-from quicoll_transport.net.addresses import format_address
+from quicoll_transport.net.addresses import format_address, parse_address
+from quicoll_transport.relay.table import RelayLimits
 from quicoll_transport.security.access import Access, AccessControl
 from quicoll_transport.security.identity import WORKER
 from quicoll_transport.security.policy import Policy
@@ -63,7 +66,7 @@ from quicoll_transport.security.policy import Policy
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.scaling import Standing
     from quicoll.membership.journal import RecordStore
-    from quicoll.membership.messages import CoordinatorMessage
+    from quicoll.membership.messages import FromRelay
     from quicoll.observability.events import Observers
     from quicoll_transport.net.udp import DatagramIO
     from quicoll_transport.security.credentials import Credentials
@@ -95,6 +98,7 @@ class CoordinatorService:
         denied: Sequence[str] = (),
         read_access: Callable[[], Access] | None = None,
         transport_events: bool = False,
+        relay_limits: RelayLimits | None = None,
     ) -> None:
         """Open the endpoint; the coordinator is at work from here on, or stands by.
 
@@ -113,6 +117,8 @@ class CoordinatorService:
             denied: Fingerprints of certificates that may not come in.
             read_access: Reads credentials and deny list anew, for `reload`; None where they are no files.
             transport_events: Whether the transport's own events are told as well.
+            relay_limits: Bounds of what is passed on between members, where this coordinator is their relay; None
+                takes the defaults.
         Raises:
             LocalError: Settings and journal contradict each other.
         """
@@ -124,6 +130,8 @@ class CoordinatorService:
         self._core: CoordinatorCore | None = None
         self._leader = ""
         self._kept: dict[str, tuple[Link, Join]] = {}  # standing by: who has joined, by node
+        self._stayed: dict[str, None] = {}  # those that were here when `following` was asked last
+        self._led_view = False  # since `following` was asked last
         self._observers = observers
         self._read_access = read_access
         self._timer: asyncio.TimerHandle | None = None
@@ -137,11 +145,12 @@ class CoordinatorService:
         if journal is not None:
             self._core = CoordinatorCore(config, journal.load(), now_ns=self._now_ns())
         policy = Policy(roles=(WORKER, OPERATOR), denied=denied)  # only workers join; see `_on_link`
+        self.desk = RelayDesk(io, RelayLimits() if relay_limits is None else relay_limits, loop=loop)
         self._operators = Operators(self.scale, self._standing, self._when_durable)
         self.endpoint = Endpoint(
             credentials=credentials,
             config=transport,
-            io=io,
+            io=self.desk.io,
             loop=loop,
             incarnation=incarnation,
             authorize=policy,
@@ -170,6 +179,18 @@ class CoordinatorService:
         for link, _ in self._kept.values():
             self._send(link, Standby(leader=leader[:MAX_TEXT]))
 
+    def following(self) -> Following:
+        """Return which nodes are here, and whether there was a view of them since this was asked last.
+
+        Where it stands by, those count that were here then, too, and were told who leads.
+        """
+        if self._core is None:
+            stayed = sum(node in self._stayed for node in self._kept)
+            self._stayed = dict.fromkeys(self._kept)
+            return Following(stayed)
+        led, self._led_view = self._led_view or self._core.view is not None, False
+        return Following(len(self._joined), at_work=led)
+
     def lead(self, journal: RecordStore, executor: Executor | None, config: CoordinatorConfig) -> None:
         """Decide from here on; those who have joined are waiting.
 
@@ -185,6 +206,7 @@ class CoordinatorService:
         kept, self._kept = self._kept, {}
         for node in sorted(kept):
             link, join = kept[node]
+            self._look_at(self._core, link)
             self._core.receive(node, join, now_ns=self._now_ns(), incarnation=link.remote_incarnation)
         self._work()
 
@@ -292,15 +314,29 @@ class CoordinatorService:
                 link.close("joined twice")
                 return
             self._joined[link.node] = link.number
+        if isinstance(message, AskRelay):
+            if self._core is not None and not self._config.relay and self._joined.get(link.node) == link.number:
+                self._send(link, self.desk.ask(link, message))
+            return
         if self._core is None:
             if isinstance(message, Join):
                 self._kept[link.node] = (link, message)
                 self._send(link, Standby(leader=self._leader[:MAX_TEXT]))
             return
+        self._look_at(self._core, link)
         self._core.receive(link.node, message, now_ns=self._now_ns(), incarnation=link.remote_incarnation)
         self._work()
 
+    @staticmethod
+    def _look_at(core: CoordinatorCore, link: Link) -> None:
+        """Tell the core where a node is: its address translator may have given it another address by now."""
+        address = link.proved_address
+        if address is not None and not any(address[2:]):  # a zone means something on this host alone
+            core.saw(link.node, (str(address[0]), int(address[1])))
+
     def _on_state(self, link: Link) -> None:
+        if link.ended:
+            self.desk.ended(link)
         if link.ended and (drop := self._drops.pop(link, None)) is not None:
             drop.cancel()
         if link.ended and self._links.get(link.node) is link and not self._closing:
@@ -392,7 +428,7 @@ class CoordinatorService:
             case Note():
                 self._note(action.event)
 
-    def _send(self, link: Link, message: CoordinatorMessage) -> None:
+    def _send(self, link: Link, message: FromRelay) -> None:
         with contextlib.suppress(LinkLost):  # its loss is reported by on_state
             link.send_app(encode(message))
 
@@ -412,6 +448,7 @@ class CoordinatorService:
             case ViewProposed():
                 emit("view_proposed", view=event.view.view_id, nodes=list(event.view.nodes))
             case ViewInstalled():
+                self._led_view = True
                 emit(
                     "view_installed",
                     view=event.view.view_id,
@@ -446,6 +483,7 @@ def coordinator_config(
     nodes: Sequence[str] = (),
     forget: Sequence[str] = (),
     vote_timeout: float | None = None,
+    relay: str = "",
 ) -> CoordinatorConfig:
     """Return the core's settings with the deadlines that follow from `lost_after`.
 
@@ -459,9 +497,15 @@ def coordinator_config(
         nodes: As in `serve`.
         forget: As in `serve`.
         vote_timeout: As in `serve`.
+        relay: As in `serve`.
     Raises:
-        LocalError: They contradict each other.
+        LocalError: They contradict each other, or the relay's address is none.
     """
+    try:
+        if relay not in ("", NO_RELAY):
+            parse_address(relay)
+    except TransportError as error:
+        raise LocalError(f"the relay's address: {error}") from error
     at = Deadlines.of(lost_after)
     return CoordinatorConfig(
         world_size=world_size,
@@ -479,4 +523,5 @@ def coordinator_config(
         vote_timeout_ns=at.vote_ns if vote_timeout is None else round(vote_timeout * 1e9),
         insists_on_vote_timeout=vote_timeout is not None,
         retry_min_ns=at.retry_ns,
+        relay=relay,
     )

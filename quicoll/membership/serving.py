@@ -23,6 +23,7 @@ from quicoll.deadlines import Deadlines
 from quicoll.errors import LocalError, QuicollError
 from quicoll.membership.journal import Journal
 from quicoll.membership.leadership import Leadership
+from quicoll.membership.relaying import relay_limits
 from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
 from quicoll.observability.events import Observer, Observers, make_directory
 from quicoll_transport.endpoint import EndpointConfig
@@ -59,6 +60,8 @@ async def serve(
     warm_spares: int = 0,
     nodes: Sequence[str] = (),
     vote_timeout: float | None = None,
+    relay: str = "",
+    relay_rate: float = 100.0,
     observer: Observer | None = None,
     transport_events: bool = False,
     qlog: str | Path | None = None,
@@ -88,6 +91,9 @@ async def serve(
         nodes: Who may join: names, or patterns with * and ?. Empty lets in every node with a certificate of the job.
         vote_timeout: Seconds from the first vote for a step to the last. Ranks that set a longer `timeout`, or a
             `hold_timeout` that is not longer, are refused. None takes 300, and refuses nobody.
+        relay: Who passes on datagrams between ranks that cannot reach each other, behind NAT: "" for this coordinator,
+            "none" for nobody, else the address of a `quicoll relay`, "host:port".
+        relay_rate: Megabytes a second that this coordinator passes on; half of it at most from one rank to another.
         observer: Gets every event, on the running loop.
         transport_events: Whether the transport's own events are told as well.
         qlog: Directory for a qlog trace of each connection.
@@ -108,6 +114,7 @@ async def serve(
         nodes=nodes,
         forget=forget,
         vote_timeout=None if vote_timeout is None else seconds(vote_timeout, "vote_timeout"),
+        relay=relay,
     )
     if qlog is not None:
         make_directory(qlog, "qlog")
@@ -133,6 +140,7 @@ async def serve(
         denied=access.denied,
         read_access=read_access,
         transport_events=transport_events,
+        relay_limits=relay_limits(relay_rate),
     )
     try:
         if _is_shared(journal):
@@ -208,7 +216,12 @@ async def serve_in_turn(
     """
     async with _ending(service):
         leadership = Leadership(
-            open_store, holder=service.address, lease=lease, on_standby=service.stand_by, executor=executor
+            open_store,
+            holder=service.address,
+            lease=lease,
+            following=service.following,
+            on_standby=service.stand_by,
+            executor=executor,
         )
         async with leadership:
             if ready is not None:

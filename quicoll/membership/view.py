@@ -58,8 +58,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One member of a view.
 
     rank: 0..world_size-1. node: the name in its certificate. incarnation: of its process. addresses: where the others
-    reach it, best first. site: "" or the place whose nodes are near each other. committed_step: the last step whose
-    result it is known to hold; one that is behind the view's `committed_step` needs state from one that is not.
+    reach it, best first. seen_at: where the coordinator sees it send from, if that is none of these: then it is behind
+    NAT, and is reached there by whom it has sent to (quicoll.engine.ways). site: "" or the place whose nodes are near
+    each other. committed_step: the last step whose result it is known to hold; one that is behind the view's
+    `committed_step` needs state from one that is not.
     spare: it is here to be told what the state is made of; no step begins in a view with one, after which it stands by.
     """
 
@@ -67,6 +69,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     node: NodeName
     incarnation: Incarnation
     addresses: MemberAddresses = ()
+    seen_at: tuple[_Host, _Port] | None = None
     site: _Site = ""
     committed_step: StepNumber = 0
     spare: bool = False

@@ -37,6 +37,7 @@ class CoordinatorConfig:
             longer than ranks may differ in the work of a step.
         insists_on_vote_timeout: Whether a node is refused that insists on settings which contradict it: a collective
             that may take longer, or a wait for the decision that ends sooner.
+        relay: What members are told of the job's relay, as in Welcome.
         retry_min_ns: Least back-off of a node that was left out.
         retry_max_ns: Most back-off of a node that was left out; one that cannot show that it reaches the others is
             tried after so long.
@@ -57,6 +58,7 @@ class CoordinatorConfig:
     quiet_ns: int = _SECOND // 4
     vote_timeout_ns: int = 300 * _SECOND
     insists_on_vote_timeout: bool = False
+    relay: str = ""
     retry_min_ns: int = _SECOND
     retry_max_ns: int = 30 * _SECOND
 

@@ -200,6 +200,15 @@ class CoordinatorCore:
             self._dispatch(candidate, message, now_ns)
         self._reconsider(now_ns)
 
+    def saw(self, node: str, address: tuple[str, int]) -> None:
+        """Take in where a node's datagrams come from: views that are made from now on tell the others.
+
+        Args:
+            node: By the name in its certificate.
+            address: (host, port), proved by an answer from there.
+        """
+        self._roster.saw(node, address)
+
     def member_lost(self, node: str, cause: str, *, now_ns: int, incarnation: int | None = None) -> None:
         """Take in that the link to a node is gone for good.
 
@@ -345,6 +354,7 @@ class CoordinatorCore:
             vote_timeout_ns=self._config.vote_timeout_ns,
             doubt_committed=accepted.doubt_committed,
             waiting_for=candidate.wait_reason,
+            relay=self._config.relay,
         )
         self._out.tell(candidate, welcome)
 
@@ -450,7 +460,9 @@ class CoordinatorCore:
             readiness = self._try_to_forget(readiness, now_ns)
         if readiness.obstacle:
             self._wake_ns = readiness.retry_ns
-            self._out.withhold(readiness.obstacle, now_ns=now_ns)
+            words = self._probes.words(now_ns=now_ns)
+            obstacle = f"{readiness.obstacle}; {words}" if words else readiness.obstacle
+            self._out.withhold(clip(obstacle), now_ns=now_ns)
             return
         self._forgetting.unneeded()
         self._propose(readiness.chosen, now_ns)

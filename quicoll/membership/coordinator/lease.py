@@ -1,14 +1,20 @@
 """Which of several coordinators leads, where they share a journal in a database.
 
-The database has one row for each job: a token, who holds the lease, and until when by the database's own clock. This
-core says what to ask the database, and when; what follows from the answers is said here, and only here.
+The database has one row for each job: a token, who holds the lease, and until when by the database's own clock; how
+many nodes are linked to its holder, and since when that has led no view. This core says what to ask the database, and
+when; what follows from the answers is said here, and only here.
 
     STANDBY   somebody else leads, or it is not known who: the lease is asked for again and again
     LEADING   this process has taken the lease, with a token that nobody had before
     ENDED     it was taken over, or could not be renewed in time: for good, this process ends
 
-    TAKE      "give me the lease, with a new token, if it has run out; else say who has it, and for how long"
-    RENEW     "let it run for the whole time again, if the token is still mine"
+    TAKE      "give me the lease, with a new token, if it may be taken; else say who has it, and for how long. So many
+              nodes wait here"
+    RENEW     "let it run for the whole time again, if the token is still mine. So many nodes are linked to me, and I
+              have led a view of them since I asked last; or none"
+
+A lease may be taken (`may_take`) when it has run out, and before that from a leader that leads nobody: one may well
+reach the database, and none of the ranks, or too few, while they wait elsewhere. See invariants 5 to 7.
 
 Invariants:
 
@@ -18,16 +24,26 @@ Invariants:
    has taken it reads the journal after that, so it misses nothing.
 3. Whether a lease has run out is judged by the database's clock alone. The clock here only says when to ask. One that
    runs fast asks too often, or gives up a lease that was good; one that runs slowly, or stands, loses its lease to
-   another. Neither can append anything that the others do not know.
+   another. Neither can append anything that the others do not know. No time of day is ever compared with that of
+   another machine. The database's clock may be set, too: forward, and a lease runs out early; back, and it would run
+   for as much longer, so one that ends more than two of its lengths from now counts as one that has run out.
 4. A leader that does not know yet that it was deposed decides nothing: a commit, a view and a node's leave are appends.
    What it says of views that it has proposed itself stays right, since votes count only with the coordinator that
    proposed the view. What rests on the journal as a whole (`actions.rests_on_journal`) it says only after the database
    has confirmed its token.
+5. From a leader with a view at work the lease is never taken before it has run out, however many nodes wait elsewhere:
+   of a network that is cut in two, the side with the view goes on.
+6. From one that has led no view for a whole lease it is taken by one at which more nodes wait than are linked to that;
+   after `TURN` leases by one at which any wait: counting does not tell whose nodes are a quorum, so they take turns. A
+   job without a view whose nodes are all linked to the leader, or that has no nodes, changes no leader.
+7. A coordinator that stands by says who leads, and its nodes go there. Only those count as waiting that are here at two
+   requests, one after the other: whoever reaches the leader is gone by the second.
 
 Time: a lease runs for `lease_ns` and is renewed after a quarter of it. One that stands by asks again when the lease
 that it has seen would run out, and not later than after a fifth of the whole time. So another one leads
 `lease_ns` and a request after the last renewal at the latest; after a clean end, which gives the lease up, a fifth
-of `lease_ns` and a request.
+of `lease_ns` and a request. From a leader that loses all ranks and keeps the database: what it needs to find them lost
+(`lost_after`), a quarter of `lease_ns` until it says so, `lease_ns`, a fifth, and a request.
 """
 
 from __future__ import annotations
@@ -37,7 +53,21 @@ from dataclasses import dataclass
 
 from quicoll.errors import LocalError
 
-__all__ = ["LEASE_TRANSITIONS", "HeldBy", "LeaseCore", "LeaseRequest", "LeaseState", "Taken"]
+__all__ = [
+    "LEASE_TRANSITIONS",
+    "TURN",
+    "Following",
+    "HeldBy",
+    "LeaseCore",
+    "LeaseRequest",
+    "LeaseState",
+    "Taken",
+    "may_take",
+]
+
+TURN = 8
+"""Leases without a view, after which it is the turn of another at which nodes wait: a view needs far less, once its
+nodes are there."""
 
 _LEAST_WAIT_NS = 10_000_000
 """Between two requests, where the lease is about to run out."""
@@ -52,6 +82,19 @@ class LeaseState(enum.Enum):
 class LeaseRequest(enum.Enum):
     TAKE = "take the lease"
     RENEW = "renew the lease"
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """The nodes of the coordinator that asks.
+
+    Attributes:
+        nodes: How many there are: linked to the leader, or waiting where it stands by.
+        at_work: Whether it has led a view of them since it asked last.
+    """
+
+    nodes: int = 0
+    at_work: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +117,23 @@ class HeldBy:
     token: int
     holder: str
     left_ns: int
+
+
+def may_take(*, left_ns: int, length_ns: int, idle_ns: int | None, nodes: int, waiting: int) -> bool:
+    """Return whether a lease may be taken by who asks for it. The database judges by the same rule, in its own words.
+
+    Args:
+        left_ns: How long it still runs, by the database's clock, as the next two.
+        length_ns: How long it runs when it is new.
+        idle_ns: How long its holder has led no view; None where it leads one.
+        nodes: How many are linked to its holder.
+        waiting: How many wait at who asks.
+    """
+    if left_ns <= 0 or left_ns > 2 * length_ns:
+        return True
+    if idle_ns is None or waiting == 0:
+        return False
+    return idle_ns >= length_ns * (1 if waiting > nodes else TURN)
 
 
 LEASE_TRANSITIONS: dict[LeaseState, tuple[LeaseState, ...]] = {

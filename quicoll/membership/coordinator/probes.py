@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from quicoll.membership.messages import Probe
+from quicoll.membership.messages import Expect, Probe
 
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.roster import Candidate, Roster
@@ -31,6 +31,7 @@ class Probes:
         self._roster = roster
         self._asked: dict[str, tuple[int, tuple[tuple[str, int], ...]]] = {}
         self._last = 0
+        self._reasons: dict[str, str] = {}  # why a node was left out last
 
     def leave_out(self, reasons: Mapping[str, str], *, now_ns: int) -> dict[str, str]:
         """Leave nodes out of the next views, each for a while; return what each that is here is told.
@@ -44,11 +45,17 @@ class Probes:
             if node in self._roster:
                 seconds = self._roster.exclude(node, now_ns=now_ns) / 1e9
                 self.forget(node)
+                self._reasons[node] = why
                 told[node] = f"left out for {seconds:g} s, and until it reaches the others: {why}"
         return told
 
-    def due(self, view: View | None, *, now_ns: int) -> list[tuple[Candidate, Probe]]:
-        """Return the probes that nodes have to be asked for now, by rank.
+    def words(self, *, now_ns: int) -> str:
+        """Return which nodes are left out and why, for people; "" where none is."""
+        out = [candidate.node for candidate in self._roster.left_out(now_ns=now_ns)]
+        return "; ".join(f"{node} is left out: {self._reasons[node]}" for node in out if node in self._reasons)
+
+    def due(self, view: View | None, *, now_ns: int) -> list[tuple[Candidate, Probe | Expect]]:
+        """Return the probes that nodes have to be asked for now, by rank, and what the others have to hear of them.
 
         Args:
             view: At work, or proposed; None where there is none.
@@ -62,7 +69,12 @@ class Probes:
             for candidate in self._roster
             if candidate not in out and (view is None or view.rank_of(candidate.node) is not None)
         ]
-        return [(candidate, probe) for candidate in out if (probe := self._ask(candidate, others)) is not None]
+        due: list[tuple[Candidate, Probe | Expect]] = []
+        for candidate in out:
+            probe = self._ask(candidate, others)
+            if probe is not None:
+                due += [(candidate, probe), *_expected(candidate, others)]
+        return due
 
     def answered(self, node: str, number: int) -> None:
         """Take in that a node reaches the members of the probe of this number, if it was asked for that one last."""
@@ -80,4 +92,14 @@ class Probes:
             return None
         self._last += 1
         self._asked[candidate.node] = (self._last, wanted)
-        return Probe(number=self._last, members=tuple(other.member(rank) for rank, other in enumerate(others)))
+        members = tuple(other.member(rank) for rank, other in enumerate(others))
+        return Probe(number=self._last, members=members, own=candidate.member(0))
+
+
+def _expected(candidate: Candidate, others: Sequence[Candidate]) -> list[tuple[Candidate, Expect]]:
+    """Return what the others are told of a probe: behind NAT a node is reached only by whom it expects."""
+    return [
+        (other, Expect(member=candidate.member(0), own=other.member(0)))
+        for other in others
+        if candidate.behind is not None or other.behind is not None
+    ]

@@ -42,6 +42,7 @@ class Candidate:
         told_end: Whether it was told that the job is done.
         dismissal: Why it is told to leave, "" where it is not; then it is `leaving` too.
         dismissed: Whether it was told so.
+        seen_at: Where its datagrams come from, as the coordinator's host sees them; None where that is not known.
         wait_reason: Why it waits, as last sent to it, so that it gets each reason once.
     """
 
@@ -60,6 +61,7 @@ class Candidate:
     told_end: bool = False
     dismissal: str = ""
     dismissed: bool = False
+    seen_at: tuple[str, int] | None = None
     wait_reason: str = ""
     rank_key: tuple[object, ...] = field(init=False)
 
@@ -70,12 +72,18 @@ class Candidate:
     def incarnation(self) -> int:
         return self.join.incarnation
 
+    @property
+    def behind(self) -> tuple[str, int] | None:
+        """Where it is seen, if others were not told so: an address translator is between. None: there is none."""
+        return None if self.seen_at in self.join.addresses or not self.join.addresses else self.seen_at
+
     def member(self, rank: int, *, spare: bool = False) -> Member:
         return Member(
             rank=rank,
             node=self.node,
             incarnation=self.incarnation,
             addresses=self.join.addresses,
+            seen_at=self.behind,
             site=self.join.site,
             committed_step=self.committed_step,
             spare=spare,
@@ -130,6 +138,7 @@ class Roster:
         self._candidates: dict[str, Candidate] = {}
         self._newest = {member.node: member.incarnation for member in last.members} if last is not None else {}
         self._backoffs: dict[str, Backoff] = {}
+        self._seen: dict[str, tuple[str, int]] = {}
         self._retry_min_ns = retry_min_ns
         self._retry_max_ns = retry_max_ns
 
@@ -170,7 +179,14 @@ class Roster:
             # A new process: whatever was wrong with the old one need not be wrong with this.
             self._backoffs.pop(candidate.node, None)
             self._newest[candidate.node] = candidate.incarnation
+        candidate.seen_at = self._seen.get(candidate.node)
         self._candidates[candidate.node] = candidate
+
+    def saw(self, node: str, address: tuple[str, int]) -> None:
+        """Take in where a node's datagrams come from; views that are made from now on say so."""
+        self._seen[node] = address
+        if node in self._candidates:
+            self._candidates[node].seen_at = address
 
     def remove(self, node: str) -> Candidate | None:
         return self._candidates.pop(node, None)

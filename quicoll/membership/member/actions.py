@@ -19,6 +19,7 @@ __all__ = [
     "Deactivate",
     "Decided",
     "Dismissal",
+    "ExpectPeer",
     "FormLinks",
     "FreeToLeave",
     "Held",
@@ -147,11 +148,24 @@ class StartOver:
 class ProbePaths:
     """This node is left out of views: have a link to each of these, however long it takes, then call `reached`.
 
-    Takes the place of any probe before; ends with the next `FormLinks`, and with the link to the coordinator.
+    Takes the place of any probe before; ends with the next `FormLinks`, and with the link to the coordinator. own: this
+    node, as the coordinator sees it; None where that was not said.
     """
 
     number: int
     members: tuple[Member, ...]
+    own: Member | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectPeer:
+    """A node that is left out of views tries to have a link to this one: take this side's part in making it.
+
+    own: this node, as the coordinator sees it.
+    """
+
+    member: Member
+    own: Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +201,7 @@ MemberAction: TypeAlias = (
     | AdoptLostAfter
     | StartOver
     | ProbePaths
+    | ExpectPeer
     | JobOver
     | Dismissal
     | FreeToLeave

@@ -21,6 +21,7 @@ from quicoll.membership.member.actions import (
     AdoptLostAfter,
     Decided,
     Dismissal,
+    ExpectPeer,
     FormLinks,
     FreeToLeave,
     Held,
@@ -44,6 +45,7 @@ from quicoll.membership.messages import (
     AskToLeave,
     Decide,
     Dismiss,
+    Expect,
     Install,
     JobEnded,
     Join,
@@ -236,7 +238,9 @@ class MemberCore:
         elif isinstance(message, Withhold) and self._state is MemberState.JOINING:
             self._hold(message.cause)
         elif isinstance(message, Probe) and self._state is MemberState.JOINING:
-            self._out.append(ProbePaths(message.number, message.members))
+            self._out.append(ProbePaths(message.number, message.members, message.own))
+        elif isinstance(message, Expect):
+            self._out.append(ExpectPeer(message.member, message.own))
         elif isinstance(message, JobEnded) and self._state is MemberState.JOINING:
             self._job_ended(message.step)
         elif isinstance(message, Install) and message.view_id == view_id and self._state is MemberState.FORMING:

@@ -3,7 +3,8 @@
 Tables, in the database's schema `quicoll`, which the first coordinator makes:
 
     about      the version of these tables
-    leases     one row for each job: the token, who holds the lease, and until when (coordinator/lease.py)
+    leases     one row for each job: the token, who holds the lease, until when; how long it runs when it is new;
+               the number of its holder's nodes, and since when that has led no view (coordinator/lease.py)
     records    the job's records, numbered from 1 without a gap, each with the token of the leader that wrote it
 
     opened     `take` asks for the lease; `load` and `append` are not possible yet
@@ -43,7 +44,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from quicoll.errors import JournalError, LocalError
 from quicoll.membership.coordinator.history import History
-from quicoll.membership.coordinator.lease import HeldBy, Taken
+from quicoll.membership.coordinator.lease import TURN, HeldBy, Taken
 from quicoll.membership.postgresql.connection import DatabaseConnection, Disconnected, Rejected
 from quicoll.membership.postgresql.records import row_body, row_checksum, row_kind, row_record
 
@@ -51,13 +52,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quicoll.membership.coordinator.history import JournalRecord
+    from quicoll.membership.coordinator.lease import Following
     from quicoll.membership.postgresql.connection import Value
 
 __all__ = ["JournalUnreachable", "PostgresJournal"]
 
 _T = TypeVar("_T")
 
-_SCHEMA = 1  # as `_MAKE` has it
+_SCHEMA = 2  # as `_MAKE` has it
 _CHUNK = 2000  # records read by one statement, so that none takes long, however long the job is
 _ATTEMPTS = 3  # within the patience, each with a connection of its own
 _PAUSE_S = 0.05
@@ -72,9 +74,10 @@ _MAKE = """
 SELECT pg_advisory_xact_lock(8161204877541);
 CREATE SCHEMA IF NOT EXISTS quicoll;
 CREATE TABLE IF NOT EXISTS quicoll.about (version int NOT NULL);
-INSERT INTO quicoll.about SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM quicoll.about);
+INSERT INTO quicoll.about SELECT 2 WHERE NOT EXISTS (SELECT 1 FROM quicoll.about);
 CREATE TABLE IF NOT EXISTS quicoll.leases (
-    job text PRIMARY KEY, token bigint NOT NULL, holder text NOT NULL, until timestamptz NOT NULL
+    job text PRIMARY KEY, token bigint NOT NULL, holder text NOT NULL, until timestamptz NOT NULL,
+    length interval NOT NULL, nodes bigint NOT NULL, idle_since timestamptz
 );
 CREATE TABLE IF NOT EXISTS quicoll.records (
     job text NOT NULL, number bigint NOT NULL, token bigint NOT NULL, kind text NOT NULL, body bytea NOT NULL,
@@ -83,15 +86,26 @@ CREATE TABLE IF NOT EXISTS quicoll.records (
 """
 _TAKE = """
 UPDATE quicoll.leases SET token = token + 1, holder = $2::text,
-    until = clock_timestamp() + $3::bigint * interval '1 microsecond'
-WHERE job = $1::text AND until <= clock_timestamp() RETURNING token
-"""
+    until = clock_timestamp() + $3::bigint * interval '1 microsecond', length = $3::bigint * interval '1 microsecond',
+    nodes = $4::bigint, idle_since = clock_timestamp()
+WHERE job = $1::text AND (
+    until <= clock_timestamp() OR until > clock_timestamp() + 2 * length
+    OR idle_since <= clock_timestamp() - length *
+        CASE WHEN $4::bigint > nodes THEN 1 WHEN $4::bigint > 0 THEN $5::int END
+) RETURNING token
+"""  # `may_take`; no idle_since, or nobody who waits, makes the last of these unknown, which is no yes
 _LOOK = """
 SELECT token, holder, GREATEST(-1, EXTRACT(EPOCH FROM until - clock_timestamp()) * 1000000)::bigint
 FROM quicoll.leases WHERE job = $1::text
 """
-_RENEW = """
+_EXTEND = """
 UPDATE quicoll.leases SET until = clock_timestamp() + $3::bigint * interval '1 microsecond'
+WHERE job = $1::text AND token = $2::bigint RETURNING token
+"""
+# LEAST: a clock that was set back makes nobody idle in times to come.
+_RENEW = """
+UPDATE quicoll.leases SET until = clock_timestamp() + $3::bigint * interval '1 microsecond', nodes = $4::bigint,
+    idle_since = CASE WHEN $5::bool THEN NULL ELSE LEAST(idle_since, clock_timestamp()) END
 WHERE job = $1::text AND token = $2::bigint RETURNING token
 """
 _GIVE_UP = """
@@ -178,17 +192,18 @@ class PostgresJournal:
 
     # The lease
 
-    def take(self, holder: str) -> Taken | HeldBy:
-        """Take the lease if it has run out; else say who has it.
+    def take(self, holder: str, following: Following) -> Taken | HeldBy:
+        """Take the lease if it may be taken; else say who has it.
 
         Args:
             holder: This coordinator's address, for members.
+            following: Its nodes.
         Raises:
             JournalError: The database gives no answer, or a wrong one.
         """
 
         def ask(until: float) -> Taken | HeldBy:
-            taken = self._execute(_TAKE, self._job, holder, self._lease_us, until=until)
+            taken = self._execute(_TAKE, self._job, holder, self._lease_us, following.nodes, TURN, until=until)
             if taken:
                 self._token = _whole(taken[0][0])
                 return Taken(self._token)
@@ -196,15 +211,19 @@ class PostgresJournal:
 
         return self._asked("the lease could not be asked for", ask)
 
-    def renew(self) -> Taken | HeldBy:
+    def renew(self, following: Following) -> Taken | HeldBy:
         """Let the lease run for the whole time again, if it is still ours; else say who has it.
 
+        Args:
+            following: Its nodes.
         Raises:
             JournalError: The database gives no answer, or a wrong one.
         """
+        return self._extend(_RENEW, following.nodes, following.at_work)
 
+    def _extend(self, statement: str, *values: Value) -> Taken | HeldBy:
         def ask(until: float) -> Taken | HeldBy:
-            if self._execute(_RENEW, self._job, self._token, self._lease_us, until=until):
+            if self._execute(statement, self._job, self._token, self._lease_us, *values, until=until):
                 return Taken(self._token)
             return self._held(until)
 
@@ -212,7 +231,7 @@ class PostgresJournal:
 
     def confirm(self) -> None:
         """Raise JournalError unless the lease is ours at this moment: then nobody else has appended anything."""
-        answer = self.renew()
+        answer = self._extend(_EXTEND)
         if isinstance(answer, HeldBy):
             raise self._deposed(answer)
 
@@ -359,7 +378,7 @@ class PostgresJournal:
         if versions != [_SCHEMA]:
             found = ", ".join(str(version) for version in versions) or "none"
             raise JournalError(f"its tables have the version {found}, this quicoll knows {_SCHEMA}", path=self.path)
-        new = "INSERT INTO quicoll.leases VALUES ($1::text, 0, '', to_timestamp(0)) ON CONFLICT DO NOTHING"
+        new = "INSERT INTO quicoll.leases VALUES ($1::text, 0, '', to_timestamp(0), '0', 0) ON CONFLICT DO NOTHING"
         if not self._execute("SELECT 1 FROM quicoll.leases WHERE job = $1::text", self._job, until=until):
             self._execute(new, self._job, until=until)
 

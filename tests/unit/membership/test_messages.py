@@ -23,6 +23,10 @@ def view(*nodes: str, view_id: int = 3) -> View:
     return View(view_id=view_id, members=members, seed=5, committed_step=7, committed_view=2)
 
 
+def hidden() -> Member:
+    return Member(rank=0, node="c", incarnation=9, addresses=(("10.0.0.1", 4433),), seen_at=("203.0.113.1", 65535))
+
+
 FROM_MEMBER: list[m.MemberMessage] = [
     m.Join(incarnation=1),
     m.Join(
@@ -39,6 +43,7 @@ FROM_MEMBER: list[m.MemberMessage] = [
         hold_timeout_ns=10**15,
         seed=MAX_INT,
     ),
+    m.AskRelay(peer="b"),
     m.Confirm(view_id=3),
     m.Decline(view_id=3, unreachable=("b", "c"), reason="timed out"),
     m.BeginStep(view_id=3, step=8),
@@ -64,7 +69,12 @@ FROM_COORDINATOR: list[m.CoordinatorMessage] = [
     m.Withhold(cause="no quorum"),
     m.Outdated(latest=MAX_INT),
     m.Probe(number=1, members=view().members),
+    m.Probe(number=1, members=view().members, own=hidden()),
+    m.Expect(member=hidden(), own=hidden()),
     m.JobEnded(step=9),
+    m.RelayAnswer(peer="b", label=b"12345678"),
+    m.RelayAnswer(peer="b", reason="too many"),
+    m.Welcome(seed=5, committed_step=7, relay="192.0.2.1:4434"),
 ]
 
 

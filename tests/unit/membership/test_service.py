@@ -14,6 +14,7 @@ from quicoll import Event, LocalError
 from quicoll.errors import JournalError
 from quicoll.membership import messages as m
 from quicoll.membership import service as module
+from quicoll.membership.coordinator.lease import Following
 from quicoll.membership.journal import MemoryJournal
 from quicoll.membership.operators import (
     OPERATOR,
@@ -77,6 +78,7 @@ class Link:
         self.cause = ""
         self.told: list[m.CoordinatorMessage] = []
         self.closed: list[str] = []
+        self.proved_address: tuple[Any, ...] | None = None
 
     def listen(self, on_app: Callable[[Any, bytes], None], on_state: Callable[[Any], None]) -> None:
         self.on_app, self.on_state = on_app, on_state
@@ -120,7 +122,13 @@ class Bench:
     """A service for `world_size` members, its journal, and the events it told."""
 
     def __init__(
-        self, world_size: int = 1, journal: MemoryJournal | None = None, *, standby: bool = False, **options: Any
+        self,
+        world_size: int = 1,
+        journal: MemoryJournal | None = None,
+        *,
+        standby: bool = False,
+        relay: str = "",
+        **options: Any,
     ) -> None:
         self.loop = Loop()
         self.journal = journal or MemoryJournal()
@@ -129,7 +137,7 @@ class Bench:
             credentials=SimpleNamespace(),
             io=SimpleNamespace(),
             journal=None if standby else self.journal,
-            config=coordinator_config(world_size, 1.0, seed=7),
+            config=coordinator_config(world_size, 1.0, seed=7, relay=relay),
             transport=EndpointConfig(),
             loop=self.loop,
             incarnation=1,
@@ -419,9 +427,92 @@ async def test_an_operator_is_not_answered_where_the_request_could_not_be_writte
         await bench.service.wait_failed()
 
 
+async def test_one_that_stands_by_counts_who_stays_though_it_was_told_who_leads() -> None:
+    bench = Bench(standby=True)
+    a = bench.joined("a")
+    assert bench.service.following() == Following(0)  # it may be about to go to who leads
+    bench.service.stand_by("10.0.0.1:4433")
+    b = bench.joined("b")
+    assert bench.service.following() == Following(1)
+    b.end("gone to who leads")
+    assert bench.service.following() == Following(1)
+    a.end("gone to who leads")
+    a = bench.joined("a")  # in vain: it is back
+    assert bench.service.following() == Following(1)
+
+
+async def test_a_leader_counts_who_is_linked_and_says_whether_it_has_led_a_view_since_it_was_asked() -> None:
+    bench = Bench()
+    assert bench.service.following() == Following(0)
+    a = bench.joined("a")
+    assert bench.service.following() == Following(1)
+    proposal = a.told[1]
+    assert isinstance(proposal, m.Propose)
+    a.say(m.Confirm(view_id=proposal.view.view_id))
+    assert [bench.service.following() for _ in range(2)] == [Following(1, at_work=True)] * 2
+    a.end("gone")
+    assert bench.service.following() == Following(0)
+    a = bench.joined("a")
+    proposal = a.told[-1]
+    assert isinstance(proposal, m.Propose)
+    a.say(m.Confirm(view_id=proposal.view.view_id))
+    a.end("gone at once")
+    assert bench.service.following() == Following(0, at_work=True)  # for a moment it did
+    assert bench.service.following() == Following(0)
+
+
 async def test_an_operator_is_told_by_one_that_stands_by_that_another_leads() -> None:
     bench = Bench(standby=True)
     operator = OperatorEnd()
     bench.endpoint.given["on_link"](operator)
     operator.ask(Scale(world_size=3))
     assert (operator.answers, operator.closed) == ([], ["another coordinator leads the job"])
+
+
+async def test_a_view_has_where_a_link_shows_its_node_to_be() -> None:
+    bench = Bench()
+    link = bench.link("a")
+    link.proved_address = ("203.0.113.1", 40000)
+    link.say(m.Join(incarnation=1, addresses=(("10.0.0.1", 5),)))
+    proposals = [message for message in link.told if isinstance(message, m.Propose)]
+    assert [message.view.members[0].seen_at for message in proposals] == [("203.0.113.1", 40000)]
+
+
+@pytest.mark.parametrize("address", [None, ("fe80::1", 40000, 0, 2)], ids=["none yet", "of one interface here"])
+async def test_what_means_nothing_to_others_is_not_told_them(address: tuple[Any, ...] | None) -> None:
+    bench = Bench()
+    link = bench.link("a")
+    link.proved_address = address
+    link.say(m.Join(incarnation=1, addresses=(("10.0.0.1", 5),)))
+    proposals = [message for message in link.told if isinstance(message, m.Propose)]
+    assert [message.view.members[0].seen_at for message in proposals] == [None]
+
+
+async def test_a_coordinator_that_is_the_relay_answers_who_has_joined_and_nobody_else() -> None:
+    bench = Bench(2)
+    stranger, member = bench.link("a"), bench.joined("b")
+    stranger.say(m.AskRelay(peer="b"))
+    assert stranger.told == []
+    member.say(m.AskRelay(peer="a"))
+    answer = member.told[-1]
+    assert isinstance(answer, m.RelayAnswer)
+    assert (answer.peer, len(answer.label)) == ("a", 8)
+    assert len(bench.service.desk.table) == 1
+    member.end("silence")
+    assert len(bench.service.desk.table) == 0
+
+
+@pytest.mark.parametrize("relay", ["none", "192.0.2.8:4434"])
+async def test_a_coordinator_that_is_not_the_relay_says_who_is_and_answers_nobody(relay: str) -> None:
+    bench = Bench(2, relay=relay)
+    member = bench.joined("b")
+    welcome = member.told[0]
+    assert isinstance(welcome, m.Welcome)
+    assert welcome.relay == relay
+    member.say(m.AskRelay(peer="a"))
+    assert member.told == [welcome]
+
+
+def test_a_relay_s_address_has_to_be_one() -> None:
+    with pytest.raises(LocalError, match="the relay's address"):
+        coordinator_config(1, 1.0, 7, relay="nowhere")

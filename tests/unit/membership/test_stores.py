@@ -22,7 +22,7 @@ from quicoll.membership.coordinator.history import (
     Seeded,
     WentOn,
 )
-from quicoll.membership.coordinator.lease import Taken
+from quicoll.membership.coordinator.lease import Following, Taken
 from quicoll.membership.coordinator.lessons import Lessons, NodeLesson
 from quicoll.membership.journal import Journal, RecordStore
 from quicoll.membership.postgresql.journal import PostgresJournal
@@ -74,7 +74,7 @@ def leading(server: Server, job: str) -> PostgresJournal:
     PostgresJournal.open(server.url, job=job, lease=LEASE).close()  # which makes the tables
     server.execute("UPDATE quicoll.leases SET until = clock_timestamp() WHERE job = $1::text", job)
     journal = PostgresJournal.open(server.url, job=job, lease=LEASE)
-    assert isinstance(journal.take("127.0.0.1:1"), Taken)
+    assert isinstance(journal.take("127.0.0.1:1", Following()), Taken)
     journal.load()
     return journal
 

@@ -9,11 +9,14 @@ import pytest
 from quicoll.errors import LocalError
 from quicoll.membership.coordinator.lease import (
     LEASE_TRANSITIONS,
+    TURN,
+    Following,
     HeldBy,
     LeaseCore,
     LeaseRequest,
     LeaseState,
     Taken,
+    may_take,
 )
 
 SECOND = 1_000_000_000
@@ -28,18 +31,35 @@ class Database:
         self.token = 0
         self.holder = ""
         self.until_ns = 0
+        self.nodes = 0
+        self.idle_since_ns: int | None = None
+        self.set_ns = 0  # by how much its clock was set
 
-    def take(self, holder: str) -> Taken | HeldBy:
-        if self.until_ns > self.now_ns:
-            return HeldBy(self.token, self.holder, self.until_ns - self.now_ns)
+    @property
+    def clock_ns(self) -> int:
+        return self.now_ns + self.set_ns
+
+    def take(self, holder: str, following: Following) -> Taken | HeldBy:
+        now_ns, idle_ns = self.clock_ns, self.idle_since_ns
+        if not may_take(
+            left_ns=self.until_ns - now_ns,
+            length_ns=LEASE,
+            idle_ns=None if idle_ns is None else now_ns - idle_ns,
+            nodes=self.nodes,
+            waiting=following.nodes,
+        ):
+            return HeldBy(self.token, self.holder, self.until_ns - now_ns)
         self.token += 1
-        self.holder, self.until_ns = holder, self.now_ns + LEASE
+        self.holder, self.until_ns = holder, now_ns + LEASE
+        self.nodes, self.idle_since_ns = following.nodes, now_ns
         return Taken(self.token)
 
-    def renew(self, token: int) -> Taken | HeldBy:
+    def renew(self, token: int, following: Following) -> Taken | HeldBy:
+        now_ns, idle_ns = self.clock_ns, self.idle_since_ns
         if token != self.token:
-            return HeldBy(self.token, self.holder, self.until_ns - self.now_ns)
-        self.until_ns = self.now_ns + LEASE
+            return HeldBy(self.token, self.holder, self.until_ns - now_ns)
+        self.until_ns, self.nodes = now_ns + LEASE, following.nodes
+        self.idle_since_ns = None if following.at_work else now_ns if idle_ns is None else min(now_ns, idle_ns)
         return Taken(token)
 
 
@@ -49,6 +69,7 @@ class Process:
     def __init__(self, name: str, database: Database, *, rate: float = 1.0, began_ns: int = 0) -> None:
         self.name, self._database, self._rate, self._began_ns = name, database, rate, began_ns
         self.reachable = True
+        self.following = Following()
         self.core = LeaseCore(lease_ns=LEASE, now_ns=self.now_ns)
 
     @property
@@ -64,7 +85,10 @@ class Process:
             self.core.failed("no answer", now_ns=self.now_ns)
             return
         database = self._database
-        answer = database.take(self.name) if request is LeaseRequest.TAKE else database.renew(self.core.token)
+        if request is LeaseRequest.TAKE:
+            answer = database.take(self.name, self.following)
+        else:
+            answer = database.renew(self.core.token, self.following)
         self.core.answered(answer, now_ns=self.now_ns)
 
 
@@ -164,6 +188,81 @@ def test_at_no_time_two_are_the_last_holder_whatever_fails() -> None:
                     process.reachable = not process.reachable
             run(database, processes, database.now_ns + SECOND // 10, step_ns=SECOND // 10)
             assert sum(p.core.state is LeaseState.LEADING and p.core.token == database.token for p in processes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("at_leader", "waiting", "leases"),
+    [
+        (Following(0), 1, 1),  # it reaches nobody
+        (Following(1), 3, 1),  # most of the nodes are elsewhere
+        (Following(2), 2, TURN),  # counting does not tell: they take turns
+        (Following(3), 1, TURN),
+        (Following(1, at_work=True), 3, None),  # of a cut network the side with a view goes on
+        (Following(0), 0, None),  # an idle job
+        (Following(3), 0, None),  # all wait at the leader for more
+    ],
+    ids=repr,
+)
+def test_from_a_leader_without_a_view_it_is_taken_by_one_at_which_nodes_wait(
+    at_leader: Following, waiting: int, leases: int | None
+) -> None:
+    database = Database()
+    a, b = Process("a:1", database), Process("b:1", database)
+    a.following = Following(3, at_work=True)
+    run(database, [a, b], 20 * SECOND)
+    a.following, b.following = at_leader, Following(waiting)
+    lost_ns = database.now_ns
+    while b.core.state is LeaseState.STANDBY and database.now_ns < lost_ns + 20 * LEASE:
+        run(database, [a, b], database.now_ns + SECOND // 10)
+    if leases is None:
+        assert (a.core.state, b.core.state) == (LeaseState.LEADING, LeaseState.STANDBY)
+        return
+    # until it says so, the time itself, and until the other asks
+    waited_ns = database.now_ns - lost_ns
+    assert leases * LEASE <= waited_ns <= (leases + 0.25 + 0.2) * LEASE + SECOND // 5
+    run(database, [a, b], database.now_ns + LEASE)
+    assert (a.core.state, b.core.token) == (LeaseState.ENDED, 2)
+    assert "taken over by b:1 with token 2" in a.core.cause
+
+
+def test_who_has_the_more_nodes_of_a_job_without_a_view_keeps_the_lease() -> None:
+    """What was taken for the number of nodes is not taken back for it."""
+    database = Database()
+    a, b = Process("a:1", database), Process("b:1", database)
+    a.following, b.following = Following(1), Following(2)
+    run(database, [a, b], 2 * LEASE)
+    assert (a.core.state, b.core.state) == (LeaseState.ENDED, LeaseState.LEADING)
+    again = Process("a:1", database)
+    again.following = Following(1)
+    run(database, [again, b], (TURN - 1) * LEASE)
+    assert (again.core.state, b.core.state) == (LeaseState.STANDBY, LeaseState.LEADING)
+
+
+@pytest.mark.parametrize("hours", [-5, -1, 1, 5])
+def test_a_database_whose_clock_is_set_by_hours_keeps_nobody_from_the_lead_for_longer_than_two_leases(
+    hours: int,
+) -> None:
+    for died in (False, True):
+        database = Database()
+        a, b = Process("a:1", database), Process("b:1", database)
+        run(database, [a, b], 20 * SECOND)
+        database.set_ns = hours * 3600 * SECOND
+        run(database, [b] if died else [a, b], database.now_ns + 2 * LEASE + SECOND)
+        last = [each for each in (a, b) if each.core.token == database.token]
+        assert [each.core.state for each in last] == [LeaseState.LEADING]
+        if died:
+            assert last == [b]
+
+
+def test_a_clock_that_is_set_back_makes_no_leader_idle_in_times_to_come() -> None:
+    database = Database()
+    a, b = Process("a:1", database), Process("b:1", database)
+    a.following = Following(3)
+    run(database, [a, b], 20 * SECOND)
+    database.set_ns = -3600 * SECOND
+    a.following, b.following = Following(0), Following(3)
+    run(database, [a, b], database.now_ns + 2 * LEASE)
+    assert b.core.state is LeaseState.LEADING
 
 
 def test_one_request_is_under_way_at_a_time_and_no_answer_comes_without_one() -> None:

@@ -184,6 +184,49 @@ def test_a_probe_follows_the_members_and_goes_on_where_there_is_no_view() -> Non
     assert [member.node for member in bench.told("c", m.Probe).members] == ["a"]
 
 
+def test_a_view_says_where_a_node_is_seen_if_that_is_not_what_it_announces() -> None:
+    bench = Bench(3)
+    bench.core.saw("a", ("203.0.113.1", 1))
+    bench.core.saw("b", ("10.0.0.2", 5))
+    bench.join("a", addresses=(("10.0.0.1", 5),))
+    bench.join("b", addresses=(("10.0.0.2", 5),))
+    bench.join("c", addresses=(("10.0.0.3", 5),))
+    assert [member.seen_at for member in bench.proposed().members] == [("203.0.113.1", 1), None, None]
+
+
+def test_a_node_that_is_seen_elsewhere_by_and_by_is_in_the_next_view_so() -> None:
+    bench = Bench(2, quiet_ns=0)
+    for node, host in (("a", "10.0.0.1"), ("b", "10.0.0.2")):
+        bench.core.saw(node, ("203.0.113.1", ord(node)))
+        bench.join(node, addresses=((host, 5),))
+    bench.confirm()
+    bench.core.saw("b", ("203.0.113.1", 9))
+    assert bench.core.view == bench.proposed(), "an address is no reason for another view"
+    bench.say("a", m.Report(view_id=1, reason="silence"))
+    assert [member.seen_at for member in bench.proposed().members] == [("203.0.113.1", 97), ("203.0.113.1", 9)]
+
+
+def test_the_others_hear_of_a_probe_where_one_of_the_two_is_behind_nat() -> None:
+    bench = Bench(3, quiet_ns=0, retry_min_ns=1 * SECOND, retry_max_ns=8 * SECOND)
+    bench.core.saw("a", ("203.0.113.1", 1))
+    for node in "abc":
+        bench.join(node, addresses=((f"10.0.0.{ord(node)}", 5),))
+    bench.confirm()
+    bench.say("a", m.Report(view_id=1, lost=(("c", "silence"),)))
+    bench.say("c", m.Report(view_id=1, lost=(("a", "silence"),)))
+    bench.say("b", m.Report(view_id=1, reason="me too"))
+    assert bench.proposed().nodes == ("a", "b")
+    probe = bench.told("c", m.Probe)
+    assert probe.own is not None
+    assert (probe.own.node, probe.own.seen_at) == ("c", None)
+    assert [member.seen_at for member in probe.members] == [("203.0.113.1", 1), None]
+    expected = {node: [one for one in bench.inbox.pop(node) if isinstance(one, m.Expect)] for node in "ab"}
+    assert [(one.member.node, one.own.node, one.own.seen_at) for one in expected["a"]] == [
+        ("c", "a", ("203.0.113.1", 1))
+    ]
+    assert expected["b"] == []
+
+
 def test_a_node_that_starts_anew_is_not_kept_out() -> None:
     bench = Bench(3, quiet_ns=0)
     bench.installed(*"abc")

@@ -608,6 +608,19 @@ def test_a_member_that_is_left_out_says_when_it_reaches_the_others() -> None:
     assert bench.drain() == [], "it is in the next view already"
 
 
+@pytest.mark.parametrize("where", ["joining", "forming", "active"])
+def test_who_is_asked_to_reach_a_member_is_expected_by_it_wherever_it_is(where: str) -> None:
+    bench = Bench()
+    if where == "active":
+        bench.active()
+    else:
+        bench.join()
+    if where == "forming":
+        bench.hear(m.Propose(view=view()))
+    one, other = view(nodes="bc").members
+    assert bench.hear(m.Expect(member=one, own=other)) == [a.ExpectPeer(one, other)]
+
+
 def test_a_member_that_hears_of_the_end_says_that_it_has_heard_and_is_done() -> None:
     bench = Bench()
     bench.join(committed_step=5)

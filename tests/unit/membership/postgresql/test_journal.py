@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -10,7 +11,7 @@ from postgresql_server import Proxy, Server
 
 from quicoll.errors import JournalError, LocalError
 from quicoll.membership.coordinator.history import Committed, History, InstalledView, JournalRecord, Proposed, Seeded
-from quicoll.membership.coordinator.lease import HeldBy, Taken
+from quicoll.membership.coordinator.lease import TURN, Following, HeldBy, Taken, may_take
 from quicoll.membership.postgresql.connection import DatabaseConnection, Disconnected, Rejected
 from quicoll.membership.postgresql.journal import JournalUnreachable, PostgresJournal
 from quicoll.membership.view import Member, View
@@ -41,26 +42,90 @@ def run_out(server: Server, job: str) -> None:
 
 def leading(url: str, job: str, *, lease: float = LEASE) -> PostgresJournal:
     journal = opened(url, job, lease=lease)
-    assert isinstance(journal.take("a:1"), Taken)
+    assert isinstance(journal.take("a:1", Following()), Taken)
     journal.load()
     return journal
 
 
 def test_tokens_grow_and_the_lease_is_its_holders_until_the_databases_clock_says_so(server: Server, job: str) -> None:
     first, second = leading(server.url, job), opened(server.url, job)
-    held = second.take("b:1")
+    held = second.take("b:1", Following())
     assert isinstance(held, HeldBy)
     assert (held.token, held.holder) == (1, "a:1")
     assert 0 < held.left_ns <= LEASE * 1e9
     first.append(Seeded(5))
     run_out(server, job)
     first.confirm()  # it has run out, but nobody has taken it
-    assert isinstance(second.take("b:1"), HeldBy)
+    assert isinstance(second.take("b:1", Following()), HeldBy)
     first.close()  # which gives it up
-    assert second.take("b:1") == Taken(2)
+    assert second.take("b:1", Following()) == Taken(2)
     assert second.load() == History.of([Seeded(5)])
-    assert second.renew() == Taken(2)
+    assert second.renew(Following(1, at_work=True)) == Taken(2)
     second.close()
+
+
+def test_the_database_judges_by_the_rule_who_may_take_the_lease(server: Server, job: str) -> None:
+    """Times in leases; two nodes are linked to the holder. A clock that was set by hours is among them."""
+    journal = opened(server.url, job)
+    connection = DatabaseConnection.connect(server.url, until=time.monotonic() + 20.0)
+    whole = round(LEASE * 1e9)
+    lefts, idles = (-0.1, 0.5, 1.9, 2.1, 7200.0), (None, -7200.0, 0.9, 1.1, TURN - 0.1, TURN + 0.1)
+    taken = 0
+    for left, idle, waiting in itertools.product(lefts, idles, (0, 1, 2, 3)):
+        connection.execute(
+            "UPDATE quicoll.leases SET length = interval '30 seconds', nodes = 2, "
+            "until = clock_timestamp() + $2::float8 * interval '30 seconds', "
+            "idle_since = clock_timestamp() - $3::float8 * interval '30 seconds' WHERE job = $1::text",
+            (job, str(left), None if idle is None else str(idle)),
+            until=time.monotonic() + 20.0,
+        )
+        expected = may_take(
+            left_ns=round(left * whole),
+            length_ns=whole,
+            idle_ns=None if idle is None else round(idle * whole),
+            nodes=2,
+            waiting=waiting,
+        )
+        assert isinstance(journal.take("b:1", Following(waiting)), Taken) is expected, (left, idle, waiting)
+        taken += expected
+    assert 0 < taken < len(lefts) * len(idles) * 4
+    connection.close()
+    journal.close()
+
+
+def test_since_when_a_leader_leads_no_view_is_kept_until_it_leads_one(server: Server, job: str) -> None:
+    def row() -> tuple[object, object]:
+        (found,) = server.execute(
+            "SELECT nodes, EXTRACT(EPOCH FROM clock_timestamp() - idle_since)::bigint FROM quicoll.leases "
+            "WHERE job = $1::text",
+            job,
+        )
+        return found[0], found[1]
+
+    def age(seconds: int) -> None:
+        server.execute(
+            "UPDATE quicoll.leases SET idle_since = clock_timestamp() - $2::bigint * interval '1 second' "
+            "WHERE job = $1::text",
+            job,
+            seconds,
+        )
+
+    journal = leading(server.url, job)
+    assert row() == (0, 0)
+    age(7)
+    journal.renew(Following(3))
+    assert row() == (3, 7)
+    journal.append(Seeded(5))
+    journal.confirm()
+    assert row() == (3, 7)
+    journal.renew(Following(3, at_work=True))
+    assert row() == (3, None)
+    journal.renew(Following(2))
+    assert row() == (2, 0)
+    age(-7200)  # the clock was set back since
+    journal.renew(Following(2))
+    assert row() == (2, 0)
+    journal.close()
 
 
 def test_who_has_not_the_lease_neither_reads_nor_appends(server: Server, job: str) -> None:
@@ -116,13 +181,13 @@ def test_a_network_that_is_cut_ends_an_append_in_time_with_since_when(server: Se
         with pytest.raises(JournalError, match="closed, or it has failed"):
             journal.append(Proposed(1))
         second = opened(server.url, job)
-        while isinstance(second.take("b:1"), HeldBy):
+        while isinstance(second.take("b:1", Following()), HeldBy):
             time.sleep(0.02)
         second.load()
         second.append(Proposed(7))
         proxy.repair()  # what the cut held back comes now: too late
         time.sleep(0.1)
-        assert second.renew() == Taken(2)
+        assert second.renew(Following(1, at_work=True)) == Taken(2)
         rows = server.execute("SELECT number, token FROM quicoll.records WHERE job = $1::text ORDER BY number", job)
         assert rows[0] == (1, 1)
         assert rows[-1] == (len(rows), 2)
@@ -193,7 +258,7 @@ def test_a_journal_with_damage_is_refused_as_it_stands(server: Server, job: str,
     journal.close()
     server.execute(damage, job)
     journal = opened(server.url, job)
-    journal.take("a:1")
+    journal.take("a:1", Following())
     with pytest.raises(JournalError, match=f"damaged: {words}"):
         journal.load()
     assert server.execute("SELECT count(*) FROM quicoll.records WHERE job = $1::text", job) == [(3,)]
@@ -204,10 +269,10 @@ def test_tables_of_another_version_and_a_server_that_may_forget_are_refused(serv
     opened(server.url, job).close()
     server.execute("UPDATE quicoll.about SET version = 9")
     try:
-        with pytest.raises(JournalError, match="have the version 9, this quicoll knows 1"):
+        with pytest.raises(JournalError, match="have the version 9, this quicoll knows 2"):
             opened(server.url, job)
     finally:
-        server.execute("UPDATE quicoll.about SET version = 1")
+        server.execute("UPDATE quicoll.about SET version = 2")
     server.execute("ALTER SYSTEM SET fsync = off")
     server.execute("SELECT pg_reload_conf()")
     try:
@@ -228,7 +293,8 @@ def test_who_opens_at_the_same_time_finds_the_same_tables(server: Server, job: s
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(type(journal.take("a:1")).__name__ for journal in made) == ["HeldBy", "HeldBy", "HeldBy", "Taken"]
+    answers = sorted(type(journal.take("a:1", Following())).__name__ for journal in made)
+    assert answers == ["HeldBy", "HeldBy", "HeldBy", "Taken"]
     for journal in made:
         journal.close()
 
@@ -246,7 +312,7 @@ def test_a_long_journal_is_read_in_parts_while_the_lease_is_kept(
         journal.append(record)
     journal.close()
     journal = opened(server.url, job)
-    journal.take("a:1")
+    journal.take("a:1", Following())
     assert journal.load() == History.of(records)
     journal.append(Committed(19, 1, b"d"))
     journal.close()
