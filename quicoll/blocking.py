@@ -6,6 +6,8 @@ for here; with `async_op=True` the call gives a `BlockingHandle` at once, so tha
     handles = [job.group.all_reduce(g, async_op=True) for g in gradients]
     totals = [handle.wait() for handle in handles]      # in any order
 
+A `Worker` is made of a blocking job, and trains in one call until it is done: `Worker(job, task, shards=8).run(...)`.
+
 Joining, steps and views run the asynchronous methods on a private event loop of this thread. A call blocks for as long
 as the asynchronous one would be awaited, and raises what that raises. Use a job on the thread that made it, and in its
 process: calls from others, or after the job's end, are a LocalError. Inside a running event loop use `quicoll.join`.
@@ -21,7 +23,7 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
@@ -29,19 +31,30 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack
 import quicoll.job as _asynchronous
 import quicoll.step.context as _steps
 import quicoll.tiers as _tiers
+import quicoll.train.worker as _training
 from quicoll.collectives.blocking_group import Group, documented_as
 from quicoll.collectives.handle import BlockingHandle
 from quicoll.errors import LocalError
 
 if TYPE_CHECKING:
     from quicoll.config import Config, JoinSettings
+    from quicoll.data.feed import Feed
+    from quicoll.data.sampler import Sampler
     from quicoll.membership.view import View
     from quicoll.numerics.seed import Seed
     from quicoll.observability.events import Observer
+    from quicoll.plan.schedule import AlgorithmName
     from quicoll.state.sharded import Sharded
     from quicoll.tiers import Consistency, TierSet
+    from quicoll.train.architecture import Architecture
+    from quicoll.train.divided import Divide
+    from quicoll.train.figures import WorkerFigures
+    from quicoll.train.outcome import TrainingResult
+    from quicoll.train.saver import CheckpointPolicy
+    from quicoll.train.task import Task
+    from quicoll.train.worker import OnStep
 
-__all__ = ["BlockingHandle", "Group", "Job", "SharedState", "Step", "Tiers", "join"]
+__all__ = ["BlockingHandle", "Group", "Job", "SharedState", "Step", "Tiers", "Worker", "join"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -163,8 +176,8 @@ class SharedState:
         self.consistency = state.consistency
 
     @documented_as(_tiers.SharedState.stage)
-    def stage(self, step: Step, values: Mapping[str, Any]) -> None:
-        self._inner.stage(step, values)
+    def stage(self, step: Step, values: Mapping[str, Any], *, delete: Sequence[str] = ()) -> None:
+        self._inner.stage(step, values, delete=delete)
 
     @documented_as(_tiers.SharedState.state)
     def state(self) -> dict[str, Any]:
@@ -175,8 +188,8 @@ class SharedState:
         self._inner.load_state(state)
 
     @documented_as(_tiers.SharedState.write)
-    def write(self, values: Mapping[str, Any]) -> None:
-        self._home(self._inner.write(values))
+    def write(self, values: Mapping[str, Any], *, delete: Sequence[str] = ()) -> None:
+        self._home(self._inner.write(values, delete=delete))
 
     @documented_as(_tiers.SharedState.read)
     def read(self) -> dict[str, Any]:
@@ -278,6 +291,85 @@ class Job:
     @documented_as(_asynchronous.Job.step)
     def step(self) -> Step:
         return Step(self._inner.step(), self._home)
+
+    def run(self, work: Callable[[_asynchronous.Job], Coroutine[Any, Any, T]]) -> T:
+        """Run something that is written for the asynchronous job, and wait for it.
+
+            async def saved(job):
+                return await checkpointer.restore(read)
+
+            job.run(saved)
+
+        Args:
+            work: Called with the asynchronous job that this one stands for; returns a coroutine.
+        Returns:
+            What the coroutine returns.
+        Raises:
+            LocalError: Called where nothing may block.
+            Exception: What the coroutine raises.
+        """
+        return self._home(work(self._inner))
+
+
+def _worker_method(
+    method: Callable[Concatenate[_training.Worker, P], T],
+) -> Callable[Concatenate[Worker, P], T]:
+    """The same method: it waits for nothing."""
+
+    @functools.wraps(method)
+    def call(self: Worker, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return method(self._inner, *arguments, **options)
+
+    return call
+
+
+class Worker:
+    """Trains a task as one rank of a job; see `quicoll.train.Worker`.
+
+    The task, the loader and `on_step` are called from within `run`, where no other call to the job may wait.
+    """
+
+    @documented_as(_training.Worker.__init__)
+    def __init__(
+        self,
+        job: Job,
+        task: Task,
+        *,
+        data: Sampler | Feed | None = None,
+        shards: int | None = None,
+        checkpoints: CheckpointPolicy | None = None,
+        divide: Divide | None = None,
+        tiers: TierSet | None = None,
+        on_step: OnStep | None = None,
+        phase_barrier: bool = False,
+        bucket_bytes: int = 0,
+        algorithm: AlgorithmName = "auto",
+        report_every: int = 0,
+    ) -> None:
+        inner = job._inner  # noqa: SLF001 - a job of this module
+        self._inner = _training.Worker(
+            inner, task, data=data, shards=shards, checkpoints=checkpoints, divide=divide, tiers=tiers,
+            on_step=on_step, phase_barrier=phase_barrier, bucket_bytes=bucket_bytes, algorithm=algorithm,
+            report_every=report_every,
+        )  # fmt: skip
+        self._home = job._home  # noqa: SLF001 - likewise
+
+    state = _worker_method(_training.Worker.state)
+    load_state = _worker_method(_training.Worker.load_state)
+
+    @property
+    def architecture(self) -> Architecture:
+        """What it trains, as it is compared with the other workers'."""
+        return self._inner.architecture
+
+    @property
+    def figures(self) -> WorkerFigures:
+        """Where the time of its steps has gone so far."""
+        return self._inner.figures
+
+    @documented_as(_training.Worker.run)
+    def run(self, *, steps: int | None = None, epochs: int | None = None) -> TrainingResult:
+        return self._home(self._inner.run(steps=steps, epochs=epochs))
 
 
 @contextmanager

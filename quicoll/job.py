@@ -211,7 +211,13 @@ class Job:
     # -- state ---------------------------------------------------------------------------------------------------
 
     def register_state(
-        self, save: Save, load: Load, own: Sequence[str] = (), *, sharded: Mapping[str, Sharded] | None = None
+        self,
+        save: Save,
+        load: Load,
+        own: Sequence[str] = (),
+        *,
+        sharded: Mapping[str, Sharded] | None = None,
+        architecture: Mapping[str, str] | None = None,
     ) -> None:
         """Say how this rank's state is read and written, on every rank, before the first step.
 
@@ -231,15 +237,19 @@ class Job:
                 compared and never overwritten: load gets for it what save gave on this rank. Equal on all ranks.
             sharded: States that are divided between the ranks, by name; declared equally on all ranks. They are no part
                 of what save gives. In a new view each rank has what it is to own before a step begins.
+            architecture: What it is a state of, texts by name in an order, for instance `{"model": repr(model)}`. It is
+                compared in each view before anything is handed over, and a rank that says something else than most of
+                those that hold the newest state gets a LocalError that names it and the first difference.
         Raises:
             LocalError: One of them is no plain function, or what save gives is no state; names the key. Or there is
-                nothing in it at a path of `own`, or `sharded` has something that is no Sharded or is in use.
+                nothing in it at a path of `own`, or `sharded` has something that is no Sharded or is in use, or
+                `architecture` has something that is no text.
         """
         divided = None
         if sharded:
             up, down = Group(self._context, PIECES_UP), Group(self._context, PIECES_DOWN)
             divided = ShardedSet(sharded, PieceGroups(self.group, up, down))
-        self._state.register(save, load, own, divided)
+        self._state.register(save, load, own, divided, architecture)
         if divided is not None:
             self._runtime.loop.call_soon_threadsafe(self._engine.owns_state)
 
@@ -337,7 +347,7 @@ class Job:
             max_bytes=max_bytes,
         )
         if consistency == "eventual":
-            self._runtime.loop.call_soon_threadsafe(self._spreader.open, name, made.store, float(rate))
+            self._runtime.loop.call_soon_threadsafe(self._spreader.open, name, made.store, float(rate), made.known_step)
         return made
 
     # -- steps ---------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ slot is the one that counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -259,6 +259,21 @@ class Calls:
     def close(self) -> None:
         """Note that the view is over here: nobody has to wait for its operations."""
         self._over = True
+
+    def uncalled(self, groups: Iterable[int]) -> int | None:
+        """Return a group whose next operation a peer has called and this rank has not; None where there is none.
+
+        Args:
+            groups: The groups that count. Of several the one that was heard of first is given.
+        """
+        found: tuple[int, int] | None = None
+        for group in groups:
+            slot = self._slots.get((group, self._next.get(group, 0)))
+            if slot is not None and slot.call is None and slot.arrived_ns:
+                heard = min(slot.arrived_ns.values())
+                if found is None or heard < found[0]:
+                    found = heard, group
+        return None if found is None else found[1]
 
     # -- the network ---------------------------------------------------------------------------------------------
 

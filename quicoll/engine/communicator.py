@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from quicoll.membership.view import View
     from quicoll_transport.endpoint import Link
 
-__all__ = ["Communicator", "Ended", "InFlight", "view_prefix"]
+__all__ = ["Communicator", "Ended", "InFlight", "Watch", "view_prefix"]
 
 Ended: TypeAlias = Callable[[int | None, BaseException | None], None]
 """Called with an operation's number in its group, or with why it has none."""
@@ -125,6 +125,34 @@ class InFlight:
             execution.close()
 
 
+class Watch:
+    """A wait for what a peer calls first: ends once, by that, by its deadline, by a failure, or cancelled."""
+
+    __slots__ = ("_cancel", "deadline", "ended", "groups", "step", "timeout", "timer")
+
+    def __init__(
+        self,
+        groups: Mapping[int, int],
+        ended: Ended,
+        cancel: Callable[[Watch], None],
+        *,
+        deadline: float,
+        timeout: float,
+        step: int | None,
+    ) -> None:
+        self.groups = groups
+        self.ended = ended
+        self._cancel = cancel
+        self.deadline = deadline
+        self.timeout = timeout
+        self.step = step
+        self.timer: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        """Nobody waits any more. Nothing was called, so no view ends."""
+        self._cancel(self)
+
+
 class _Stopped(Exception):
     """The operation is late, or the communicator has broken. Never leaves this module."""
 
@@ -172,6 +200,7 @@ class Communicator:
         self._on_called = on_called
         self._calls = Calls(view, rank)
         self._running: dict[tuple[int, int], InFlight] = {}  # by group and number
+        self._watches: list[Watch] = []
         self._timer: asyncio.TimerHandle | None = None  # for the first deadline of those that ran when it was set
         self._count = 0  # of those whose caller waits; taking transfers back takes longer
         self._broken: asyncio.Future[None] = loop.create_future()
@@ -197,6 +226,8 @@ class Communicator:
             return
         if slot is not None:
             self._links[rank].later(self._advance, self._running[slot.group, slot.seq])
+        elif self._watches:
+            self._look()
 
     def farewell(self, rank: int, message: Farewell) -> None:
         """Take a peer's message that it will leave, or that it needs this rank no longer."""
@@ -274,6 +305,60 @@ class Communicator:
         finally:
             if error is not None:
                 ended(None, self._again(error, call.name, step))
+
+    def watch(self, groups: Mapping[int, int], *, timeout: float, step: int | None, ended: Ended) -> Watch:
+        """Wait for a call of a peer's that this rank has no part of yet.
+
+        Args:
+            groups: The ids of the groups that count, and what `ended` gets for each.
+            timeout: Seconds. That nobody calls in this time breaks the view, as with an operation.
+            step: The number of the open step, for errors.
+            ended: Called once with what belongs to the group, or with the error.
+        Returns:
+            The wait, by which it is cancelled.
+        """
+        now = self._loop.time()
+        watch = Watch(groups, ended, self._cancel_watch, deadline=now + timeout, timeout=timeout, step=step)
+        if self.error is not None:
+            self._loop.create_task(self._end_watch(watch, self.error))
+            return watch
+        self._watches.append(watch)
+        watch.timer = self._loop.call_at(watch.deadline, self._late_watch, watch)
+        self._loop.call_soon(self._look)
+        return watch
+
+    def _look(self) -> None:
+        """Give each wait what it waits for, in their order; one call is for one of them."""
+        given: dict[int, None] = {}
+        for watch in list(self._watches):
+            group = self._calls.uncalled([each for each in watch.groups if each not in given])
+            if group is not None:
+                given[group] = None
+                self._leave_watch(watch)
+                watch.ended(watch.groups[group], None)
+
+    def _leave_watch(self, watch: Watch) -> None:
+        if watch.timer is not None:
+            watch.timer.cancel()
+            watch.timer = None
+        self._watches.remove(watch)
+
+    def _cancel_watch(self, watch: Watch) -> None:
+        if watch in self._watches:
+            self._leave_watch(watch)
+            watch.ended(None, asyncio.CancelledError())
+
+    def _late_watch(self, watch: Watch) -> None:
+        self._leave_watch(watch)
+        self._fail_here(f"no rank has sent what this one receives from any within {watch.timeout:g} s")
+        if self.error is not None:
+            self._loop.create_task(self._end_watch(watch, self.error))
+
+    async def _end_watch(self, watch: Watch, error: QuicollError) -> None:
+        try:
+            error = await self.end_of_view() or error
+        finally:
+            watch.ended(None, self._again(error, "recv", watch.step))
 
     def _announce(self, operation: InFlight) -> None:
         """Tell the others what is called. Raises TransferFailed."""
@@ -491,6 +576,9 @@ class Communicator:
             self._timer.cancel()
             self._timer = None
         self._wake_all()
+        for watch in list(self._watches):
+            self._leave_watch(watch)
+            self._loop.create_task(self._end_watch(watch, error))
         prefix = view_prefix(self.view.view_id)
         for link in self._links.values():
             if not link.ended:

@@ -7,6 +7,8 @@ Rules, and why:
   lead next, and then goes on with those who have joined.
 - One that has failed is not gone back to for a while, though another still takes it for the leader: a lease outlives
   its holder for some seconds. Who is named is dialled again after that: only the way to it may have failed.
+- Where one that was named fails, who named it is gone back to, not the next in turn: it was there a moment ago, and may
+  lead next. So who reaches only one of several stays with that one, but for trials of the leader.
 - Only addresses that this rank was given are dialled. Whoever answers there has to have the coordinator's certificate.
 """
 
@@ -41,6 +43,7 @@ class CoordinatorChoice:
         self._failed_ns: dict[tuple[str, int], int] = {}
         self._avoid_ns = avoid_ns
         self._at = 0
+        self._namer: int | None = None  # of whom the present one was heard
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
@@ -55,7 +58,8 @@ class CoordinatorChoice:
     def failed(self, *, now_ns: int) -> None:
         """Take in that the link to the present one has ended, or did not come up."""
         self._failed_ns[self.present] = now_ns
-        self._at = (self._at + 1) % len(self._addresses)
+        self._at = (self._at + 1) % len(self._addresses) if self._namer is None else self._namer
+        self._namer = None
 
     def named(self, leader: tuple[str, int], *, now_ns: int) -> bool:
         """Take in that the present one says who leads; return whether that one is to be dialled instead.
@@ -68,5 +72,5 @@ class CoordinatorChoice:
         avoided = failed_ns is not None and now_ns < failed_ns + self._avoid_ns
         if leader == self.present or leader not in self._addresses or avoided:
             return False
-        self._at = self._addresses.index(leader)
+        self._namer, self._at = self._at, self._addresses.index(leader)
         return True

@@ -23,7 +23,7 @@ from quicoll_transport.net.addresses import format_address, parse_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quicoll.membership.messages import CoordinatorMessage, MemberMessage
+    from quicoll.membership.messages import FromRelay, ToRelay
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.identity import Identity
 
@@ -47,7 +47,7 @@ class CoordinatorLink:
         loop: asyncio.AbstractEventLoop,
         on_up: Callable[[], None],
         on_down: Callable[[Link], None],
-        on_message: Callable[[CoordinatorMessage], None],
+        on_message: Callable[[FromRelay], None],
         on_change: Callable[[], None],
     ) -> None:
         """Prepare; `dial` begins.
@@ -84,10 +84,15 @@ class CoordinatorLink:
         self._link = link
         link.listen(self._app, self._state)
 
-    def send(self, message: MemberMessage) -> None:
+    def send(self, message: ToRelay) -> None:
         """Send a message; where there is no link the coordinator hears the state when there is one again."""
         if self._link is not None and not self._link.ended:
             self._link.send_app(encode(message))
+
+    @property
+    def place(self) -> Address | None:
+        """Where the coordinator is, shown by its answers; None while there is no link to it."""
+        return None if self._link is None or self._link.ended else self._link.proved_address
 
     def close(self, cause: str) -> None:
         """End the link, and dial again."""

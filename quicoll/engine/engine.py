@@ -30,6 +30,7 @@ from quicoll.engine.certificates import Certificates
 from quicoll.engine.common_settings import DECISION_MARGIN_S, CommonSettings
 from quicoll.engine.coordinator_link import CoordinatorLink
 from quicoll.engine.decisions import StepOutcomes
+from quicoll.engine.detours import Detours
 from quicoll.engine.failures import failed_node, kind_of
 from quicoll.engine.lessons import LessonTraffic
 from quicoll.engine.messages import Announce, Farewell
@@ -43,6 +44,7 @@ from quicoll.membership.member.actions import (
     Deactivate,
     Decided,
     Dismissal,
+    ExpectPeer,
     FormLinks,
     FreeToLeave,
     Held,
@@ -56,27 +58,28 @@ from quicoll.membership.member.actions import (
     TellCoordinator,
 )
 from quicoll.membership.member.core import MemberCore
-from quicoll.membership.messages import clip, departure
+from quicoll.membership.messages import RelayAnswer, Welcome, clip, departure
 from quicoll.membership.service import NODE as COORDINATOR_NODE
 from quicoll.observability.stragglers import Stragglers
 from quicoll.observability.transport import forward_to
 from quicoll_transport.endpoint import Endpoint, EndpointConfig, Link, LinkState
 from quicoll_transport.faults.compose import Faults
 from quicoll_transport.net.addresses import format_address, parse_address
+from quicoll_transport.relay.detour import DetourIO
 from quicoll_transport.security.access import AccessControl
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
 from quicoll_transport.security.policy import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
     from quicoll.config import Config
     from quicoll.engine.calls import Call
-    from quicoll.engine.communicator import Ended, InFlight
+    from quicoll.engine.communicator import Ended, InFlight, Watch
     from quicoll.engine.decisions import Decision
     from quicoll.engine.messages import PeerMessage
-    from quicoll.membership.messages import CoordinatorMessage
+    from quicoll.membership.messages import FromRelay
     from quicoll.membership.view import View
     from quicoll.observability.events import Observers
     from quicoll_transport.events import LinkSnapshot
@@ -128,12 +131,13 @@ class Engine:
         self._leaving = False
         deadlines = Deadlines.of(config.lost_after)
         policy = Policy(roles=(WORKER,), denied=denied)
+        roundabout = DetourIO(io, loop=loop)
         self.endpoint = Endpoint(
             credentials=credentials,
             config=EndpointConfig(
                 lost_after_ns=deadlines.lost_ns, connect_ns=deadlines.connect_ns, qlog_directory=config.qlog
             ),
-            io=io,
+            io=roundabout,
             loop=loop,
             incarnation=incarnation,
             authorize=policy,
@@ -171,8 +175,16 @@ class Engine:
             on_message=self._on_coordinator_message,
             on_change=self._work,
         )
+        self._detours = Detours(
+            roundabout,
+            self.endpoint,
+            job=config.job,
+            ask_coordinator=self._coordinator.send,
+            coordinator_place=lambda: self._coordinator.place,
+        )
         self._peers = PeerLinks(
             self.endpoint,
+            self._detours,
             job=config.job,
             node=config.node,
             loop=loop,
@@ -247,6 +259,26 @@ class Engine:
             return communicator.start(call, group=group, timeout=timeout, step=step, ended=ended)
         refused = job_closed() if self._waiting.closed else self._views.past(view_id, op=call.name, step=step)
         ended(None, refused)
+        return None
+
+    def next_call(
+        self, view_id: int, groups: Mapping[int, int], timeout: float, step: int | None, ended: Ended
+    ) -> Watch | None:
+        """Wait until a peer has called an operation that this rank has not; it calls its part then.
+
+        Args:
+            view_id: The view that the caller is in.
+            groups: The ids of the groups of such operations, and what `ended` gets for each.
+            timeout: Seconds.
+            step: The number of the open step, for errors.
+            ended: Called once, with what belongs to the group, or with the error.
+        Returns:
+            The wait, by which it is cancelled; None where it was refused.
+        """
+        communicator = self._views.installed(view_id)
+        if communicator is not None and not self._waiting.closed:
+            return communicator.watch(groups, timeout=timeout, step=step, ended=ended)
+        ended(None, job_closed() if self._waiting.closed else self._views.past(view_id, step=step))
         return None
 
     async def begin(self, view_id: int, number: int) -> None:
@@ -461,6 +493,7 @@ class Engine:
     # -- links ---------------------------------------------------------------------------------------------------
 
     def _on_coordinator_down(self, link: Link) -> None:
+        self._detours.coordinator_gone()
         if link.stats.connections:
             self._emit_lost(link)
         self._peers.stop_probing()
@@ -469,7 +502,12 @@ class Engine:
         else:
             self._member.disconnected(clip(self._coordinator.silence(link)), now_ns=self._now_ns())
 
-    def _on_coordinator_message(self, message: CoordinatorMessage) -> None:
+    def _on_coordinator_message(self, message: FromRelay) -> None:
+        if isinstance(message, RelayAnswer):
+            self._detours.answered(message)
+            return
+        if isinstance(message, Welcome):
+            self._detours.use(message.relay)
         self._member.receive(message, now_ns=self._now_ns())
         self._work()
 
@@ -501,9 +539,9 @@ class Engine:
         silent = link.error.silent_for if link.error is not None else 0.0
         self.observers.emit("peer_lost", peer=link.node, cause=link.cause, silent_for=round(silent, 3))
 
-    def _on_links_formed(self, view: View, unreachable: tuple[str, ...]) -> None:
+    def _on_links_formed(self, view: View, unreachable: tuple[str, ...], why: str) -> None:
         if unreachable:
-            self._member.links_failed(view.view_id, unreachable, "no link", now_ns=self._now_ns())
+            self._member.links_failed(view.view_id, unreachable, clip(why), now_ns=self._now_ns())
         else:
             self._member.links_ready(view.view_id, now_ns=self._now_ns())
         self._work()
@@ -550,6 +588,8 @@ class Engine:
                     self._waiting.end(action)
                 case ProbePaths():
                     self._peers.probe(action, pace=self.config.lost_after / 2)
+                case ExpectPeer():
+                    self._peers.expect(action)
                 case StartOver():
                     self.endpoint.start_over(action.incarnation)
                     self._renew_links("starts over as a later process")
@@ -581,6 +621,7 @@ class Engine:
 
     def _renew_links(self, reason: str) -> None:
         """End all links, which were made with what has changed, and dial the coordinator again."""
+        self._detours.coordinator_gone()
         self._coordinator.renew()  # before its link ends, which is no loss
         for link in list(self.endpoint.links.values()):
             link.close(reason)

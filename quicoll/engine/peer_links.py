@@ -6,6 +6,9 @@ Two tasks make links, each at most once at a time. A later one takes the place o
              says which nodes it could not reach
     probe    to each node that a probe names, while this node is left out of views: however long it takes, until it is
              stopped. A view that is to be formed stops it: its members' links are the view's
+
+The other side of a probe hears of it (`expect`): it takes its part in making that link, as for a view. Who dials, and
+where, and what the side that does not dial has to send first: ways.py.
 """
 
 from __future__ import annotations
@@ -16,21 +19,27 @@ import logging
 from typing import TYPE_CHECKING
 
 from quicoll.engine.messages import PeerMessage, decode_message
+from quicoll.engine.ways import OPENERS_S, behind_nat, dials, opened_address, own_addresses
 from quicoll.errors import PeerError
 from quicoll_transport.endpoint import LinkState
 from quicoll_transport.errors import LinkLost
+from quicoll_transport.net.addresses import is_detour
 from quicoll_transport.security.identity import WORKER, Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from quicoll.membership.member.actions import ProbePaths
+    from quicoll.engine.detours import Detours
+    from quicoll.membership.member.actions import ExpectPeer, ProbePaths
     from quicoll.membership.view import Member, View
     from quicoll_transport.endpoint import Endpoint, Link
+    from quicoll_transport.net.addresses import Address
 
 __all__ = ["PeerLinks"]
 
 log = logging.getLogger("quicoll")
+
+_TURN_S = 1.5  # of a probe behind NAT, at least: each of three addresses may say nothing for a quarter of a second
 
 
 class PeerLinks:
@@ -39,28 +48,33 @@ class PeerLinks:
     def __init__(
         self,
         endpoint: Endpoint,
+        detours: Detours,
         *,
         job: str,
         node: str,
         loop: asyncio.AbstractEventLoop,
         on_message: Callable[[Link, PeerMessage], None],
         on_state: Callable[[Link], None],
-        on_formed: Callable[[View, tuple[str, ...]], None],
+        on_formed: Callable[[View, tuple[str, ...], str], None],
         on_reached: Callable[[int], None],
     ) -> None:
         """Start with the links that the endpoint has.
 
         Args:
             endpoint: Where links are made.
+            detours: Ways through a relay.
             job: The job, of which all ranks have certificates.
             node: This rank's node.
             loop: The endpoint's.
             on_message: Called with (link, message) for each message of a peer.
             on_state: Called with a link whose state has changed.
-            on_formed: Called with a proposed view and the nodes that could not be reached, when that is known.
+            on_formed: Called with a proposed view, the nodes that could not be reached, and why, when that is known.
             on_reached: Called with the number of a probe when there is a link to each of its nodes.
         """
         self._endpoint = endpoint
+        self._detours = detours
+        detours.on_way = self._detour
+        detours.on_shut = self._shut
         self._job = job
         self._node = node
         self._on_message = on_message
@@ -70,6 +84,7 @@ class PeerLinks:
         self._on_reached = on_reached
         self._forming: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
+        self._openers: dict[str, asyncio.TimerHandle] = {}  # the next one, by node
 
     def accept(self, link: Link) -> None:
         """Take over a link that a peer has made."""
@@ -77,7 +92,8 @@ class PeerLinks:
 
     def of_view(self, view: View) -> dict[int, Link]:
         """Return the links to all other ranks of a view, by rank; those that are not there yet are made."""
-        return {member.rank: self._to(member) for member in view.members if member.node != self._node}
+        own = view.member(self._node)
+        return {member.rank: self._to(member, own) for member in view.members if member.node != self._node}
 
     def form(self, view: View) -> None:
         """Get a link to every other member of a proposed view; `on_formed` follows."""
@@ -96,6 +112,10 @@ class PeerLinks:
         self.stop_probing()
         self._probing = self._loop.create_task(self._probe(probe, pace))
 
+    def expect(self, expected: ExpectPeer) -> None:
+        """Take this side's part in a link that a node which is left out of views tries to make."""
+        self._to(expected.member, expected.own)
+
     def stop_probing(self) -> None:
         """Give up the probe that is under way, if there is one."""
         if self._probing is not None:
@@ -107,32 +127,48 @@ class PeerLinks:
         if self._forming is not None:
             self._forming.cancel()
         self.stop_probing()
+        for opener in self._openers.values():
+            opener.cancel()
+        self._openers.clear()
 
     async def _form(self, view: View) -> None:
         unreachable: list[str] = []
+        why: list[str] = []
         for link in self.of_view(view).values():
             try:
                 await link.wait_up()
             except LinkLost as error:
                 log.info("%s: cannot reach %s: %s", self._node, link.node, error)
                 unreachable.append(link.node)
+                why.append(f"{link.node}: {self._tried(link, view, error)}")
         self._forming = None
-        self._on_formed(view, tuple(unreachable))
+        self._on_formed(view, tuple(unreachable), f"no link to {'; '.join(why)}" if why else "")
+
+    def _tried(self, link: Link, view: View, error: LinkLost) -> str:
+        """Return by which ways a node was tried and how far each got, for people."""
+        member, own = view.member(link.node), view.member(self._node)
+        if member is None or not behind_nat(own, member):
+            return error.cause
+        side = "dialled from here" if link.dial else "it dials"
+        relay = self._detours.trouble()
+        return f"{error.cause} (behind NAT; {side}{f'; {relay}' if relay else ''})"
 
     async def _probe(self, probe: ProbePaths, pace: float) -> None:
-        await self._reach(probe.members, pace)
+        await self._reach(probe, pace)
         self._probing = None
         self._on_reached(probe.number)
 
-    async def _reach(self, members: Sequence[Member], pace: float) -> None:
+    async def _reach(self, probe: ProbePaths, pace: float) -> None:
         """Have a link to each of these nodes, however long it takes: this side dials, and again after `pace` seconds.
 
         A handshake that lost a datagram on a bad path tries ever more seldom; a new one finds out sooner that the path
         is good again.
         """
-        others = [member for member in members if member.node != self._node]
+        others = [member for member in probe.members if member.node != self._node]
+        if any(behind_nat(probe.own, member) for member in others):
+            pace = max(pace, _TURN_S)
         while True:
-            links = [self._to(member, probing=True) for member in others]
+            links = [self._to(member, probe.own, probing=True) for member in others]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pace):
                     ups = await asyncio.gather(*(link.wait_up() for link in links), return_exceptions=True)
@@ -143,18 +179,46 @@ class PeerLinks:
                 if link.state is LinkState.CONNECTING:
                     link.close("dialled again")
 
-    def _to(self, member: Member, *, probing: bool = False) -> Link:
+    def _to(self, member: Member, own: Member | None, *, probing: bool = False) -> Link:
         identity = Identity(self._job, WORKER, member.node)
         existing = self._endpoint.links.get(identity)
         if existing is not None and existing.remote_incarnation not in (0, member.incarnation):
             # Which process is the node's is for the coordinator to say: one without its journal may take a lesser one.
             existing.close("the node has started anew")
-        # Of two nodes the one with the smaller name dials, so that there is one connection and not two.
-        dial = probing or self._node < member.node
-        addresses = [(host, port) for host, port in member.addresses] if dial else ()
-        link = self._endpoint.link(identity, addresses=addresses, dial=dial)
+        dial = probing or (self._node < member.node if own is None else dials(own, member))
+        addresses = own_addresses(member)
+        if behind_nat(own, member) and (existing is None or existing.state is not LinkState.UP):
+            way = self._detours.way(member.node)
+            addresses += [] if way is None else [way]
+        link = self._endpoint.link(identity, addresses=addresses if dial else (), dial=dial)
         link.listen(self._app, self._on_state)
+        if not dial and link.state is LinkState.CONNECTING and (address := opened_address(own, member)) is not None:
+            self._open(link, address, 0)
         return link
+
+    def _detour(self, node: str, way: Address) -> None:
+        """Have the link to a node, if it is still being made, try the way through the relay too."""
+        link = self._endpoint.links.get(Identity(self._job, WORKER, node))
+        if link is not None and link.dial and link.state in (LinkState.CONNECTING, LinkState.DOWN):
+            others = [address for address in link.addresses if not is_detour(address)]
+            self._endpoint.link(link.identity, addresses=[*others, way], dial=True)
+
+    def _shut(self, node: str, way: Address, cause: str) -> None:
+        """End the link to a node that goes by a way which is shut."""
+        link = self._endpoint.links.get(Identity(self._job, WORKER, node))
+        if link is not None and link.proved_address == way:
+            link.close(cause)
+
+    def _open(self, link: Link, address: Address, number: int) -> None:
+        """Send an opener for a link that is being made, and see that the next one follows."""
+        if (waiting := self._openers.pop(link.node, None)) is not None:
+            waiting.cancel()
+        if link.state is not LinkState.CONNECTING:
+            return
+        self._endpoint.knock(address)
+        if number + 1 < len(OPENERS_S):
+            delay = OPENERS_S[number + 1] - OPENERS_S[number]
+            self._openers[link.node] = self._loop.call_later(delay, self._open, link, address, number + 1)
 
     def _app(self, link: Link, data: bytes) -> None:
         try:

@@ -52,7 +52,9 @@ async def start(
         credentials = read_access(config).credentials
     except LocalError as error:
         if config.sources["coordinator"] == "default":
-            raise LocalError(f"there is no job to join: no coordinator is named, and {error}. {_hint()}") from None
+            raise LocalError(
+                f"there is no job to join: no coordinator is named, and {error}. {_hint(config)}"
+            ) from None
         raise
     try:
         host, port = parse_address(config.listen)
@@ -162,8 +164,13 @@ def read_access(config: Config) -> Access:
     return access
 
 
-def _hint() -> str:
-    """What to type, for who has started a rank by itself."""
+def _hint(config: Config) -> str:
+    """What to do, for who has started ranks with a launcher that has no store, or a rank by itself."""
+    rank, world_size = config.sources["rank_hint"], config.sources["world_size"]
+    if not {rank, world_size} & {"default", "argument", "QUICOLL_RANK_HINT", "QUICOLL_WORLD_SIZE"}:
+        return (
+            f"Ranks that a launcher starts ({rank}) meet in a directory that their hosts share: set QUICOLL_RENDEZVOUS"
+        )
     program = sys.argv[0] if sys.argv[0].endswith(".py") else "PROGRAM.py"
     return f"To start a coordinator and two ranks, run: quicoll run -n 2 {program}"
 

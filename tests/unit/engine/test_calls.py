@@ -339,3 +339,18 @@ def test_the_own_farewell_waits_for_every_peers_answer() -> None:
     assert calls.unanswered
     calls.farewell(1, DONE)
     assert not calls.unanswered
+
+
+def test_what_a_peer_has_called_first_and_this_rank_has_not_is_found() -> None:
+    rank = Rank()
+    assert rank.calls.uncalled([4, 5]) is None
+    rank.hear(2, 0, group=5)
+    rank.hear(1, 0, group=4)
+    rank.hear(1, 1, group=5)  # not the next one of its group
+    assert rank.calls.uncalled([4, 5]) == 5
+    assert rank.calls.uncalled([4]) == 4
+    rank.call(call(ranks=(2, 0)), group=5)
+    assert rank.calls.uncalled([4, 5]) == 4  # heard of before the second one
+    rank.call(call(ranks=(1, 0)), group=4)
+    assert rank.calls.uncalled([4, 5]) == 5
+    assert rank.calls.uncalled([WORLD]) is None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from quicoll.engine.peer_links import PeerLinks
-from quicoll.membership.member.actions import ProbePaths
+from quicoll.engine.ways import OPENERS_S
+from quicoll.membership.member.actions import ExpectPeer, ProbePaths
 from quicoll.membership.view import Member, View
 from quicoll_transport.endpoint import LinkState
 from quicoll_transport.errors import LinkLost
@@ -17,6 +19,11 @@ from quicoll_transport.sim import World
 
 S = 1_000_000_000
 MEMBERS = tuple(Member(rank=rank, node=node, incarnation=1) for rank, node in enumerate("abc"))
+SEEN = {node: (f"203.0.113.{number}", 40000) for number, node in enumerate("abc", 1)}
+HIDDEN = tuple(
+    Member(rank=rank, node=node, incarnation=1, addresses=(("10.0.0.1", 5),), seen_at=SEEN[node])
+    for rank, node in enumerate("abc")
+)
 
 
 class Link:
@@ -25,6 +32,9 @@ class Link:
     def __init__(self, node: str, loop: asyncio.AbstractEventLoop, *, dial: bool) -> None:
         self.node, self.dial, self.remote_incarnation = node, dial, 0
         self.state, self.closed = LinkState.CONNECTING, ""
+        self.identity: Any = None
+        self.addresses: list[Any] = []
+        self.proved_address: Any = None
         self.outcome: asyncio.Future[None] = loop.create_future()
 
     def listen(self, on_app: Any, on_state: Any) -> None:
@@ -47,27 +57,46 @@ class Bench:
         self.made: list[Link] = []
         self.formed: list[tuple[int, tuple[str, ...]]] = []
         self.reached: list[int] = []
+        self.knocks: list[tuple[Any, float]] = []
+        self.dialled: dict[str, list[Any]] = {}
         endpoint: Any = self
+        self.asked: list[str] = []
+        self.ways: dict[str, Any] = {}
+        self.detours: Any = SimpleNamespace(way=self._way, trouble=lambda: "the relay sleeps")
         self.peers = PeerLinks(
             endpoint,
+            self.detours,
             job="test",
             node="b",
             loop=self.loop,
             on_message=lambda link, message: None,
             on_state=lambda link: None,
-            on_formed=lambda view, unreachable: self.formed.append((view.view_id, unreachable)),
+            on_formed=self._formed,
             on_reached=self.reached.append,
         )
 
+    def _way(self, node: str) -> Any:
+        self.asked.append(node)
+        return self.ways.get(node)
+
+    def _formed(self, view: View, unreachable: tuple[str, ...], why: str) -> None:
+        self.formed.append((view.view_id, unreachable))
+        self.why = why
+
+    def knock(self, address: Any) -> None:
+        self.knocks.append((address, round(self.world.elapsed_ns / S, 3)))
+
     def link(self, identity: Any, *, addresses: Any, dial: bool) -> Link:
+        self.dialled[identity.node] = list(addresses)
         link = self.links.get(identity)
         if link is None or link.closed:
             link = self.links[identity] = Link(identity.node, self.loop, dial=dial)
             self.made.append(link)
+        link.identity, link.addresses = identity, list(addresses) or link.addresses
         return link
 
-    def form(self, view_id: int) -> None:
-        self.peers.form(View(view_id=view_id, members=MEMBERS, seed=0, committed_step=0, committed_view=0))
+    def form(self, view_id: int, members: tuple[Member, ...] = MEMBERS) -> None:
+        self.peers.form(View(view_id=view_id, members=members, seed=0, committed_step=0, committed_view=0))
         self.turn()
 
     def probe(self, number: int, pace: float = 1.0) -> None:
@@ -150,3 +179,103 @@ def test_what_is_stopped_reports_nothing_and_dials_no_more(bench: Bench) -> None
     made = len(bench.made)
     bench.up()
     assert (bench.reached, bench.formed, made) == ([], [], 2)
+
+
+def test_behind_nat_the_one_that_dials_tries_what_is_seen_too_and_the_other_opens_for_it(bench: Bench) -> None:
+    bench.form(7, HIDDEN)
+    assert bench.dialled == {"a": [], "c": [("10.0.0.1", 5), SEEN["c"]]}
+    bench.turn(10.0)
+    assert bench.knocks == [(SEEN["a"], at) for at in OPENERS_S]
+
+
+def test_no_opener_is_sent_once_there_is_a_link_or_another_one_is_made(bench: Bench) -> None:
+    bench.form(7, HIDDEN)
+    bench.turn(0.2)
+    bench.form(8, HIDDEN)
+    bench.turn(0.05)
+    assert [at for _, at in bench.knocks] == [0.0, 0.1, 0.2]
+    bench.up()
+    bench.turn(5.0)
+    assert len(bench.knocks) == 3
+
+
+def test_no_opener_is_sent_after_the_end(bench: Bench) -> None:
+    bench.form(7, HIDDEN)
+    bench.peers.stop()
+    bench.turn(5.0)
+    assert len(bench.knocks) == 1
+
+
+def test_nothing_is_opened_where_nobody_is_behind_nat(bench: Bench) -> None:
+    bench.form(7)
+    bench.peers.expect(ExpectPeer(MEMBERS[0], MEMBERS[1]))
+    bench.turn(5.0)
+    assert bench.knocks == []
+
+
+def test_who_is_expected_is_opened_for_and_dialled_by_the_one_that_can(bench: Bench) -> None:
+    bench.peers.expect(ExpectPeer(HIDDEN[0], HIDDEN[1]))
+    bench.turn()
+    assert [address for address, _ in bench.knocks] == [SEEN["a"]]
+    bench.peers.expect(ExpectPeer(MEMBERS[0], HIDDEN[1]))
+    assert [(link.node, link.dial) for link in bench.made] == [("a", False)]
+    bench.links.clear()
+    bench.peers.expect(ExpectPeer(MEMBERS[0], HIDDEN[1]))
+    assert [(link.node, link.dial) for link in bench.made] == [("a", False), ("a", True)]
+
+
+def test_a_probe_behind_nat_takes_the_time_that_its_addresses_need(bench: Bench) -> None:
+    bench.peers.probe(ProbePaths(3, HIDDEN, HIDDEN[1]), pace=0.1)
+    bench.turn(0.9)
+    assert len(bench.made) == 2
+    assert bench.dialled["a"] == [("10.0.0.1", 5), SEEN["a"]]
+    bench.turn(1.0)
+    assert len(bench.made) == 4
+
+
+WAY = ("240.0.0.1", 1)
+
+
+def test_behind_nat_the_relay_is_asked_by_both_sides_and_for_no_link_that_is_up(bench: Bench) -> None:
+    bench.ways["c"] = WAY
+    bench.form(7, HIDDEN)
+    assert bench.asked == ["a", "c"]
+    assert bench.dialled == {"a": [], "c": [("10.0.0.1", 5), SEEN["c"], WAY]}
+    bench.up()
+    bench.form(8, HIDDEN)
+    assert bench.asked == ["a", "c"]
+    bench.form(9)
+    assert bench.asked == ["a", "c"], "nobody is behind NAT"
+
+
+def test_a_way_that_opens_while_a_link_is_made_is_tried_too_and_not_when_it_is_up(bench: Bench) -> None:
+    bench.form(7, HIDDEN)
+    bench.detours.on_way("c", WAY)
+    bench.detours.on_way("a", WAY)
+    bench.detours.on_way("x", WAY)
+    assert bench.dialled == {"a": [], "c": [("10.0.0.1", 5), SEEN["c"], WAY]}
+    bench.detours.on_way("c", ("240.0.0.2", 1))
+    assert bench.dialled["c"] == [("10.0.0.1", 5), SEEN["c"], ("240.0.0.2", 1)], "the way before is shut"
+    bench.up()
+    bench.detours.on_way("c", WAY)
+    assert bench.dialled["c"][-1] == ("240.0.0.2", 1)
+
+
+def test_a_link_by_a_way_that_is_shut_ends_with_the_reason_and_others_stay(bench: Bench) -> None:
+    bench.form(7, HIDDEN)
+    bench.up()
+    direct, by_relay = bench.made
+    direct.proved_address, by_relay.proved_address = SEEN["a"], WAY
+    for node in ("a", "c", "x"):
+        bench.detours.on_shut(node, WAY, "the relay is gone")
+    assert (direct.closed, by_relay.closed) == ("", "the relay is gone")
+
+
+def test_the_error_says_by_which_ways_a_node_was_tried(bench: Bench) -> None:
+    bench.form(7, HIDDEN)
+    _, second = bench.made
+    bench.made[0].outcome.set_result(None)
+    second.outcome.set_exception(LinkLost("by relay: no answer", peer="c", silent_for=1.0))
+    bench.turn()
+    assert bench.formed == [(7, ("c",))]
+    assert bench.why == "no link to c: by relay: no answer (behind NAT; dialled from here; the relay sleeps)"
