@@ -1,8 +1,9 @@
 """The ranks of a group tell each other what they hold, and find the first thing in which they differ.
 
     tell        one row of numbers from each rank: version, able, torn, learned, digests, number of lines and bytes, its
-                settings of how often states are compared and which are learned, how many learn from it. All that
-                `quicoll.state.version.compare` and `quicoll.state.learning.who_learns` need
+                settings of how often states are compared and which are learned, how many learn from it, what it is a
+                state of. All that `quicoll.state.version.compare`, `quicoll.state.description.misfits` and
+                `quicoll.state.learning.who_learns` need
     heard       a digest of all rows as this rank has heard them, from each rank: whoever tells one rank something else
                 than the others would have it take part in another handover than they do, or in none. Where a rank has
                 heard other rows the comparison ends by Corrupted, on every rank, before anything follows from it
@@ -36,7 +37,7 @@ __all__ = ["FirstDifference", "Told", "first_difference", "heard", "heard_alike"
 
 RANGES = 1024
 _TEXT = 512  # bytes of a line's text
-_ROW = 12
+_ROW = 15
 _ABLE, _TORN, _LEARNED = 1, 2, 4
 
 
@@ -72,7 +73,9 @@ def row(
     numbers[:5] = state.version.decision, state.version.step, flags, check_every, learn_from
     if mine is not None:
         numbers[5:8] = len(mine.lines), mine.nbytes, pupils
-        numbers[8:] = np.frombuffer(mine.kind_digest + mine.digest, np.int64)
+        numbers[8:12] = np.frombuffer(mine.kind_digest + mine.digest, np.int64)
+        numbers[12:14] = np.frombuffer(state.described.digest, np.int64)
+        numbers[14] = len(state.described.lines)
     return numbers
 
 
@@ -138,11 +141,13 @@ def read(gathered: np.ndarray[Any, np.dtype[np.int64]]) -> Told:
             able=bool(numbers[2] & _ABLE),
             torn=bool(numbers[2] & _TORN),
             kind=numbers[8:10].tobytes(),
-            digest=numbers[10:].tobytes(),
+            digest=numbers[10:12].tobytes(),
             lines=int(numbers[5]),
             nbytes=int(numbers[6]),
             learned=bool(numbers[2] & _LEARNED),
             pupils=int(numbers[7]),
+            described=numbers[12:14].tobytes(),
+            described_lines=int(numbers[14]),
         )
         for numbers in rows
     )
@@ -185,7 +190,7 @@ async def first_difference(
     for side in sides:
         where, _, what = texts[side[0]].partition("\n")
         path = path or where
-        shown = f"{where!r}, {what}" if where != path else what
+        shown = f"{where!r}, {what}" if where not in (path, "") else what  # an empty text: there is no such line
         said.setdefault(shown or "nothing", []).extend(side)
     if len(said) == 1:
         said = {f"{next(iter(said))}, other bits": [rank for side in sides[1:] for rank in side]}

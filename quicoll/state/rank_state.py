@@ -24,6 +24,7 @@ from quicoll.checks import plain
 from quicoll.errors import LocalError
 from quicoll.numerics.buffers import empty, source, wrap
 from quicoll.numerics.dtypes import DType
+from quicoll.state.description import Description
 from quicoll.state.tree import FlatState, flatten, own_paths, tensors_of
 from quicoll.state.version import StateVersion
 
@@ -60,6 +61,7 @@ class RankState:
         save: Reads it; None until it is registered.
         load: Writes it.
         own: Paths of what is this rank's own in it.
+        described: What it is a state of.
         sharded: The states of which this rank owns parts; None where it registered none. What is replicated of them
             (pieces.py) is part of what `save` gives, under the key `SHARDED`.
     """
@@ -71,10 +73,18 @@ class RankState:
         self.save: Save | None = None
         self.load: Load | None = None
         self.own: tuple[tuple[str, ...], ...] = ()
+        self.described = Description()
         self.sharded: ShardedSet | None = None
         self._kept: list[_Kept] = []
 
-    def register(self, save: Save, load: Load, own: Sequence[str] = (), sharded: ShardedSet | None = None) -> None:
+    def register(
+        self,
+        save: Save,
+        load: Load,
+        own: Sequence[str] = (),
+        sharded: ShardedSet | None = None,
+        architecture: Mapping[str, str] | None = None,
+    ) -> None:
         """Take the functions that read and write the state, and try `save`.
 
         Args:
@@ -82,10 +92,12 @@ class RankState:
             load: As the user gave it.
             own: Keys and paths of what is this rank's own.
             sharded: The states of which this rank owns parts.
+            architecture: What it is a state of: texts by name.
         Raises:
             LocalError: One of them is no plain function, what save() gives is no state, or it has nothing at a path
-                of `own`. Nothing is registered.
+                of `own`; or the architecture is no such mapping. Nothing is registered.
         """
+        described_as = Description.of(architecture or {})
         save, load, paths = plain(save, "save"), plain(load, "load"), own_paths(own)
         if sharded is not None:
             save, load = _with_records(save, sharded), _without_records(load, sharded)
@@ -97,6 +109,7 @@ class RankState:
         if sharded is not None:
             sharded.attach(self.version.step)
         self.save, self.load, self.own, self.sharded = save, load, paths, sharded
+        self.described = described_as
 
     def read(self) -> FlatState | None:
         """Return this rank's state, taken apart; None where none is registered.

@@ -17,6 +17,8 @@ buffer that a forward pass changed on one rank. So versions and digests of what 
 and `quicoll.state.version.compare` says who gives to whom, or that nobody knows which state is right (Diverged).
 
     tell, heard     each rank's version and digests; and that all have heard the same   all ranks
+    description     what their states are of; whose is another is refused here, before  all ranks
+                    anything of a state moves (description.py)
     learners        a rank that is behind by a large state steps out, and learns it beside the steps of the others
                     before it is handed the rest (learning.py); it gets the manifest. This view ends by that. A spare
                     (`Member.spare`) does so always, whatever it holds, and has no say in what the others compare
@@ -52,6 +54,7 @@ from quicoll.errors import Corrupted, Diverged, LocalError, PeerError
 from quicoll.numerics.buffers import detached, memory
 from quicoll.state.chunks import ChunkedState
 from quicoll.state.comparison import first_difference, heard, row, tell_all
+from quicoll.state.description import described, misfits
 from quicoll.state.learning import Lesson, teachers, who_learns
 from quicoll.state.manifest import MAX_MANIFEST, decode_manifest, encode_manifest
 from quicoll.state.transfer import chunks_of, opened, together, transfer
@@ -125,9 +128,9 @@ async def synchronise(
         What was found and done.
     Raises:
         Diverged: The ranks hold different states, and nobody knows which is right. Every rank raises it.
-        LocalError: This rank is behind and nothing can be handed to it, or what `save` returned is no state, or `load`
-            does not do what it has to.
-        PeerError: A rank was lost, or the giver sent a malformed manifest.
+        LocalError: This rank's state is of something else than the job's; or this rank is behind and nothing can be
+            handed to it, or what `save` returned is no state, or `load` does not do what it has to.
+        PeerError: A rank was lost, or its state is of something else, or the giver sent a malformed manifest.
         Corrupted: A rank was told something else than the others, or has told what cannot be; or what the giver
             announced is not what the holders have told, or a tensor arrived with other bits than announced.
     """
@@ -141,6 +144,7 @@ async def synchronise(
     _check_versions(told.held, max(view.committed_step, before.decision), nodes, view_id)
     workers = told.held[: view.workers]
     found = compare(workers, committed=view.committed_step)
+    await _demand_fit(group, state, told.held, found, view)
     unequal = await _unequal(group, () if mine is None else mine.lines, workers, found, nodes)
     if unequal is not None and not found.agreed:
         sides = tuple(nodes[rank] for rank in unequal.ranks)
@@ -232,6 +236,33 @@ async def _unequal(
     first = await first_difference(group, lines, held, found.sides, alike=found.alike)
     ranks = found.differing if found.agreed else tuple(sorted(rank for side in found.sides for rank in side))
     return Unequal(ranks, first.path, found.sides[0][0] if found.agreed else None, _text(found, first, nodes))
+
+
+async def _demand_fit(
+    group: Group, state: RankState, held: Sequence[HeldState], found: StateComparison, view: View
+) -> None:
+    """Refuse ranks whose states are of something else than the job's, on all ranks, with the first difference."""
+    odd = misfits(held, found)
+    if odd is None:
+        return
+    first = await first_difference(group, state.described.lines, described(held), odd.sides, alike=False)
+    nodes = view.nodes
+    what = f"{first.describe(nodes)}. Nothing was handed over"
+    if not odd.agreed:
+        sides = " | ".join(", ".join(nodes[rank] for rank in side) for side in odd.sides)
+        raise Diverged(
+            f"the ranks do not train the same ({sides}), and no more than half agree: {what}",
+            step=found.newest.step,
+            view=view.view_id,
+            nodes=tuple(nodes[rank] for side in odd.sides for rank in side),
+            tensor=first.path,
+        )
+    who = ", ".join(nodes[rank] for rank in odd.refused)
+    if group.rank in odd.refused:
+        raise LocalError(f"this worker, {nodes[group.rank]}, does not train what the job trains: {what}")
+    rank = odd.refused[0]
+    text = f"{who} does not train what the job trains, and is refused: {what}"
+    raise PeerError(text, rank=rank, node=nodes[rank], view=view.view_id)
 
 
 def _text(found: StateComparison, first: FirstDifference, nodes: Sequence[str]) -> str:

@@ -41,7 +41,8 @@ class HeldState:
 
     able: it has registered `save` and `load`. torn: it is half overwritten. kind: digest of names, types and shapes.
     digest: of all of it. lines: how many lines it has (quicoll.state.tree). nbytes: of its tensors. learned: it has
-    learned the state outside of views (quicoll.state.learning). pupils: how many learn from it now.
+    learned the state outside of views (quicoll.state.learning). pupils: how many learn from it now. described: digest
+    of what it is a state of (quicoll.state.description). described_lines: how many lines that has.
     """
 
     version: StateVersion
@@ -53,6 +54,8 @@ class HeldState:
     nbytes: int = 0
     learned: bool = False
     pupils: int = 0
+    described: bytes = b""
+    described_lines: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ async def test_ranks_with_one_state_send_nothing_but_a_row_and_what_they_have_he
     hub, ranks = Hub(3), [Rank(V(5, 5)) for _ in range(3)]
     found = await bring_together(hub, ranks)
     assert hub.log == ["all_gather"] * 2
-    assert sum(len(row) * 8 for given in hub.gathered for row in given.values()) == 3 * (96 + 16)
+    assert sum(len(row) * 8 for given in hub.gathered for row in given.values()) == 3 * (120 + 16)
     assert versions(ranks) == [V(5, 5)] * 3
     assert len({each.digest for each in found}) == 1
     assert [(each.giver, each.unequal, each.check_every) for each in found] == [(None, None, 100)] * 3
