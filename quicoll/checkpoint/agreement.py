@@ -155,6 +155,10 @@ class Agreement:
             self._view, self._told, self._attempted = view, False, 0
             self.stage, self._here = CheckpointStage.IDLE, None
 
+    def restored(self, step: int) -> None:
+        """Take note that the checkpoint of this step is complete, and what this rank goes on from."""
+        self.newest = max(self.newest, step)
+
     def due(self, step: int, *, last: bool = False) -> bool:
         """Return whether a checkpoint of the state after `step` has to be begun; the same on all ranks of the view.
 

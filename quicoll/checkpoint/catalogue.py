@@ -2,7 +2,8 @@
 
     step-00000120.manifest.json                   the manifest: the checkpoint of step 120 is complete
     step-00000120.r0002.1f3a9c7e.safetensors      what rank 2 wrote. The digits are chance: no file is written twice
-    .step-00000120....tmp                         being written, or left by a writer that was killed
+    .step-00000120....tmp                         being written, or left by a writer that was killed; or a piece that
+                                                  came from another node's disk, by its digest
 
 All files are in one directory, or have one prefix. A checkpoint is complete if, and only if, its manifest is there:
 data without one is under way, or was given up.
@@ -14,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["DATA", "TEMPORARY", "Doomed", "complete", "data_name", "manifest_name", "no_longer_needed"]
+__all__ = ["DATA", "TEMPORARY", "Doomed", "aside_name", "complete", "data_name", "manifest_name", "no_longer_needed"]
 
 _MANIFEST = re.compile(r"step-(\d{8,19})\.manifest\.json")
 DATA = re.compile(r"step-(\d{8,19})\.r\d{4,9}\.[0-9a-f]{1,32}\.safetensors")
@@ -37,6 +38,11 @@ def manifest_name(step: int) -> str:
 def data_name(step: int, rank: int, token: str) -> str:
     """Return the name of a rank's file. token: hexadecimal digits that no other file has."""
     return f"step-{step:08d}.r{rank:04d}.{token}.safetensors"
+
+
+def aside_name(step: int, digest: str) -> str:
+    """Return the name of a file with one piece in it, while a checkpoint is restored. digest: of the piece."""
+    return f".step-{step:08d}.{digest}.tmp"
 
 
 def complete(names: Sequence[str]) -> list[int]:

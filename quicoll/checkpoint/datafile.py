@@ -10,12 +10,13 @@ No pickle: reading a file runs no code of it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from quicoll.checkpoint.catalogue import data_name
+from quicoll.checkpoint.catalogue import aside_name, data_name
 from quicoll.checkpoint.manifest import (
     CheckpointManifest,
     FileRecord,
@@ -149,15 +150,21 @@ def check_files(storage: Storage, manifest: CheckpointManifest, *, shared: bool,
 
 
 class PieceReader:
-    """Reads regions of the tensors of one checkpoint: only the pieces that are wanted, and each is checked."""
+    """Reads regions of the tensors of one checkpoint: only the pieces that are wanted, and each is checked.
+
+    A piece is in its file, or aside: in a file of its own, named by its digest, where it was put because its file is on
+    another node's disk (`put_aside`). Such files are temporary ones, and no part of the checkpoint.
+    """
 
     def __init__(self, storage: Storage, manifest: CheckpointManifest) -> None:
         self._storage = storage
         self._manifest = manifest
         self._checked: dict[int, CheckpointError | None] = {}
-        by_tensor: list[list[PieceRecord]] = [[] for _ in manifest.tensors]
-        for piece in manifest.pieces:
-            by_tensor[piece.tensor].append(piece)
+        self._bad: dict[int, CheckpointError] = {}  # pieces that were read, and were not right
+        self._aside: dict[int, None] = {}  # pieces that are known to be aside
+        by_tensor: list[list[int]] = [[] for _ in manifest.tensors]
+        for number, piece in enumerate(manifest.pieces):
+            by_tensor[piece.tensor].append(number)
         self._by_tensor = by_tensor
 
     def region(self, number: int, wanted: Region) -> Array:
@@ -173,18 +180,18 @@ class PieceReader:
         """
         tensor = self._manifest.tensors[number]
         left = [wanted] if wanted.size else []
-        chosen = [piece for piece in self._by_tensor[number] if overlap_of(piece.region, wanted) is not None]
-        failure, readable = self._readable(chosen)
+        failure, readable = self._readable(number, wanted)
         # Before memory is taken: what a manifest describes has to be in files that really have so many bytes.
-        gap = uncovered(wanted, [piece.region for piece in readable])
+        gap = uncovered(wanted, [self._manifest.pieces[each].region for each in readable])
         if gap is not None:
             raise failure or CheckpointError(f"{gap} of tensor {tensor.name!r} is in no file")
         memory = Memory(tensor.dtype, wanted, of_torch=tensor.torch)
-        for piece in readable:
+        for each in readable:
+            piece = self._manifest.pieces[each]
             if not any(overlap_of(piece.region, part) is not None for part in left):
                 continue
             try:
-                data = self._piece(piece)
+                data = self.piece(each)
             except CheckpointError as error:
                 failure = failure or error
                 continue
@@ -196,28 +203,117 @@ class PieceReader:
             raise failure or CheckpointError(f"{left[0]} of tensor {tensor.name!r} is in no file")
         return memory.array()
 
-    def _readable(self, pieces: Sequence[PieceRecord]) -> tuple[CheckpointError | None, list[PieceRecord]]:
-        """The pieces whose files are here and have the size and the header that they should; the first error."""
+    def lacking(self, number: int, wanted: Region) -> list[int]:
+        """Return the pieces that would make a region whole that cannot be read here, one of each region; by number.
+
+        Args:
+            number: Of the tensor.
+            wanted: Within it.
+        """
+        _, readable = self._readable(number, wanted)
+        left = [wanted] if wanted.size else []
+        for each in readable:
+            left = [rest for part in left for rest in without(part, self._manifest.pieces[each].region)]
+        found = []
+        for each in self._by_tensor[number]:
+            region = self._manifest.pieces[each].region
+            if any(overlap_of(region, part) is not None for part in left):
+                found.append(each)
+                left = [rest for part in left for rest in without(part, region)]
+        return found
+
+    def files_here(self) -> list[int]:
+        """Return the numbers of the manifest's files that are here, with the size and the header that they should."""
+        return [file for file in range(len(self._manifest.files)) if self._file_trouble(file) is None]
+
+    def piece(self, number: int) -> bytes:
+        """Return the bytes of a piece.
+
+        Raises:
+            CheckpointError: It is damaged or missing; names its file.
+        """
+        piece = self._manifest.pieces[number]
+        file = self._manifest.files[piece.file]
+        failure = self._file_trouble(piece.file)
+        if failure is None:
+            try:
+                data = self._read(file.name, piece.at, piece.at + piece.nbytes)
+                if len(data) == piece.nbytes and digest_of(data) == piece.digest:
+                    return data
+                name = self._manifest.tensors[piece.tensor].name
+                failure = CheckpointError(
+                    f"{piece.region} of tensor {name!r} is damaged: not the bytes that {file.node} wrote",
+                    path=self._storage.path(file.name),
+                )
+            except CheckpointError as error:
+                failure = error
+            self._bad[number] = failure
+        if self._is_aside(number):
+            data = self._read(self._name_aside(number), 0, piece.nbytes + 1)
+            if len(data) == piece.nbytes and digest_of(data) == piece.digest:
+                return data
+            del self._aside[number]
+        raise failure
+
+    def put_aside(self, number: int, data: memoryview) -> None:
+        """Keep a piece that came from another node's disk, until `drop_aside`; also for the next process.
+
+        Args:
+            number: Of the piece.
+            data: Its bytes.
+        Raises:
+            CheckpointError: They are not its bytes, or cannot be written.
+        """
+        piece = self._manifest.pieces[number]
+        name = self._manifest.tensors[piece.tensor].name
+        if data.nbytes != piece.nbytes or digest_of(data) != piece.digest:
+            raise CheckpointError(f"{piece.region} of tensor {name!r} came with other bits than were saved")
+        try:
+            self._storage.write(self._name_aside(number), [data])
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot keep {piece.region} of tensor {name!r}, which came from another node: {os_reason(error)}",
+                path=self._storage.where,
+            ) from error
+        self._aside[number] = None
+
+    def drop_aside(self) -> None:
+        """Take away what was put aside. What cannot be removed now is removed as any temporary file."""
+        names = [self._name_aside(number) for number in self._aside]
+        self._aside = {}
+        with contextlib.suppress(OSError):
+            self._storage.remove(names)
+
+    def _name_aside(self, number: int) -> str:
+        return aside_name(self._manifest.step, self._manifest.pieces[number].digest)
+
+    def _is_aside(self, number: int) -> bool:
+        if number not in self._aside:
+            try:
+                if self._storage.size(self._name_aside(number)) != self._manifest.pieces[number].nbytes:
+                    return False
+            except OSError:
+                return False
+            self._aside[number] = None
+        return True
+
+    def _readable(self, number: int, wanted: Region) -> tuple[CheckpointError | None, list[int]]:
+        """The pieces of a tensor that meet a region and can be read here, as far as is known; the first error."""
         failure, found = None, []
-        for piece in pieces:
-            if piece.file not in self._checked:
-                self._checked[piece.file] = self._trouble(self._manifest.files[piece.file])
-            error = self._checked[piece.file]
-            if error is None:
-                found.append(piece)
+        for each in self._by_tensor[number]:
+            piece = self._manifest.pieces[each]
+            if overlap_of(piece.region, wanted) is None:
+                continue
+            error = self._file_trouble(piece.file) or self._bad.get(each)
+            if error is None or self._is_aside(each):
+                found.append(each)
             failure = failure or error
         return failure, found
 
-    def _piece(self, piece: PieceRecord) -> bytes:
-        file = self._manifest.files[piece.file]
-        data = self._read(file, piece.at, piece.at + piece.nbytes)
-        if len(data) != piece.nbytes or digest_of(data) != piece.digest:
-            name = self._manifest.tensors[piece.tensor].name
-            raise CheckpointError(
-                f"{piece.region} of tensor {name!r} is damaged: not the bytes that {file.node} wrote",
-                path=self._storage.path(file.name),
-            )
-        return data
+    def _file_trouble(self, number: int) -> CheckpointError | None:
+        if number not in self._checked:
+            self._checked[number] = self._trouble(self._manifest.files[number])
+        return self._checked[number]
 
     def _trouble(self, file: FileRecord) -> CheckpointError | None:
         path = self._storage.path(file.name)
@@ -225,7 +321,7 @@ class PieceReader:
             size = self._storage.size(file.name)
             if size != file.nbytes:
                 return CheckpointError(f"the file has {size} bytes, not {file.nbytes}", path=path)
-            if digest_of(self._read(file, 0, file.begin)) != file.digest:
+            if digest_of(self._read(file.name, 0, file.begin)) != file.digest:
                 return CheckpointError("the file's header is damaged", path=path)
         except OSError as error:
             return CheckpointError(f"cannot read the checkpoint: {os_reason(error)}", path=path)
@@ -233,10 +329,10 @@ class PieceReader:
             return error
         return None
 
-    def _read(self, file: FileRecord, start: int, stop: int) -> bytes:
+    def _read(self, name: str, start: int, stop: int) -> bytes:
         try:
-            return self._storage.read(file.name, start, stop)
+            return self._storage.read(name, start, stop)
         except OSError as error:
             raise CheckpointError(
-                f"cannot read the checkpoint: {os_reason(error)}", path=self._storage.path(file.name)
+                f"cannot read the checkpoint: {os_reason(error)}", path=self._storage.path(name)
             ) from error

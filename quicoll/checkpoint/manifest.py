@@ -134,6 +134,30 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         own = f" of the node {node!r}" if node else ""
         raise LocalError(f"the checkpoint of step {self.step} has no tensor {name!r}{own}")
 
+    def region(
+        self, name: str, *, offset: Sequence[int] | None, shape: Sequence[int] | None, node: str
+    ) -> tuple[int, Region]:
+        """Return the number of a tensor, and a region of it.
+
+        Args:
+            name: The tensor's.
+            offset: The region's first index; None takes the tensor's.
+            shape: The region's shape; None takes all from `offset` on.
+            node: Whose own tensor it is; "" for one that belongs to all.
+        Raises:
+            LocalError: There is no such tensor or region.
+        """
+        number = self.find(name, node)
+        whole = self.tensors[number].shape
+        begin = (0,) * len(whole) if offset is None else tuple(map(int, offset))
+        if shape is None:
+            lengths = tuple(total - first for total, first in zip(whole, begin, strict=False))
+        else:
+            lengths = tuple(map(int, shape))
+        wanted = Region(begin, lengths)
+        wanted.check(whole, f"tensor {name!r} of the checkpoint of step {self.step}")
+        return number, wanted
+
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seal: str
@@ -208,7 +232,7 @@ def merged(shares: Sequence[RankShare], *, step: int, view: int, metadata: Mappi
         metadata: The user's; what the caller's own share has the digest of.
     Raises:
         CheckpointError: Ranks hold a tensor of one name with other types or shapes, or nobody has written a part of
-            one. Names the tensor.
+            one, or two have written it with different bits. Names the tensor.
     """
     found: dict[tuple[str, str], tuple[SavedTensor, RankShare]] = {}
     for share in shares:
@@ -238,6 +262,7 @@ def merged(shares: Sequence[RankShare], *, step: int, view: int, metadata: Mappi
                 raise CheckpointError(f"{share.node} told of a piece of no tensor") from error
             number = numbers[tensor.node, tensor.name]
             pieces.append(msgspec.structs.replace(piece, tensor=number, file=first + piece.file))
+    _check_copies(pieces, [key[1] for key in keys], files)
     manifest = CheckpointManifest(
         format=FORMAT,
         version=VERSION,
@@ -251,6 +276,18 @@ def merged(shares: Sequence[RankShare], *, step: int, view: int, metadata: Mappi
     )
     _check(manifest)
     return manifest
+
+
+def _check_copies(pieces: Sequence[PieceRecord], names: Sequence[str], files: Sequence[FileRecord]) -> None:
+    """Raise CheckpointError where two ranks have written one region of a tensor with different bits."""
+    first: dict[tuple[int, Region], PieceRecord] = {}
+    for piece in pieces:
+        other = first.setdefault((piece.tensor, piece.region), piece)
+        if other.digest != piece.digest:
+            raise CheckpointError(
+                f"{piece.region} of tensor {names[piece.tensor]!r} has other bits on {files[piece.file].node} than on"
+                f" {files[other.file].node}"
+            )
 
 
 def _check(manifest: CheckpointManifest) -> None:

@@ -41,7 +41,6 @@ from quicoll.checkpoint.datafile import PieceReader, check_files, write_share
 from quicoll.checkpoint.manifest import MAX_MANIFEST_BYTES, CheckpointManifest, decoded, encoded, merged
 from quicoll.checkpoint.parts import bytes_of, is_torch, parts_of
 from quicoll.checkpoint.planning import assignment
-from quicoll.checkpoint.regions import Region
 from quicoll.checkpoint.storage import os_reason, split_place, storage_at
 from quicoll.errors import CheckpointError, LocalError
 
@@ -61,6 +60,7 @@ __all__ = [
     "prune",
     "save",
     "snapshot",
+    "steps_in",
     "stored",
     "write_manifest",
 ]
@@ -135,15 +135,7 @@ class Stored:
             LocalError: There is no such tensor or region.
             CheckpointError: What is needed is damaged or missing. Names the file.
         """
-        number = self.manifest.find(name, node)
-        whole = self.manifest.tensors[number].shape
-        begin = (0,) * len(whole) if offset is None else tuple(map(int, offset))
-        if shape is None:
-            lengths = tuple(total - first for total, first in zip(whole, begin, strict=False))
-        else:
-            lengths = tuple(map(int, shape))
-        wanted = Region(begin, lengths)
-        wanted.check(whole, f"tensor {name!r} of the checkpoint of step {self.step}")
+        number, wanted = self.manifest.region(name, offset=offset, shape=shape, node=node)
         return self._reader.region(number, wanted)
 
     def load(self, node: str = "") -> Checkpoint:
@@ -335,7 +327,7 @@ def latest(directory: Place, *, disk: Disk | None = None) -> Checkpoint | None:
         except CheckpointError as error:
             _log.warning("skipping a checkpoint: %s", error)
     storage = storage_at(directory, disk)
-    count = len(_steps(storage))
+    count = steps_in(storage)
     if count:
         raise CheckpointError(f"none of the {count} checkpoints is whole", path=storage.where)
     return None
@@ -399,6 +391,15 @@ def snapshot(tensors: Mapping[str, Array]) -> dict[str, Array]:
         name: value.detach().to("cpu", copy=True) if is_torch(value) else np.array(value, copy=True)
         for name, value in tensors.items()
     }
+
+
+def steps_in(storage: Storage) -> int:
+    """Return of how many steps there are complete checkpoints, whole or damaged.
+
+    Raises:
+        CheckpointError: The place cannot be read.
+    """
+    return len(_steps(storage))
 
 
 def _steps(storage: Storage) -> list[int]:
