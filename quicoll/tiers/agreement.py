@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -40,7 +40,7 @@ from quicoll.tiers.tier_set import MAX_TIER_SET, TierSet
 if TYPE_CHECKING:
     from quicoll.membership.view import View
 
-__all__ = ["MAX_REASON", "RefusedTiers", "TierBallot", "TierChoice", "TierVerdict", "choose_tiers", "refusals", "told"]
+__all__ = ["MAX_REASON", "RefusedTiers", "TierBallot", "TierChoice", "TierVerdict", "choose_tiers", "refusals"]
 
 MAX_REASON = 512
 """Characters in which a rank says why it cannot go over to a set."""
@@ -76,30 +76,6 @@ class TierChoice:
     chosen: TierSet | None = None
     ranks: tuple[int, ...] = ()
     refused: tuple[RefusedTiers, ...] = ()
-
-
-def told(kind: type[Any], values: Sequence[Any], *, view: View) -> list[Any]:
-    """Read what the ranks have told, by rank.
-
-    Args:
-        kind: TierBallot or TierVerdict.
-        values: As they came.
-        view: The view, for errors.
-    Raises:
-        PeerError: One is malformed.
-    """
-    found = []
-    for rank, value in enumerate(values):
-        try:
-            found.append(msgspec.convert(value, kind, builtin_types=(bytes,)))
-        except msgspec.ValidationError as error:
-            raise PeerError(
-                f"tells what is no {kind.__name__} for a set of tiers: {error}",
-                rank=rank,
-                node=view.nodes[rank],
-                view=view.view_id,
-            ) from error
-    return found
 
 
 def choose_tiers(current: TierSet, ballots: Sequence[TierBallot], view: View) -> TierChoice:

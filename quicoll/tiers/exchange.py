@@ -2,18 +2,24 @@
 
     asker                             the other one
     ComparePieces(digest)      --->   of all versions of a shared state
-                               <---   SamePieces: over. Or the first PiecePage
+                               <---   SamePieces: over. Or the first PiecePage, with the horizon
     FetchPiece(version, range) --->   for each piece of the page that is newer there than here, range by range
                                <---   PieceChunk: the bytes; or None: it has another version by now, or does not know it
     ListPieces(after)          --->   where the page said that there are more
                                <---   PiecePage ... until there are no more
+                                      then the asker settles, where the horizon is newer than its own
 
-A question takes and changes nothing at the other rank, so any of them may be lost, come late or come twice; a round
-that breaks off anywhere leaves what it had merged until then, and the next one asks for the rest. Each rank asks each
-other one over and over, so it comes to have whatever is newer there.
+A question takes nothing from the other rank, and changes no piece there, so any of them may be lost, come late or come
+twice; a round that breaks off anywhere leaves what it had merged until then, and the next one asks for the rest. Each
+rank asks each other one over and over, so it comes to have whatever is newer there.
 
     COMPARING --page--> FETCHING --all pieces of the page are here--> LISTING --page--> FETCHING ...
     any       --same, no more pages, or `error`--> OVER
+
+Deletions are in the pages, without bytes to fetch. Whether a name that is unknown here is taken from a peer hangs on
+its horizon, and so does what is let go here (quicoll.tiers.pieces): so a round is of one horizon, and ends where the
+peer goes to another one meanwhile. A horizon beyond the last step that this rank knows to be committed is not believed,
+and the round ends: nothing is taken from that peer before this rank knows of that step.
 
 Bounds. A page has PAGE entries, all pages of a round MAX_PIECES; a chunk has MAX_CHUNK bytes. An asker has memory for
 one piece beside its store, of a size that fits into it. Whoever answers keeps nothing of a question.
@@ -33,7 +39,16 @@ import numpy as np
 
 from quicoll.checks import MAX_NAME
 from quicoll.errors import PeerError
-from quicoll.tiers.pieces import MAX_COUNT, MAX_PIECES, PieceEntry, PieceStore, PieceVersion, SharedPiece
+from quicoll.tiers.pieces import (
+    MAX_COUNT,
+    MAX_PIECES,
+    Horizon,
+    PieceEntry,
+    PieceStore,
+    PieceVersion,
+    SharedPiece,
+    deleted_as,
+)
 
 if TYPE_CHECKING:
     from quicoll.numerics.dtypes import Array
@@ -88,10 +103,11 @@ class ListPieces(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class PiecePage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
-    """These, in the order of names. more: there are others after them."""
+    """These, in the order of names. more: there are others after them. horizon: of who has them."""
 
     entries: Annotated[tuple[PieceEntry, ...], msgspec.Meta(max_length=PAGE)]
     more: bool
+    horizon: Horizon = Horizon()
 
 
 class FetchPiece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
@@ -159,12 +175,14 @@ def answer_question(find: Callable[[str], PieceStore | None], question: PieceQue
         piece = None if store is None else store.find(question.name, question.version)
         if piece is None:
             return PieceChunk(None)
+        if store is not None:
+            store.told(question.name, question.version)
         return PieceChunk(piece.data[question.start : question.start + question.size].tobytes())
     if store is None or (isinstance(question, ComparePieces) and question.digest == store.digest):
         return SamePieces()
     after = question.after if isinstance(question, ListPieces) else ""
     entries = [entry for entry in store.entries() if entry.name > after]
-    return PiecePage(tuple(entries[:PAGE]), len(entries) > PAGE)
+    return PiecePage(tuple(entries[:PAGE]), len(entries) > PAGE, store.horizon)
 
 
 class PieceArrival:
@@ -210,20 +228,26 @@ class PieceRound:
     """One round of questions to one peer; see the module's head.
 
     question: what is to be asked next; None when the round is over. error: what the peer did wrong, "" if nothing.
-    refused: why a piece of the peer was not taken, "" if all were. merged: how many pieces came.
+    refused: why a piece of the peer was not taken, "" if all were. merged: how many pieces came. lost: the names of
+    values that were let go here, since the peer has forgotten deletions that this rank has not heard of.
     """
 
-    def __init__(self, state: str, store: PieceStore, chunk: int) -> None:
+    def __init__(self, state: str, store: PieceStore, chunk: int, *, step: int = 0) -> None:
         """Begin by comparing.
 
         Args:
             state: The name of the shared state.
             store: What is here; pieces are merged into it.
             chunk: Bytes that are asked for at a time, MAX_CHUNK at most.
+            step: The last that this rank knows to be committed.
         """
         self.error = ""
         self.refused = ""
         self.merged = 0
+        self.lost: list[str] = []
+        self._step = step
+        self._horizon: Horizon | None = None  # of the peer, from its first page on
+        self._names: dict[str, None] = {}  # that it has listed
         self._state = state
         self._store = store
         self._chunk = chunk
@@ -231,7 +255,6 @@ class PieceRound:
         self._arrival: PieceArrival | None = None
         self._last = ""  # name of the last page
         self._more = False
-        self._listed = 0
         self.question: PieceQuestion | None = ComparePieces(state, store.digest)
 
     def take(self, told: PieceAnswer) -> None:
@@ -256,17 +279,23 @@ class PieceRound:
         if page.more and not names:
             self._fail("says that it has more pieces and names none")
             return
-        self._listed += len(names)
-        if self._listed > MAX_PIECES:
+        if self._horizon not in (None, page.horizon) or page.horizon.step > self._step:
+            self.question = None  # nothing that it has listed before, or nothing at all, can be taken as of one horizon
+            return
+        self._horizon = page.horizon
+        self._names |= dict.fromkeys(names)
+        if len(self._names) > MAX_PIECES:
             self._fail(f"lists more than {MAX_PIECES} pieces")
             return
         self._last, self._more = (names[-1] if names else ""), page.more
         for entry in page.entries:
-            if not self._store.wants(entry):
+            if not self._store.wants(entry, self._horizon):
                 continue
             refused = self._store.no_room(entry)
             self.refused = self.refused or refused
-            if not refused:
+            if entry.deleted:
+                self.merged += self._store.merge(deleted_as(entry), self._horizon)
+            elif not refused:
                 self._wanted.append(entry)
         self._next()
 
@@ -292,20 +321,22 @@ class PieceRound:
         if whole is None:
             self._fail(f"gave piece {arrival.entry.name!r} with other bits than its digest says")
             return False
-        self.merged += self._store.merge(whole)
+        self.merged += self._store.merge(whole, self._horizon)
         return True
 
     def _next(self) -> None:
         """Go on with the next piece of the page, then with the next page."""
         while self._wanted:
             entry = self._wanted.popleft()
-            if not self._store.wants(entry) or self._store.no_room(entry):
+            if not self._store.wants(entry, self._horizon) or self._store.no_room(entry):
                 continue
             arrival = PieceArrival(self._state, entry, self._chunk)
             self._arrival, self.question = arrival, arrival.question
             if self.question is not None or not self._merged(arrival):  # of no bytes: there is nothing to ask for
                 return
         self.question = ListPieces(self._state, self._last) if self._more else None
+        if self.question is None and self._horizon is not None:
+            self.lost = self._store.settle(self._names, self._horizon)
 
     def _fail(self, error: str) -> None:
         self.error, self.question, self._arrival = error, None, None

@@ -18,6 +18,7 @@ most CHUNK bytes is under way for a shared state, and it asks for no more than `
     a peer that answers late each time      its round takes as long, for this rank alone; a step's pull does not wait
                                             for rounds, and ends by its deadline
     a piece that does not fit here          the event "piece_refused"; the rest is taken
+    no memory for a piece                   logged; the round is over, another peer is next
 
 Bounds. Each link has one reader, and ANSWERS answers under way at most: who asks for more gets no answer to it, and
 asks again when its time is over. A reader holds one message; what waits unread is within the link's credit.
@@ -50,7 +51,7 @@ from quicoll_transport.errors import TransportError
 
 if TYPE_CHECKING:
     from quicoll.tiers.exchange import PieceAnswer, PieceQuestion
-    from quicoll.tiers.pieces import PieceEntry, PieceStore, SharedPiece
+    from quicoll.tiers.pieces import Horizon, PieceEntry, PieceStore, SharedPiece
     from quicoll_transport.endpoint import Link
 
 __all__ = ["ANSWERS", "CHUNK", "INTERVAL_S", "PULLS", "Pulled", "Spreader"]
@@ -67,6 +68,7 @@ ANSWERS = 8
 """Answers under way to one peer."""
 ANSWER_S = 5.0
 _PAGE_BYTES = 16 << 10  # that a page counts for: 64 entries have less, unless their names are long
+_SHOWN = 4  # names in one warning
 _CHANNEL = 0x7069_6563  # "piec": clear of whatever numbers a program counts
 
 
@@ -77,6 +79,7 @@ class _Spread:
     name: str
     store: PieceStore
     rate: float
+    known_step: Callable[[], int]
     last: str = ""  # the peer that was asked last
     told: dict[str, str] = field(default_factory=dict)
 
@@ -118,17 +121,18 @@ class Spreader:
 
     # -- for this rank -------------------------------------------------------------------------------------------
 
-    def open(self, name: str, store: PieceStore, rate: float) -> None:
+    def open(self, name: str, store: PieceStore, rate: float, known_step: Callable[[], int]) -> None:
         """Spread a shared state.
 
         Args:
             name: Of the state, the same on all ranks.
             store: Its pieces; to be changed on this loop alone.
             rate: Bytes a second that it asks its peers for, at most.
+            known_step: Gives the last step that this rank knows to be committed.
         """
         if not self._states:
             self._run(self._listen())
-        self._states[name] = spread = _Spread(name, store, rate)
+        self._states[name] = spread = _Spread(name, store, rate, known_step)
         self._run(self._spread(spread))
 
     def close(self) -> None:
@@ -137,12 +141,15 @@ class Spreader:
         for task in list(self._tasks):
             task.cancel()
 
-    async def pull(self, name: str, wanted: Sequence[tuple[PieceEntry, Sequence[str]]], *, timeout: float) -> Pulled:
+    async def pull(
+        self, name: str, wanted: Sequence[tuple[PieceEntry, Sequence[str]]], *, horizon: Horizon, timeout: float
+    ) -> Pulled:
         """Get these versions of pieces, as fast as it goes.
 
         Args:
             name: Of the shared state.
             wanted: Each piece, and the nodes that have just this version.
+            horizon: Of these nodes.
             timeout: Seconds for all of it.
         Returns:
             The pieces that came, and why the others did not. Those that are newer than what is here are merged.
@@ -155,7 +162,7 @@ class Spreader:
             while left:
                 number, (entry, holders) = left.pop()
                 first = number % len(holders) if holders else 0
-                found = await self._pull(name, entry, (*holders[first:], *holders[:first]), lacking)
+                found = await self._pull(name, entry, (*holders[first:], *holders[:first]), horizon, lacking)
                 if found is not None:
                     pieces[entry.name] = found
                     del lacking[entry.name]
@@ -173,10 +180,10 @@ class Spreader:
         return Pulled(pieces, lacking)
 
     async def _pull(
-        self, name: str, entry: PieceEntry, holders: Sequence[str], lacking: dict[str, str]
+        self, name: str, entry: PieceEntry, holders: Sequence[str], horizon: Horizon, lacking: dict[str, str]
     ) -> SharedPiece | None:
         store = self._states[name].store
-        refused = store.no_room(entry) if store.wants(entry) else ""
+        refused = store.no_room(entry) if store.wants(entry, horizon) else store.too_large(entry)
         if refused:
             lacking[entry.name] = refused
             return None
@@ -188,7 +195,7 @@ class Spreader:
                 error = await self._arrived(holder, arrival)
                 piece = None if error else arrival.whole()
                 if piece is not None:
-                    store.merge(piece)
+                    store.merge(piece, horizon)
                     return piece
                 lacking[entry.name] = f"{holder}: {error or 'gave other bits than its digest says'}"
             # Links may come back until the time is over; who asks too often gets nothing sooner.
@@ -216,10 +223,13 @@ class Spreader:
             nodes = sorted(self._links())
             if nodes:
                 spread.last = next((node for node in nodes if node > spread.last), nodes[0])
-                await self._round(spread, spread.last)
+                try:
+                    await self._round(spread, spread.last)
+                except MemoryError:  # for this piece; others may be smaller, and this one may fit later
+                    log.error("%s: no memory for a piece of %s", spread.name, spread.last)
 
     async def _round(self, spread: _Spread, node: str) -> None:
-        exchange = PieceRound(spread.name, spread.store, CHUNK)
+        exchange = PieceRound(spread.name, spread.store, CHUNK, step=spread.known_step())
         free_at = self._loop.time()
         while (question := exchange.question) is not None:
             cost = question.size if isinstance(question, FetchPiece) else _PAGE_BYTES
@@ -231,6 +241,16 @@ class Spreader:
                 log.debug("%s of %s: %s", spread.name, node, error.message)
                 return
         refused = exchange.error or exchange.refused
+        if exchange.lost:
+            some = ", ".join(map(repr, exchange.lost[:_SHOWN]))
+            more = f" and {len(exchange.lost) - _SHOWN} more" if len(exchange.lost) > _SHOWN else ""
+            log.warning(
+                "%s: the pieces %s%s are gone: they were deleted, or written where no view was, before the other ranks "
+                "forgot deletions",
+                spread.name,
+                some,
+                more,
+            )
         if refused != spread.told.get(node, ""):
             spread.told[node] = refused
             if refused:

@@ -84,9 +84,10 @@ class TierSet:
         Raises:
             LocalError: There are too many tiers or nodes, a name is empty or too long, or something is named twice.
         """
-        given: dict[str, tuple[str, ...]] = dict.fromkeys(_sequence(active, "active"), ())
-        given |= {name: _sequence(nodes, f"the nodes of {name!r}") for name, nodes in (placement or {}).items()}
         try:
+            given: dict[str, tuple[str, ...]] = dict.fromkeys(_sequence(active, "active"), ())
+            placed = dict(placement or {})
+            given |= {name: _sequence(nodes, f"the nodes of {name!r}") for name, nodes in placed.items()}
             found = msgspec.convert((version, tuple(active), tuple(sorted(given.items()))), _Encoded)
             encoded = _encoder.encode(found)
         except (msgspec.MsgspecError, TypeError, UnicodeEncodeError) as error:

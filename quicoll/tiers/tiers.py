@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from quicoll.checks import done, plain
 from quicoll.errors import LocalError
-from quicoll.tiers.agreement import MAX_REASON, TierBallot, TierChoice, TierVerdict, choose_tiers, refusals, told
+from quicoll.tiers.agreement import MAX_REASON, TierBallot, TierChoice, TierVerdict, choose_tiers, refusals
+from quicoll.tiers.telling import exchanged
 from quicoll.tiers.tier_set import TierSet
 
 if TYPE_CHECKING:
@@ -117,11 +118,11 @@ class Tiers:
         """
         view, current = self._view(), self._current
         mine = TierBallot(current.digest, current.version, b"" if self._pending is None else self._pending.encoded)
-        ballots = told(TierBallot, await self._group.all_gather_object(mine), view=view)
+        ballots = await exchanged(self._group, mine, view=view, what="a set of tiers")
         choice = choose_tiers(current, ballots, view)
         if choice.chosen is not None:
             verdict = TierVerdict(self._reason(choice.chosen))
-            verdicts = told(TierVerdict, await self._group.all_gather_object(verdict), view=view)
+            verdicts = await exchanged(self._group, verdict, view=view, what="a set of tiers")
             choice = refusals(choice, verdicts, view)
         if choice.chosen is not None or choice.refused:
             step.on_commit(partial(self._decided, choice, view))

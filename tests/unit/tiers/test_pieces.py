@@ -166,7 +166,11 @@ def test_a_counter_that_can_grow_no_more_is_an_error_and_no_overflow() -> None:
         ("bytes", "uint8", [1, 1]),
         ("numpy", "uint8", [-1]),
         ("list", "uint8", [1]),
-        ("numpy", "uint8", [1] * 65),
+        ("numpy", "uint8", [1] * 33),
+        ("numpy", "uint8", [0, MAX_COUNT, MAX_COUNT]),  # of no bytes, and no array that numpy makes
+        ("deleted", "uint8", [1]),
+        ("deleted", "float32", [0]),
+        ("deleted", "uint8", [0]),  # with another digest than a deletion has
     ],
 )
 def test_descriptions_that_cannot_be_are_refused_when_they_are_read(kind: str, dtype: str, shape: list[int]) -> None:

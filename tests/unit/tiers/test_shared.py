@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from quicoll.engine.runtime import InlineRuntime
 from quicoll.errors import LocalError, PeerError, PiecesMissing
 from quicoll.membership.view import Member, View
+from quicoll.tiers.pieces import Horizon, packed
 from quicoll.tiers.shared import Consistency, SharedState
 from quicoll.tiers.spreading import Pulled
 
@@ -42,8 +44,16 @@ class Attempt:
 class Bench:
     """Rank 0 of two. peer: what rank 1 tells in each exchange, given what this rank does."""
 
-    def __init__(self, consistency: Consistency, *, max_bytes: int = 1000, **pulled: str) -> None:
+    def __init__(
+        self,
+        consistency: Consistency,
+        *,
+        max_bytes: int = 1000,
+        runtime: InlineRuntime | None = None,
+        **pulled: str,
+    ) -> None:
         self.step: int | None = None
+        self.committed = 3
         self.recorded: dict[tuple[int, int], bytes] = {}
         self.peer: list[Callable[[Any], Any]] = []
         made: Any = SharedState
@@ -52,9 +62,9 @@ class Bench:
             consistency,
             group=self,
             context=self,
-            runtime=InlineRuntime(),
+            runtime=runtime or InlineRuntime(),
             spreader=self,
-            committed_step=lambda: 3,
+            committed_step=lambda: self.committed,
             max_bytes=max_bytes,
         )
         self.config = SimpleNamespace(node="n0", timeout=5.0)
@@ -69,7 +79,7 @@ class Bench:
         mine = msgspec.msgpack.decode(msgspec.msgpack.encode(value))
         return [mine, self.peer.pop(0)(mine)]
 
-    async def pull(self, name: str, wanted: Any, *, timeout: float) -> Pulled:
+    async def pull(self, name: str, wanted: Any, *, horizon: Horizon, timeout: float) -> Pulled:
         self.pulls.append([f"{entry.name} from {','.join(nodes)}" for entry, nodes in wanted])
         return Pulled({}, self.lacking)
 
@@ -145,7 +155,7 @@ async def test_who_lacks_a_piece_is_named_and_why() -> None:
     await bench.state.write({"a": b"1"})
     version = [4, 1, "n1", b"0" * 16]
     bench.peer = [
-        lambda mine: ["s", b"1" * 16],
+        lambda mine: ["s", b"1" * 16, *mine[2:]],
         lambda mine: [[["b", version, "bytes", "uint8", [7]]]],
         lambda mine: [["a"], "n0: there is no link to it"],
     ]
@@ -161,7 +171,7 @@ async def test_who_lacks_a_piece_is_named_and_why() -> None:
 
 async def test_ranks_that_make_different_states_strong_are_told() -> None:
     bench = Bench("eventual")
-    bench.peer = [lambda mine: ["t", mine[1]]]
+    bench.peer = [lambda mine: ["t", *mine[1:]]]
     with pytest.raises(LocalError, match="different states strong: s, t"):
         await bench.state.strong()
 
@@ -171,8 +181,9 @@ async def test_ranks_that_make_different_states_strong_are_told() -> None:
     [
         None,
         ["s"],
-        [3, b""],
-        ["s", b"0" * 17],
+        [3, b"", [0, 0], 0],
+        ["s", b"0" * 17, [0, 0], 0],
+        ["s", b"", [0, -1], 0],
     ],
 )
 async def test_what_a_peer_tells_that_cannot_be_is_its_fault(told: Any) -> None:
@@ -186,9 +197,141 @@ async def test_what_a_peer_tells_that_cannot_be_is_its_fault(told: Any) -> None:
 async def test_a_listing_that_cannot_be_is_refused_before_anything_is_fetched() -> None:
     bench = Bench("eventual")
     bench.peer = [
-        lambda mine: ["s", b"1" * 16],
+        lambda mine: ["s", b"1" * 16, *mine[2:]],
         lambda mine: [[["b", [4, 1, "n1", b"0" * 16], "numpy", "float64", [1 << 61, 4]]]],
     ]
     with pytest.raises(PeerError, match="tells what cannot be"):
         await bench.state.strong()
     assert bench.pulls == []
+
+
+async def test_what_several_calls_stage_in_one_step_has_to_fit_together() -> None:
+    bench, step = Bench("strong", max_bytes=10), Attempt()
+    bench.step = 4
+    bench.state.stage(step, {"a": bytes(6)})
+    with pytest.raises(LocalError, match="2 pieces of 12 bytes"):
+        bench.state.stage(step, {"b": bytes(6)})
+    bench.state.stage(step, {"b": bytes(8)}, delete=["a"])
+    step.commit()
+    assert await bench.state.read() == {"b": bytes(8)}
+
+
+async def test_what_was_staged_in_a_step_that_was_not_committed_takes_no_room_and_changes_nothing() -> None:
+    bench, aborted, step = Bench("strong", max_bytes=10), Attempt(), Attempt()
+    bench.step = 4
+    bench.state.stage(aborted, {"a": bytes(9)})
+    bench.state.stage(step, {"b": bytes(9)})
+    step.commit()
+    assert await bench.state.read() == {"b": bytes(9)}
+
+
+async def test_what_cannot_be_staged_is_in_no_vote() -> None:
+    class Left(Attempt):
+        def on_commit(self, callback: Callable[[], None]) -> None:
+            raise LocalError("step 3 has been left")
+
+    bench = Bench("strong")
+    bench.step = 4
+    with pytest.raises(LocalError, match="has been left"):
+        bench.state.stage(Left(), {"a": b"1"})
+    assert bench.recorded == {}
+    step = Attempt()
+    bench.state.stage(step, {"b": b"1"})
+    step.commit()
+    assert await bench.state.read() == {"b": b"1"}
+
+
+async def test_a_strong_piece_is_deleted_by_a_committed_step_and_the_vote_tells_of_it() -> None:
+    bench, step, other = Bench("strong"), Attempt(), Attempt()
+    bench.step = 4
+    bench.state.stage(step, {"a": b"1", "b": b"2"})
+    step.commit()
+    before = dict(bench.recorded)
+    bench.state.stage(other, {}, delete=["a", "a", "never there"])
+    assert len(bench.recorded) == len(before) + 1
+    assert len(set(bench.recorded.values())) == 2
+    assert list(await bench.state.read()) == ["a", "b"]
+    other.commit()
+    assert await bench.state.read() == {"b": b"2"}
+
+
+@pytest.mark.parametrize("state", [{"a": b"1", "b": "text"}, {"a": bytes(2000)}, {"": b""}])
+async def test_a_state_that_cannot_be_loaded_leaves_what_was_there(state: dict[str, Any]) -> None:
+    bench = Bench("strong")
+    bench.state.load_state({"kept": b"0"})
+    with pytest.raises(LocalError):
+        bench.state.load_state(state)
+    assert await bench.state.read() == {"kept": b"0"}
+
+
+async def test_eventual_pieces_are_deleted_in_the_call_that_writes_others() -> None:
+    bench = Bench("eventual")
+    await bench.state.write({"a": b"1", "b": b"2"})
+    await bench.state.write({"c": b"3"}, delete=["a", "never there"])
+    assert await bench.state.read() == {"b": b"2", "c": b"3"}
+    for wrong in ("a", [1]):
+        with pytest.raises(LocalError, match="a sequence of names"):
+            await bench.state.write({}, delete=cast("Any", wrong))
+    with pytest.raises(LocalError, match="both written and deleted: 'a'"):
+        await bench.state.write({"a": b""}, delete=["a"])
+    bench.peer = [lambda mine: mine]
+    assert await bench.state.strong() == {"b": b"2", "c": b"3"}
+
+
+async def test_deletions_that_all_ranks_hold_are_forgotten() -> None:
+    bench = Bench("eventual")
+    await bench.state.write({"a": b"1"})
+    await bench.state.write({}, delete=["a"])
+    assert bench.state.store.names == ["a"]
+    bench.committed = 4
+    bench.peer = [lambda mine: mine]
+    assert await bench.state.strong() == {}
+    assert (bench.state.store.names, bench.state.store.horizon) == ([], Horizon(4, 9))
+
+
+class Late(InlineRuntime):
+    """The engine has done what it was asked to, and its answers are still on their way."""
+
+    def call(self, work: Any) -> asyncio.Future[Any]:
+        self.work = self.loop.create_task(work)
+        return self.loop.create_future()
+
+
+async def test_what_a_cancelled_call_has_pinned_is_let_go() -> None:
+    bench = Bench("eventual", runtime=Late())
+    store = bench.state.store
+    store.write({"a": packed("a", b"1")}, step=0, writer="n0")
+    version = store.entries()[0].version
+    call = asyncio.ensure_future(bench.state.strong())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    store.write({"a": packed("a", b"2")}, step=0, writer="n0")
+    assert store.find("a", version) is not None
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.sleep(0)
+    assert store.find("a", version) is None
+
+
+async def test_a_call_that_was_cancelled_before_the_engine_came_to_it_pins_nothing() -> None:
+    class Busy(Late):
+        def call(self, work: Any) -> asyncio.Future[Any]:
+            self.work = work
+            return self.loop.create_future()
+
+    busy = Busy()
+    bench = Bench("eventual", runtime=busy)
+    store = bench.state.store
+    store.write({"a": packed("a", b"1")}, step=0, writer="n0")
+    version = store.entries()[0].version
+    call = asyncio.ensure_future(bench.state.strong())
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await busy.work
+    store.write({"a": packed("a", b"2")}, step=0, writer="n0")
+    assert store.find("a", version) is None

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from quicoll.tiers import exchange, spreading
 from quicoll.tiers.exchange import (
     MAX_PIECE_MESSAGE,
     ComparePieces,
     FetchPiece,
     PieceChunk,
     PieceMessage,
+    PiecePage,
     SamePieces,
     decode_pieces,
     encode_pieces,
 )
-from quicoll.tiers.pieces import PieceStore, packed
+from quicoll.tiers.pieces import Horizon, PieceEntry, PieceStore, PieceVersion, packed
 from quicoll.tiers.spreading import ANSWERS, Spreader
 from quicoll_transport.errors import LinkLost, MessageRefused
 
@@ -89,7 +91,7 @@ class Bench:
         self.spreader = Spreader(
             asyncio.get_running_loop(), lambda: links, lambda kind, **fields: self.events.append((kind, fields))
         )
-        self.spreader.open("s", self.store, rate)
+        self.spreader.open("s", self.store, rate, lambda: 3)
 
     def fetch(self) -> FetchPiece:
         return FetchPiece("s", "a", self.store.entries()[0].version, 0, 4)
@@ -162,7 +164,9 @@ async def test_a_pull_goes_from_a_holder_that_is_lost_to_the_next() -> None:
     first, second = Wire(1, "n1"), Wire(2, "n2")
     bench = Bench(first, second)
     there = packed("p", b"abc")
-    pulling = asyncio.ensure_future(bench.spreader.pull("s", [(there.entry, ["n1", "n2"])], timeout=60.0))
+    pulling = asyncio.ensure_future(
+        bench.spreader.pull("s", [(there.entry, ["n1", "n2"])], horizon=Horizon(), timeout=60.0)
+    )
     await turns()
     (asked,) = first.sent
     assert isinstance(asked.body, FetchPiece)
@@ -180,7 +184,7 @@ async def test_a_pull_ends_by_its_time_and_says_why() -> None:
     wire = Wire()
     bench = Bench(wire)
     there = packed("p", b"abc")
-    pulling = asyncio.ensure_future(bench.spreader.pull("s", [(there.entry, ["n1"])], timeout=0.05))
+    pulling = asyncio.ensure_future(bench.spreader.pull("s", [(there.entry, ["n1"])], horizon=Horizon(), timeout=0.05))
     await turns()
     wire.say(wire.sent[0].number, PieceChunk(b"xyz"))
     found = await pulling
@@ -193,7 +197,36 @@ async def test_a_pull_ends_by_its_time_and_says_why() -> None:
 async def test_a_pull_of_what_does_not_fit_asks_nobody() -> None:
     wire = Wire()
     bench = Bench(wire)
-    found = await bench.spreader.pull("s", [(packed("p", bytes(2000)).entry, ["n1"])], timeout=60.0)
+    found = await bench.spreader.pull("s", [(packed("p", bytes(2000)).entry, ["n1"])], horizon=Horizon(), timeout=60.0)
     assert "does not fit" in found.lacking["p"]
     assert wire.sent == []
     bench.spreader.close()
+
+
+async def test_no_memory_is_taken_for_a_piece_that_can_never_be_held_though_it_is_older_than_what_is_here() -> None:
+    """The ranks have agreed on a version, and a newer one has been written here since."""
+    wire = Wire()
+    bench = Bench(wire)
+    old = PieceEntry("a", PieceVersion(0, 0, "n1", b"0" * 16), "numpy", "float64", (1 << 50,))
+    found = await bench.spreader.pull("s", [(old, ["n1"])], horizon=Horizon(), timeout=60.0)
+    assert "larger than max_bytes=1000" in found.lacking["a"]
+    assert wire.sent == []
+    bench.spreader.close()
+
+
+async def test_a_round_without_memory_for_a_piece_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spreading, "INTERVAL_S", 0.0)
+    wire = Wire()
+    bench = Bench(wire)
+    there = packed("p", bytes(900))
+    monkeypatch.setattr(exchange, "PieceArrival", no_memory)
+    await turns()
+    wire.say(wire.sent[0].number, PiecePage((there.entry,), more=False))
+    await turns(40)
+    assert len(wire.sent) > 1
+    assert isinstance(wire.sent[1].body, ComparePieces)
+    bench.spreader.close()
+
+
+def no_memory(*args: Any) -> None:
+    raise MemoryError

@@ -118,3 +118,9 @@ def test_a_tier_is_on_the_ranks_of_its_nodes_in_each_view() -> None:
     assert tier_set.absent(view_of("n1", "n2")) == ("n0", "n9")
     with pytest.raises(LocalError, match="no tier 'warm'"):
         tier_set.ranks("warm", view_of("n0"))
+
+
+@pytest.mark.parametrize("given", [{"active": [["a"]]}, {"placement": [1]}, {"placement": {("a",): [["x"]]}}], ids=str)
+def test_what_cannot_be_named_is_refused_by_an_error_of_ours(given: Any) -> None:
+    with pytest.raises(LocalError, match="no set of tiers"):
+        TierSet(**given)

@@ -22,7 +22,7 @@ VIEW = View(view_id=9, members=(Member(rank=0, node="n0", incarnation=1),), seed
 class Alone:
     """The group of one rank."""
 
-    async def all_gather_object(self, value: Any) -> list[Any]:
+    async def all_gather_object(self, value: Any, *, timeout: float | None = None) -> list[Any]:
         return [msgspec.msgpack.decode(msgspec.msgpack.encode(value))]
 
 
