@@ -1,6 +1,6 @@
 """How long a job stands still when a rank is killed, and until it has all ranks again: with a spare or without one.
 
-    python benchmarks/spare.py [--mib 64] [--workers 3] [--rounds 3] [--dense] [--json FILE]
+    python benchmarks/spare.py [--mib 64] [--workers 3] [--rounds 3] [--dense | --sharded] [--json FILE]
 
 Real processes on this machine. The last worker ends by SIGKILL after some steps. Told are the seconds from there to the
 next committed step, and to the first one with all ranks, for
@@ -10,7 +10,8 @@ next committed step, and to the first one with all ranks, for
     warm        a spare with --warm-spares 1
 
 Making the model takes each program --model seconds, besides the state of --mib. Of the state 1 MiB changes in a step;
---dense lets every step change all of it.
+--dense lets every step change all of it. With --sharded each rank owns a part of it, the next one keeps a copy, and
+every step changes all of it.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ _BEFORE, _AFTER = 20, 15  # steps until one is killed, and steps with all ranks 
 _CASES = {"restarted": (0, 0), "cold": (1, 0), "warm": (1, 1)}
 
 
-async def train(mib: int, model_s: float, directory: Path, *, dense: bool) -> None:
+async def train(mib: int, model_s: float, directory: Path, *, dense: bool, sharded: bool) -> None:
     """Steps until there have been enough with all ranks since the kill; who has the last rank then is killed."""
     workers = int(os.environ["QUICOLL_WORLD_SIZE"])
     commits: list[tuple[float, int]] = []
-    state = {"frozen": np.zeros((mib - 1) * _MIB, np.uint8), "hot": np.zeros(_MIB // 8)}
+    frozen = 0 if sharded else (mib - 1) * _MIB
+    state = {"frozen": np.zeros(frozen, np.uint8), "hot": np.zeros(_MIB // 8)}
+    moments = quicoll.Sharded(mib * _MIB // 4, {"m": "float32"}, blocks=48, backup=1) if sharded else None
 
     def load(new: Mapping[str, Any]) -> None:
         for name, value in new.items():
@@ -58,7 +61,7 @@ async def train(mib: int, model_s: float, directory: Path, *, dense: bool) -> No
 
     async with quicoll.join() as job:
         await asyncio.sleep(model_s)
-        job.register_state(lambda: state, load)
+        job.register_state(lambda: state, load, sharded=None if moments is None else {"m": moments})
         victim = job.node == f"worker-{workers - 1}" and os.environ.get("QUICOLL_RESTARTS", "0") == "0"
         full = 0
         while full < _AFTER:
@@ -66,6 +69,8 @@ async def train(mib: int, model_s: float, directory: Path, *, dense: bool) -> No
                 async with job.step() as step:
                     await asyncio.sleep(_COMPUTE_S)
                     await job.group.all_reduce(np.ones(8))
+                    if moments is not None:
+                        await moments.stage(step, {"m": moments["m"] + np.float32(1)})
                     number, world_size = step.number, job.world_size
                     step.on_commit(lambda number=number, world_size=world_size: apply(number, world_size))
             except quicoll.StepAborted:
@@ -84,7 +89,8 @@ def run(case: str, given: argparse.Namespace) -> dict[str, float]:
         directory = Path(name)
         command = [sys.executable, __file__, "--mib", str(given.mib), "--model", str(given.model), "--directory", name]
         ranks = Supervisor(
-            [*command, *(["--dense"] if given.dense else [])], workers=given.workers, job="spare", spares=spares,
+            [*command, *(["--dense"] if given.dense else []), *(["--sharded"] if given.sharded else [])],
+            workers=given.workers, job="spare", spares=spares,
             max_restarts=1, coordinator_options=["--max-world-size", str(given.workers), "--warm-spares", str(warm)],
             output=lambda node, line: lines.append(f"{node}: {line}"),
         )  # fmt: skip
@@ -108,14 +114,21 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--directory", type=Path, default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.directory is not None and "QUICOLL_NODE" in os.environ:
-        asyncio.run(train(given.mib, given.model, given.directory, dense=given.dense))
+        asyncio.run(train(given.mib, given.model, given.directory, dense=given.dense, sharded=given.sharded))
         return
     rounds = {case: [run(case, given) for _ in range(given.rounds)] for case in _CASES}
-    found: dict[str, Any] = {"mib": given.mib, "workers": given.workers, "dense": given.dense, "model_s": given.model}
+    found: dict[str, Any] = {
+        "mib": given.mib,
+        "workers": given.workers,
+        "dense": given.dense,
+        "sharded": given.sharded,
+        "model_s": given.model,
+    }
     for case, each in rounds.items():
         found[case] = {what: sorted(round(one[what], 2) for one in each) for what in ("next", "all_ranks")}
         told = [f"{statistics.median(found[case][what]):.2f} s ({found[case][what]})" for what in found[case]]

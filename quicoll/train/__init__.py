@@ -5,17 +5,21 @@ from __future__ import annotations
 from quicoll.train.architecture import Architecture
 from quicoll.train.bucket import Bucket
 from quicoll.train.checkpointer import Checkpointer
+from quicoll.train.divided import Divide, DivisibleTask
 from quicoll.train.figures import WorkerFigures
+from quicoll.train.outcome import TrainingResult, final_result
 from quicoll.train.saver import CheckpointPolicy
 from quicoll.train.task import Part, Task
 from quicoll.train.torch_task import TorchTask
-from quicoll.train.worker import TrainingResult, Worker, final_result
+from quicoll.train.worker import Worker
 
 __all__ = [
     "Architecture",
     "Bucket",
     "CheckpointPolicy",
     "Checkpointer",
+    "Divide",
+    "DivisibleTask",
     "Part",
     "Task",
     "TorchTask",

@@ -1,10 +1,8 @@
 """Whether workers train the same thing: names, types and shapes of the parameters, and what a task says beside them.
 
-The description is a part of the state that ranks compare, by digest, and that is handed to a rank which joins, or comes
-from a checkpoint (quicoll.train.worker). So a worker that is not like the others finds out before it takes part in a
-step: it gets a LocalError that names what differs, and the others go on without it.
-
-As one text, so that two descriptions of different length are states of one kind, of which one may be given the other's.
+The ranks compare it by digest in each view, before anything of their states moves (quicoll.state.description): a worker
+that is not like the others gets a LocalError that names it and the first difference, and the others go on without it.
+It is a part of the state, too, as one text: so a checkpoint of another architecture is refused, with what differs.
 """
 
 from __future__ import annotations
@@ -38,7 +36,8 @@ class Architecture:
 
         Args:
             parameters: Tensors by name; their order counts.
-            settings: What else has to be the same, by name; their order does not count.
+            settings: What else has to be the same, by name; their order does not count. A text of several lines is
+                compared line by line.
         Returns:
             The description.
         """
@@ -46,7 +45,7 @@ class Architecture:
             (f"parameter {name}", f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")
             for name, tensor in parameters.items()
         ]
-        return cls((*tensors, *((name, str(settings[name])) for name in sorted(settings))))
+        return cls((*tensors, *(line for name in sorted(settings) for line in _lines(name, str(settings[name])))))
 
     @classmethod
     def parse(cls, text: Any) -> Architecture:
@@ -95,3 +94,8 @@ class Architecture:
             f"this worker does not train what the job trains (architecture {self.digest} here, {other.digest} there): "
             f"{'; '.join(found[:_SHOWN])}{more}"
         )
+
+
+def _lines(name: str, text: str) -> list[tuple[str, str]]:
+    lines = text.split("\n")
+    return [(name, text)] if len(lines) == 1 else [(f"{name}, line {n}", line) for n, line in enumerate(lines, 1)]

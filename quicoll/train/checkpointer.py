@@ -17,17 +17,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from quicoll.checkpoint.agreement import Agreement, CheckpointOutcome, CheckpointStage, decoded_report, encoded_report
-from quicoll.checkpoint.datafile import Piece, write_share
-from quicoll.checkpoint.manifest import digest_of, encoded, encoded_share
+from quicoll.checkpoint.datafile import Piece, PieceReader, write_share
+from quicoll.checkpoint.manifest import MAX_MANIFEST_BYTES, decoded, digest_of, encoded, encoded_share
 from quicoll.checkpoint.parts import Contents, HeldPart, Local, Shard, bytes_of, parts_of
 from quicoll.checkpoint.planning import assignment
 from quicoll.checkpoint.storage import storage_at
-from quicoll.checkpoint.store import Stored, check_save, prune, save, stored, write_manifest
+from quicoll.checkpoint.store import Stored, check_save, prune, save, steps_in, stored, write_manifest
 from quicoll.errors import CheckpointError, Corrupted, JobDone, LocalError, Partitioned, PeerError, StepAborted
+from quicoll.state.manifest import TensorRecord
+from quicoll.state.transfer import transfer
+from quicoll.train.copies import copies_of_others
+from quicoll.train.fetching import FetchedCheckpoint, fetched, flat_digest
 
 if TYPE_CHECKING:
     from quicoll.checkpoint.disk import Disk
@@ -71,6 +77,7 @@ class Checkpointer:
         every: int,
         keep: int = 3,
         shared: bool = True,
+        copies: int = 1,
         resumed_from: int = 0,
         patience: float = 600.0,
         disk: Disk | None = None,
@@ -84,6 +91,9 @@ class Checkpointer:
             keep: How many stay.
             shared: Whether `directory` is the same place for all ranks. Otherwise each has a disk of its own: every
                 rank writes all that it holds, and its own copy of the manifest.
+            copies: On how many disks each shard is written, and what is a node's own, where each rank has a disk of
+                its own: with 2, the loss of one disk loses nothing. The copies travel in the step that begins a
+                checkpoint.
             resumed_from: The step of the checkpoint with which this rank began; 0: none.
             patience: Seconds in which the last checkpoint has to be complete.
             disk: Where paths lead; None: the real disk.
@@ -93,6 +103,8 @@ class Checkpointer:
         check_save(step=0, keep=keep, metadata={})
         if every < 0:
             raise LocalError(f"every is 0 or more, not {every}")
+        if copies < 1 or (shared and copies > 1):
+            raise LocalError(f"copies is 1, or more where each rank has a disk of its own (shared=False), not {copies}")
         self.error: CheckpointError | None = None
         self._job = job
         self._directory = directory
@@ -100,6 +112,7 @@ class Checkpointer:
         self._storage = storage_at(directory, disk)
         self._keep = keep
         self._shared = shared
+        self._copies = copies
         self._patience = patience
         self._agreement = Agreement(every=every or 1 << 62, newest=resumed_from)
         self._work: asyncio.Task[None] | None = None
@@ -130,7 +143,7 @@ class Checkpointer:
             outcome = await self._exchange()
             step.on_commit(lambda: self._follow(outcome))
         if self._agreement.due(step.number - 1):
-            self._begin(step.number - 1, contents())
+            await self._begin(step.number - 1, contents())
 
     async def finish(self, contents: Callable[[], Contents]) -> None:
         """Save the state after the last step, and wait until that is complete or has failed, on every rank.
@@ -215,7 +228,7 @@ class Checkpointer:
         if agreement.stage is CheckpointStage.IDLE:
             if not agreement.due(last, last=True):
                 return True
-            self._begin(last, contents())
+            await self._begin(last, contents())
         if self._work is not None:
             await asyncio.wait([self._work], timeout=min(_POLL_S, self._job.config.timeout / 4))
         return False
@@ -258,17 +271,25 @@ class Checkpointer:
 
     # -- files -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, step: int, contents: Contents) -> None:
-        """Copy what this rank is to write, and begin to write it."""
+    async def _begin(self, step: int, contents: Contents) -> None:
+        """Copy what this rank is to write, get what it is to write of others, and begin to write it."""
         job, metadata = self._job, dict(contents.metadata)
         check_save(step=step, keep=self._keep, metadata=metadata)
         parts = parts_of(contents.tensors, node=job.node)
         chosen = assignment(parts, rank=job.rank, world_size=job.world_size, divide=self._shared)
         pieces = [(part, region, bytes_of(part, region, copy=True)) for part, region in chosen]
+        described = [_described(part) for part in parts]
+        if self._copies > 1:
+            more, copied = await copies_of_others(
+                pieces,
+                copies=self._copies,
+                group=job.group,
+                view_id=job.view.view_id,
+                in_thread=self._in_thread,
+            )
+            described, pieces = described + more, pieces + copied
         self._agreement.begin(step, metadata)
-        self._start(
-            self._write(job.view.view_id, step, job.rank, [_described(part) for part in parts], pieces, metadata)
-        )
+        self._start(self._write(job.view.view_id, step, job.rank, described, pieces, metadata))
 
     async def _write(
         self, view: int, step: int, rank: int, parts: list[HeldPart], pieces: list[Piece], metadata: Mapping[str, str]
@@ -316,43 +337,62 @@ class Checkpointer:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    async def restore(self, read: Callable[[Stored], T]) -> tuple[int, T] | None:
+    async def restore(self, read: Callable[[FetchedCheckpoint], Awaitable[T]]) -> tuple[int, T] | None:
         """Read the newest checkpoint that every rank of the view can read, on every rank, outside of steps.
 
         The ranks agree on the checkpoints that all of them see complete, and try the newest of them. If what one of
-        them needs of it is damaged, all take the one before. To go on from it, call `job.resume_from(step)`.
+        them needs of it is damaged, all take the one before. Where each rank has a disk of its own, one that any of
+        them sees complete is tried, and what a rank needs and does not have comes from the others' disks; it is kept on
+        this rank's until all are done, so that a restore that was cut goes on where it was. To go on from what was
+        read, call `job.resume_from(step)`.
 
         Args:
-            read: Reads what this rank needs, in a thread: `lambda stored: stored.read("w", offset=..., shape=...)`.
+            read: Reads what this rank needs: `lambda stored: stored.read("w", offset=..., shape=...)`, or a coroutine
+                function. May be called several times, for one checkpoint after the other; so let it return what it has
+                read, and change nothing. It uses no collectives.
         Returns:
             The step and what `read` has returned; None where no rank sees any checkpoint.
         Raises:
             CheckpointError: There are checkpoints, and none that all ranks can read. Says why.
             PeerError: A rank was lost.
+            Corrupted: As in any operation of a group.
         """
-        group, node = self._job.group, self._job.node
+        group, nodes = self._job.group, self._job.view.nodes
         trouble = ""
         try:
             found = await self._in_thread(self._candidates)
         except CheckpointError as error:
             found, trouble = {}, str(error)
         told = await group.all_gather_object([sorted(found), trouble])
-        seen = [[str(key) for key in keys] for keys, _ in told]
-        troubles = [f"{who}: {text}" for who, (_, text) in zip(self._job.view.nodes, told, strict=True) if text]
+        seen = [dict.fromkeys(str(key) for key in keys) for keys, _ in told]
+        troubles = [f"{who}: {text}" for who, (_, text) in zip(nodes, told, strict=True) if text]
         if not any(seen) and not troubles:
             return None
-        for key in sorted(found, reverse=True):
-            if not all(key in keys for keys in seen):
+        for key in sorted({key: None for keys in seen for key in keys}, reverse=True):
+            holders = [rank for rank, keys in enumerate(seen) if key in keys]
+            if self._shared and len(holders) < len(seen):
                 continue
-            value, trouble = await self._tried(found[key], read)
-            said = [str(text) for text in await group.all_gather_object(trouble)]
+            manifest = await self._manifest_of(key, found.get(key), holders)
+            reader = PieceReader(self._storage, manifest)
+            value, said = await fetched(
+                read,
+                manifest,
+                reader,
+                group=group,
+                view=self._job.view,
+                in_thread=self._in_thread,
+                timeout=self._job.config.timeout,
+                alone=self._shared,
+            )
             if not any(said):
-                _log.info("restored from %s", found[key].path)
-                return found[key].step, value[0]
-            troubles += [f"{who}: {text}" for who, text in zip(self._job.view.nodes, said, strict=True) if text]
+                await self._in_thread(reader.drop_aside)
+                self._agreement.restored(manifest.step)
+                _log.info("restored step %d from %s", manifest.step, self._storage.where)
+                return manifest.step, value[0]
+            troubles += [f"{who}: {text}" for who, text in zip(nodes, said, strict=True) if text]
             _log.warning("skipping a checkpoint: %s", troubles[-1])
         raise CheckpointError(
-            f"there is no checkpoint that all ranks can read; {node} sees {len(found)}"
+            f"there is no checkpoint that all ranks can read; {self._job.node} sees {len(found)}"
             + "".join(f"; {text}" for text in troubles),
             path=self._storage.where,
         )
@@ -364,13 +404,44 @@ class Checkpointer:
             found[f"{each.step:019d} {digest_of(encoded(each.manifest))}"] = each
             if len(found) == _CANDIDATES:
                 break
+        damaged = 0 if found else steps_in(self._storage)
+        if damaged:  # to begin anew would throw work away: that is for a person to decide
+            raise CheckpointError(f"none of {damaged} manifests can be read", path=self._storage.where)
         return found
 
-    async def _tried(self, each: Stored, read: Callable[[Stored], T]) -> tuple[list[T], str]:
-        try:
-            return [await self._in_thread(read, each)], ""
-        except (CheckpointError, LocalError) as error:
-            return [], str(error)
+    async def _manifest_of(self, key: str, here: Stored | None, holders: list[int]) -> CheckpointManifest:
+        """A manifest that at least one rank has, on all of them."""
+        group, world_size = self._job.group, self._job.world_size
+        lacking = tuple(rank for rank in range(world_size) if rank not in holders)
+        if not lacking:
+            if here is None:
+                raise AssertionError("all ranks have it")
+            return here.manifest
+        data = np.frombuffer(b"" if here is None else encoded(here.manifest), np.uint8)
+        size, digest = (await group.all_gather_object([data.nbytes, flat_digest(data)]))[holders[0]]
+        if group.rank == holders[0] or here is None:
+            if not 0 < int(size) <= MAX_MANIFEST_BYTES:
+                raise PeerError(f"tells of a manifest of {size} bytes", rank=holders[0], view=self._job.view.view_id)
+            memory = data if here is not None else np.empty(int(size), np.uint8)
+            record = TensorRecord("manifest", "uint8", (int(size),), "numpy", bytes(digest))
+            await transfer(
+                group,
+                giver=holders[0],
+                receivers=lacking,
+                records=[record],
+                tensors=[memory],
+                view_id=self._job.view.view_id,
+            )
+            data = memory
+        manifest = here.manifest if here is not None else decoded(data.tobytes())
+        if f"{manifest.step:019d} {digest_of(encoded(manifest))}" != key:
+            raise Corrupted(
+                f"rank {holders[0]} gave another manifest than it had told of",
+                rank=holders[0],
+                view=self._job.view.view_id,
+                odd=(holders[0],),
+            )
+        return manifest
 
 
 def _described(part: HeldPart) -> HeldPart:

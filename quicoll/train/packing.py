@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quicoll.checkpoint.parts import Array
     from quicoll.checkpoint.store import Checkpoint
 
-__all__ = ["SKELETON", "Packed", "packed_state", "state_of"]
+__all__ = ["SKELETON", "Packed", "packed_state", "unpacked_state"]
 
 SKELETON = "state.skeleton"
 _NAMES = "state.names"
@@ -61,7 +61,7 @@ def packed_state(state: Mapping[Any, Any]) -> Packed:
     return Packed(tensors, {SKELETON: base64.b64encode(flat.skeleton).decode(), _NAMES: json.dumps(names)})
 
 
-def state_of(found: Checkpoint) -> dict[Any, Any]:
+def unpacked_state(found: Checkpoint) -> dict[Any, Any]:
     """Put the state of a checkpoint together.
 
     Raises:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quicoll import checkpoint
-from quicoll.checkpoint.parts import Contents
+from quicoll.checkpoint.parts import Contents, Shard
 from quicoll.errors import LocalError
 from quicoll.train.checkpointer import Checkpointer
-from quicoll.train.packing import packed_state, state_of
+from quicoll.train.packing import packed_state, unpacked_state
 
 if TYPE_CHECKING:
     from quicoll.checkpoint.storage import Place
@@ -69,7 +69,7 @@ async def newest_state(policy: CheckpointPolicy) -> SavedState | None:
         CheckpointError: There are checkpoints, and none is whole.
     """
     found = await asyncio.to_thread(checkpoint.latest, policy.directory)
-    return None if found is None else SavedState(found.step, state_of(found), str(found.path))
+    return None if found is None else SavedState(found.step, unpacked_state(found), str(found.path))
 
 
 async def state_of_step(directory: Place, step: int) -> SavedState:
@@ -79,19 +79,27 @@ async def state_of_step(directory: Place, step: int) -> SavedState:
         CheckpointError: There is none, or it is damaged.
     """
     found = await asyncio.to_thread(checkpoint.of_step, directory, step)
-    return SavedState(found.step, state_of(found), str(found.path))
+    return SavedState(found.step, unpacked_state(found), str(found.path))
 
 
 class Saver:
     """The checkpoints that one worker takes part in: `Checkpointer` with the worker's policy and state."""
 
     def __init__(
-        self, job: Job, policy: CheckpointPolicy, state: Callable[[], Mapping[Any, Any]], *, resumed_from: int
+        self,
+        job: Job,
+        policy: CheckpointPolicy,
+        state: Callable[[], Mapping[Any, Any]],
+        *,
+        resumed_from: int,
+        shards: Callable[[], Mapping[str, Shard]] | None = None,
     ) -> None:
-        """Make it. state: returns the state as it is then. resumed_from: the step of the checkpoint that is there."""
+        """Make it. state: returns the state as it is then. resumed_from: the step of the checkpoint that is there.
+        shards: returns what this rank holds of what is divided."""
         self._job = job
         self._shared = policy.shared
         self._state = state
+        self._shards = shards or dict
         self._checkpointer = Checkpointer(
             job,
             policy.directory,
@@ -132,4 +140,4 @@ class Saver:
 
     def _contents(self) -> Contents:
         packed = packed_state(self._state())
-        return Contents(packed.tensors, packed.metadata)
+        return Contents({**packed.tensors, **self._shards()}, packed.metadata)

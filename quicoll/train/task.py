@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from quicoll.checkpoint.parts import Array
     from quicoll.numerics.seed import Seed
+    from quicoll.tiers.tier_set import TierSet
 
 __all__ = ["Part", "Task"]
 
@@ -26,6 +27,7 @@ class Part:
         seed: For whatever is random in it (dropout): of the job, the step and the shard, on whichever rank it is.
         indices: Of its samples, where the worker has data; else None, and the task finds its data itself.
         samples: What a feed's loader made of them; None without a feed.
+        tiers: The set of tiers in force in this step, where the worker has tiers.
     """
 
     step: int
@@ -33,6 +35,7 @@ class Part:
     seed: Seed
     indices: NDArray[np.int64] | None = None
     samples: Any = None
+    tiers: TierSet | None = None
 
 
 class Task(Protocol):
@@ -46,7 +49,10 @@ class Task(Protocol):
         ...
 
     def parameters(self) -> Mapping[str, Array]:
-        """Return what is trained, by name: float32, in the order, and of the shapes, of the gradients."""
+        """Return what is trained, by name: float32, in the order, and of the shapes, of the gradients.
+
+        State that `forward` would move, such as running statistics, may stand among it: its "gradient" is by how much.
+        """
         ...
 
     def forward(self, part: Part) -> Any:

@@ -20,8 +20,9 @@ What makes it restartable:
    starts again, or was cut off, is handed the state of the newest committed step by the others at a step boundary. Only
    when all of them have gone does the job go back to the newest checkpoint that any of them holds, and computes the
    steps since then again, with the same bits and the same samples.
-4. A worker that does not train what the job trains (another architecture, other data) cannot take over that state, and
-   ends with a LocalError that names what differs, before it takes part in a step. The others go on.
+4. A worker that does not train what the job trains is refused in its first view, before anything of a state moves: it
+   gets a LocalError that names it and the first difference (quicoll.state.description). One with other data gets it
+   when it takes over the state. The others go on.
 
    A rank that comes when the job is done is handed nothing: it takes the final state from the job's last checkpoint
    (`final_result`).
@@ -43,24 +44,25 @@ import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quicoll.checks import whole
 from quicoll.data.feed import Feed
-from quicoll.errors import CheckpointError, JobDone, LocalError, Partitioned, StepAborted, Terminated
+from quicoll.errors import JobDone, LocalError, Partitioned, StepAborted, Terminated
+from quicoll.tiers.tier_set import TierSet
 from quicoll.train.architecture import Architecture
 from quicoll.train.bucket import Bucket, cut
+from quicoll.train.divided import Divide, Moments
 from quicoll.train.figures import StepTimes, WorkerFigures
+from quicoll.train.outcome import TrainingResult, demand_state, loaded
 from quicoll.train.packing import packed_state
-from quicoll.train.saver import CheckpointPolicy, Saver, newest_state, state_of_step
+from quicoll.train.saver import CheckpointPolicy, Saver, newest_state
 from quicoll.train.task import Part
 
 if TYPE_CHECKING:
-    from quicoll.checkpoint.storage import Place
-    from quicoll.collectives.shards import Shards
+    from quicoll.collectives.shards import Leaves, Shards
     from quicoll.data.portions import Portion
     from quicoll.data.sampler import Sampler
     from quicoll.job import Job
@@ -68,37 +70,13 @@ if TYPE_CHECKING:
     from quicoll.step.context import Step
     from quicoll.train.task import Task
 
-__all__ = ["OnStep", "TrainingResult", "Worker", "final_result"]
+__all__ = ["OnStep", "Worker"]
 
 _log = logging.getLogger("quicoll.train")
 
 OnStep = Callable[[int], Awaitable[None] | None]
 Leaf = list[np.ndarray[Any, np.dtype[np.float32]]]
 """The gradients of one shard, one buffer for each bucket."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingResult:
-    """The end of a worker's part in the job.
-
-    Attributes:
-        steps: The job's committed steps.
-        digest: Of the task's state after them; the same on every rank. Of names and tensors alone it is
-            `quicoll.checkpoint.digest`.
-        committed: Steps that this process took part in and that were committed.
-        aborted: Steps that this process took part in and that were aborted.
-        resumed_from: Step of the checkpoint that it began with; None: it began without one.
-        wall_s: Seconds within `run`.
-        figures: Where the time of its steps went.
-    """
-
-    steps: int
-    digest: str
-    committed: int
-    aborted: int
-    resumed_from: int | None
-    wall_s: float
-    figures: WorkerFigures = field(default_factory=WorkerFigures)
 
 
 class Worker:
@@ -117,6 +95,8 @@ class Worker:
         data: Sampler | Feed | None = None,
         shards: int | None = None,
         checkpoints: CheckpointPolicy | None = None,
+        divide: Divide | None = None,
+        tiers: TierSet | None = None,
         on_step: OnStep | None = None,
         phase_barrier: bool = False,
         bucket_bytes: int = 0,
@@ -132,6 +112,11 @@ class Worker:
                 and step.
             shards: Logical shards of a step, the same for the whole job; of the data where there is some.
             checkpoints: When they are written; None: never, and none is looked for.
+            divide: How the optimizer's state is divided between the ranks; None: each has all of it. The task is a
+                `DivisibleTask` then, as `TorchTask` is. Changes no bits with the number of ranks.
+            tiers: The set of tiers that the job begins with; None: the worker has nothing to do with tiers. Otherwise
+                the set in force is a part of the state, and what is proposed (`job.tiers.propose`) is agreed in the
+                next step.
             on_step: Called with the step's number after each step that this rank committed, and awaited if it returns
                 an awaitable, before the next step begins.
             phase_barrier: Whether all ranks wait for each other between forward and backward.
@@ -144,6 +129,8 @@ class Worker:
         """
         if bucket_bytes < 0 or report_every < 0:
             raise LocalError(f"bucket_bytes and report_every are 0 or more, not {bucket_bytes} and {report_every}")
+        if divide is not None and (bucket_bytes or algorithm == "exchange"):
+            raise LocalError('a divided state takes one reduce_scatter: no bucket_bytes, and no algorithm "exchange"')
         self._job = job
         self._task = task
         self._data = data
@@ -154,11 +141,17 @@ class Worker:
         self._phase_barrier = bool(phase_barrier)
         self._algorithm: AlgorithmName = algorithm
         self._report_every = report_every
-        parameters = task.parameters()
-        self.architecture = Architecture.of(parameters, {**task.architecture(), "shards": self._shards})
+        parameters, settings = task.parameters(), {**task.architecture(), "shards": self._shards}
         self._like = list(parameters.values())  # their shapes and kinds are the gradients'
         self._cuts = cut(self._like, bucket_bytes)
         self._buckets = [Bucket.of(self._like[each]) for each in self._cuts]
+        self._moments: Moments | None = None
+        if divide is not None:
+            directory = None if checkpoints is None else checkpoints.directory
+            self._moments = Moments(task, divide, self._buckets[0].size, directory)
+            settings["divided"] = self._moments.text
+        self._tiers = tiers
+        self.architecture = Architecture.of(parameters, settings)
         self.figures = WorkerFigures()
         self._reported = self.figures
         self._saver: Saver | None = None
@@ -177,13 +170,15 @@ class Worker:
     # -- the state ---------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return what is the job's: the task's state, where the data stands, and the architecture.
+        """Return what is the job's: the task's state, where the data stands, the tiers, and the architecture.
 
         It is what ranks are handed and what checkpoints hold. May alias live memory.
         """
         found: dict[str, Any] = {"architecture": self.architecture.text, "task": self._task.state()}
         if self._sampler is not None:
             found["data"] = self._sampler.state()
+        if self._tiers is not None:
+            found["tiers"] = self._job.tiers.state()
         return found
 
     def load_state(self, state: Mapping[Any, Any]) -> None:
@@ -195,16 +190,21 @@ class Worker:
             LocalError: It is of another architecture or of other data, and says in what; nothing has changed. Or the
                 task refuses it.
         """
-        _demand_state(state, self.architecture)
+        demand_state(state, self.architecture)
         if self._sampler is not None:
             if "data" not in state:
                 raise LocalError("the state is of a worker without data, this one has some")
             self._sampler.demand_same(state["data"])
         elif "data" in state:
             raise LocalError("the state is of a worker with data, this one has none")
+        if (self._tiers is not None) != ("tiers" in state):
+            one, other = ("without", "some") if self._tiers is not None else ("with", "none")
+            raise LocalError(f"the state is of a worker {one} tiers, this one has {other}")
         self._task.load_state(state["task"])
         if self._sampler is not None:
             self._sampler.load_state(state["data"])
+        if self._tiers is not None:
+            self._job.tiers.load_state(state["tiers"])
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -225,6 +225,7 @@ class Worker:
             Mismatch: The ranks called different things.
             Partitioned: There was no quorum for the job's `hold_timeout`.
             Diverged: The ranks hold different states, and nobody knows which is right.
+            ShardLost: A part of the divided state is nowhere; see `Divide.backup`.
             JobDone: The other ranks have ended before this one had the state of the last step, and there is no
                 checkpoint of it; says so. Where there is one, its state is loaded and the result returned.
             CheckpointError: The last checkpoint could not be written; raised after all steps are committed, or instead
@@ -234,12 +235,21 @@ class Worker:
         """
         self._steps, self._epochs = self._demand_end(steps, epochs)
         began = time.monotonic()
-        resumed_from = await self._resume()
         job = self._job
-        job.register_state(self.state, self.load_state)
+        if self._tiers is not None and job.tiers.current == TierSet():
+            job.tiers.load_state({"tier_set": self._tiers.encoded})
+        resumed_from = await self._resume()
+        moments = self._moments
+        job.register_state(
+            self.state,
+            self.load_state,
+            sharded=None if moments is None else moments.named,
+            architecture=dict(self.architecture.lines),
+        )
         policy = self._checkpoints
         if policy is not None and policy.every:
-            self._saver = Saver(job, policy, self.state, resumed_from=resumed_from or 0)
+            shards = None if moments is None else moments.parts
+            self._saver = Saver(job, policy, self.state, shards=shards, resumed_from=resumed_from or 0)
         else:
             self._saver = None
         before = self.figures
@@ -312,7 +322,7 @@ class Worker:
                 if self._steps is not None and error.step < self._steps:
                     raise
                 directory = None if self._checkpoints is None else self._checkpoints.directory
-                found = await _loaded(self.load_state, self._task, error, directory)
+                found = await loaded(self.load_state, self._task, error, directory)
                 if self._epochs is not None and not self._over():
                     raise  # the others were told to end earlier than this one
                 return found
@@ -355,15 +365,14 @@ class Worker:
                     raise _Finished
                 if self._saver:
                     await self._saver.in_step(step)
+                if self._tiers is not None:
+                    await self._job.tiers.agree(step)
                 times.communication = clock() - began
-                averages = await self._averages(step, times)
+                update = await self._update(step, times)
 
                 def apply() -> None:
                     started = clock()
-                    parts = zip(self._buckets, averages, self._cuts, strict=True)
-                    self._task.apply(
-                        [part for bucket, flat, at in parts for part in bucket.unpack(flat, self._like[at])]
-                    )
+                    update()
                     applied[0] = clock() - started
 
                 step.on_commit(apply)
@@ -379,10 +388,48 @@ class Worker:
         self.figures = self.figures.committed(times)
         return step.number
 
-    async def _averages(self, step: Step, times: StepTimes) -> list[Any]:
-        clock = asyncio.get_running_loop().time
+    async def _update(self, step: Step, times: StepTimes) -> Callable[[], None]:
+        """Compute this rank's part of the step, and all that is done together; return what is left for the commit."""
         # Asked for inside the step: only here is it certain which view, and so which shards, the step is about.
         shards = self._job.group.shards(self._shards)
+        leaves = await self._leaves(step, shards, times)
+        # More ranks than shards: this one has no leaf, says its shape and contributes nothing.
+        parts = [
+            shards.leaves([leaf[number] for leaf in leaves], like=np.empty(bucket.size, np.float32))
+            for number, bucket in enumerate(self._buckets)
+        ]
+        if self._moments is not None:
+            values = await self._divided(step, self._moments, parts[0], times)
+            task = self._moments.task
+            return lambda: task.advance(self._buckets[0].unpack(values, self._like))
+        clock = asyncio.get_running_loop().time
+        pending = [self._job.group.all_reduce(part, op="avg", algorithm=self._algorithm) for part in parts]
+        began = clock()
+        averages = [await each for each in pending]
+        times.communication += clock() - began
+        return lambda: self._task.apply(self._unpacked(averages))
+
+    async def _divided(self, step: Step, moments: Moments, part: Leaves[Any], times: StepTimes) -> Any:
+        """Reduce, update what this rank owns, and give all ranks the new values; return these."""
+        clock, group, sharded = asyncio.get_running_loop().time, self._job.group, moments.sharded
+        began = clock()
+        mean = await group.reduce_scatter(part, counts=sharded.counts, op="avg", algorithm=self._algorithm)
+        times.communication += clock() - began
+        mine, kept = moments.update(mean)
+        began = clock()
+        await sharded.stage(step, kept)
+        values = await group.all_gather(mine)
+        times.communication += clock() - began
+        return values
+
+    def _unpacked(self, flats: Sequence[Any]) -> list[Any]:
+        """The tensors in the buckets' buffers."""
+        parts = zip(self._buckets, flats, self._cuts, strict=True)
+        return [part for bucket, flat, at in parts for part in bucket.unpack(flat, self._like[at])]
+
+    async def _leaves(self, step: Step, shards: Shards, times: StepTimes) -> list[Leaf]:
+        """The gradients of this rank's shards."""
+        clock = asyncio.get_running_loop().time
         began = clock()
         work = self._parts(step, shards, times)
         times.data = clock() - began
@@ -391,30 +438,21 @@ class Worker:
             began = clock()
             await self._job.group.barrier()
             times.communication += clock() - began
-            leaves = [self._leaf(loss, weight) for loss, (_, weight) in zip(losses, work, strict=True)]
-        else:
-            leaves = [self._leaf(self._forward(part), weight) for part, weight in work]
-        pending = []
-        for number, bucket in enumerate(self._buckets):
-            # More ranks than shards: this one has no leaf, says its shape and contributes nothing.
-            mine = shards.leaves([leaf[number] for leaf in leaves], like=np.empty(bucket.size, np.float32))
-            pending.append(self._job.group.all_reduce(mine, op="avg", algorithm=self._algorithm))
-        began = clock()
-        averages = [await each for each in pending]
-        times.communication += clock() - began
-        return averages
+            return [self._leaf(loss, weight) for loss, (_, weight) in zip(losses, work, strict=True)]
+        return [self._leaf(self._forward(part), weight) for part, weight in work]
 
     def _parts(self, step: Step, shards: Shards, times: StepTimes) -> list[tuple[Part | None, float]]:
         """The parts of this rank's shards and their weights; None for one that has no samples."""
         seed = self._job.seed.for_step(step.number)
+        tiers = None if self._tiers is None else self._job.tiers.current
         if self._data is None or self._sampler is None:
-            return [(Part(step.number, shard, seed.for_shard(shard)), 1.0) for shard in shards]
+            return [(Part(step.number, shard, seed.for_shard(shard), tiers=tiers), 1.0) for shard in shards]
         position = self._sampler.position
         portions: Sequence[Portion] = self._data.take(step, shards)
         times.samples = self._sampler.samples(position)
         return [
             (
-                Part(step.number, each.shard, seed.for_shard(each.shard), each.indices, each.samples)
+                Part(step.number, each.shard, seed.for_shard(each.shard), each.indices, each.samples, tiers)
                 if each.indices.size
                 else None,
                 each.weight,
@@ -437,67 +475,6 @@ class Worker:
             for flat in leaf:
                 flat *= np.float32(weight)
         return leaf
-
-
-async def final_result(task: Task, done: JobDone, checkpoint_dir: Place | None) -> TrainingResult:
-    """Load the final state of a job that is done into a task, from the job's last checkpoint.
-
-    `Worker.run` does so by itself. It is for a process that comes so late that `quicoll.join` raises JobDone:
-
-        try:
-            async with quicoll.join() as job:
-                result = await quicoll.train.Worker(job, task, shards=8, checkpoints=policy).run(steps=1000)
-        except quicoll.JobDone as done:
-            result = await quicoll.train.final_result(task, done, policy.directory)
-
-    Args:
-        task: What was trained.
-        done: Says at which step the job ended.
-        checkpoint_dir: Where the workers wrote checkpoints; None: nowhere.
-    Returns:
-        The result of a worker that committed no step itself.
-    Raises:
-        LocalError: The state is none of a worker's, or the task refuses it.
-        JobDone: The final state is not at hand here: there is no whole checkpoint of that step. Says what there is.
-    """
-
-    def load(state: Mapping[Any, Any]) -> None:
-        _demand_state(state, None)
-        task.load_state(state["task"])
-
-    return await _loaded(load, task, done, checkpoint_dir)
-
-
-async def _loaded(
-    load: Callable[[Mapping[Any, Any]], None],
-    task: Task,
-    done: JobDone,
-    directory: Place | None,
-) -> TrainingResult:
-    began = time.monotonic()
-    try:
-        if directory is None:
-            raise CheckpointError("no directory of checkpoints is given")
-        found = await state_of_step(directory, done.step)
-    except CheckpointError as error:
-        said = f"the job is done: its other ranks have ended; the final state is not at hand here: {error}"
-        _log.warning("%s", said)  # the error ends a program with status 0, and without a word
-        raise JobDone(said, step=done.step) from error
-    load(found.state)
-    _log.info("the job is done; its final state is loaded from %s", found.where)
-    digest = packed_state(task.state()).digest
-    return TrainingResult(
-        steps=done.step, digest=digest, committed=0, aborted=0, resumed_from=None, wall_s=time.monotonic() - began
-    )
-
-
-def _demand_state(state: Mapping[Any, Any], architecture: Architecture | None) -> None:
-    """Refuse what is no worker's state, or one of another architecture."""
-    if not {"architecture", "task"} <= set(state):
-        raise LocalError(f"this is no state of a worker: it has {', '.join(map(repr, state)) or 'nothing'}")
-    found = Architecture.parse(state["architecture"])
-    if architecture is not None:
-        architecture.demand_same(found)
 
 
 class _InDoubt(Exception):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from quicoll import Sharded
 from quicoll.errors import Partitioned, StepAborted
 from quicoll.sim import Recording, Settings, Simulation
 from quicoll_transport.sim import Conditions
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 STEPS = 20
 VALUES = 400_000  # four chunks of a state
+OWNED = 40_000  # elements that are divided
 
 
 async def worker(job: Job, sim: Simulation, seen: Callable[[Job], None] = lambda job: None) -> bytes:
@@ -156,3 +158,46 @@ def test_spares_in_a_network_that_loses_much_change_no_bit(seed: int) -> None:
 
     outcome, _ = run(scheduled, spares=2, warm=2, seed=seed)
     assert ends(outcome) == ends(undisturbed()[0])
+
+
+async def sharded_worker(job: Job, sim: Simulation) -> Any:
+    """Steps that change all of a state of which each rank owns a part, and the next one keeps a copy."""
+    moments = Sharded(OWNED, {"m": "float32"}, blocks=12, backup=1)
+    held = {"count": np.zeros(1)}
+    job.register_state(lambda: held, lambda state: held.update(count=state["count"].copy()), sharded={"a": moments})
+    while job.committed_step < STEPS:
+        try:
+            async with job.step() as step:
+                await moments.stage(step, {"m": moments["m"] + np.float32(step.number)})
+                step.on_commit(lambda: held.update(count=held["count"] + 1))
+        except (StepAborted, Partitioned):
+            continue
+    return float(held["count"][0]), moments["m"].tobytes(), moments.mine
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_spare_takes_the_place_of_an_owner_within_a_second_and_gets_its_blocks_from_the_copies(rank: int) -> None:
+    recording = Recording()
+    settings = Settings(ranks=3, spares=1, warm_spares=1, lost_after=0.5, limit=60.0)
+    simulation = Simulation(sharded_worker, seed=11, settings=settings, compute=0.1, recorder=recording.record)
+    simulation.at(1.2).crash(rank)
+    simulation.at(4.0).heal()
+    outcome = simulation.run()
+    assert outcome.error is None, outcome.error
+    assert outcome.committed == STEPS
+    total = np.float32(sum(range(1, STEPS + 1)))
+    covered = 0
+    for result in outcome.results:
+        if result is None:
+            continue
+        count, values, mine = result
+        assert count == STEPS
+        assert np.frombuffer(values, np.float32).tolist() == [total] * (mine.stop - mine.start)
+        covered += mine.stop - mine.start
+    assert covered == OWNED
+    commits = [e.t_ns for e in recording.entries if e.kind == "step_committed" and e.who == "coordinator"]
+    assert max(after - before for before, after in itertools.pairwise(commits)) < 1_000_000_000
+    (received,) = told(recording, "worker-3", "shards_received")
+    assert received["blocks"] == 8  # what it owns now, four of twelve, and what it keeps for another
+    for each in range(3):  # whoever has another number now is given no more than what it is to keep a copy of
+        assert sum(event["blocks"] for event in told(recording, f"worker-{each}", "shards_received")) <= 4

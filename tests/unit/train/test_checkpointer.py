@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,11 +16,14 @@ import torch
 from memory_job import MemoryCluster, MemoryJob
 
 from quicoll import checkpoint
-from quicoll.checkpoint import Contents, Local, Shard, Stored
+from quicoll.checkpoint import Contents, Local, Shard
 from quicoll.errors import CheckpointError, LocalError, PeerError
 from quicoll.sim.disk.disk import SimDisk
 from quicoll.sim.disk.files import DiskFailure, Halted
 from quicoll.train import Checkpointer
+
+if TYPE_CHECKING:
+    from quicoll.train.fetching import FetchedCheckpoint
 
 ROWS, COLUMNS = 30, 7
 FOLDER = "/data/checkpoints"
@@ -228,8 +231,8 @@ async def test_the_newest_that_all_ranks_can_read_is_restored(tmp_path: Path) ->
         async def rank(job: MemoryJob) -> Any:
             first, end = rows(job.rank, world)
 
-            def mine(stored: Stored) -> Any:
-                return np.asarray(stored.read("m", offset=(first, 0), shape=(end - first, COLUMNS)))
+            async def mine(stored: FetchedCheckpoint) -> Any:
+                return np.asarray(await stored.read("m", offset=(first, 0), shape=(end - first, COLUMNS)))
 
             saver = Checkpointer(job, tmp_path, every=3)
             return await saver.restore(mine)

@@ -12,7 +12,7 @@ import torch
 from quicoll import checkpoint
 from quicoll.errors import CheckpointError, LocalError
 from quicoll.state.tree import flatten
-from quicoll.train.packing import SKELETON, packed_state, state_of
+from quicoll.train.packing import SKELETON, packed_state, unpacked_state
 
 
 def kept(directory: Path, state: Any) -> Any:
@@ -20,7 +20,7 @@ def kept(directory: Path, state: Any) -> Any:
     checkpoint.save(directory, step=3, tensors=packed.tensors, metadata=packed.metadata)
     found = checkpoint.latest(directory)
     assert found is not None
-    return state_of(found)
+    return unpacked_state(found)
 
 
 def test_names_and_tensors_are_written_as_they_are(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_file_of_another_program_is_an_error_that_names_it(tmp_path: Path, dam
     packed = packed_state({"w": np.ones(1), "n": 3})
     path = checkpoint.save(tmp_path, step=1, tensors=packed.tensors, metadata={**packed.metadata, **damage})
     with pytest.raises(CheckpointError, match="no state of a task") as caught:
-        state_of(checkpoint.load(path))
+        unpacked_state(checkpoint.load(path))
     assert caught.value.path == str(path)
 
 

@@ -20,7 +20,7 @@ from quicoll.errors import CheckpointError, JobDone, LocalError, Mismatch, Parti
 from quicoll.numerics.seed import Seed
 from quicoll.train import Bucket, CheckpointPolicy, Part, Task, Worker, final_result
 from quicoll.train.checkpointer import Checkpointer
-from quicoll.train.packing import state_of
+from quicoll.train.packing import unpacked_state
 
 if TYPE_CHECKING:
     from quicoll.checkpoint.parts import Array
@@ -78,6 +78,7 @@ class Job:
         self.seed = Seed(5)
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.barriers: list[int] = []
+        self.registered: dict[str, Any] = {}
 
     async def barrier(self) -> None:
         self.barriers.append(self.committed_step + 1)
@@ -96,8 +97,8 @@ class Job:
     async def all_gather_object(self, value: Any) -> list[Any]:
         return [value] * self.world_size
 
-    def register_state(self, save: Callable[[], Any], load: Callable[[Any], None]) -> None:
-        self.state = (save, load)
+    def register_state(self, save: Callable[[], Any], load: Callable[[Any], None], **options: Any) -> None:
+        self.state, self.registered = (save, load), options
 
     def resume_from(self, step: int) -> None:
         self.committed_step = step
@@ -199,7 +200,7 @@ async def train(
 def saved_task(found: checkpoint.Checkpoint | None) -> str:
     """The digest of the task's state in a checkpoint."""
     assert found is not None
-    return checkpoint.digest(state_of(found)["task"])
+    return checkpoint.digest(unpacked_state(found)["task"])
 
 
 async def test_an_aborted_step_leaves_no_trace_and_is_begun_again() -> None:
