@@ -58,6 +58,8 @@ ROLES = ("a", "b", "c")
 READY_S = 60.0  # until all coordinators listen and one leads
 PORT = 4433
 HOUR_S = 3600.0
+KNOWS_THE_DATABASE = ("\nstands by: ", "\nleads job ")  # a coordinator's own words
+ENDING = "journal postgresql "  # likewise: each of its errors that names the journal is its last
 
 
 class Cluster(Processes):
@@ -101,10 +103,18 @@ class Cluster(Processes):
             self._starts[node] += 1
         super().start(node)
 
-    def listens(self, node: str) -> bool:
-        """Return whether the process that was started last has come so far."""
+    def at_work(self, node: str) -> bool:
+        """Return whether the process that was started last listens, knows the database, and is not about to end.
+
+        One that was deposed may need seconds for its end, and its successor for its start: a second loss meanwhile
+        would find nobody who could take over.
+        """
         log = self.directory / f"{node}.log"
-        return log.exists() and log.read_text().count("listening on") >= self._starts[node]
+        said = log.read_text() if log.exists() else ""
+        _, listening, since = said.rpartition("listening on")
+        if not listening or said.count("listening on") < self._starts[node]:
+            return False
+        return not self.url or (ENDING not in since and any(words in since for words in KNOWS_THE_DATABASE))
 
 
 class Applied(Commits):
@@ -215,7 +225,7 @@ class Run(chaos.Run):
         return self.holder()
 
     def _all_ready(self) -> bool:
-        return all(map(self.processes.listens, self.processes.coordinators)) and bool(self.holder())
+        return all(map(self.processes.at_work, self.processes.coordinators)) and bool(self.holder())
 
     def led_by_another(self, than: str) -> None:
         self.need(READY_S + 4 * self.lease, lambda: self.holder() not in ("", than), f"another leader than {than}:")

@@ -216,19 +216,24 @@ class Simulation:
 
     def _check_nodes(self) -> None:
         count = self.settings.ranks + self.settings.spares
-        here = node_names(count, coordinators=self.settings.coordinators)
+        own_relay = self.settings.relay == "own"
+        here = node_names(count, coordinators=self.settings.coordinators, relay=own_relay)
         known = [*here, *scenario.newcomers(self.events, count)]
         several = self.settings.coordinators > 1
         reached = [*known, scenario.DATABASE_HOST] if several else known
+        behind = [scenario.node_name(rank) for rank, kind in enumerate(self.settings.nats) if kind]
         for event in self.events:
             fault = event.fault
             if isinstance(fault, scenario.TakeOver | scenario.JournalFault) and not several:
                 raise LocalError(f"{event}: there is one coordinator; Settings(coordinators=2) makes another")
             if isinstance(fault, scenario.JoinAnew) and fault.node in here:
                 raise LocalError(f"{event}: {fault.node} is there from the beginning")
-            named = [getattr(fault, "node", None), getattr(fault, "to", None), event.voter or None]
-            named += getattr(fault, "leave", ())
+            if isinstance(fault, scenario.Rebind) and fault.node not in behind:
+                raise LocalError(f"{event}: {fault.node} is behind no address translator; Settings(nats=...) has them")
+            node = getattr(fault, "node", None)
+            named = [getattr(fault, "to", None), event.voter or None, *getattr(fault, "leave", ())]
             ends = [*getattr(fault, "one", ()), *getattr(fault, "other", ())]
+            (ends if isinstance(fault, scenario.Drift | scenario.Leap | scenario.StepWall) else named).append(node)
             for name, among in [*((name, known) for name in named), *((name, reached) for name in ends)]:
                 if name is not None and name not in among:
                     raise LocalError(f"{event}: there is no node {name!r} among {', '.join(known)}")
@@ -294,6 +299,10 @@ class Simulation:
                 return self._lose_leader(fault.how)
             case scenario.JournalFault():
                 self._fail_journal(fault.what)
+            case scenario.Drift() | scenario.Leap() | scenario.StepWall():
+                self._set_clock(fault)
+            case scenario.Rebind():
+                self._fleet.nats[fault.node].forget()
             case _:
                 return self._disturb(fault)
         return True
@@ -322,6 +331,21 @@ class Simulation:
             database.away = what == "away"
         else:
             database.fault = what
+
+    def _set_clock(self, fault: scenario.Drift | scenario.Leap | scenario.StepWall) -> None:
+        database, machine = self._fleet.database, self._fleet.machines.get(fault.node)
+        host = machine.host if machine is not None else None if database is None else database.host
+        if host is None:
+            raise AssertionError("events are checked before the run")
+        match fault:
+            case scenario.Drift():
+                host.set_drift(fault.ppm)
+            case scenario.Leap():
+                if machine is not None:
+                    machine.disturbances += 1
+                host.leap(fault.ns)
+            case scenario.StepWall():
+                host.clock.step_wall(fault.ns)
 
     def _disturb(self, fault: Any) -> bool:
         machine = self._fleet.machines[fault.node]
@@ -368,13 +392,6 @@ class Simulation:
             case scenario.Slow():
                 machine.disturbances += 1
                 host.slow_ns = fault.ns
-            case scenario.Drift():
-                host.set_drift(fault.ppm)
-            case scenario.Leap():
-                machine.disturbances += 1
-                host.leap(fault.ns)
-            case scenario.StepWall():
-                host.clock.step_wall(fault.ns)
             case scenario.DiskFault():
                 machine.fail_disk(fault.what)
             case scenario.CorruptPayloads():

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quicoll.errors import JournalError
 from quicoll.membership.coordinator.history import History
-from quicoll.membership.coordinator.lease import HeldBy, Taken
+from quicoll.membership.coordinator.lease import Following, HeldBy, Taken, may_take
 from quicoll.sim.scenario.events import DATABASE_HOST
 from quicoll_transport.sim import SimulatedExecutor
 from quicoll_transport.sim.network import PathState
@@ -39,11 +39,13 @@ if TYPE_CHECKING:
     from quicoll.membership.coordinator.history import JournalRecord
     from quicoll.sim.invariants import Checker
     from quicoll_transport.sim import HostLoop, World
+    from quicoll_transport.sim.clock import HostClock
 
 __all__ = ["DatabaseCalls", "SimDatabase", "SimStore"]
 
 _T = TypeVar("_T")
 
+_NOBODY = Following()
 _RETRY_NS = 50_000_000
 _WHERE = "the simulated database"
 
@@ -74,18 +76,26 @@ class SimDatabase:
         self.fault = ""  # that strikes the next append
         self._token = 0
         self._holder = ""
-        self._until_ns = 0
+        self._until_ns = 0  # by its own clock, as all times that it keeps
+        self._nodes = 0  # of who holds it
+        self._idle_ns: int | None = None  # since when it has led no view
         self._records: list[tuple[int, JournalRecord]] = []
         self._history = History()
-        world.host(DATABASE_HOST)
+        self.host = world.host(DATABASE_HOST)
 
     @property
     def holder(self) -> str:
         """The address of who has a lease that runs; "" where nobody has."""
-        return self._holder if self.world.now_ns < self._until_ns else ""
+        return self._holder if self._now_ns < self._until_ns else ""
+
+    @property
+    def _now_ns(self) -> int:
+        """The time of day of its machine, which may be set."""
+        return self.host.clock.wall(self.world.now_ns)
 
     def heal(self) -> None:
         self.away, self.fault = False, ""
+        self.host.set_drift(0)
 
     def struck(self, *faults: str) -> str:
         """Return the fault that strikes now, if it is one of these; it strikes once."""
@@ -97,24 +107,35 @@ class SimDatabase:
 
     # What is asked of it. Each is carried out at one moment, like a transaction
 
-    def take(self, holder: str) -> Taken | HeldBy:
-        now_ns = self.world.now_ns
-        if now_ns < self._until_ns:
+    def take(self, holder: str, following: Following = _NOBODY) -> Taken | HeldBy:
+        now_ns = self._now_ns
+        idle_ns = None if self._idle_ns is None else now_ns - self._idle_ns
+        left_ns, waiting = self._until_ns - now_ns, following.nodes
+        if not may_take(left_ns=left_ns, length_ns=self.lease_ns, idle_ns=idle_ns, nodes=self._nodes, waiting=waiting):
             return self._held()
         self._token += 1
         self._holder, self._until_ns = holder, now_ns + self.lease_ns
+        self._nodes, self._idle_ns = waiting, now_ns
         self.world.note("lease_taken", DATABASE_HOST, f"{self._token} {holder}")
         return Taken(self._token)
 
-    def renew(self, token: int) -> Taken | HeldBy:
+    def renew(self, token: int, following: Following) -> Taken | HeldBy:
         if not self.leads(token):
             return self._held()
-        self._until_ns = self.world.now_ns + self.lease_ns
+        now_ns, idle_ns = self._now_ns, self._idle_ns
+        self._nodes = following.nodes
+        self._idle_ns = None if following.at_work else now_ns if idle_ns is None else min(idle_ns, now_ns)
+        return self.extend(token)
+
+    def extend(self, token: int) -> Taken | HeldBy:
+        if not self.leads(token):
+            return self._held()
+        self._until_ns = self._now_ns + self.lease_ns
         return Taken(token)
 
     def give_up(self, token: int) -> None:
         if self.leads(token):
-            self._until_ns = self.world.now_ns
+            self._until_ns = self._now_ns
 
     def leads(self, token: int) -> bool:
         """Return whether nobody has taken the lease after who has this token."""
@@ -136,7 +157,7 @@ class SimDatabase:
             if self._records[number - 1] == (token, record):
                 return None
             raise JournalError(f"there is a record {number} already", path=_WHERE)
-        self._until_ns = self.world.now_ns + self.lease_ns
+        self._until_ns = self._now_ns + self.lease_ns
         self._history = self._history.apply(record)
         self._records.append((token, record))
         self.world.note("appended", DATABASE_HOST, f"{number} {token} {type(record).__name__}")
@@ -148,7 +169,7 @@ class SimDatabase:
         return len(self._records), self._history
 
     def _held(self) -> HeldBy:
-        return HeldBy(self._token, self._holder, self._until_ns - self.world.now_ns)
+        return HeldBy(self._token, self._holder, self._until_ns - self._now_ns)
 
 
 class SimStore:
@@ -167,18 +188,19 @@ class SimStore:
         self._history: History | None = None
         self._last: JournalRecord | None = None
 
-    def take(self, holder: str) -> Taken | HeldBy:
-        answer = self._database.take(holder)
+    def take(self, holder: str, following: Following) -> Taken | HeldBy:
+        answer = self._database.take(holder, following)
         if isinstance(answer, Taken):
             self._token = answer.token
         return answer
 
-    def renew(self) -> Taken | HeldBy:
+    def renew(self, following: Following) -> Taken | HeldBy:
         self._check_usable()
-        return self._database.renew(self._token)
+        return self._database.renew(self._token, following)
 
     def confirm(self) -> None:
-        answer = self.renew()
+        self._check_usable()
+        answer = self._database.extend(self._token)
         if isinstance(answer, HeldBy):
             raise self._deposed(answer)
 
@@ -267,11 +289,11 @@ class _Call:
         self._loop = loop
         self._function = function
         self._over = over
-        self._until_ns = 0
+        self._until_ns = 0  # by the coordinator's own clock, as its patience is
         self.future: asyncio.Future[Any] = loop.create_future()
 
     def begin(self) -> None:
-        self._until_ns = self._world.now_ns + self._database.lease_ns
+        self._until_ns = self._clock.local(self._world.now_ns) + self._database.lease_ns
         if self._store.unreachable:  # it says so itself
             self._loop.call_soon(self._tell, *self._carried_out())
         else:
@@ -285,9 +307,9 @@ class _Call:
         result, error = self._carried_out()
         if isinstance(error, _Underway):
             self._function = error.late
-            self._world.at(self._until_ns + self._database.lease_ns // 2, self._carried_out)
+            self._world.at(self._over_ns + self._database.lease_ns // 2, self._carried_out)
         if isinstance(error, _Underway) or self._store.answer_lost:
-            self._world.at(self._until_ns, self._give_up)
+            self._world.at(self._over_ns, self._give_up)
         else:
             self._world.after(self._latency_ns, self._answer, result, error)
 
@@ -306,8 +328,8 @@ class _Call:
     def _again(self) -> None:
         if self._loop.dead:
             return
-        if self._world.now_ns + _RETRY_NS >= self._until_ns:
-            self._world.at(self._until_ns, self._give_up)
+        if self._world.now_ns + _RETRY_NS >= self._over_ns:
+            self._world.at(self._over_ns, self._give_up)
         else:
             self._world.after(_RETRY_NS, self._arrive)
 
@@ -325,6 +347,15 @@ class _Call:
             else:
                 self.future.set_result(result)
         self._over()
+
+    @property
+    def _clock(self) -> HostClock:
+        return self._loop.host.clock
+
+    @property
+    def _over_ns(self) -> int:
+        """When its patience ends, by true time."""
+        return max(self._clock.true(self._until_ns), self._world.now_ns)
 
     @property
     def _latency_ns(self) -> int:

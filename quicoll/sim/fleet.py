@@ -1,8 +1,9 @@
 """The machines of a simulated cluster, and the lives of the processes on them.
 
 One machine has the coordinator, or two or three have one each (`Settings.coordinators`), which take over from each
-other; each other machine has a worker. A process is the real code, started as `quicoll.join` and `quicoll coordinator`
-start it, with simulated sockets, disks and clocks, and with credentials that are the same in every world. A machine
+other; one may have a relay (`Settings.relay`); each other machine has a worker. A process is the real code, started as
+`quicoll.join`, `quicoll coordinator` and `quicoll relay` start it, with simulated sockets, disks and clocks, and with
+credentials that are the same in every world. A machine
 outlives its processes (machine.py); whoever starts them again, like the controller of a cluster of pods, is here.
 
 How a process may end, and what follows:
@@ -53,6 +54,8 @@ from quicoll.errors import (
 from quicoll.job import attended
 from quicoll.membership.incarnation import CHANCE_BYTES, first
 from quicoll.membership.journal import Journal
+from quicoll.membership.relay_service import RelayService
+from quicoll.membership.relaying import RELAY
 from quicoll.membership.service import NODE, CoordinatorService, coordinator_config
 from quicoll.membership.serving import serve_in_turn
 from quicoll.observability.events import Event as Observed
@@ -62,14 +65,15 @@ from quicoll.sim.database import DatabaseCalls, SimDatabase, SimStore
 from quicoll.sim.invariants import CheckedStore
 from quicoll.sim.machine import Departed, Machine
 from quicoll.sim.misconduct import Lies
-from quicoll.sim.scenario.events import coordinator_names, is_coordinator, node_name
+from quicoll.sim.scenario.events import RELAY_HOST, coordinator_names, is_coordinator, is_worker, node_name
 from quicoll.step.protocol import at_work
 from quicoll.stop import StopRequest
 from quicoll_transport.endpoint import EndpointConfig
 from quicoll_transport.net.addresses import parse_address
+from quicoll_transport.relay.table import RelayLimits
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
-from quicoll_transport.sim import WALL_EPOCH_NS, HostState, SimulatedSocket
+from quicoll_transport.sim import WALL_EPOCH_NS, HostState, NatKind, SimulatedSocket
 
 if TYPE_CHECKING:
     from quicoll.job import Job
@@ -97,15 +101,17 @@ class Failed(Protocol):
     def __call__(self, kind: str, message: str, *, node: str, cause: BaseException) -> None: ...
 
 
-def node_names(ranks: int, newcomers: tuple[str, ...] = (), *, coordinators: int = 1) -> list[str]:
+def node_names(ranks: int, newcomers: tuple[str, ...] = (), *, coordinators: int = 1, relay: bool = False) -> list[str]:
     """Of all machines of a cluster: the coordinator's, then the workers' by rank, then those that come later, then
-    those of further coordinators."""
+    those of further coordinators, then a relay's."""
     first, *others = coordinator_names(coordinators)
-    return [first, *(node_name(rank) for rank in range(ranks)), *newcomers, *others]
+    relays = [RELAY_HOST] if relay else []
+    return [first, *(node_name(rank) for rank in range(ranks)), *newcomers, *others, *relays]
 
 
 class Fleet:
-    """machines: by name, the coordinator's first. aborted: steps, by what the coordinator tells its observers.
+    """machines: by name, the coordinator's first. nats: address translators, by the worker that is behind each.
+    aborted: steps, by what the coordinator tells its observers.
     database: where several coordinators have their journal; None where there is one.
 
     seed: of the run, and of the job. newcomers: nodes that come later. compute_s: of each step. work(job): the user's
@@ -138,16 +144,26 @@ class Fleet:
         self._services: dict[str, CoordinatorService] = {}  # likewise
         self._asked: tuple[int, tuple[str, ...]] | None = None  # what an operator asks for, until it is taken
         self._leaving: dict[str, bool] = {}  # who was about to leave when all ranks were to be started anew
-        names = node_names(settings.ranks + settings.spares, newcomers, coordinators=settings.coordinators)
-        self._credentials = _credentials(tuple(name for name in names if not is_coordinator(name)))
+        own_relay = settings.relay == "own"
+        names = node_names(
+            settings.ranks + settings.spares, newcomers, coordinators=settings.coordinators, relay=own_relay
+        )
+        self._credentials = _credentials(tuple(name for name in names if is_worker(name)), relay=own_relay)
+        lives = {name: self._run_coordinator for name in names if is_coordinator(name)}
+        lives[RELAY_HOST] = self._run_relay
         for name in names:
             self.machines[name] = Machine(
                 world.host(name),
-                self._run_coordinator if is_coordinator(name) else self._run_worker,
+                lives.get(name, self._run_worker),
                 ended=self._process_ended,
                 was_cut_off=self._cut_off,
                 awaited=name in newcomers,
             )
+        self.nats = {
+            node_name(rank): world.network.add_nat(NatKind(kind), node_name(rank))
+            for rank, kind in enumerate(settings.nats)
+            if kind
+        }
         self.database: SimDatabase | None = None
         if settings.coordinators > 1:
             self.database = SimDatabase(world, lease_ns=round(settings.lease * 1e9), checker=checker)
@@ -170,7 +186,7 @@ class Fleet:
 
     @property
     def _all_workers(self) -> list[Machine]:
-        return [machine for name, machine in self.machines.items() if not is_coordinator(name)]
+        return [machine for name, machine in self.machines.items() if is_worker(name)]
 
     def start(self) -> None:
         for machine in self.machines.values():
@@ -179,6 +195,8 @@ class Fleet:
     def close_coordinators(self) -> None:
         """Let those that run end by themselves; `closed` says when they have."""
         for machine in self.coordinators:
+            # One of several that has failed, and is to be started again, would stay: nobody ends it any more.
+            machine.stays_down = len(self.coordinators) > 1
             if machine.runs:
                 machine.loop.call_soon(self._close, machine.name)
 
@@ -241,6 +259,7 @@ class Fleet:
             self._seed,
             max_world_size=settings.ranks if settings.spares else None,
             warm_spares=settings.warm_spares,
+            relay=f"{self.machines[RELAY_HOST].host.ip}:{_PORT}" if settings.relay == "own" else settings.relay,
         )
         observers = self._observers(machine, asyncio.get_running_loop())
         if self.database is None:
@@ -274,6 +293,22 @@ class Fleet:
             observers=observers,
             wall_clock=_wall_clock,
         )
+
+    async def _run_relay(self, machine: Machine) -> None:
+        service = RelayService(
+            credentials=self._credentials[Identity(_JOB, RELAY, RELAY)],
+            io=SimulatedSocket(machine.loop, _PORT),
+            limits=RelayLimits(),
+            transport=EndpointConfig(lost_after_ns=round(self._settings.lost_after * 1e9)),
+            loop=asyncio.get_running_loop(),
+            incarnation=self._incarnation(machine),
+            wall_clock=_wall_clock,
+        )
+        machine.endpoint = service.endpoint
+        try:
+            await asyncio.get_running_loop().create_future()  # until its machine is ended
+        finally:
+            await service.aclose()
 
     async def _until_closed(
         self, machine: Machine, service: CoordinatorService, serving: Coroutine[Any, Any, None]
@@ -452,9 +487,9 @@ def _wall_clock() -> datetime:
 
 
 @lru_cache(maxsize=32)
-def _credentials(workers: tuple[str, ...]) -> dict[Identity, Credentials]:
+def _credentials(workers: tuple[str, ...], *, relay: bool) -> dict[Identity, Credentials]:
     """Of every node; the same in every world, so that they are made once in a process."""
     now = datetime.fromtimestamp(WALL_EPOCH_NS / 1e9, UTC) - timedelta(days=1)
-    nodes = [(COORDINATOR, NODE), *((WORKER, name) for name in workers)]
+    nodes = [(COORDINATOR, NODE), *((WORKER, name) for name in workers), *([(RELAY, RELAY)] if relay else [])]
     rng = random.Random("quicoll.sim/credentials")  # noqa: S311 - a simulation has no secrets
     return ephemeral(_JOB, nodes, days=3650, now=now, entropy=rng.randbytes)

@@ -22,6 +22,11 @@
     together        a collective that went well on a rank was called by all ranks of its group before it ended there
     untouched       inputs of a collective are the same after it, and `out` as well where it failed and was not written
                     in place
+    one-set         the set of tiers in force after a step is one on all ranks; it changes by a commit alone
+    one-reading     pieces of shared state that are strong, or made strong, are the same on all ranks in one step
+    deleted         a deleted piece of shared state does not come back
+    converge        eventual pieces are the same on all ranks of the view when nothing breaks any more (all four of
+                    them where the workload looks at it: quicoll.sim.tiered_checks)
     memory          what a link holds beyond posted buffers is within its credit; there are no links to strangers
     no-leftover     a process that ended by itself has no task, timer or socket left
     progress        after the last healing every rank commits a step within the run's `recovery` seconds, or is done
@@ -42,6 +47,7 @@ from quicoll.membership.coordinator.history import Committed, InstalledView, Lef
 from quicoll.sim.digests import state_digest
 from quicoll.sim.errors import InvariantBroken
 from quicoll.sim.hints import Habits
+from quicoll.sim.tiered_checks import TieredChecker
 
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.history import History, JournalRecord
@@ -62,6 +68,10 @@ INVARIANTS = (
     "one-verdict",
     "together",
     "untouched",
+    "one-set",
+    "one-reading",
+    "deleted",
+    "converge",
     "memory",
     "no-leftover",
     "progress",
@@ -86,6 +96,7 @@ class Checker:
         self._world_size = world_size
         self._replay = replay
         self.habits = Habits()
+        self.tiered = TieredChecker(self.break_, self._working)
         self.broken: InvariantBroken | None = None
         self.commits: dict[int, tuple[int, bytes]] = {}  # what the journal took: by number, the view and the digest
         self.views: dict[int, View] = {}
@@ -344,6 +355,10 @@ class Checker:
         self._spoiled.pop(node, None)
         self._apart.pop(node, None)
         self.held.pop(node, None)
+        self.tiered.ended(node)
+
+    def _working(self) -> tuple[str, ...]:
+        return () if self.installed is None else self.installed.nodes[: self.installed.workers]
 
 
 class CheckedStore:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
-from quicoll_transport.sim import Conditions
+from quicoll_transport.sim import Conditions, NatKind
 
 if TYPE_CHECKING:
     from quicoll.sim.errors import RunFailed
@@ -32,6 +32,11 @@ class Settings:
         coordinators: 1 has its journal on its own disk; 2 or 3 share one in a database, and take over from each other.
         lease: As for `quicoll coordinator`, where there are several.
         sites: The site of each worker; () for no sites.
+        nats: The kind of address translator that each worker is behind, one of its own: "full-cone", "restricted-cone",
+            "port-restricted-cone", "symmetric"; "" for none. () for no translators.
+        relay: Who passes on datagrams between workers that cannot reach each other: "" for the coordinator, "none" for
+            nobody, "own" for a process on a host of its own, "relay".
+        tiers: Whether the built-in workload changes sets of tiers and shares pieces of state.
         conditions: Of every path.
         restart_after: Time until a process that ended by an error is started again.
         recovery: After a heal every rank has to commit within it.
@@ -53,6 +58,9 @@ class Settings:
     coordinators: int = 1
     lease: float = 2.0
     sites: tuple[str, ...] = ()
+    nats: tuple[str, ...] = ()
+    relay: str = ""
+    tiers: bool = False
     conditions: Conditions = field(default_factory=Conditions)
     restart_after: float = 1.0
     recovery: float = 60.0
@@ -72,6 +80,13 @@ class Settings:
             raise LocalError(f"sites are a tuple of names, not {sites!r}")
         if self.sites and len(self.sites) != self.ranks:
             raise LocalError(f"{len(self.sites)} sites for {self.ranks} ranks")
+        kinds = [kind.value for kind in NatKind]
+        if unknown := [kind for kind in self.nats if kind and kind not in kinds]:
+            raise LocalError(f"{unknown[0]!r} is no kind of address translator; there are {', '.join(kinds)}")
+        if self.relay not in ("", "none", "own"):
+            raise LocalError(f"the relay is '', 'none' or 'own', not {self.relay!r}")
+        if len(self.nats) > self.ranks + self.spares:
+            raise LocalError(f"{len(self.nats)} address translators for {self.ranks + self.spares} workers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,9 +47,9 @@ def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Out
     other algorithm all ranks would agree on what the liar has made of its own part, which nobody can tell from the
     truth but the reference; and the other operations end the run with what they find.
     """
-    load = Load.of(scenario.seed)
+    load = replace(Load.of(scenario.seed), tiers=scenario.settings.tiers)
     if any(isinstance(event.fault, LieTo) for event in scenario.events):
-        load = replace(load, algorithm="exchange", operations=("barrier",), groups=None)
+        load = replace(load, algorithm="exchange", operations=("barrier",), groups=None, tiers=False)
 
     async def life(job: Job, simulation: Simulation) -> int:
         return await worker(
@@ -57,6 +57,7 @@ def run_scenario(scenario: Scenario, *, recorder: Recorder | None = None) -> Out
             lambda: simulation.everyone_at(scenario.steps),
             load=load,
             disk=simulation.disk(job),
+            checker=simulation.checker.tiered,
         )
 
     return Simulation(

@@ -18,6 +18,9 @@ A fifth of the seeds divide a vector between the ranks (quicoll.Sharded), with a
 Each step gives all of it new values, a function of the history too, so that each rank knows what the others own: before
 it stages its part it compares what it has, and a part that nobody holds any more is read from there.
 
+An eighth of the seeds change sets of tiers and share pieces of state, strong and eventual ones (quicoll.sim.tiered);
+which do is a setting, so that a failure can be made smaller without them.
+
 Every seed has a load of its own (`Load.of`): an algorithm, a few of the operations, and how often the whole vector is
 reduced. The whole is above the size at which a reduction is divided between two owners, or three; the other steps
 reduce the first `PART` elements, since what a run costs is mostly its datagrams.
@@ -35,10 +38,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quicoll import checkpoint
-from quicoll.errors import CheckpointError, Diverged, LocalError, Mismatch, QuicollError
+from quicoll.errors import CheckpointError, Diverged, JobDone, LocalError, Mismatch, QuicollError
 from quicoll.sim.digests import state_digest
 from quicoll.sim.operations import OPERATIONS, CallSite, tree
 from quicoll.sim.subgroups import Grouping, Subgroups, after, beginning, grouping
+from quicoll.sim.tiered import TieredWork, hot_after, hot_state
 from quicoll.state.rank_state import SHARDED
 from quicoll.state.sharded import Sharded
 
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from quicoll.checkpoint.disk import Disk
     from quicoll.job import Job
     from quicoll.plan.schedule import AlgorithmName
+    from quicoll.sim.tiered_checks import TieredChecker
     from quicoll.step.context import Step
 
 __all__ = ["COMPUTE_S", "LEARN_FROM", "WORKLOAD_SHARDS", "Load", "Reference", "worker"]
@@ -71,6 +76,7 @@ class Load:
     algorithm: of the reductions. elements: of the vector. whole_every: steps whose numbers are multiples of it reduce
     all of it. operations: called in turn, by name. at_once: while the reduction is in flight. groups: which steps
     work in sub-groups; None: none does. table: whether the state has a table. divided: whether a vector is divided.
+    tiers: whether ranks change sets of tiers and share pieces of state.
     """
 
     algorithm: AlgorithmName = "auto"
@@ -81,6 +87,7 @@ class Load:
     groups: Grouping | None = None
     table: bool = False
     divided: bool = False
+    tiers: bool = False
 
     @staticmethod
     def of(seed: int) -> Load:
@@ -158,6 +165,7 @@ class _After:
     vector: Any
     rows: Any
     table: Any
+    hot: Any
 
 
 class Reference:
@@ -173,6 +181,9 @@ class Reference:
         views = tuple((int(view_id), int(world)) for view_id, world in history[:step])
         found = self._after(views)
         replayed = _state(found.vector, step, views, found.rows, found.table)
+        if found.hot is not None:
+            replayed |= hot_state(found.hot)
+            replayed["tiers"] = state["tiers"]  # which hangs on who proposed what: equal on all ranks
         if SHARDED in state:  # digests, by which the product itself judges the parts; they are equal on all ranks
             replayed[SHARDED] = state[SHARDED]
         return state_digest(replayed)
@@ -181,7 +192,8 @@ class Reference:
         load = self._load
         if not views:
             rows = beginning() if load.groups is not None else None
-            return _After(np.zeros(load.elements, np.float32), rows, beginning_of_table() if load.table else None)
+            table = beginning_of_table() if load.table else None
+            return _After(np.zeros(load.elements, np.float32), rows, table, {} if load.tiers else None)
         before, step = self._after(views[:-1]), len(views)
         part = before.vector[: load.reduced(step)]
         number = mark(step, *views[-1])
@@ -191,7 +203,8 @@ class Reference:
         if load.table:
             table = table.copy()
             change_table(table, step)
-        return _After(applied(before.vector, total / np.float32(WORKLOAD_SHARDS)), rows, table)
+        hot = hot_after(before.hot, step, number) if load.tiers else None
+        return _After(applied(before.vector, total / np.float32(WORKLOAD_SHARDS)), rows, table, hot)
 
 
 def _state(vector: Any, count: int, views: tuple[tuple[int, int], ...], rows: Any, table: Any) -> dict[str, Any]:
@@ -211,6 +224,7 @@ class _Held:
         self.views: tuple[tuple[int, int], ...] = ()
         self.rows: Any = beginning() if self._grouped else None
         self.table: Any = beginning_of_table() if load.table else None
+        self.tiered: TieredWork | None = None
         self.part: Sharded | None = None
         if load.divided:
             self.part = Sharded(DIVIDED, {"part": "float32"}, blocks=WORKLOAD_SHARDS, backup=1, read=self._read)
@@ -240,7 +254,8 @@ class _Held:
 
     def save(self) -> dict[str, Any]:
         # The memory itself, as users' programs give it.
-        return _state(self.vector, self.count, self.views, self.rows, self.table)
+        found = _state(self.vector, self.count, self.views, self.rows, self.table)
+        return found if self.tiered is None else found | self.tiered.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.vector, self.count = state["vector"].copy(), int(state["count"][0])
@@ -248,6 +263,8 @@ class _Held:
         self.rows = state["rows"].copy() if self._grouped else None
         self.table = state["table"].copy() if self.table is not None else None
         self._divided = 0, np.zeros(DIVIDED, np.float32)
+        if self.tiered is not None:
+            self.tiered.load(state)
 
     def apply(self, mean: Any, rows: Any, number: int, view: tuple[int, int]) -> None:
         self.vector, self.count, self.rows = applied(self.vector, mean), number, rows
@@ -262,15 +279,19 @@ async def worker(
     *,
     load: Load | None = None,
     disk: Disk | None = None,
+    checker: TieredChecker | None = None,
 ) -> int:
     """Do steps until `done()`; the number of the last one. An aborted step is tried again.
 
     load: what they do; None: the default of everything. disk: where a checkpoint is kept of every CHECKPOINT_EVERY-th
     step, and found again by the next process; None keeps none. A disk that fails costs the checkpoint, not the step.
+    checker: looks at tiers and shared state, where the load has them.
     """
     load = load or Load()
     divided = Subgroups(job, load.groups is not None and load.groups.keeps, load.algorithm)
     held = _Held(load)
+    if load.tiers and checker is not None:
+        held.tiered = TieredWork(job, checker)
     found = None
     if disk is not None:
         with contextlib.suppress(CheckpointError):
@@ -283,12 +304,14 @@ async def worker(
         try:
             await _step(job, held, load, divided)
         except QuicollError as error:
-            if isinstance(error, LocalError | Mismatch | Diverged):
+            if isinstance(error, JobDone | LocalError | Mismatch | Diverged):
                 raise
             continue
         if disk is not None and held.count % CHECKPOINT_EVERY == 0:
             with contextlib.suppress(CheckpointError):
                 checkpoint.save(CHECKPOINTS, step=held.count, tensors=held.save(), disk=disk)
+    if held.tiered is not None:
+        await held.tiered.converge()
     return job.committed_step
 
 
@@ -303,6 +326,8 @@ async def _step(job: Job, held: _Held, load: Load, divided: Subgroups) -> None:
         reduced = job.group.all_reduce(shards.leaves(leaves, like=part), op="avg", algorithm=load.algorithm)
         rows = await divided.work(held.rows, number) if load.in_groups(number) else held.rows
         mean = None if load.at_once else await reduced
+        if held.tiered is not None:
+            await held.tiered.work(step, here.mark, held.views)
         await OPERATIONS[load.operation(number)](job.group, here)
         await held.stage(step, here.mark)
         mean = await reduced if mean is None else mean

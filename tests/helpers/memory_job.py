@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +15,16 @@ __all__ = ["MemoryCluster", "MemoryJob"]
 class MemoryCluster:
     """The ranks of one view. Whoever is lost fails all that wait, and all that come later."""
 
-    def __init__(self, world_size: int, *, view: int = 1, step: int = 0) -> None:
-        self.view = SimpleNamespace(view_id=view, nodes=tuple(f"n{rank}" for rank in range(world_size)))
+    def __init__(self, world_size: int, *, view: int = 1, step: int = 0, nodes: Sequence[str] = ()) -> None:
+        self.view = SimpleNamespace(
+            view_id=view,
+            nodes=tuple(nodes or (f"n{rank}" for rank in range(world_size))),
+            members=[SimpleNamespace(site="") for _ in range(world_size)],
+        )
         self.jobs = [MemoryJob(self, rank, step) for rank in range(world_size)]
         self.lost = False
+        self.bytes: dict[tuple[int, int], int] = {}  # that one rank has sent to another
+        self.channels: dict[tuple[int, int], asyncio.Queue[Any]] = {}
         self._given: list[dict[int, Any]] = []
         self._changed = asyncio.Condition()
 
@@ -34,6 +40,21 @@ class MemoryCluster:
                 raise PeerError("a rank was lost")
             return [given[each] for each in range(len(self.jobs))]
 
+    async def receive(self, sender: int, to: int) -> Any:
+        getting = asyncio.ensure_future(self.channels.setdefault((sender, to), asyncio.Queue()).get())
+        async with self._changed:
+            losing = asyncio.ensure_future(self._lost())
+        await asyncio.wait({getting, losing}, return_when=asyncio.FIRST_COMPLETED)
+        losing.cancel()
+        if not getting.done():
+            getting.cancel()
+            raise PeerError("a rank was lost")
+        return getting.result()
+
+    async def _lost(self) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.lost)
+
     async def lose(self) -> None:
         async with self._changed:
             self.lost = True
@@ -45,7 +66,7 @@ class MemoryJob:
 
     def __init__(self, cluster: MemoryCluster, rank: int, step: int) -> None:
         self.rank = rank
-        self.node = f"n{rank}"
+        self.node = cluster.view.nodes[rank]
         self.committed_step = step
         self.config = SimpleNamespace(timeout=30.0)
         self.group = self
@@ -66,6 +87,15 @@ class MemoryJob:
     async def all_gather_object(self, value: Any) -> list[Any]:
         self._gathers += 1
         return await self._cluster.gather(self._gathers - 1, self.rank, value)
+
+    def send(self, x: Any, *, to: int) -> Awaitable[None]:
+        cluster = self._cluster
+        cluster.bytes[self.rank, to] = cluster.bytes.get((self.rank, to), 0) + x.nbytes
+        cluster.channels.setdefault((self.rank, to), asyncio.Queue()).put_nowait(x.copy())
+        return asyncio.sleep(0)
+
+    def recv(self, like: Any, *, source: int) -> Awaitable[Any]:
+        return asyncio.ensure_future(self._cluster.receive(source, self.rank))
 
     def step(self) -> MemoryStep:
         return MemoryStep(self)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "A_LEADER_WAKES_UP_WITH_ALL_VOTES",
     "LEASE",
+    "LOST_AFTER",
     "RANKS_COME_TO_A_LEADER_OF_THE_PAST",
     "SETTINGS",
     "TAKEOVER_MUTANTS",
@@ -30,7 +31,8 @@ __all__ = [
 Patch = pytest.MonkeyPatch
 
 LEASE = 0.5
-SETTINGS = Settings(ranks=3, coordinators=2, lease=LEASE, lost_after=0.5, recovery=20.0, limit=60.0)
+LOST_AFTER = 0.5
+SETTINGS = Settings(ranks=3, coordinators=2, lease=LEASE, lost_after=LOST_AFTER, recovery=20.0, limit=60.0)
 
 
 def scenario(text: str, *, settings: Settings = SETTINGS, steps: int = 4) -> Scenario:
@@ -76,7 +78,9 @@ RANKS_COME_TO_A_LEADER_OF_THE_PAST = replace(
     compute_s=0.05,
 )
 THE_LEADER_IS_GONE = scenario(
-    'sim.at(0.5).take_over("crash"); sim.at(2.0).heal()', settings=replace(SETTINGS, recovery=4.0)
+    # Those that never change stay with who has come back, which takes the lead from the other, but a lease later.
+    'sim.at(0.5).take_over("crash"); sim.at(6.0).heal()',
+    settings=replace(SETTINGS, lease=4.0, recovery=2.0),
 )
 
 TAKEOVER_MUTANTS = (

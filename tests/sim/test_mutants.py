@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from takeover_mutants import TAKEOVER_MUTANTS
+from tier_mutants import TIER_MUTANTS
 
 import quicoll.collectives.context
 import quicoll.collectives.split
@@ -497,5 +498,6 @@ def test_scenario_passes_without_mutant(
 def test_every_invariant_has_a_mutant_that_it_catches() -> None:
     from quicoll.sim.invariants import INVARIANTS
 
-    caught = {*(mutant.caught_by for mutant in MUTANTS), *(kind for _, _, kind in TAKEOVER_MUTANTS)}
+    caught = {mutant.caught_by for mutant in MUTANTS}
+    caught |= {kind for _, _, kind in TAKEOVER_MUTANTS} | {kind for _, _, kind in TIER_MUTANTS}
     assert [kind for kind in INVARIANTS if kind not in caught] == []

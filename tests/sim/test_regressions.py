@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quicoll.sim import Recording, Settings, Simulation, workload
+from quicoll.sim import Conditions, Recording, Settings, Simulation, workload
 from quicoll.sim.runner import run_scenario
 from quicoll.sim.scenario.language import parse_events
 from quicoll.sim.scenario.swarm import Scenario, generate
@@ -160,6 +160,48 @@ def test_the_only_holder_that_is_terminated_while_others_come_in_stays_until_one
     received = [entry.what for entry in recording.entries if entry.kind == "state_received"]
     assert received
     assert all(what["step"] > 0 for what in received), "nobody begins from the start"
+
+
+def test_a_spare_called_in_for_the_end_of_a_job_hears_that_it_is_done_and_ends() -> None:
+    """Seed 10008: it was in the last view, and the others ended before it had the state."""
+    wide_area = Conditions(latency_ns=30_000_000, jitter_ns=15_000_000)
+    recording = Recording()
+    outcome = run_scenario(
+        Scenario(
+            seed=10008, steps=2, compute_s=0.1773, events=parse_events("sim.at(2.0).heal()"),
+            settings=Settings(ranks=2, spares=1, warm_spares=1, conditions=wide_area),
+        ),
+        recorder=recording.record,
+    )  # fmt: skip
+    assert outcome.error is None, outcome.error
+    assert "worker-0" in [entry.who for entry in recording.entries if entry.kind == "job_done"]
+
+
+A_COORDINATOR_FAILS_BEFORE_THE_END = """
+sim.at(0.1104).conditions(Conditions(latency_ns=30400000, loss=0.01), {"coordinator"}, {0, 1, 2, 3})
+sim.at(0.2687).join(4)
+sim.at(0.2695).journal("late")
+sim.at(0.2706).crash(2)
+sim.at(0.335).journal("late")
+sim.at(0.5854).conditions(Conditions(latency_ns=2000000, loss=0.01), {"coordinator"}, {0, 1, 2, 3})
+sim.at(0.6206).restart(2)
+sim.at(0.6626).heal()
+"""
+
+
+def test_one_of_two_coordinators_that_is_to_be_started_again_does_not_hold_up_the_end() -> None:
+    """Seed 580: it came back while the other one was being ended, and nobody ended it."""
+    outcome = run_scenario(
+        Scenario(
+            seed=580, steps=8, compute_s=0.0643, events=parse_events(A_COORDINATOR_FAILS_BEFORE_THE_END),
+            settings=Settings(
+                ranks=4, lost_after=0.5, timeout=2.0, hold_timeout=20.0, coordinators=2, lease=0.5,
+                conditions=Conditions(latency_ns=2_000_000, loss=0.01),
+            ),
+        )
+    )  # fmt: skip
+    assert outcome.error is None, outcome.error
+    assert outcome.virtual_s < 5.0
 
 
 TEACHERS_LOST = """

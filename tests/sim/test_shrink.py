@@ -67,6 +67,17 @@ def test_fewer_ranks_keep_their_sites_where_the_failure_needs_them() -> None:
     assert found.scenario.settings == Settings(ranks=2, sites=("north", "south"))
 
 
+def test_tiers_and_shared_state_are_left_out_where_the_failure_does_not_need_them() -> None:
+    given = big()
+    with_tiers = replace(given, settings=replace(given.settings, tiers=True))
+    assert shrink(with_tiers, "bug", crash_and_pause).scenario.settings == Settings(ranks=3)
+
+    def verdict(scenario: Scenario) -> str | None:
+        return "bug" if scenario.settings.tiers else None
+
+    assert shrink(with_tiers, "bug", verdict).scenario.settings == Settings(ranks=1, tiers=True)
+
+
 def test_the_last_healing_stays() -> None:
     found = shrink(big(), "bug", lambda scenario: "bug")
     assert [type(event.fault) for event in found.scenario.events] == [Heal]

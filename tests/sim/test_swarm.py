@@ -61,6 +61,7 @@ sim.at(1.2).conditions(Conditions(loss=0.05, burst=8.0, mtu=1300))
 sim.at(1.2).conditions(Conditions(latency_ns=1000000, bytes_per_second=20000), {0}, {"coordinator", 1})
 sim.at(1.3).corrupt(0)
 sim.at(1.3).corrupt(0, times=3)
+sim.at(1.3).rebind(2)
 sim.at(1.4).disk("coordinator", "fsync")
 sim.at(1.4).disk(1, "power")
 sim.at(1.5).join(4)
@@ -254,16 +255,18 @@ def test_settings_that_are_given_are_kept() -> None:
 
 def test_several_coordinators_change_nothing_else_of_a_seed() -> None:
     others = [kind for kind in FAULT_KINDS if kind not in ("coordinator_takeover", "journal")]
-    several = 0
+    several = three = 0
     for seed in SEEDS:
         made, without = generate(seed), generate(seed, kinds=others)
         losses = [event for event in made.events if isinstance(event.fault, TakeOver | JournalFault)]
         several += bool(losses)
+        three += made.settings.coordinators == 3
         assert (made.settings.coordinators > 1) is bool(losses)
         assert replace(made.settings, coordinators=1, lease=Settings().lease) == without.settings
         assert losses or made == without
         assert [event for event in made.events[:-1] if event not in losses] == list(without.events[:-1])
     assert len(SEEDS) // 5 < several < len(SEEDS) // 3
+    assert several // 8 < three < several // 2
 
 
 def test_a_seventh_of_the_seeds_have_workers_that_stand_by_and_most_of_them_warm_ones() -> None:
@@ -272,6 +275,17 @@ def test_a_seventh_of_the_seeds_have_workers_that_stand_by_and_most_of_them_warm
     assert 15 < len(some) < 45
     assert {(settings.spares, settings.warm_spares) for settings in some} == {(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)}
     assert generate(3, kinds=()).settings.spares == 0
+
+
+def test_tiers_change_nothing_else_of_a_seed_and_are_in_none_with_a_forger(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [generate(seed) for seed in SEEDS]
+    some = [scenario for scenario in made if scenario.settings.tiers]
+    assert len(SEEDS) // 12 < len(some) < len(SEEDS) // 6
+    assert not any(isinstance(event.fault, Forge) for scenario in some for event in scenario.events)
+    assert not generate(some[0].seed, kinds=()).settings.tiers
+    monkeypatch.setattr(swarm, "_tiers", lambda seed, wanted: False)
+    for scenario in made:
+        assert generate(scenario.seed) == replace(scenario, settings=replace(scenario.settings, tiers=False))
 
 
 def test_half_of_the_seeds_have_sites_in_several_ways() -> None:
@@ -316,11 +330,11 @@ def test_a_forger_changes_nothing_else_of_a_seed_and_is_its_liar_where_it_has_on
     for seed in SEEDS:
         made, without = generate(seed, kinds=kinds), generate(seed, kinds=others)
         forgers = [event for event in made.events if isinstance(event.fault, Forge)]
-        assert made.settings == without.settings
         if not forgers:
             assert made == without
             continue
         forging += 1
+        assert made.settings == replace(without.settings, tiers=False)  # which no seed with a forger has
         left = list(made.events)
         for event in without.events[:-1]:
             left.remove(event)  # which fails where it is not there

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from takeover_mutants import (
     A_LEADER_WAKES_UP_WITH_ALL_VOTES,
     LEASE,
+    LOST_AFTER,
     RANKS_COME_TO_A_LEADER_OF_THE_PAST,
     SETTINGS,
     TAKEOVER_MUTANTS,
@@ -22,6 +24,7 @@ from takeover_mutants import (
 
 from quicoll.errors import JournalError, LocalError
 from quicoll.membership.coordinator.history import Proposed, Seeded
+from quicoll.membership.coordinator.lease import TURN
 from quicoll.sim.database import SimDatabase
 from quicoll.sim.runner import run_scenario, run_seed
 from quicoll.sim.scenario.events import JOURNAL_FAULTS, TAKEOVERS
@@ -32,13 +35,14 @@ Patch = pytest.MonkeyPatch
 
 if TYPE_CHECKING:
     from quicoll.membership.coordinator.lease import HeldBy
+    from quicoll.sim import Settings
     from quicoll.sim.scenario.swarm import Scenario
 
 
-def ran(text: str) -> Recording:
+def ran(text: str, *, settings: Settings = SETTINGS, steps: int = 4) -> Recording:
     """Run it; every invariant has to hold."""
     recording = Recording()
-    outcome = run_scenario(scenario(text), recorder=recording.record)
+    outcome = run_scenario(scenario(text, settings=settings, steps=steps), recorder=recording.record)
     assert outcome.error is None, recording.explain(outcome)
     return recording
 
@@ -52,18 +56,117 @@ def commits(recording: Recording) -> list[float]:
     return [entry.t_ns / 1e9 for entry in recording.entries if entry.kind == "step_committed"]
 
 
+def gaps(recording: Recording) -> list[float]:
+    """Return the times between commits, in seconds."""
+    at = sorted(commits(recording))
+    return [later - sooner for sooner, later in pairwise(at)]
+
+
 @pytest.mark.parametrize("how", TAKEOVERS)
 def test_another_leads_within_a_lease_and_the_steps_go_on(how: str) -> None:
     recording = ran(f'sim.at(0.5).take_over("{how}"); sim.at(3.0).heal()')
     assert leaders(recording)[0] == "coordinator"
     meanwhile = [at for at in commits(recording) if 0.6 < at < 3.0]
-    if how == "workers":  # it keeps its lease, leads nobody, and is not replaced: nothing goes on until the healing
-        assert leaders(recording) == ["coordinator"]
-        assert meanwhile == []
-        return
     assert leaders(recording)[1] == "coordinator-2"
-    # A lease, a fifth of it until it is asked for, what ranks need to dial, a view, and a step.
-    assert meanwhile[0] < 0.5 + 1.2 * LEASE + 0.5 + 0.5
+    # A lease, a fifth of it until it is asked for, what ranks need to dial, a view, and a step. One that reaches the
+    # database and no rank has to find that out before (lost_after), and says so with its next renewal.
+    unlinked = LOST_AFTER + LEASE / 4 if how == "workers" else 0.0
+    assert meanwhile[0] < 0.5 + unlinked + 1.2 * LEASE + 0.5 + 0.5
+
+
+def test_of_a_network_that_is_cut_in_two_the_side_with_the_view_goes_on() -> None:
+    recording = ran(
+        'sim.at(0.5).partition({"coordinator"}, {2}); sim.at(0.5).partition({2}, {0, 1}); sim.at(6.0).heal()', steps=20
+    )
+    assert leaders(recording) == ["coordinator"]
+    assert max(gap for gap in gaps(recording) if gap) < 2.0
+
+
+def test_a_leader_with_fewer_nodes_than_another_and_no_view_is_taken_from() -> None:
+    recording = ran(
+        'sim.at(0.5).partition({"coordinator"}, {0, 1}); sim.at(0.5).partition({"coordinator-2"}, {2});'
+        "sim.at(6.0).heal()",
+        steps=20,
+    )
+    assert leaders(recording)[:2] == ["coordinator", "coordinator-2"]
+    assert max(gap for gap in gaps(recording) if gap) < LOST_AFTER + 1.45 * LEASE + 1.0
+
+
+def test_where_neither_side_has_a_quorum_they_take_turns_and_nothing_is_decided() -> None:
+    recording = ran(
+        'sim.at(0.5).partition({"coordinator"}, {0, 1}); sim.at(0.5).partition({"coordinator-2"}, {2, 3});'
+        "sim.at(12.0).heal()",
+        settings=replace(SETTINGS, ranks=4),
+    )
+    before = [entry.t_ns / 1e9 for entry in recording.entries if entry.kind == "leads" and entry.t_ns < 12e9]
+    assert 2 <= len(before) <= 2 + 11.5 / (TURN * LEASE)
+    assert [at for at in commits(recording) if 1.5 < at < 12.0] == []
+
+
+@pytest.mark.parametrize("others", ["", 'sim.at(0.5).partition({"coordinator-2"}, {0, 1, 2});'])
+def test_a_job_whose_nodes_reach_nobody_or_that_has_none_changes_no_leader(others: str) -> None:
+    cut = f'sim.at(0.5).partition({{"coordinator"}}, {{0, 1, 2}}); {others}'
+    gone = "".join(f"sim.at(0.5).crash({rank});" for rank in range(3))
+    recording = ran(f"{cut if others else gone} sim.at(8.0).heal()")
+    assert [entry.who for entry in recording.entries if entry.kind == "leads" and entry.t_ns < 8e9] == ["coordinator"]
+
+
+THREE = replace(SETTINGS, coordinators=3)
+
+
+@pytest.mark.parametrize("second", ["crash", "workers", "database"])
+def test_a_third_leads_where_the_second_is_lost_as_well(second: str) -> None:
+    recording = ran(
+        f'sim.at(0.5).take_over("crash"); sim.at(4.0).take_over("{second}"); sim.at(12.0).heal()',
+        settings=THREE,
+        steps=45,
+    )
+    assert len(set(leaders(recording)[:3])) == 3, leaders(recording)
+    # The ranks dial the one that is gone for good in between, which takes as long as a link is tried.
+    assert any(4.2 < at < 4.0 + LOST_AFTER + 1.45 * LEASE + 2 * 2.1 + 1.0 for at in commits(recording))
+
+
+def test_ranks_that_reach_only_the_last_of_three_are_found_there() -> None:
+    recording = ran(
+        'sim.at(0.5).partition({"coordinator", "coordinator-2"}, {0, 1, 2}); sim.at(10.0).heal()',
+        settings=THREE,
+        steps=20,
+    )
+    assert leaders(recording)[:2] == ["coordinator", "coordinator-3"]
+    assert max(gap for gap in gaps(recording) if gap) < LOST_AFTER + 1.45 * LEASE + 2 * 2.1 + 1.0
+
+
+HOURS = 3 * 3600
+CLOCKS = {
+    "forth": f'sim.at(0.6).step_wall("WHO", {HOURS})',
+    "back": f'sim.at(0.6).step_wall("WHO", -{HOURS})',
+    "leap": f'sim.at(0.6).leap("WHO", {HOURS})',
+    "fast": 'sim.at(0.6).drift("WHO", ppm=9000000)',
+    "slow": 'sim.at(0.6).drift("WHO", ppm=-900000)',
+}
+"""Times of day that are set by hours, and clocks that leap, or go ten times as fast or at a tenth of the pace."""
+
+WRONG_CLOCKS = [
+    ("coordinator", ("forth", "back"), ""),
+    ("coordinator", ("leap",), ""),
+    ("coordinator", ("fast",), ""),
+    ("coordinator", ("slow",), ""),
+    ("coordinator-2", ("back", "fast"), "crash"),
+    ("coordinator-2", ("forth", "slow"), "crash"),
+    ("database", ("forth",), ""),
+    ("database", ("back",), ""),
+    ("database", ("back",), "crash"),
+    ("database", ("fast",), "pause"),
+    ("database", ("slow",), ""),
+]
+
+
+@pytest.mark.parametrize(("who", "clocks", "lost"), WRONG_CLOCKS)
+def test_a_clock_that_is_wrong_costs_time_and_no_step(who: str, clocks: tuple[str, ...], lost: str) -> None:
+    text = "; ".join(CLOCKS[clock].replace("WHO", who) for clock in clocks)
+    lost = f'; sim.at(1.1).take_over("{lost}")' if lost else ""
+    recording = ran(f"{text}{lost}; sim.at(6.0).heal()")
+    assert any(1.2 < at < 6.0 for at in commits(recording)), "nothing was committed while the clock was wrong"
 
 
 @pytest.mark.parametrize("what", [each for each in JOURNAL_FAULTS if each != "back"])

@@ -19,8 +19,8 @@ written.
 
 Nodes are named by rank at the start (0 is the host "worker-0"; it keeps the name whatever rank it gets later) or by the
 host's name; "coordinator" is the coordinator's, "coordinator-2" and "coordinator-3" are those of others that take over
-from it, and "database" is where their common journal is. Times are seconds of true time since the beginning, as float
-for people and kept as integer nanoseconds.
+from it, "database" is where their common journal is, and "relay" is a relay's. Times are seconds of true time since the
+beginning, as float for people and kept as integer nanoseconds.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ __all__ = [
     "DISK_FAULTS",
     "FORGERIES",
     "JOURNAL_FAULTS",
+    "RELAY_HOST",
     "TAKEOVERS",
     "Alarm",
     "CorruptPayloads",
@@ -58,6 +59,7 @@ __all__ = [
     "NodeRef",
     "PartitionPath",
     "Pause",
+    "Rebind",
     "Repair",
     "Restart",
     "Resume",
@@ -71,6 +73,7 @@ __all__ = [
     "coordinator_names",
     "is_coordinator",
     "is_end",
+    "is_worker",
     "kinds_of",
     "newcomers",
     "node_name",
@@ -78,6 +81,7 @@ __all__ = [
 
 COORDINATOR_HOST = "coordinator"
 DATABASE_HOST = "database"
+RELAY_HOST = "relay"
 DISK_FAULTS = ("write", "fsync", "full", "power", "kill")
 TAKEOVERS = ("crash", "power", "workers", "database", "pause")
 JOURNAL_FAULTS = ("refused", "answer", "late", "away", "back")
@@ -95,6 +99,11 @@ def coordinator_names(count: int) -> tuple[str, ...]:
 def is_coordinator(name: str) -> bool:
     """Return whether the host of this name has a coordinator."""
     return name == COORDINATOR_HOST or name.startswith(f"{COORDINATOR_HOST}-")
+
+
+def is_worker(name: str) -> bool:
+    """Return whether the host of this name has a worker."""
+    return not is_coordinator(name) and name not in (DATABASE_HOST, RELAY_HOST)
 
 
 def node_name(node: NodeRef) -> str:
@@ -366,6 +375,16 @@ class JournalFault:
 
 
 @dataclass(frozen=True, slots=True)
+class Rebind:
+    """The address translator that the node is behind loses all mappings, and gives others from now on."""
+
+    node: str
+
+    def source(self) -> str:
+        return f"rebind({_node(self.node)})"
+
+
+@dataclass(frozen=True, slots=True)
 class Heal:
     """All is well from now on: paths open, conditions as at the beginning, machines up, processes started, clocks true
     (as to drift), disks sound. What clocks have leapt stays."""
@@ -398,6 +417,7 @@ Fault: TypeAlias = (
     | DiskFault
     | TakeOver
     | JournalFault
+    | Rebind
     | Heal
 )
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from quicoll.errors import LocalError
 from quicoll.sim.scenario.events import (
-    DATABASE_HOST,
     DISK_FAULTS,
     FORGERIES,
     JOURNAL_FAULTS,
+    RELAY_HOST,
     TAKEOVERS,
     Alarm,
     CorruptPayloads,
@@ -30,6 +30,7 @@ from quicoll.sim.scenario.events import (
     NodeRef,
     PartitionPath,
     Pause,
+    Rebind,
     Repair,
     Restart,
     Resume,
@@ -40,7 +41,7 @@ from quicoll.sim.scenario.events import (
     StepWall,
     TakeOver,
     Terminate,
-    is_coordinator,
+    is_worker,
     node_name,
 )
 
@@ -53,7 +54,7 @@ __all__ = ["FaultSchedule", "at", "at_vote", "every"]
 
 _MOST_TIMES = 100_000  # of one `every`
 _MOST_RANKS = 256
-_MOST_DRIFT = 500_000  # ppm, as a simulated clock takes it
+_DRIFTS = -900_000, 9_000_000  # ppm, as a simulated clock takes it
 
 
 def _names(nodes: NodeRef | Iterable[NodeRef]) -> tuple[str, ...]:
@@ -179,8 +180,9 @@ class FaultSchedule:
 
     def drift(self, node: NodeRef, *, ppm: int) -> FaultSchedule:
         """Make the monotonic clock too fast by so many parts per million; too slow if they are negative."""
-        if not -_MOST_DRIFT <= ppm <= _MOST_DRIFT:
-            raise LocalError(f"a clock is off by {_MOST_DRIFT} parts per million at most, not by {ppm}")
+        least, most = _DRIFTS
+        if not least <= ppm <= most:
+            raise LocalError(f"a clock is off by {least} to {most} parts per million, not by {ppm}")
         return self.fault(Drift(node_name(node), ppm))
 
     def leap(self, node: NodeRef, seconds: float) -> FaultSchedule:
@@ -238,6 +240,10 @@ class FaultSchedule:
             raise LocalError(f"a journal fails in one of the ways {', '.join(JOURNAL_FAULTS)}, not {what!r}")
         return self.fault(JournalFault(what))
 
+    def rebind(self, node: NodeRef) -> FaultSchedule:
+        """Make the address translator in front of the node (`Settings.nats`) lose its mappings, as by a restart."""
+        return self.fault(Rebind(node_name(node)))
+
     def heal(self) -> FaultSchedule:
         """End all faults: paths, machines, processes, disks and rates of clocks are as at the beginning."""
         return self.fault(Heal())
@@ -245,8 +251,8 @@ class FaultSchedule:
 
 def _worker(node: NodeRef, what: str) -> str:
     name = node_name(node)
-    if is_coordinator(name) or name == DATABASE_HOST:
-        raise LocalError(f"a worker {what}, not the coordinator")
+    if not is_worker(name):
+        raise LocalError(f"a worker {what}, not the {name if name == RELAY_HOST else 'coordinator'}")
     return name
 
 

@@ -22,8 +22,8 @@ pace is drawn as well.
     lie, alarm                         bad members: other bits for one peer; reports that end views for nothing
     forge                              a bad member: another state than it has, given to one that comes back
     scale                              an operator asks for another number of ranks, once or several times
-    coordinator_takeover, journal      there are two coordinators, and their journal in a database: the one that leads
-                                       is lost, cut off, or stands still; the database fails
+    coordinator_takeover, journal      there are several coordinators, and their journal in a database: who leads is
+                                       lost, cut off, or stands still; the database fails
 
 Times. Most faults begin within a horizon of 0.2 to 4 s. Steps are computed at a pace that makes the asked number of
 them last about as long as the faults do, so that faults meet steps. Few come before the first view, more soon after it,
@@ -44,9 +44,13 @@ for one rank at least and two more than there were at most, so that jobs grow an
 Spares. A seventh of the seeds have one or two workers that stand by, and take the places of those who are lost; most of
 them are kept warm. Drawn apart, too. Faults befall them as well; an operator gets no more ranks than there were.
 
-Coordinators. A quarter of the seeds have two, drawn by a generator of its own too. All else of such a seed is as it
-was, and what strikes "the coordinator" strikes one of them, which may lead or not. The lease is between half a second
-and two; what befalls the leader and the database comes once to three times.
+Tiers. An eighth of the seeds change sets of tiers and share pieces of state (quicoll.sim.tiered), which is a setting as
+well, and drawn apart. None of them has a forger; where a rank lies, they do not.
+
+Coordinators. A quarter of the seeds have two, drawn by a generator of its own too, and a quarter of these a third one,
+by yet another. All else of such a seed is as it was, and what strikes "the coordinator" strikes one of them, which may
+lead or not. The lease is between half a second and two; what befalls the leader and the database comes once to three
+times.
 
 Every scenario ends with a healing. Clocks that leapt stay so; a wall clock is never set by more than an hour at once,
 as certificates are valid from a day before the beginning. What a path is like after the healing lets QUIC work.
@@ -232,8 +236,9 @@ def generate(
     drawn = _settings(draw, ranks, enabled)
     if settings is None:
         drawn = _with_spares(seed, drawn, wanted)
+        drawn = replace(drawn, tiers=forges is None and _tiers(seed, wanted))
     if several is not None:
-        drawn = replace(drawn, coordinators=2, lease=several.one_of((0.5, 1.0, 2.0)))
+        drawn = replace(drawn, coordinators=_how_many(seed), lease=several.one_of((0.5, 1.0, 2.0)))
     settings = replace(drawn, sites=_sites(seed, ranks)) if settings is None else replace(settings, ranks=ranks)
     builder = _Builder(draw, settings, horizon)
     count = draw.one_of((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
@@ -340,11 +345,23 @@ def _with_spares(seed: int, settings: Settings, wanted: Sequence[str]) -> Settin
     return replace(settings, spares=spares, warm_spares=draw.one_of((0, 1, 1, spares)))
 
 
+def _tiers(seed: int, wanted: Sequence[str]) -> bool:
+    """Whether the workload of this seed has tiers and shared state."""
+    draw = _Draw(random.Random(f"quicoll.sim/swarm/tiers/{seed}"))  # noqa: S311 - a simulation has no secrets
+    return bool(wanted) and draw.chance(0.16)
+
+
 def _several(seed: int, wanted: Sequence[str]) -> _Draw | None:
     """What the losses of this seed's several coordinators are drawn by; None where it has one."""
     draw = _Draw(random.Random(f"quicoll.sim/swarm/coordinators/{seed}"))  # noqa: S311 - a simulation has no secrets
     of_these = [kind for kind in wanted if kind in _SEVERAL]
     return draw if of_these and draw.chance(1.0 if of_these == list(wanted) else 0.25) else None
+
+
+def _how_many(seed: int) -> int:
+    """How many coordinators a seed has that has several."""
+    draw = _Draw(random.Random(f"quicoll.sim/swarm/coordinators/third/{seed}"))  # noqa: S311 - a simulation has no secrets
+    return 3 if draw.chance(0.25) else 2
 
 
 class _Builder:

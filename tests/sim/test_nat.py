@@ -1,0 +1,165 @@
+"""Ranks behind address translators: by which way they reach each other, and that it changes no bit."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from quicoll.errors import LocalError
+from quicoll.sim import Recording, Settings, Simulation, workload
+from quicoll.sim.scenario.language import parse_events
+from quicoll_transport.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from quicoll.job import Job
+    from quicoll.sim import Outcome
+    from quicoll_transport.net.addresses import Address
+
+LOST_AFTER = 0.5
+FULL, RESTRICTED, PORTS, SYMMETRIC = "full-cone", "restricted-cone", "port-restricted-cone", "symmetric"
+COMMON: dict[str, Any] = {"lost_after": LOST_AFTER, "recovery": 20.0}
+LOAD = workload.Load(elements=300, whole_every=1, operations=("barrier",))
+
+
+def run(nats: tuple[str, ...], script: str = "", *, steps: int = 6, **settings: Any) -> tuple[Outcome, Recording]:
+    """A job whose state after each step has to be the one that a single process computes, whatever the way."""
+
+    async def life(job: Job, sim: Simulation) -> int:
+        return await workload.worker(job, lambda: sim.everyone_at(steps), load=LOAD)
+
+    recording = Recording()
+    outcome = Simulation(
+        life,
+        settings=Settings(**({"ranks": len(nats), "nats": nats, "limit": 30.0} | COMMON | settings)),
+        events=parse_events(script),
+        replay=workload.Reference(LOAD),
+        compute=workload.COMPUTE_S,
+        recorder=recording.record,
+    ).run()
+    return outcome, recording
+
+
+def held(nats: tuple[str, ...], script: str = "", *, steps: int = 6, **settings: Any) -> tuple[Outcome, Recording]:
+    outcome, recording = run(nats, script, steps=steps, **settings)
+    assert outcome.error is None, outcome.error
+    assert outcome.committed >= steps
+    return outcome, recording
+
+
+def longest_gap(recording: Recording) -> float:
+    """Between two committed steps, in seconds."""
+    commits = [
+        entry.t_ns / 1e9 for entry in recording.entries if entry.kind == "step_committed" and entry.who == "coordinator"
+    ]
+    return max(after - before for before, after in pairwise(commits))
+
+
+@pytest.mark.parametrize("nats", [(PORTS, PORTS), (RESTRICTED, PORTS), (FULL, SYMMETRIC)])
+def test_two_ranks_behind_cones_open_their_ways_to_each_other(nats: tuple[str, ...]) -> None:
+    outcome, recording = held(nats, relay="none")
+    assert longest_gap(recording) < LOST_AFTER / 2
+    assert outcome.injected["datagram_nat"] > 0  # what was announced is dialled first, and leads nowhere
+
+
+@pytest.mark.parametrize("nats", [(SYMMETRIC, ""), ("", SYMMETRIC)])
+def test_a_rank_behind_nat_dials_the_one_that_is_behind_none_whatever_their_names(nats: tuple[str, ...]) -> None:
+    outcome, _ = held(nats)
+    assert "datagram_nat" not in outcome.injected
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_without_openers_a_view_fails_until_both_sides_dial(monkeypatch: pytest.MonkeyPatch, opens: bool) -> None:
+    if not opens:
+        monkeypatch.setattr(Endpoint, "knock", lambda self, address: None)
+    outcome, recording = held((PORTS, PORTS), relay="none")
+    causes = [str(entry.what["cause"]) for entry in recording.entries if entry.kind == "view_ended"]
+    assert any("198.18.0.2:20000: no answer" in cause and "behind NAT" in cause for cause in causes) is not opens
+    assert (outcome.virtual_s < 1.0) is opens
+
+
+@pytest.mark.parametrize(("nats", "some"), [(("", ""), False), (("", PORTS), False), ((PORTS, PORTS), True)])
+def test_openers_go_out_where_both_are_behind_nat_and_not_otherwise(
+    monkeypatch: pytest.MonkeyPatch, nats: tuple[str, ...], some: bool
+) -> None:
+    sent: list[Address] = []
+
+    def knock(self: Endpoint, address: Address) -> None:
+        sent.append(address)
+        original(self, address)
+
+    original = Endpoint.knock
+    monkeypatch.setattr(Endpoint, "knock", knock)
+    held(nats)
+    assert bool(sent) is some
+    assert all(str(address[0]).startswith("198.18.") for address in sent)
+
+
+@pytest.mark.parametrize("nats", [(PORTS, PORTS), (PORTS, PORTS, PORTS)])
+def test_a_translator_that_loses_its_mappings_costs_a_view_and_a_moment(nats: tuple[str, ...]) -> None:
+    outcome, recording = held(nats, "sim.at(0.4).rebind(1)", steps=20, relay="none")
+    assert outcome.injected["rebind"] == 1
+    assert outcome.aborted > 0
+    assert longest_gap(recording) < 2 * LOST_AFTER + 0.5
+
+
+def test_a_translator_that_loses_its_mappings_again_and_again_is_outlived() -> None:
+    held((PORTS, RESTRICTED, PORTS), "sim.at(0.4).rebind(1); sim.at(1.6).rebind(2); sim.at(2.8).rebind(1)", steps=25)
+
+
+@pytest.mark.parametrize(
+    ("nats", "relay"), [((SYMMETRIC, SYMMETRIC), ""), ((SYMMETRIC, SYMMETRIC), "own"), ((PORTS, SYMMETRIC, ""), "")]
+)
+def test_ranks_behind_symmetric_translators_reach_each_other_by_the_relay(nats: tuple[str, ...], relay: str) -> None:
+    _, recording = held(nats, relay=relay)
+    assert longest_gap(recording) < LOST_AFTER / 2
+
+
+def test_by_a_relay_a_translator_that_loses_its_mappings_costs_no_view() -> None:
+    outcome, recording = held((SYMMETRIC, SYMMETRIC), "sim.at(0.8).rebind(1)", steps=15)
+    assert outcome.injected["rebind"] == 1
+    assert longest_gap(recording) < LOST_AFTER / 2
+    assert not silences(recording)
+
+
+def silences(recording: Recording) -> list[str]:
+    """Why ranks lost each other, but for those that had ended."""
+    lost = [entry.what["cause"] for entry in recording.entries if entry.kind == "peer_lost"]
+    return [cause for cause in lost if "left the job" not in cause]
+
+
+def test_a_relay_that_dies_costs_a_view_at_once_and_is_used_again_when_it_is_back() -> None:
+    script = "sim.at(0.9).crash('relay'); sim.at(2.0).restart('relay')"
+    _outcome, recording = held((SYMMETRIC, PORTS, PORTS), script, steps=30, relay="own")
+    assert longest_gap(recording) < 2 * LOST_AFTER + 0.3, "the other two go on"
+    assert all("the relay at" in cause and "cannot be reached" in cause for cause in silences(recording)[:2])
+    views = [len(each.what["nodes"]) for each in recording.entries if each.kind == "view_installed"]
+    assert views.index(2) < len(views) - 1 - views[::-1].index(3)
+
+
+def test_a_coordinator_that_is_the_relay_takes_its_links_along_and_they_are_made_again() -> None:
+    script = "sim.at(0.9).crash('coordinator'); sim.at(1.5).restart('coordinator')"
+    outcome, _ = held((SYMMETRIC, PORTS), script, steps=20)
+    assert outcome.injected["coordinator_crash"] == 1
+
+
+def test_where_there_is_no_way_left_every_rank_hears_by_its_deadline_which_were_tried() -> None:
+    outcome, recording = run((SYMMETRIC, SYMMETRIC), relay="none", join_timeout=5.0, limit=6.0)
+    assert outcome.committed == 0
+    ends = [str(entry.what) for entry in recording.entries if entry.kind == "process_ended"]
+    assert len(ends) == 2
+    for end in ends:
+        assert "not joined within 5 s" in end
+        assert "worker-1 is left out" in end
+        assert "198.18.0.2:20000: no answer" in end
+        assert "the job has no relay (--relay)" in end
+
+
+def test_only_a_node_behind_a_translator_can_lose_its_mappings() -> None:
+    with pytest.raises(LocalError, match="worker-0 is behind no address translator"):
+        run(("", PORTS), "sim.at(0.4).rebind(0)")
+    with pytest.raises(LocalError, match="'round' is no kind of address translator"):
+        Settings(ranks=1, nats=("round",))
+    with pytest.raises(LocalError, match="2 address translators for 1 workers"):
+        Settings(ranks=1, nats=("", PORTS))
