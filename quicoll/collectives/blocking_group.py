@@ -115,6 +115,15 @@ class Group:
     def stale(self) -> bool:
         return self._inner.stale
 
+    @documented_as(_groups.Group.subgroup)
+    def subgroup(self, ranks: Sequence[int], name: str) -> Group:
+        return Group(self._inner.subgroup(ranks, name), self._check)
+
+    @documented_as(_groups.Group.next_sender)
+    def next_sender(self, *, tag: int = 0, timeout: float | None = None) -> int:
+        self._check()
+        return self._inner.wait_for_sender(tag=tag, timeout=timeout)
+
     @documented_as(_groups.Group.shards)
     def shards(self, total: int) -> Shards:
         return self._inner.shards(total)
@@ -354,11 +363,13 @@ class Group:
     def all_to_all(self, *arguments: Any, **options: Any) -> Any: ...
 
     @overload
-    def send(self, x: TensorsT, *, to: int, timeout: float | None = None, async_op: Literal[False] = False) -> None: ...
+    def send(
+        self, x: TensorsT, *, to: int, tag: int = 0, timeout: float | None = None, async_op: Literal[False] = False
+    ) -> None: ...
 
     @overload
     def send(
-        self, x: TensorsT, *, to: int, timeout: float | None = None, async_op: Literal[True]
+        self, x: TensorsT, *, to: int, tag: int = 0, timeout: float | None = None, async_op: Literal[True]
     ) -> BlockingHandle[None]: ...
 
     @_operation(_groups.Group.send)
@@ -371,13 +382,21 @@ class Group:
         *,
         source: int,
         out: Any = None,
+        tag: int = 0,
         timeout: float | None = None,
         async_op: Literal[False] = False,
     ) -> TensorsT: ...
 
     @overload
     def recv(
-        self, like: TensorsT, *, source: int, out: Any = None, timeout: float | None = None, async_op: Literal[True]
+        self,
+        like: TensorsT,
+        *,
+        source: int,
+        out: Any = None,
+        tag: int = 0,
+        timeout: float | None = None,
+        async_op: Literal[True],
     ) -> BlockingHandle[TensorsT]: ...
 
     @_operation(_groups.Group.recv)

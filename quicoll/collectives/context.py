@@ -17,7 +17,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
@@ -33,6 +33,7 @@ from quicoll.numerics.overlap import meet
 
 if TYPE_CHECKING:
     from quicoll.audit.recorder import Auditor, PendingEntry
+    from quicoll.collectives.base import GroupView
     from quicoll.collectives.operation import Operation
     from quicoll.config import Config
     from quicoll.engine.communicator import Ended
@@ -282,6 +283,32 @@ class CallContext:
             if step is not None:
                 self._issued[number] = pending
         return pending
+
+    def watch(self, here: GroupView, channels: Mapping[int, int], timeout: float | None) -> asyncio.Future[int]:
+        """Wait on an event loop until a peer calls what this rank has not called.
+
+        Args:
+            here: The group.
+            channels: What may be called, by its id, and what the future gives for it.
+            timeout: Seconds; None takes the job's.
+        """
+        self.demand_own_process()
+        return self.runtime.begin(self._watching(here, channels, timeout))
+
+    def watch_from_thread(self, here: GroupView, channels: Mapping[int, int], timeout: float | None) -> int:
+        """As `watch`, from any thread but the engine's, which is blocked until there is an answer."""
+        self.demand_own_process()
+        answer = self.runtime.submit(self._watching(here, channels, timeout))
+        try:
+            self.runtime.wait(answer, None)
+        except BaseException:
+            answer.cancel()
+            raise
+        return answer.result()
+
+    def _watching(self, here: GroupView, channels: Mapping[int, int], timeout: float | None) -> Start:
+        within = self.config.timeout if timeout is None else seconds(timeout)
+        return partial(self.engine.next_call, here.view_id, channels, within, self.step)
 
     # -- whose memory is whose -----------------------------------------------------------------------------------
 

@@ -14,21 +14,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quicoll.checks import whole
+from quicoll.checks import MAX_NAME, whole
 from quicoll.collectives.base import GroupView, TensorsT, TensorT
 from quicoll.collectives.handle import Handle
 from quicoll.collectives.movements import AllToAll, Barrier, Broadcast, Gather, Scatter
 from quicoll.collectives.objects import AllGatherObject, BroadcastObject
-from quicoll.collectives.point_to_point import PointToPoint, Receive, Send
+from quicoll.collectives.point_to_point import PointToPoint, Receive, Send, channel_id, checked_tag
 from quicoll.collectives.reductions import AllReduce, Reduce, ReduceOrder, ReduceScatter
 from quicoll.collectives.shards import Leaves, Shards
 from quicoll.collectives.split import Split
-from quicoll.collectives.subgroups import WORLD, Scope
+from quicoll.collectives.subgroups import MAX_DEPTH, WORLD, Scope
 from quicoll.engine.calls import site_numbers
 from quicoll.errors import LocalError
 from quicoll.numerics.canonical_order import leaves_of
 
 if TYPE_CHECKING:
+    import asyncio
+
     from quicoll.collectives.context import CallContext
     from quicoll.collectives.operation import Operation
     from quicoll.membership.view import View
@@ -378,24 +380,27 @@ class Group:
         """
         return self._start(AllToAll(self._here, x, counts=counts, out=out), timeout)
 
-    def send(self, x: TensorsT, *, to: int, timeout: float | None = None) -> Handle[None]:
+    def send(self, x: TensorsT, *, to: int, tag: int = 0, timeout: float | None = None) -> Handle[None]:
         """Send a tensor to a rank, which has to call `recv` for it.
 
-        The k-th send from one rank to another meets the k-th recv; other ranks are not concerned. Cost: x.nbytes, one
-        delay.
+        The k-th send from one rank to another with a tag meets the k-th recv with it; other ranks are not concerned.
+        Cost: x.nbytes, one delay.
 
         Args:
             x: A tensor, or a list of tensors of one dtype.
             to: The rank that receives it.
+            tag: 0 to 2**62 - 1. Each is a row of its own: what has one tag does not wait for what has another.
             timeout: Seconds for the whole operation; None takes the job's.
         Returns:
             A handle; await it until all of x has arrived.
         Raises:
-            LocalError: x or `to` is invalid. Raised by the call; nothing was sent.
+            LocalError: x, `to` or the tag is invalid. Raised by the call; nothing was sent.
         """
-        return self._meet(Send(self._here, x, to=to), timeout)
+        return self._meet(Send(self._here, x, to=to, tag=tag), timeout)
 
-    def recv(self, like: TensorsT, *, source: int, out: Any = None, timeout: float | None = None) -> Handle[TensorsT]:
+    def recv(
+        self, like: TensorsT, *, source: int, out: Any = None, tag: int = 0, timeout: float | None = None
+    ) -> Handle[TensorsT]:
         """Receive what a rank sends with `send`.
 
         Args:
@@ -403,13 +408,30 @@ class Group:
                 shapes than those sent are a Mismatch on both ranks.
             source: The rank that sends it.
             out: A tensor, or a list of tensors for a list, that the result is written to.
+            tag: As `send` has it.
             timeout: Seconds for the whole operation; None takes the job's.
         Returns:
             A handle; await it for a result of like's shape and dtype, a list for a list.
         Raises:
             LocalError: like or an option is invalid. Raised by the call; nothing was sent.
         """
-        return self._meet(Receive(self._here, like, source=source, out=out), timeout)
+        return self._meet(Receive(self._here, like, source=source, out=out, tag=tag), timeout)
+
+    def next_sender(self, *, tag: int = 0, timeout: float | None = None) -> asyncio.Future[int]:
+        """Wait until a rank sends to this one with a tag, and nobody receives it; `recv` from that rank follows.
+
+        Of several the one whose call came first is given, which no seed and no order of ranks decides: what a program
+        makes of it differs from run to run. Ask again only after the `recv`. Cost: nothing is sent.
+
+        Args:
+            tag: As `send` has it.
+            timeout: Seconds to wait; None takes the job's. As with an operation, the view ends where nobody sends.
+        Returns:
+            A future of the rank, of this group.
+        Raises:
+            LocalError: The tag is invalid, or the group belongs to another view. Raised by the call.
+        """
+        return self._context.watch(self._here, self._channels(tag), timeout)
 
     def broadcast_object(self, value: Any = None, *, root: int = 0, timeout: float | None = None) -> Handle[Any]:
         """Give every rank what msgpack makes of root's value. For metadata; nothing that arrives is executed.
@@ -475,6 +497,22 @@ class Group:
         """
         return self._split(color, key, timeout, self._divided)
 
+    def subgroup(self, ranks: Sequence[int], name: str) -> Group:
+        """Make the sub-group of ranks that its members name alike. They alone call this; nothing is sent.
+
+        It is as good as one of `split`, and like it for the present view alone. Where members name different ranks, the
+        first operation of the sub-group meets its deadline.
+
+        Args:
+            ranks: Of this group, this rank among them; their order is that of the sub-group.
+            name: Tells it from other sub-groups of the same ranks: 1 to 128 printable characters, none of them / or :.
+        Returns:
+            The sub-group.
+        Raises:
+            LocalError: The ranks or the name cannot be, or the group belongs to another view.
+        """
+        return self._divided(self._named(ranks, name))
+
     def for_threads(self) -> ThreadGroup:
         """Return this group for callers without an event loop; `quicoll.blocking.Group` is their way to use it."""
         return ThreadGroup(self._context, self._scope)
@@ -522,6 +560,26 @@ class Group:
             context.split_issued(here.scope.group_id)
         return handle
 
+    def _named(self, ranks: Sequence[int], name: str) -> Scope:
+        context, here = self._context, self._here
+        members = [here.checked("a rank of a sub-group", rank) for rank in ranks]
+        if here.rank not in members or len({*members}) != len(members):
+            raise LocalError(f"a sub-group has ranks that differ, and this one ({here.rank}) among them: {members}")
+        if not 1 <= len(name) <= MAX_NAME or not name.isprintable() or "/" in name or ":" in name:
+            raise LocalError(f"a sub-group has a name of 1 to {MAX_NAME} characters, none of them / or :, not {name!r}")
+        if len(here.scope.name) > MAX_NAME * MAX_DEPTH:
+            raise LocalError(f"sub-groups nest at most {MAX_DEPTH} deep")
+        seen = tuple(here.ranks[rank] for rank in members)
+        scope = here.scope.named(name, seen, members.index(here.rank), view_id=here.view_id)
+        with context.lock:
+            context.claim(scope.group_id, scope.name)
+        return scope
+
+    def _channels(self, tag: int) -> dict[int, int]:
+        """The other ranks, by the ids of what they send to this one with a tag."""
+        here, tag = self._here, checked_tag(tag)
+        return {channel_id(here, rank, here.rank, tag): rank for rank in range(here.world_size) if rank != here.rank}
+
     def _divided(self, scope: Scope) -> Group:
         """The sub-group that a split gives: of the kind that was split."""
         return Group(self._context, scope)
@@ -535,6 +593,14 @@ class ThreadGroup(Group):
     ) -> Handle[T | None]:
         """Split, as `split` does, and give what `made` makes of the sub-group."""
         return self._split(color, key, timeout, lambda scope: made(ThreadGroup(self._context, scope)))
+
+    def wait_for_sender(self, *, tag: int = 0, timeout: float | None = None) -> int:
+        """As `next_sender`, and block this thread until there is an answer."""
+        return self._context.watch_from_thread(self._here, self._channels(tag), timeout)
+
+    def subgroup(self, ranks: Sequence[int], name: str) -> ThreadGroup:
+        """See `Group.subgroup`."""
+        return self._divided(self._named(ranks, name))
 
     def _start(self, operation: Operation[T], timeout: float | None) -> Handle[T]:
         return Handle(self._context.submit(operation, timeout))

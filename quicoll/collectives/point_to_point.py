@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quicoll.checks import whole
 from quicoll.collectives.movements import Movement
 from quicoll.collectives.subgroups import derived_id
 from quicoll.errors import LocalError
@@ -19,7 +20,22 @@ if TYPE_CHECKING:
     from quicoll.numerics.bundle import Joined
     from quicoll.numerics.dtypes import Array
 
-__all__ = ["PointToPoint", "Receive", "Send"]
+__all__ = ["PointToPoint", "Receive", "Send", "channel_id", "checked_tag"]
+
+_MAX_TAG = (1 << 62) - 1
+
+
+def checked_tag(tag: int) -> int:
+    """Return a caller's tag. Raises LocalError where it can be none."""
+    tag = whole(tag, "a tag")
+    if not 0 <= tag <= _MAX_TAG:
+        raise LocalError(f"a tag is an integer from 0 to {_MAX_TAG}, not {tag}")
+    return tag
+
+
+def channel_id(here: GroupView, source: int, to: int, tag: int) -> int:
+    """Return the id under which what goes from one rank of a group to another with a tag is counted."""
+    return derived_id(here.scope.group_id, "send", source, to, *([tag] if tag else []))
 
 
 class PointToPoint(Movement[Any]):
@@ -29,9 +45,12 @@ class PointToPoint(Movement[Any]):
     # Of two ranks one waits for the other as a matter of course: that is no straggler.
     watched = False
 
-    def __init__(self, here: GroupView, like: Bundle, source: int, to: int, target: Results | None) -> None:
+    def __init__(
+        self, here: GroupView, like: Bundle, source: int, to: int, target: Results | None, tag: int = 0
+    ) -> None:
         super().__init__(here)
         source, to = here.checked("source", source), here.checked("to", to)
+        self.tag = tag = checked_tag(tag)
         if source == to:
             raise LocalError(f"rank {source} cannot send to itself")
         self.like, self.source, self.to = like, source, to
@@ -41,10 +60,10 @@ class PointToPoint(Movement[Any]):
         plan = pair.plan_of(int(self.holds), "")
         place = results(None, bundle(np.empty(0, np.uint8))) if target is None else target
         self.ready = self.work(plan, like, place, [] if self.holds else None)
-        self.signature = f"{plan.signature} {like.text}"
+        self.signature = f"{plan.signature} {like.text}{f' tag={tag}' if tag else ''}"
         self.ranks = (here.ranks[source], here.ranks[to])
-        self.channel = derived_id(here.scope.group_id, "send", source, to)
-        self.channel_name = f"{here.scope.name} send {source} to {to}"
+        self.channel = channel_id(here, source, to, tag)
+        self.channel_name = f"{here.scope.name} send {source} to {to}{f' tag {tag}' if tag else ''}"
 
     @property
     def group_id(self) -> int:
@@ -57,20 +76,20 @@ class PointToPoint(Movement[Any]):
         return self.committed() if self.holds else None
 
     def text(self) -> str:
-        return f"send {self.like.brief} from {self.source} to {self.to}"
+        return f"send {self.like.brief} from {self.source} to {self.to}{f' tag={self.tag}' if self.tag else ''}"
 
     def inputs(self) -> Sequence[tuple[int, Array | Joined]]:
         return () if self.holds else [(self.source, self.like.flat)]
 
 
 class Send(PointToPoint):
-    def __init__(self, here: GroupView, x: Any, *, to: int) -> None:
-        super().__init__(here, bundle(x), here.rank, to, None)
+    def __init__(self, here: GroupView, x: Any, *, to: int, tag: int = 0) -> None:
+        super().__init__(here, bundle(x), here.rank, to, None, tag)
         self.given = (x, None)
 
 
 class Receive(PointToPoint):
-    def __init__(self, here: GroupView, like: Any, *, source: int, out: Any = None) -> None:
+    def __init__(self, here: GroupView, like: Any, *, source: int, out: Any = None, tag: int = 0) -> None:
         given = bundle(like)
-        super().__init__(here, given, source, here.rank, results(out, given))
+        super().__init__(here, given, source, here.rank, results(out, given), tag)
         self.given = (like, out)

@@ -3,6 +3,10 @@
     split of a group    every member brings (color, key). Those of one color are a sub-group, in the order of (key, rank
                         in the group that is split); a member without a color is in none. The meaning is that of
                         MPI_Comm_split (MPI 4.1, 7.4.2).
+    subgroup of a group ranks that are told to each of its members, and a name; nobody else calls anything. The meaning
+                        is that of MPI_Comm_create_group (MPI 4.1, 7.4.2), without a message: the id is derived from
+                        the name and the ranks. Members that name others are in another group, whose operations the
+                        deadline ends.
     sub-group           ranks of one view, numbered from 0 anew. It is split like any other group.
 
 Identity without a counter that all ranks share. The messages of a group carry its id, and only members of it exchange
@@ -74,7 +78,7 @@ _DERIVED = 1 << 61  # set in every derived id: clear of the few that are given
 class Scope:
     """The identity of a group.
 
-    name: "" for all ranks; of a sub-group the splits that led to it, "number:color", joined by "/".
+    name: "" for all ranks; of a sub-group what led to it, joined by "/": "number:color" for a split, or its name.
     ranks: of the view, by rank in the group; None: all, in every view. rank: this rank's number in it, where there are
     `ranks`. view_id: the view that it belongs to; None: any.
     watched: whether a rank that comes late to its operations is a straggler.
@@ -96,6 +100,11 @@ class Scope:
         """The sub-group of this color that comes of split `number`, as its member `rank` sees it."""
         name = f"{self.name}/{number}:{color}" if self.name else f"{number}:{color}"
         return Scope(derived_id(self.group_id, "split", number, color), name, ranks, rank, view_id, self.watched)
+
+    def named(self, name: str, ranks: tuple[int, ...], rank: int, *, view_id: int) -> Scope:
+        """The sub-group that its members alone have agreed on, as its member `rank` sees it."""
+        whole = f"{self.name}/{name}" if self.name else name
+        return Scope(derived_id(self.group_id, "named", name, *ranks), whole, ranks, rank, view_id, self.watched)
 
 
 WORLD = Scope(0)  # the users' collectives

@@ -58,3 +58,13 @@ def test_ids_are_the_same_in_every_process_and_version() -> None:
 
 
 GOLDEN = (3471385914047261047, 4516327057220431131)
+
+
+def test_a_sub_group_that_its_members_name_is_theirs_by_name_and_ranks() -> None:
+    made = WORLD.named("evens", (4, 0, 2), 1, view_id=7)
+    assert (made.name, made.ranks, made.rank, made.view_id) == ("evens", (4, 0, 2), 1, 7)
+    assert made.group_id == WORLD.named("evens", (4, 0, 2), 0, view_id=7).group_id
+    others = [WORLD.named("evens", (0, 2, 4), 0, view_id=7), WORLD.named("odds", (4, 0, 2), 1, view_id=7)]
+    assert len({made.group_id, *(each.group_id for each in others)}) == 3
+    assert is_derived(made.group_id)
+    assert made.named("first", (4,), 0, view_id=7).name == "evens/first"

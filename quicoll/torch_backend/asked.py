@@ -1,0 +1,141 @@
+"""What torch asks for, read: options and overloads of its calls, reduce operations, tensors as flat memory.
+
+torch calls a group in three ways: with an options object, from its Python functions; with plain arguments (a lone
+tensor, a bare ReduceOp, a root), as its C++ class takes them; and from C++, as the first. An option that is not set has
+a timeout of -1 ms.
+
+Tensors are given to the group as flat tensors outside of autograd, by `.data`: what is written to those does not count
+as a change of a tensor that a backward pass needs, as with torch's own backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp
+
+from quicoll.numerics.dtypes import DTYPES
+from quicoll.torch_backend.failures import refused
+
+__all__ = ["Asked", "flat", "listed", "movable", "put", "read_options", "reduced_by", "seconds_of"]
+
+_OPS = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "avg",
+    ReduceOp.PRODUCT: "product",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+    ReduceOp.BAND: "band",
+    ReduceOp.BOR: "bor",
+    ReduceOp.BXOR: "bxor",
+}
+_OF_BOOLS = {"sum": "bor", "product": "band"}
+_MOST_S = 900_000.0  # below a million seconds, the most that an operation takes
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a call asks for beside its tensors. timeout: seconds; None: the group's."""
+
+    op: Any
+    root: int
+    timeout: float | None
+
+
+def seconds_of(timeout: timedelta | None) -> float | None:
+    """Return a timeout in seconds; None where it is not set, which torch says by a negative one."""
+    if timeout is None or timeout.total_seconds() <= 0:
+        return None
+    return min(timeout.total_seconds(), _MOST_S)
+
+
+def read_options(options: Any, *more: Any, **named: Any) -> Asked:
+    """Read what a call was given after its tensors.
+
+    Args:
+        options: An options object of torch's, or the first plain argument, or None.
+        *more: Further plain arguments.
+        **named: The same by name: op, root, timeout.
+    Raises:
+        LocalError: There is something that is none of these.
+    """
+    op: Any = ReduceOp.SUM
+    root, timeout = 0, None
+    for given in (options, *more, *named.values()):
+        if given is None:
+            continue
+        if isinstance(given, ReduceOp | ReduceOp.RedOpType):
+            op = given
+        elif isinstance(given, timedelta):
+            timeout = given
+        elif isinstance(given, int):
+            root = given
+        elif hasattr(given, "timeout"):
+            op = getattr(given, "reduceOp", op)
+            root = int(getattr(given, "rootRank", root))
+            timeout = given.timeout
+        else:
+            raise refused(f"a {type(given).__name__} is no option of an operation")
+    return Asked(op, root, seconds_of(timeout))
+
+
+def listed(tensors: Any) -> list[Any]:
+    """Return what may be a lone tensor as a list."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's elements in order, as one dimension outside of autograd; its own memory where it can be.
+
+    Raises LocalError for what is no dense tensor on the CPU.
+    """
+    if tensor.layout is not torch.strided:
+        raise refused(f"a tensor of layout {tensor.layout} is taken by all_reduce alone; pass tensor.to_dense()")
+    if tensor.device.type != "cpu":
+        raise refused(f"a tensor on device {tensor.device}: the backend quicoll is for tensors on the CPU")
+    return tensor.data.reshape(-1)
+
+
+def movable(tensor: torch.Tensor) -> torch.Tensor:
+    """As `flat`, for what is moved and not computed with: types that the group does not know go as bytes."""
+    data = flat(tensor)
+    return data if str(data.dtype).removeprefix("torch.") in DTYPES else data.contiguous().view(torch.uint8)
+
+
+def put(tensor: torch.Tensor, result: torch.Tensor) -> None:
+    """Write elements in order into a tensor, which autograd does not see.
+
+    Args:
+        tensor: Of any strides.
+        result: As many elements, of one dimension; or their bytes.
+    """
+    if result.dtype is not tensor.dtype:
+        result = result.view(tensor.dtype)
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        tensor.data.copy_(result.view(tensor.shape))
+
+
+def reduced_by(op: Any, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], str]:
+    """Return flat tensors, and the operation of the group that reduces them as torch's does.
+
+    PREMUL_SUM is the sum of the products, each of which is rounded to the tensors' type. Of bools SUM and MAX are "or",
+    PRODUCT and MIN "and".
+
+    Args:
+        op: A ReduceOp, or one of its kinds.
+        tensors: Of one type.
+    Raises:
+        LocalError: The operation is not defined for their type.
+    """
+    kind = getattr(op, "op", op)
+    data = [flat(tensor) for tensor in tensors]
+    if kind == ReduceOp.PREMUL_SUM:
+        return [(each * op.factor).to(each.dtype) for each in data], "sum"
+    name = _OPS.get(kind)
+    if name is None:
+        raise refused(f"{op} is no operation of a reduction")
+    return data, _OF_BOOLS.get(name, name) if data[0].dtype is torch.bool else name

@@ -1,0 +1,492 @@
+"""torch's operations as operations of a group of quicoll's: one implementation for each class that torch takes.
+
+Each method reads what it is given (`asked`), issues operations of the group at once, on the calling thread, and gives a
+Work that writes the results when they are there. The order of the calls is what tells operations apart on all ranks, so
+nothing here issues an operation later than the call, but for a receive from any rank, whose turn is its own.
+
+What torch leaves open is closed here: tensors of one operation have equal numbers of elements and one type on all ranks
+(else all ranks raise Mismatch), whatever their shapes and strides; the bits of a reduction are those of `all_reduce`
+(docs/determinism.md). An invalid call raises before anything is sent.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from quicoll.errors import QuicollError
+from quicoll.torch_backend.asked import Asked, listed, movable, put, read_options, reduced_by
+from quicoll.torch_backend.failures import for_torch, refused
+from quicoll.torch_backend.pool import run_aside
+from quicoll.torch_backend.work import OperationPart, OperationWork, WorkPart
+
+if TYPE_CHECKING:
+    from quicoll.collectives.group import ThreadGroup
+    from quicoll.collectives.handle import Handle
+
+__all__ = ["Methods"]
+
+Finish = Callable[[list[Any]], object]
+
+
+class Methods:
+    """The operations. `begin_methods` is called before any of them."""
+
+    def begin_methods(self, group: ThreadGroup, *, timeout: float, engine_thread: Callable[[], bool]) -> None:
+        """Take the group.
+
+        Args:
+            group: Whose operations they are.
+            timeout: Seconds for an operation that asks for no other.
+            engine_thread: Whether the present thread is the engine's.
+        """
+        self._group = group
+        self._timeout = timeout
+        self._engine_thread = engine_thread
+        self._issuing = threading.RLock()  # an operation of several parts has its numbers in a row
+        self._receiving: dict[int, threading.Event] = {}  # by tag, the last receive from any rank: when it has a source
+        self._sequence = 0
+
+    # -- how all of them begin -----------------------------------------------------------------------------------
+
+    def _start(
+        self,
+        name: str,
+        tensors: list[torch.Tensor],
+        issue: Callable[[float], Sequence[Handle[Any]]],
+        finish: Finish,
+        asked: Asked,
+        *,
+        counted: bool = True,
+    ) -> OperationWork:
+        within = asked.timeout or self._timeout
+        if self._engine_thread():
+            raise refused(f"{name} is called on the engine's own thread")
+        try:
+            with self._issuing:
+                self._sequence += counted
+                parts = [OperationPart(handle) for handle in issue(within)]
+        except QuicollError as error:
+            raise for_torch(error) from error.__cause__
+        return self._work(name, parts, tensors, finish, within)
+
+    def _work(
+        self, name: str, parts: Sequence[WorkPart], tensors: list[torch.Tensor], finish: Finish, within: float
+    ) -> OperationWork:
+        return OperationWork(name, parts, tensors, finish, within=within, engine_thread=self._engine_thread)
+
+    # -- operations that compute ---------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
+        """Reduce each tensor in place over all ranks."""
+        given, asked = listed(tensors), read_options(opts, *more, **named)
+        if any(tensor.is_sparse for tensor in given):
+            return self._allreduce_sparse(given, asked)
+        return self._reduced("allreduce", given, asked)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None, **named: Any) -> OperationWork:
+        """Reduce several tensors as one operation, where they are of one type."""
+        return self._reduced("allreduce_coalesced", listed(tensors), read_options(opts, **named))
+
+    def _reduced(self, name: str, tensors: list[torch.Tensor], asked: Asked) -> OperationWork:
+        whole = len({tensor.dtype for tensor in tensors}) == 1
+        buckets = [tensors] if whole else [[tensor] for tensor in tensors]
+        calls = [(bucket, *reduced_by(asked.op, bucket)) for bucket in buckets]
+
+        def issue(within: float) -> list[Handle[Any]]:
+            return [self._group.all_reduce(data, op=op, timeout=within) for _, data, op in calls]
+
+        def finish(results: list[Any]) -> None:
+            for (bucket, _, _), totals in zip(calls, results, strict=True):
+                for tensor, total in zip(bucket, totals, strict=True):
+                    put(tensor, total)
+
+        return self._start(name, tensors, issue, finish, asked)
+
+    def _allreduce_sparse(self, tensors: list[torch.Tensor], asked: Asked) -> OperationWork:
+        """Add sparse tensors: the rows that any rank has, as a dense tensor, in the order of `all_reduce`.
+
+        Which rows these are has to be known before the values can be reduced. So the call waits for that, on all ranks.
+        """
+        reduced_by(asked.op, [torch.empty(0)])
+        rows: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for tensor in tensors:
+            own = tensor.detach().coalesce()
+            mine = _ravel(own.indices(), own.shape[: own.sparse_dim()])
+            keys = torch.unique(self._all_of(mine, asked), sorted=True)
+            values = torch.zeros((keys.numel(), *own.values().shape[1:]), dtype=own.dtype, device="cpu")
+            values[torch.searchsorted(keys, mine)] = own.values()
+            rows.append((keys, values))
+        calls = [reduced_by(asked.op, [values]) for _, values in rows]
+
+        def issue(within: float) -> list[Handle[Any]]:
+            return [self._group.all_reduce(data, op=op, timeout=within) for data, op in calls]
+
+        def finish(results: list[Any]) -> None:
+            for tensor, (keys, values), totals in zip(tensors, rows, results, strict=True):
+                indices = _unravel(keys, tensor.shape[: tensor.sparse_dim()])
+                summed = totals[0].view(values.shape)
+                total = torch.sparse_coo_tensor(
+                    indices, summed, tensor.shape, check_invariants=False, is_coalesced=True
+                )
+                tensor.copy_(
+                    total
+                )  # what is sparse has its memory in tensors of its own, which `.data` would not change
+
+        return self._start("allreduce", tensors, issue, finish, asked)
+
+    def _all_of(self, given: torch.Tensor, asked: Asked) -> torch.Tensor:
+        """Wait for all ranks' numbers, of which each may have others and more."""
+        found: list[torch.Tensor] = []
+        self._start(
+            "allreduce", [], lambda within: [self._group.all_gather(given, timeout=within)], found.extend, asked
+        ).wait()
+        return found[0]
+
+    def reduce(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
+        """Reduce to the root, in place; elsewhere tensors stay as they are."""
+        given, asked = listed(tensors), read_options(opts, *more, **named)
+        data, op = reduced_by(asked.op, given)
+
+        def finish(results: list[Any]) -> None:
+            for tensor, total in zip(given, results[0] or [], strict=False):
+                put(tensor, total)
+
+        return self._start(
+            "reduce", given,
+            lambda within: [self._group.reduce(data, root=asked.root, op=op, timeout=within)], finish, asked,
+        )  # fmt: skip
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
+        """Reduce a list of one tensor for each rank; each gets its own. They may be of different sizes."""
+        outs = listed(outputs)
+        lists = [listed(inputs)] if isinstance(outputs, torch.Tensor) else [listed(each) for each in inputs]
+        for given in lists:
+            self._demand_each(given, "reduce_scatter")
+        return self._scattered("reduce_scatter", outs, lists, read_options(opts, *more, **named))
+
+    def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None, **named: Any) -> OperationWork:
+        """Reduce a tensor of one part for each rank; each gets its own."""
+        return self.reduce_scatter_single_coalesced([output], [given], opts, **named)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None, **named: Any
+    ) -> OperationWork:
+        """Do this for several tensors at once."""
+        lists = []
+        for output, given in zip(outputs, inputs, strict=True):
+            if given.numel() != output.numel() * self._group.world_size:
+                raise refused(
+                    f"reduce_scatter of {given.numel()} elements gives none of {self._group.world_size} ranks "
+                    f"{output.numel()}"
+                )
+            lists.append([given])
+        return self._scattered("reduce_scatter_single", listed(outputs), lists, read_options(opts, **named))
+
+    def _scattered(
+        self, name: str, outputs: list[torch.Tensor], lists: list[list[torch.Tensor]], asked: Asked
+    ) -> OperationWork:
+        calls: list[tuple[torch.Tensor, str, list[int]]] = []
+        for output, given in zip(outputs, lists, strict=True):
+            data, op = reduced_by(asked.op, given)
+            world = self._group.world_size
+            counts = [part.numel() for part in data] if len(data) == world else [output.numel()] * world
+            if counts[self._group.rank] != output.numel() or output.dtype is not data[0].dtype:
+                raise refused(f"{name}: the output has {output.numel()} {output.dtype}, the input of this rank another")
+            calls.append((data[0] if len(data) == 1 else torch.cat(data), op, counts))
+
+        def issue(within: float) -> list[Handle[Any]]:
+            return [self._group.reduce_scatter(x, op=op, counts=counts, timeout=within) for x, op, counts in calls]
+
+        return self._start(name, outputs, issue, partial(_put_all, outputs), asked)
+
+    # -- operations that move ------------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
+        """Give every rank the root's tensors, in place."""
+        given, asked = listed(tensors), read_options(opts, *more, **named)
+        data = [movable(tensor) for tensor in given]
+
+        def issue(within: float) -> list[Handle[Any]]:
+            return [self._group.broadcast(each, root=asked.root, timeout=within) for each in data]
+
+        def finish(results: list[Any]) -> None:
+            if self._group.rank != asked.root:
+                _put_all(given, results)
+
+        return self._start("broadcast", given, issue, finish, asked)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
+        """Give every rank all ranks' tensors, one output for each rank."""
+        lone = isinstance(inputs, torch.Tensor)
+        lists = [listed(outputs)] if lone else [listed(each) for each in outputs]
+        return self._gathered("allgather", lists, listed(inputs), read_options(opts, *more, **named))
+
+    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, **named: Any) -> OperationWork:
+        """Do this for several tensors; outputs[rank][i] is for tensor i of a rank."""
+        lists = [list(each) for each in zip(*outputs, strict=True)]
+        return self._gathered("allgather_coalesced", lists, listed(inputs), read_options(opts, **named))
+
+    def _gathered(
+        self, name: str, lists: list[list[torch.Tensor]], inputs: list[torch.Tensor], asked: Asked
+    ) -> OperationWork:
+        if len(lists) != len(inputs):
+            raise refused(f"{name}: {len(inputs)} tensors and {len(lists)} lists of outputs")
+        for outputs, given in zip(lists, inputs, strict=True):
+            self._demand_each(outputs, name)
+            for output in outputs:
+                _demand_alike(output, given, name)
+        data = [movable(given).unsqueeze(0) for given in inputs]
+
+        def issue(within: float) -> list[Handle[Any]]:
+            return [self._group.all_gather(each, timeout=within) for each in data]
+
+        def finish(results: list[Any]) -> None:
+            for outputs, rows in zip(lists, results, strict=True):
+                _put_all(outputs, list(rows))
+
+        return self._start(name, [each for outputs in lists for each in outputs], issue, finish, asked)
+
+    def all_gather_single(self, output: Any, given: Any, opts: Any = None, **named: Any) -> OperationWork:
+        """Give every rank all ranks' tensors, one after the other in one output."""
+        return self.all_gather_single_coalesced([output], [given], opts, **named)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, **named: Any) -> OperationWork:
+        """Do this for several tensors at once."""
+        asked = read_options(opts, **named)
+        for output, given in zip(outputs, inputs, strict=True):
+            if output.numel() != given.numel() * self._group.world_size or output.dtype is not given.dtype:
+                raise refused(
+                    f"all_gather of {given.numel()} {given.dtype} on {self._group.world_size} ranks is not "
+                    f"{output.numel()} {output.dtype}"
+                )
+        data = [movable(given).unsqueeze(0) for given in inputs]
+
+        def issue(within: float) -> list[Handle[Any]]:
+            return [self._group.all_gather(each, timeout=within) for each in data]
+
+        def finish(results: list[Any]) -> None:
+            _put_all(outputs, [rows.reshape(-1) for rows in results])
+
+        return self._start("all_gather_single", list(outputs), issue, finish, asked)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
+        """Give the root all ranks' tensors."""
+        asked = read_options(opts, *more, **named)
+        (given,) = listed(inputs)
+        here = self._group.rank == asked.root
+        outs = [] if not here else listed(outputs) if isinstance(inputs, torch.Tensor) else listed(outputs[0])
+        if here:
+            self._demand_each(outs, "gather")
+        for output in outs:
+            _demand_alike(output, given, "gather")
+        data = movable(given).unsqueeze(0)
+
+        def finish(results: list[Any]) -> None:
+            if here:
+                _put_all(outs, list(results[0]))
+
+        return self._start(
+            "gather", outs,
+            lambda within: [self._group.gather(data, root=asked.root, timeout=within)], finish, asked,
+        )  # fmt: skip
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
+        """Give each rank its tensor of the root's."""
+        asked = read_options(opts, *more, **named)
+        (output,) = listed(outputs)
+        if self._group.rank == asked.root:
+            parts = listed(inputs) if isinstance(outputs, torch.Tensor) else listed(inputs[0])
+            self._demand_each(parts, "scatter")
+            for part in parts:
+                _demand_alike(part, output, "scatter")
+            data = torch.stack([movable(part) for part in parts])
+        else:
+            data = movable(output).unsqueeze(0)
+
+        def issue(within: float) -> list[Handle[Any]]:
+            return [self._group.scatter(data, root=asked.root, timeout=within)]
+
+        return self._start("scatter", [output], issue, lambda results: put(output, results[0].reshape(-1)), asked)
+
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any, **named: Any) -> OperationWork:
+        """Send a tensor to each rank, and get one from each."""
+        outs, given = listed(outputs), listed(inputs)
+        self._demand_each(given, "all_to_all")
+        self._demand_each(outs, "all_to_all")
+        asked = read_options(opts, *more, **named)
+        return self._exchanged([movable(each) for each in given], outs, [movable(out).numel() for out in outs], asked)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        out_splits: Sequence[int],
+        in_splits: Sequence[int],
+        opts: Any = None,
+        **named: Any,
+    ) -> OperationWork:
+        """Send rows to each rank, and get rows from each; no splits: equally many."""
+        asked = read_options(opts, **named)
+        outs = self._rows(output, out_splits)
+        return self._exchanged(
+            [movable(each) for each in self._rows(given, in_splits)],
+            outs,
+            [movable(out).numel() for out in outs],
+            asked,
+        )
+
+    def _rows(self, tensor: torch.Tensor, splits: Sequence[int]) -> list[torch.Tensor]:
+        world = self._group.world_size
+        rows = tensor.size(0) if tensor.dim() else 1
+        if not splits:
+            if rows % world:
+                raise refused(f"all_to_all: {rows} rows do not divide equally between {world} ranks; pass split sizes")
+            splits = [rows // world] * world
+        if len(splits) != world or sum(splits) != rows or min(splits) < 0:
+            raise refused(f"all_to_all: split sizes {list(splits)} are not {rows} rows for {world} ranks")
+        return list(torch.split(tensor.data, list(splits))) if tensor.dim() else [tensor.data]
+
+    def _exchanged(
+        self, parts: list[torch.Tensor], outputs: list[torch.Tensor], sizes: list[int], asked: Asked
+    ) -> OperationWork:
+        def finish(results: list[Any]) -> None:
+            for rank, (came, size) in enumerate(zip(results[0], sizes, strict=True)):
+                if came.numel() != size:
+                    raise refused(f"all_to_all: rank {rank} sent {came.numel()} elements, {size} are expected here")
+            _put_all(outputs, results[0])
+
+        return self._start(
+            "all_to_all", outputs,
+            lambda within: [self._group.all_to_all(parts, timeout=within)], finish, asked,
+        )  # fmt: skip
+
+    # -- meetings ------------------------------------------------------------------------------------------------
+
+    def barrier(self, opts: Any = None, **named: Any) -> OperationWork:
+        """Wait until every rank is here."""
+        asked = read_options(opts, **named)
+        return self._start(
+            "barrier", [], lambda within: [self._group.barrier(timeout=within)], lambda results: None, asked
+        )
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """As `barrier`, and wait for it; the error names the ranks that have not come."""
+        self.barrier(timeout=timeout).wait()
+
+    # -- between two ranks ---------------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> OperationWork:
+        """Send a tensor; over when the receiver has all of it."""
+        data = [movable(tensor) for tensor in listed(tensors)]
+
+        def issue(within: float) -> list[Handle[Any]]:
+            return [self._group.send(each, to=dst, tag=tag, timeout=within) for each in data]
+
+        return self._start("send", [], issue, lambda results: None, read_options(None), counted=False)
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> OperationWork:
+        """Receive what a rank sends with this tag, in the order in which it sends."""
+        given = listed(tensors)
+        data = [movable(tensor) for tensor in given]
+
+        def issue(within: float) -> list[Handle[Any]]:
+            return [self._group.recv(each, source=src, tag=tag, timeout=within) for each in data]
+
+        work = self._start("recv", given, issue, partial(_put_all, given), read_options(None), counted=False)
+        work.sent_by(src)
+        return work
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> OperationWork:
+        """Receive what a rank sends with this tag, from whichever sends first."""
+        (given,) = listed(tensors)
+        data, within = movable(given), self._timeout
+        part = _Later()
+        with self._issuing:
+            before = self._receiving.get(tag)
+            found = self._receiving[tag] = threading.Event()
+        work = self._work("recv", [part], [given], partial(_put_all, [given]), within)
+
+        def receive() -> None:
+            try:
+                if before is not None:
+                    before.wait(within)
+                source = self._group.wait_for_sender(tag=tag, timeout=within)
+                handle = self._group.recv(data, source=source, tag=tag, timeout=within)
+            except BaseException as error:  # raised by whoever waits
+                part.fail(error)
+                return
+            finally:
+                found.set()
+            work.sent_by(source)
+            part.follow(OperationPart(handle))
+
+        run_aside(receive)
+        return work
+
+    # -- checks --------------------------------------------------------------------------------------------------
+
+    def _demand_each(self, tensors: Sequence[torch.Tensor], name: str) -> None:
+        if len(tensors) != self._group.world_size:
+            raise refused(f"{name}: {len(tensors)} tensors for {self._group.world_size} ranks")
+
+    # The names that torch's older versions call.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+class _Later:
+    """A part that is issued when it is known from whom it receives."""
+
+    def __init__(self) -> None:
+        self._done: concurrent.futures.Future[WorkPart] = concurrent.futures.Future()
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        self._done.add_done_callback(callback)
+
+    def take(self) -> Any:
+        return self._done.result().take()
+
+    def follow(self, part: WorkPart) -> None:
+        part.add_done_callback(lambda _: self._done.set_result(part))
+
+    def fail(self, error: BaseException) -> None:
+        self._done.set_exception(error)
+
+
+def _put_all(tensors: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+    for tensor, result in zip(tensors, results, strict=True):
+        put(tensor, result)
+
+
+def _demand_alike(one: torch.Tensor, other: torch.Tensor, name: str) -> None:
+    if one.numel() != other.numel() or one.dtype is not other.dtype:
+        raise refused(
+            f"{name}: tensors of one call differ, {tuple(one.shape)} of {one.dtype} and {tuple(other.shape)} of "
+            f"{other.dtype}; sizes that differ from rank to rank are for all_to_all"
+        )
+
+
+def _ravel(indices: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """One number for each column of indices, in their order."""
+    keys = torch.zeros(indices.shape[1], dtype=torch.int64, device="cpu")
+    for size, row in zip(sizes, indices, strict=True):
+        keys = keys * size + row
+    return keys
+
+
+def _unravel(keys: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    rows: list[torch.Tensor] = []
+    for size in reversed(sizes):
+        rows.append(keys % size)
+        keys = keys // size
+    return torch.stack(rows[::-1])

@@ -1,0 +1,7 @@
+"""What the backend is called."""
+
+from __future__ import annotations
+
+__all__ = ["BACKEND"]
+
+BACKEND = "quicoll"

@@ -1,0 +1,295 @@
+"""This process's part in a job, for as long as torch has a process group of it.
+
+A session is made for torch's default group, by `init_process_group`, and joins a job of its own at the store that torch
+gives. Sub-groups (`new_group`) are sub-groups in it. Where the default group is another backend's, each group over
+quicoll has a session of its own, at the store of that group.
+
+    joining    a thread of its own meets the other ranks, or reads coordinator and certificates from the settings
+    at work    operations are issued from any thread of the program
+    left       destroy_process_group, abort, or the end of the interpreter
+
+The view. Torch's ranks are fixed, so a session has one view: the first with all of its ranks, each with torch's number.
+Operations run outside of steps. When a rank is lost the view is over, every operation under way or called later raises
+on all ranks, and the session is good for nothing but to be left: a new process group has a new session, in which ranks
+meet anew. That is what torchrun does when it starts all ranks again.
+
+The end. Whoever leaves says so, and waits until its peers have ended what it took part in, which ends by the timeouts
+of their operations at the latest. At the end of the interpreter it waits a few seconds at most, and hardly at all where
+the program ended by an exception: then the others are told that this rank failed. The thread is a daemon; the child of
+a fork has none of this and leaves it alone.
+
+Failure cases: a rank does not come: PeerError names rank 0, or at rank 0 whoever does not join, by the timeout of
+`init_process_group`. With a coordinator from the settings there may be other members: LocalError if this rank does not
+get torch's number in a view of all ranks in that time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import re
+import sys
+import threading
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from quicoll.config import Config, JoinSettings
+from quicoll.errors import LocalError, PeerError, QuicollError
+from quicoll.job import join
+from quicoll.launchers import rank_of
+from quicoll.rendezvous.hosts import leave_host, own_host, share_host
+from quicoll.rendezvous.meeting import meet_at
+from quicoll.rendezvous.stores import GivenStore
+
+if TYPE_CHECKING:
+    from quicoll.collectives.group import ThreadGroup
+    from quicoll.job import Job
+    from quicoll.rendezvous.stores import Store
+
+__all__ = ["JobSession", "open_session", "session_of_default_group"]
+
+_NAMED = ("argument", "QUICOLL_COORDINATOR", "QUICOLL_CERTS")
+_AGAIN_S = 0.05
+_EXIT_S = 5.0
+_MARGIN_S = 30.0  # for the thread to give an answer, after the time in which it should have
+
+_default: JobSession | None = None
+_open: weakref.WeakSet[JobSession] = weakref.WeakSet()
+
+
+class JobSession:
+    """See the module's head. Its methods are called from the program's threads."""
+
+    def __init__(self, store: Any, *, rank: int, world_size: int, timeout: float) -> None:
+        """Join; blocks until the view is at work.
+
+        Args:
+            store: torch's, of the group that this session is for.
+            rank: Of this process.
+            world_size: How many processes come.
+            timeout: Seconds for all of them to come, and for operations.
+        Raises:
+            QuicollError: As `quicoll.join`.
+        """
+        self.rank = rank
+        self._world_size = world_size
+        self._timeout = timeout
+        self._store = store
+        self._pid = os.getpid()
+        self._names: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._job: Job | None = None
+        self._failed: BaseException | None = None
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._leave: dict[str, Any] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="quicoll-torch", daemon=True)
+        self._thread.start()
+        try:
+            answered = self._ready.wait(timeout + _MARGIN_S)
+        except BaseException:  # Ctrl-C
+            self.close(reason="interrupted", patience=0.0, finished=False)
+            raise
+        if self._failed is not None:
+            raise self._failed
+        if not answered:
+            self.close(reason="not joined", patience=0.0, finished=False)
+            raise PeerError(f"the ranks have not met within {timeout:g} s")
+        _open.add(self)
+
+    # -- for groups ----------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        """Whether groups may be made in it, here and now."""
+        return not self._closed and self._pid == os.getpid() and self._job is not None
+
+    @property
+    def group(self) -> ThreadGroup:
+        """The group of all ranks."""
+        return self._live_job().group.for_threads()
+
+    def subgroup(self, ranks: Sequence[int], name: str) -> ThreadGroup:
+        """Make the sub-group of these ranks, which all of them make. Names come back; each time it is another group.
+
+        Args:
+            ranks: Of torch's default group.
+            name: torch's of the group.
+        """
+        plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:80] or "group"
+        with self._lock:
+            key = f"{plain} {','.join(map(str, ranks))}"
+            number = self._names[key]
+            self._names[key] += 1
+        return self.group.subgroup(ranks, f"{plain}.{number}" if number else plain)
+
+    def on_engine_thread(self) -> bool:
+        """Return whether this thread is the one that must never wait."""
+        job = self._job
+        if job is None:
+            return False
+        try:
+            return asyncio.get_running_loop() in (job.internals.runtime.loop, self._loop)
+        except RuntimeError:
+            return False
+
+    def close(self, *, reason: str = "done", patience: float | None = None, finished: bool = True) -> None:
+        """Leave the job, and wait until that is done. Another call does nothing, nor one in the child of a fork.
+
+        Args:
+            reason: Why, for the other ranks.
+            patience: Seconds in which the others may end what this rank took part in; None takes the timeout.
+            finished: Whether this rank's work has ended as it should.
+        """
+        global _default
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if _default is self:
+            _default = None
+        _open.discard(self)
+        if closed or self._pid != os.getpid():
+            return
+        self._leave = {"reason": reason, "patience": patience, "finished": finished}
+        loop, stop = self._loop, self._stop
+        if loop is not None and stop is not None:
+            try:
+                loop.call_soon_threadsafe(stop.set)
+            except RuntimeError:  # it has ended by itself
+                return
+        within = self._timeout if patience is None else patience
+        if threading.current_thread() is not self._thread:
+            self._thread.join(within + _MARGIN_S if patience != 0.0 else _EXIT_S)
+
+    # -- its thread ----------------------------------------------------------------------------------------------
+
+    def _live_job(self) -> Job:
+        if self._pid != os.getpid():
+            raise LocalError("this process is a fork of the one that has the process group; make one here")
+        if self._job is None or self._closed:
+            raise LocalError("the process group was destroyed", usable=False)
+        return self._job
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._live())
+        except BaseException as error:  # raised by whoever waits for this session
+            self._failed = error
+        finally:
+            self._ready.set()
+
+    async def _live(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        stopped = asyncio.ensure_future(self._stop.wait())
+        working = asyncio.ensure_future(self._work(self._stop))
+        await asyncio.wait({stopped, working}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not working.done() and self._job is None:
+            working.cancel()
+        await working
+
+    async def _work(self, stop: asyncio.Event) -> None:
+        async with self._joined() as job:
+            await self._complete(job)
+            self._job = job
+            self._ready.set()
+            await stop.wait()
+            await job.aclose(**self._leave)
+
+    @asynccontextmanager
+    async def _joined(self) -> AsyncIterator[Job]:
+        settings: JoinSettings = {
+            "world_size": self._world_size,
+            "rank_hint": self.rank,
+            "timeout": self._timeout,
+            "join_timeout": self._timeout,
+            "handle_sigterm": False,
+        }
+        if not os.environ.get("QUICOLL_NODE"):
+            settings["node"] = f"worker-{self.rank}"
+        named = Config.named(**settings)
+        if any(named.sources[name] in _NAMED for name in ("coordinator", "certs")):
+            async with join(**settings) as job:
+                yield job
+            return
+        settings["node"] = f"worker-{self.rank}"  # certificates are made for it: no two ranks may have one name
+        async with meet_at(
+            self._opened,
+            Config.named(**settings),
+            rank=self.rank,
+            world_size=self._world_size,
+            at_host=self._at_host,
+            source="rendezvous at torch's store",
+            end_s=0.0,  # a program may go on, and make another group: nothing of it needs the coordinator's end
+        ) as meeting, join(**meeting.settings(settings)) as job:  # fmt: skip
+            meeting.close()
+            yield job
+
+    def _opened(self) -> Store:
+        store = GivenStore(self._store, "torch's store", "quicoll/")
+        leave_host(store, self.rank)
+        return store
+
+    def _at_host(self, store: Store, given_up: Callable[[], bool]) -> str:
+        together = share_host(store, self._world_size, self._timeout, given_up)
+        environ = os.environ if rank_of(os.environ) is not None else {}
+        return own_host(Config.named(), environ, together=together)
+
+    async def _complete(self, job: Job) -> None:
+        """Wait for the view of all ranks, where earlier ones had fewer."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout
+        while job.world_size != self._world_size:
+            if loop.time() > deadline:
+                break
+            await asyncio.sleep(_AGAIN_S)
+            await job.ready(timeout=max(deadline - loop.time(), _AGAIN_S))
+        if (job.rank, job.world_size) != (self.rank, self._world_size):
+            raise LocalError(
+                f"rank {self.rank} of {self._world_size} is rank {job.rank} of {job.world_size} in the job of the "
+                "coordinator that the settings name; start a coordinator for this launch alone"
+            )
+
+
+def open_session(store: Any, *, rank: int, world_size: int, timeout: float, default: bool) -> JobSession:
+    """Make a session.
+
+    Args:
+        store: As for JobSession.
+        rank: As for JobSession.
+        world_size: As for JobSession.
+        timeout: As for JobSession.
+        default: Whether it is that of torch's default group.
+    Raises:
+        QuicollError: As JobSession.
+    """
+    global _default
+    session = JobSession(store, rank=rank, world_size=world_size, timeout=timeout)
+    if default:
+        _default = session
+    return session
+
+
+def session_of_default_group() -> JobSession | None:
+    """Return the session of torch's default group, None where that is another backend's."""
+    return _default if _default is not None and _default.alive else None
+
+
+@atexit.register
+def _leave_all() -> None:
+    """The interpreter ends, and there are groups that were not destroyed."""
+    failed = getattr(sys, "last_value", None) is not None
+    for session in list(_open):
+        try:
+            session.close(
+                reason="its program ended by an exception" if failed else "its program ended",
+                patience=0.5 if failed else _EXIT_S,
+                finished=not failed,
+            )
+        except QuicollError:
+            continue

@@ -1,0 +1,260 @@
+"""The handle of an operation, as torch waits for it: a `Work` with its own event.
+
+    under way    its parts run on the engine; nothing has been written to the program's tensors
+    ended        all parts have ended on the engine (`_ended`)
+    settled      results are in the program's tensors, or the error is there (`_settled`); then callbacks run
+
+From ended to settled somebody's thread copies the results: the one that waits, or asks whether it is over; one of the
+pool where nobody waits or a future was asked for. Never the engine's, which other ranks wait for.
+
+Traps of torch's, each of which has crashed a program or, worse, has not:
+
+- `_create_work_from_future` gives a Work whose `wait` returns True after an error. Hence a class of our own.
+- A future that carries `set_exception` ends the process in DDP's backward pass (segmentation fault). So `get_future`
+  gives `base.then(f)`, where f raises: that arrives in C++ as an error that it expects.
+- `wait(timedelta(0))`, the default, is a wait without a bound of its own. The operation has one: its deadline on the
+  engine. If the engine gave no answer a minute after that, this would raise, so no wait is for ever.
+- A wait on the engine's own thread would wait for itself: refused. In the child of a fork nothing would ever come:
+  refused.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from quicoll.errors import LocalError
+from quicoll.torch_backend.failures import for_torch, refused
+from quicoll.torch_backend.pool import run_aside
+
+if TYPE_CHECKING:
+    from quicoll.collectives.handle import Handle
+
+__all__ = ["OperationPart", "OperationWork", "WorkPart"]
+
+_GRACE_S = 60.0  # after an operation's deadline, for the engine to say that it has passed
+
+
+class WorkPart(Protocol):
+    """One operation of a Work."""
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None: ...
+
+    def take(self) -> Any:
+        """Return the result of what has ended, or raise its error; on a caller's thread."""
+        ...
+
+
+class OperationPart:
+    """An operation of a group."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: Handle[Any]) -> None:
+        self._handle = handle
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """See WorkPart."""
+        self._handle.add_done_callback(callback)
+
+    def take(self) -> Any:
+        """See WorkPart."""
+        pending = self._handle.pending
+        if pending.future.cancelled():
+            raise pending.cancelled()
+        pending.future.result()
+        return pending.take()
+
+
+class OperationWork(Work):
+    """See the module's head. Every method may be called from any thread but the engine's."""
+
+    def __init__(
+        self,
+        name: str,
+        parts: Sequence[WorkPart],
+        tensors: list[torch.Tensor],
+        finish: Callable[[list[Any]], object],
+        *,
+        within: float,
+        engine_thread: Callable[[], bool],
+    ) -> None:
+        """Make the handle of operations that were issued.
+
+        Args:
+            name: What was called, for errors.
+            parts: The operations.
+            tensors: Where the results go; what futures give.
+            finish: Writes the parts' results there; called once, on a caller's thread.
+            within: Seconds that the operations may take.
+            engine_thread: Whether the present thread is the engine's.
+        """
+        super().__init__()
+        self._name = name
+        self._parts = parts
+        self._tensors = tensors
+        self._finish = finish
+        self._within = within
+        self._engine_thread = engine_thread
+        self._pid = os.getpid()
+        self._began = time.monotonic()
+        self._lock = threading.Lock()  # of the three below
+        self._left = len(parts)
+        self._waiting = 0
+        self._base: Any = None
+        self._future: Any = None
+        self._settling = threading.Lock()
+        self._ended = threading.Event()
+        self._settled = threading.Event()
+        self._error: BaseException | None = None
+        self._source = -1
+        if not parts:
+            self._ended.set()
+        for part in parts:
+            part.add_done_callback(self._part_ended)
+
+    def __repr__(self) -> str:
+        state = "settled" if self._settled.is_set() else "ended" if self._ended.is_set() else "under way"
+        return f"<{self._name} {state}>"
+
+    # -- what torch calls ----------------------------------------------------------------------------------------
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait until the results are in the tensors.
+
+        Args:
+            timeout: How long this wait may take; zero leaves that to the operation's own timeout.
+        Returns:
+            True.
+        Raises:
+            QuicollError: The operation failed; a RuntimeError and a DistBackendError too. Or the time of this wait is
+                over, and the operation goes on.
+        """
+        self._demand_thread()
+        if not self._settled.is_set():
+            seconds = timeout.total_seconds()
+            with self._lock:
+                self._waiting += 1
+            try:
+                over = self._ended.wait(seconds if seconds > 0 else self._within + _GRACE_S)
+            finally:
+                with self._lock:
+                    self._waiting -= 1
+            if not over and not self._ended.is_set():
+                if seconds > 0:
+                    raise refused(f"{self._name}: the wait for it Timed out after {seconds:g} s; it goes on")
+                raise refused(f"{self._name}: the engine has not ended it by {_GRACE_S:g} s after its deadline")
+            self._settle()
+        if self._error is not None:
+            raise for_torch(self._error) from self._error.__cause__
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether the operation is over, well or not; then its results are in the tensors."""
+        if self._ended.is_set():
+            self._settle()
+        return self._settled.is_set()
+
+    def is_success(self) -> bool:
+        """Return whether the results are in the tensors."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return the error of an operation that failed."""
+        return for_torch(self._error) if self.is_completed() and self._error is not None else None
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that the results go to."""
+        return list(self._tensors)
+
+    def synchronize(self) -> None:
+        """Wait, as `wait` does."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Return the rank from which a receive from any rank has received; -1 while that is not known."""
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """Return a future of the tensors, which is done when the results are in them, or fails as `wait` would."""
+        with self._lock:
+            if self._future is None:
+                self._base = torch.futures.Future()
+                self._future = self._base.then(self._value)
+            ended = self._ended.is_set()
+        if ended:
+            run_aside(self._settle)
+        return self._future
+
+    def sent_by(self, rank: int) -> None:
+        """Note who sends what this receives.
+
+        Args:
+            rank: Of the group.
+        """
+        self._source = rank
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _value(self, _: Any) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise for_torch(self._error)
+        return self._tensors
+
+    def _demand_thread(self) -> None:
+        if os.getpid() != self._pid:
+            raise refused(f"{self._name} was called by the parent of this process, which alone can wait for it")
+        if self._engine_thread():
+            raise refused(f"{self._name} is waited for on the engine's own thread, which would wait for itself")
+
+    def _part_ended(self, _: Any) -> None:
+        """On the engine's thread, or on the caller's where the part had ended before."""
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+            self._ended.set()
+            aside = self._waiting == 0 or self._base is not None
+        if aside:
+            try:
+                run_aside(self._settle)
+            except RuntimeError:  # the interpreter is ending: nobody will ask
+                return
+
+    def _settle(self) -> None:
+        """Hand the results over, once; who comes second waits until that is done."""
+        with self._settling:
+            if not self._settled.is_set():
+                try:
+                    with torch.no_grad():
+                        self._finish([part.take() for part in self._parts])
+                except BaseException as error:  # whoever waits raises it
+                    self._error = self._timed(error)
+                self._parts, self._finish = (), _nothing
+                self._settled.set()
+            with self._lock:
+                base, self._base = self._base, None
+        if base is not None:
+            base.set_result(None)
+
+    def _timed(self, error: BaseException) -> BaseException:
+        """Add the words that torch's programs look for to the error of an operation whose time has passed."""
+        if getattr(error, "usable", True) or isinstance(error, LocalError):
+            return error
+        if time.monotonic() - self._began < self._within or not error.args:
+            return error
+        error.args = (f"{error.args[0]} (Timed out after {self._within:g} s)", *error.args[1:])
+        return error
+
+
+def _nothing(_: list[Any]) -> None:
+    return None

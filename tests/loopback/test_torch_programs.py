@@ -1,0 +1,73 @@
+"""Programs of torch's over the backend "quicoll": launched as users launch them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+HELPERS = ROOT / "tests" / "helpers"
+LIMIT_S = 500
+
+pytestmark = pytest.mark.slow
+
+
+def environment() -> dict[str, str]:
+    """This process's, without what a launcher says."""
+    others = ("QUICOLL_", "SLURM_", "TORCHELASTIC_", "OMPI_", "PMI_", "RANK", "WORLD_SIZE", "MASTER_", "LOCAL_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    path = os.environ.get("PYTHONPATH") or os.pathsep.join([str(ROOT), str(ROOT / "transport")])
+    # Its own directory is none where Python is told to be safe, as for what runs with the compiled modules.
+    return {**kept, "PYTHONPATH": os.pathsep.join([path, str(HELPERS)]), "OMP_NUM_THREADS": "1"}
+
+
+def torchrun(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        *map(str, arguments),
+    ]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def test_a_program_of_torchs_runs_as_it_is(tmp_path: Path) -> None:
+    program = HELPERS / "torch_program.py"
+    launched = torchrun(program, tmp_path)
+    assert launched.returncode == 0, launched.stdout[-1000:] + launched.stderr[-5000:]
+    held = json.loads((tmp_path / "checks.json").read_text())
+    assert held == re.findall(r"@check\ndef (\w+)", program.read_text())
+    assert len(held) > 10
+
+
+def test_a_killed_rank_is_started_again_and_the_bits_are_the_same(tmp_path: Path) -> None:
+    launched = torchrun("--max-restarts=1", HELPERS / "torch_restart.py", tmp_path)
+    assert launched.returncode == 0, launched.stderr[-5000:]
+    assert json.loads((tmp_path / "done.json").read_text()) == {"attempt": "1", "from": 3, "equal": True}
+
+
+def test_all_who_are_left_are_told_who_was_lost(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(HELPERS / "torch_loss.py"), str(tmp_path), str(rank), "3"],
+            env=environment(),
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(3)
+    ]
+    errors = [each.communicate(timeout=LIMIT_S)[1] for each in ranks]
+    assert [each.returncode for each in ranks] == [0, 0, -9], errors
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"told{rank}.json").read_text())
+        assert found["told"] == [["PeerError", "worker-2", ["worker-2"]]] * 3
+        assert found["seconds"] < 60

@@ -1,0 +1,40 @@
+"""quicoll's errors in torch programs."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from torch.distributed import DistBackendError
+
+from quicoll import LocalError, PeerError
+from quicoll.errors import JobDone
+from quicoll.torch_backend.failures import for_torch, refused
+
+
+def test_an_error_is_quicolls_and_torchs_with_all_that_it_says() -> None:
+    error = PeerError("lost", rank=1, node="worker-1", view=3, op="all_reduce#2", lost=("worker-1",))
+    error.__cause__ = cause = ValueError("seen here")
+    made = for_torch(error)
+    assert isinstance(made, PeerError)
+    assert isinstance(made, DistBackendError)
+    assert isinstance(made, RuntimeError)
+    assert str(made) == str(error)
+    assert (made.rank, made.node, made.view, made.op, made.lost) == (1, "worker-1", 3, "all_reduce#2", ("worker-1",))
+    assert type(made).__name__ == "PeerError"
+    assert made.__cause__ is cause
+
+
+def test_each_raise_has_an_object_of_its_own() -> None:
+    error = LocalError("no")
+    assert for_torch(error) is not for_torch(error)
+    assert type(for_torch(error)) is type(refused("other"))
+    assert isinstance(refused("other"), ValueError)
+
+
+def test_what_is_no_error_of_ours_stays_as_it_is() -> None:
+    for error in (KeyError("x"), KeyboardInterrupt(), JobDone("done", step=1)):
+        assert for_torch(error) is error
+    made = refused("twice")
+    assert for_torch(made) is made
