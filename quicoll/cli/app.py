@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from quicoll.cli import audit, bench, certs, coordinator, demo, doctor, env, explain, run, scale, sim
+from quicoll.cli import audit, bench, certs, coordinator, demo, doctor, env, explain, relay, run, scale, sim
 
 __all__ = ["app"]
 
@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 app.add_typer(audit.audit_app, name="audit")
 app.add_typer(certs.certs_app, name="certs")
-for command in (demo, run, coordinator, scale, bench, env, doctor, explain, sim):
+for command in (demo, run, coordinator, relay, scale, bench, env, doctor, explain, sim):
     command.register(app)
 
 

@@ -45,7 +45,8 @@ def init(
 def issue_one(
     directory: CertsDirectory,
     role: Annotated[
-        Literal["worker", "coordinator", "operator"], typer.Option(help="Role of the node.", show_default=False)
+        Literal["worker", "coordinator", "operator", "relay"],
+        typer.Option(help="Role of the node.", show_default=False),
     ],
     node: Annotated[str, typer.Option(help="Name of the node, unique within its role.", show_default=False)],
     days: Annotated[int, typer.Option(help="Days for which it is valid, at most until the authority ends.")] = 365,

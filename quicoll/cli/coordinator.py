@@ -73,6 +73,17 @@ def coordinator(
     max_world_size: MaxWorldSizeOption = None,
     warm_spares: WarmSparesOption = 0,
     vote_timeout: VoteTimeoutOption = None,
+    relay: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT|none",
+            help="A `quicoll relay`, for ranks that cannot reach each other behind NAT; none: no relay.",
+            show_default="this coordinator",
+        ),
+    ] = "",
+    relay_rate: Annotated[
+        float, typer.Option(help="Megabytes a second that this coordinator passes on as a relay, at most.")
+    ] = 100.0,
     events: Annotated[
         Path | None, typer.Option(envvar="QUICOLL_EVENTS", help="Directory for coordinator.jsonl, the events file.")
     ] = None,
@@ -134,6 +145,8 @@ def coordinator(
         max_world_size=max_world_size,
         warm_spares=warm_spares,
         vote_timeout=vote_timeout,
+        relay=relay,
+        relay_rate=relay_rate,
         observer=observe,
         transport_events=transport_events,
         qlog=qlog,

@@ -136,6 +136,8 @@ def _program(name: str) -> list[str]:
     hint = ""
     if Path(f"{name}.py").is_file():
         hint = f"; did you mean {name}.py?"
+    elif path.is_dir() and not (path / "__init__.py").is_file():
+        hint = "; it is a directory without a __main__.py"
     elif _is_module(name):
         hint = f"; a module is run with -m {name}"
     raise LocalError(f"there is no script at {name}, and no program of that name{hint}")

@@ -38,7 +38,8 @@ async def examine_host(
         config = await Config.resolve_in_loop(**settings)
     except LocalError as error:
         findings += host.memory_bounds(_LINKS)
-        return [*findings, wrong("settings", f"{error}.", "quicoll env shows where each setting comes from.")]
+        says = str(error) if str(error).endswith("?") else f"{error}."
+        return [*findings, wrong("settings", says, "quicoll env shows where each setting comes from.")]
     findings += host.memory_bounds(config.world_size or _LINKS)
     found, credentials = certificates(config)
     findings += found
@@ -47,21 +48,25 @@ async def examine_host(
     if credentials is None or not address:
         says = "The coordinator was not asked: that takes certificates, and an address to ask from."
         return [*findings, note("coordinator", says)]
+    local = network.spare_port(address)
+    sightings: list[tuple[str, tuple[str, int]]] = []
     if config.sources["coordinator"] == "default":
         says = f"No coordinator is named; the default, {config.coordinator}, was not asked."
         findings.append(note("coordinator", says, "Set coordinator (QUICOLL_COORDINATOR)."))
     else:
         for each in coordinator_addresses(config.coordinator):  # of several any may come to lead
             told, seen = await network.reached(
-                "coordinator", format_address(each), config, credentials, address, timeout=patience
+                "coordinator", format_address(each), config, credentials, address, timeout=patience, local=local
             )
             findings += told
             if seen is not None:
                 findings += [network.clock(seen), network.path(seen), network.nat(seen, config)]
+                sightings.append((format_address(each), seen.address))
     for peer in peers:
-        told, seen = await network.reached("peer", peer, config, credentials, address, timeout=patience)
+        told, seen = await network.reached("peer", peer, config, credentials, address, timeout=patience, local=local)
         findings += told
         if seen is not None:
             who = seen.peer.node
             findings += [network.clock(seen, who), network.path(seen, who), network.nat(seen, config, who)]
-    return findings
+            sightings.append((peer, seen.address))
+    return findings + network.nat_kind(sightings, config)

@@ -7,6 +7,7 @@ rank of this node that is at work meanwhile is not disturbed. Its port is in use
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -23,12 +24,14 @@ from quicoll_transport.net.udp import UdpSocket
 from quicoll_transport.quic.terms import DATAGRAM_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quicoll.config import Config
     from quicoll_transport.endpoint.inquiry import Seen
     from quicoll_transport.net.addresses import Address
     from quicoll_transport.security.credentials import Credentials
 
-__all__ = ["answer", "clock", "nat", "path", "port", "reached"]
+__all__ = ["answer", "clock", "nat", "nat_kind", "path", "port", "reached", "spare_port"]
 
 _CLOCK_NOTE_S = 1.0
 _CLOCK_WRONG_S = 60.0
@@ -58,8 +61,21 @@ def port(config: Config) -> tuple[list[CheckResult], str]:
     return [fine("port", f"UDP can be bound at {host}, {chosen} (listen, from {config.sources['listen']}).")], host
 
 
+def spare_port(host: str) -> int:
+    """Return a port that is free: asked from one port, two who answer see whether NAT gives it one mapping. On a loop.
+
+    Args:
+        host: The address to ask from.
+    """
+    with contextlib.suppress(AddressError):
+        bound = UdpSocket(host, 0, loop=asyncio.get_running_loop())
+        bound.close()
+        return int(bound.local_address[1])
+    return 0
+
+
 async def reached(
-    name: str, address: str, config: Config, credentials: Credentials, host: str, *, timeout: float
+    name: str, address: str, config: Config, credentials: Credentials, host: str, *, timeout: float, local: int = 0
 ) -> tuple[list[CheckResult], Seen | None]:
     """Ask the coordinator, or another rank, how it sees this host.
 
@@ -70,6 +86,7 @@ async def reached(
         credentials: Its credentials.
         host: The address to ask from.
         timeout: Seconds.
+        local: The port to ask from; 0 for any.
     Returns:
         What was found, and the answer; None where there was none.
     """
@@ -86,7 +103,7 @@ async def reached(
     failed: TransportError | None = None
     for target in targets:
         try:
-            io = UdpSocket(_same_family(host, target), 0, loop=asyncio.get_running_loop())
+            io = UdpSocket(_same_family(host, target), local, loop=asyncio.get_running_loop())
             seen = await inquire(target, credentials=credentials, io=io, timeout=timeout, search=timeout / 2)
         except TransportError as error:
             failed = failed or error
@@ -175,9 +192,46 @@ def nat(seen: Seen, config: Config, name: str = "coordinator") -> CheckResult:
         return note("nat", says, "Right where different ways lead out and in; else advertise the address that is seen.")
     if not _numeric(bound) or host == bound:
         return fine("nat", f"The {name} sees this host at {host}, the address that is bound: no NAT on the way.")
-    says = f"The {name} sees this host at {host}, and other ranks would be told {config.listen}: NAT is on the way."
-    advice = f"Map a UDP port of {host} to one of this host, and set listen=0.0.0.0:PORT and advertise={host}:MAPPED."
-    return wrong("nat", says, advice)
+    says = f"The {name} sees this host at {host}, and other ranks are told {config.listen}: NAT is on the way."
+    advice = (
+        f"It works as said below. A UDP port of {host} that is mapped to one of this host needs no help: set "
+        f"listen=0.0.0.0:PORT and advertise={host}:MAPPED."
+    )
+    return note("nat", says, advice)
+
+
+_OPENS = (
+    "Ranks that are behind no NAT are dialled from here; where both are behind NAT of this kind, each opens the way "
+    "for the other."
+)
+_RELAYED = (
+    "Ranks that are behind no NAT are dialled from here; with others that are behind NAT, datagrams go by the job's "
+    "relay: the coordinator, or what its --relay names."
+)
+
+
+def nat_kind(sightings: Sequence[tuple[str, tuple[str, int]]], config: Config) -> list[CheckResult]:
+    """Say what kind of NAT it is, and by which way ranks will reach each other.
+
+    Args:
+        sightings: Who saw this host and where, all from one port of it.
+        config: Of the rank.
+    Returns:
+        One result; none where there is no NAT, or a port is mapped.
+    """
+    bound = _plain(parse_address(config.listen)[0])
+    seen = {name: address for name, address in sightings if _plain(address[0]) != bound}
+    if config.advertise is not None or not _numeric(bound) or not seen:
+        return []
+    shown = "; ".join(f"{name}: {format_address(address)}" for name, address in seen.items())
+    if len(seen) == 1:
+        says = f"Whether the NAT gives one port of this host one mapping cannot be told from one answer ({shown})."
+        advice = "Name another process of the job that answers, such as a relay: --peer HOST:PORT."
+        return [note("nat kind", says, advice)]
+    if len({address[1] for address in seen.values()}) == 1:
+        return [fine("nat kind", f"The NAT gives one port of this host one mapping for all ({shown}). {_OPENS}")]
+    says = f"The NAT is symmetric: one port of this host has another mapping for each destination ({shown}). {_RELAYED}"
+    return [note("nat kind", says, "Map a port, or have the router map independently of the destination (RFC 4787).")]
 
 
 def _plain(host: str) -> str:

@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quicoll.checks import MAX_SECONDS, seconds
+from quicoll.checks import MAX_MEMBERS, MAX_SECONDS, seconds
 from quicoll.config import check_variables
 from quicoll.errors import LocalError
 from quicoll.launch import reaper
@@ -54,9 +54,10 @@ from quicoll.launch.restarts import RestartBudget
 from quicoll.launch.running import RunningJob, announce
 from quicoll.membership.operators import OPERATOR
 from quicoll.rendezvous.scratch import scratch_directory
+from quicoll_transport.errors import TransportError
 from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.security.authority import create_authority, issue
-from quicoll_transport.security.credentials import AUTHORITY_KEY_FILE, node_files
+from quicoll_transport.security.credentials import AUTHORITY_KEY_FILE, Credentials, node_files
 from quicoll_transport.security.identity import COORDINATOR, WORKER
 
 __all__ = ["RunExit", "Supervisor"]
@@ -150,6 +151,8 @@ class Supervisor:
         """
         if workers < 1:
             raise LocalError(f"a run has 1 worker or more, not {workers}")
+        if workers + spares > MAX_MEMBERS:
+            raise LocalError(f"a run has {MAX_MEMBERS} workers and spares at most, not {workers + spares}")
         if spares < 0:
             raise LocalError(f"spares is 0 or more, not {spares}")
         if most is not None and most < workers + spares:
@@ -448,12 +451,18 @@ class Supervisor:
         return argv if self._lost_after is None else [*argv, "--lost-after", str(self._lost_after)]
 
     def _checked(self, certs: Path) -> Path:
-        """Every node's files are there: a worker that lacks them would only die again and again."""
+        """Every node's files are there and can be used: a worker without them would only die again and again."""
         nodes = [(COORDINATOR, COORDINATOR), *((WORKER, child.node) for child in self._workers)]
         for role, node in nodes:
             for path in node_files(certs, role=role, node=node):
                 if not path.is_file():
                     raise LocalError(f"{node} has no {path}: quicoll certs issue {certs} --role {role} --node {node}")
+            try:
+                job = Credentials.from_directory(certs, role=role, node=node).identity.job
+            except TransportError as error:
+                raise LocalError(str(error)) from error
+            if job != self._job:
+                raise LocalError(f"{node_files(certs, role=role, node=node)[0]}: is for job {job!r}, not {self._job!r}")
         return certs.resolve()
 
     def _make_certs(self, directory: Path) -> Path:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -22,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from quicoll.errors import QuicollError
 from quicoll.membership.serving import serve
 from quicoll.observability.events import JsonLines
+from quicoll.rendezvous.applicant import write_credentials
 from quicoll.rendezvous.scratch import scratch_directory
 from quicoll_transport.errors import TransportError
-from quicoll_transport.security.credentials import AUTHORITY_FILE, node_files
 from quicoll_transport.security.identity import COORDINATOR
 
 if TYPE_CHECKING:
@@ -33,34 +32,13 @@ if TYPE_CHECKING:
     from quicoll.membership.service import CoordinatorService
     from quicoll.observability.events import Event
 
-__all__ = ["main", "write_credentials"]
+__all__ = ["main"]
 
 _POLL_S = 0.1
 _LINGER_S = 3.0
 """Without links, after the end of rank 0: as long as a rank may take to dial again."""
 _SIGNALLED_S = 30.0
 """At most, after a signal: what launchers give a group until they kill it."""
-
-
-def write_credentials(directory: Path, *, role: str, node: str, authority: str, certificate: str, key: str) -> None:
-    """Write the three files of a node; the key is its owner's alone from the first byte.
-
-    Args:
-        directory: Where; an empty one of this user's alone.
-        role: The node's role.
-        node: Its name.
-        authority: PEM of the authority's certificate.
-        certificate: PEM of the node's.
-        key: PEM of its key.
-    """
-    certificate_file, key_file = node_files(directory, role=role, node=node)
-    for path, text, mode in (
-        (directory / AUTHORITY_FILE, authority, 0o644),
-        (certificate_file, certificate, 0o644),
-        (key_file, key, 0o600),
-    ):
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write(text)
 
 
 def main() -> int:

@@ -27,10 +27,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import secrets
-import socket
 import subprocess
 import sys
 import threading
@@ -38,35 +36,26 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_public_key,
-)
-
 from quicoll.errors import LocalError, PeerError, QuicollError
 from quicoll.launchers import launch_name, on_one_host, rank_of, under_torchrun, world_size_of
-from quicoll.rendezvous.host import write_credentials
+from quicoll.rendezvous.applicant import Applicant, certificate_pem, certify_node, key_pem, write_credentials
+from quicoll.rendezvous.hosts import own_host
 from quicoll.rendezvous.scratch import scratch_directory
 from quicoll.rendezvous.stores import DirectoryStore, TorchStore
 from quicoll_transport.errors import TransportError
-from quicoll_transport.net.addresses import format_address, is_unspecified, parse_address
+from quicoll_transport.net.addresses import format_address, parse_address
 from quicoll_transport.security.authority import Authority
-from quicoll_transport.security.credentials import Credentials
 from quicoll_transport.security.identity import COORDINATOR, WORKER
 
 if TYPE_CHECKING:
     from quicoll.config import Config, JoinSettings
     from quicoll.rendezvous.stores import Store
 
-__all__ = ["Meeting", "meet_ranks", "meets"]
+__all__ = ["Meeting", "meet_at", "meet_ranks", "meets"]
 
 T = TypeVar("T")
 
@@ -128,7 +117,7 @@ class Meeting:
 
 @asynccontextmanager
 async def meet_ranks(config: Config, environ: Mapping[str, str]) -> AsyncIterator[Meeting]:
-    """Meet the other ranks of this launch. At the block's end the certificates are gone.
+    """Meet the other ranks of this launch, where a launcher says which there are. As `meet_at` otherwise.
 
     Args:
         config: As `Config.named` gives it.
@@ -140,22 +129,57 @@ async def meet_ranks(config: Config, environ: Mapping[str, str]) -> AsyncIterato
         PeerError: Rank 0 does not come within join_timeout, or refuses this rank.
     """
     rank, world_size = _place(config, environ)
+    source = f"rendezvous {config.rendezvous}" if config.rendezvous is not None else "rendezvous at torchrun's store"
+
+    def at_host(_: Store, given_up: Callable[[], bool]) -> str:
+        return own_host(config, environ, together=on_one_host(environ))
+
+    opened = partial(_store, config, environ)
+    async with meet_at(opened, config, rank=rank, world_size=world_size, at_host=at_host, source=source) as meeting:
+        yield meeting
+
+
+@asynccontextmanager
+async def meet_at(
+    opened: Callable[[], Store],
+    config: Config,
+    *,
+    rank: int,
+    world_size: int,
+    at_host: Callable[[Store, Callable[[], bool]], str],
+    source: str,
+    end_s: float = _END_S,
+) -> AsyncIterator[Meeting]:
+    """Meet the other ranks at a store. At the block's end the certificates are gone.
+
+    Args:
+        opened: Gives the store, on a thread of its own.
+        config: As `Config.named` gives it.
+        rank: Of this process in the launch.
+        world_size: How many processes come.
+        at_host: Gives, at rank 0, the address at which the others reach this host, on a thread of its own; it is
+            given the store, and what says that nobody waits for it any more.
+        source: Where what comes of it comes from, for `Config.sources`.
+        end_s: Seconds that rank 0 gives the coordinator, at the block's end, to end before it is left to itself.
+    Yields:
+        What this rank has from it.
+    Raises:
+        LocalError: The store cannot be used, or the coordinator does not start.
+        PeerError: Rank 0 does not come within join_timeout, or refuses this rank.
+    """
     with ExitStack() as stack:
         directory = stack.enter_context(scratch_directory())
         stop = threading.Event()
         stack.callback(stop.set)
-        source = (
-            f"rendezvous {config.rendezvous}" if config.rendezvous is not None else "rendezvous at torchrun's store"
-        )
 
         def work() -> str:
-            store = _store(config, environ)
+            store = opened()
             if rank:
                 return _ask(store, config, rank, directory, stop)
-            host = _Host(config, environ, store, world_size, directory)
+            host = _Host(config, store, world_size, directory, end_s)
             stack.callback(host.end)
             try:
-                address = host.open()
+                address = host.open(at_host(store, stop.is_set))
             except BaseException:
                 host.end()
                 raise
@@ -230,11 +254,9 @@ async def _in_thread(work: Callable[[], T], stop: threading.Event) -> T:
 class _Host:
     """Rank 0's part. `open` and then `keep` run on threads, `end` on the caller's."""
 
-    def __init__(
-        self, config: Config, environ: Mapping[str, str], store: Store, world_size: int, directory: Path
-    ) -> None:
+    def __init__(self, config: Config, store: Store, world_size: int, directory: Path, end_s: float) -> None:
         self._config = config
-        self._environ = environ
+        self._end_s = end_s
         self._store = store
         self._world_size = world_size
         self._directory = directory
@@ -245,15 +267,19 @@ class _Host:
         self._answered: dict[int, str] = {}
         self._keeping = threading.Lock()
 
-    def open(self) -> str:
-        """Start the coordinator, take part oneself, and say that the meeting is open. Returns the address."""
-        authority = _pem(self._authority.certificate)
+    def open(self, at: str) -> str:
+        """Start the coordinator at this host's address, take part oneself, and say that the meeting is open.
+
+        Returns:
+            The coordinator's address.
+        """
+        authority = certificate_pem(self._authority.certificate)
         certificate, key = self._authority.sign(role=WORKER, node=self._config.node, days=_DAYS)
         write_credentials(
             self._directory, role=WORKER, node=self._config.node, authority=authority,
-            certificate=_pem(certificate), key=_key_pem(key),
+            certificate=certificate_pem(certificate), key=key_pem(key),
         )  # fmt: skip
-        address = self._start(_own_host(self._config, self._environ))
+        address = self._start(at)
         said = {"number": self._number, "authority": authority, "coordinator": address}
         self._store.set(_OPEN, json.dumps(said).encode())
         return address
@@ -262,9 +288,9 @@ class _Host:
         config = self._config
         certificate, key = self._authority.sign(role=COORDINATOR, node=COORDINATOR, days=_DAYS)
         order = {
-            "authority": _pem(self._authority.certificate),
-            "certificate": _pem(certificate),
-            "key": _key_pem(key),
+            "authority": certificate_pem(self._authority.certificate),
+            "certificate": certificate_pem(certificate),
+            "key": key_pem(key),
             "job": config.job,
             "listen": format_address((host, 0)),
             "world_size": config.world_size,
@@ -319,14 +345,11 @@ class _Host:
             answer = {"refused": f"rank {self._nodes[node]} is called {node!r} too; each rank needs a name of its own"}
         else:
             try:
-                key = load_pem_public_key(str(asked.get("key")).encode())
-                if not isinstance(key, Ed25519PublicKey):
-                    raise ValueError("a key of another kind")
-                certificate = self._authority.certify(key, role=WORKER, node=node, days=_DAYS)
-            except (ValueError, TransportError) as error:
-                answer = {"refused": f"what it asked for cannot be signed: {error}"}
+                certificate = certify_node(self._authority, public_key=str(asked.get("key")), node=node, days=_DAYS)
+            except LocalError as error:
+                answer = {"refused": str(error)}
             else:
-                answer = {"certificate": _pem(certificate)}
+                answer = {"certificate": certificate}
         self._store.set(f"{self._number}/answer/{rank}/{number[:64]}", json.dumps(answer).encode())
         self._answered[rank] = number
         return True
@@ -340,55 +363,9 @@ class _Host:
             with contextlib.suppress(OSError):
                 process.stdin.close()
         try:
-            process.wait(_END_S)
+            process.wait(self._end_s)
         except subprocess.TimeoutExpired:
-            _LEFT.append(process)
-
-
-def _own_host(config: Config, environ: Mapping[str, str]) -> str:
-    """Return the address of this host at which the other ranks reach the coordinator."""
-    if config.listen:
-        host, _ = parse_address(config.listen)
-        if not is_unspecified(host):
-            return host
-    if on_one_host(environ):
-        return "127.0.0.1"
-    known: list[str] = [*_addresses(environ.get("MASTER_ADDR")), *_outward()]
-    for address in known:
-        loopback: bool = ipaddress.ip_address(address).is_loopback
-        if not loopback and _is_ours(address):
-            return address
-    raise LocalError(
-        "rendezvous: this host does not know an address at which the others reach it; set listen (QUICOLL_LISTEN), for "
-        "instance to its address and port 0"
-    )
-
-
-def _addresses(name: str | None) -> list[str]:
-    if not name:
-        return []
-    try:
-        return [str(found[4][0]).partition("%")[0] for found in socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)]
-    except OSError:
-        return []
-
-
-def _outward() -> list[str]:
-    """Return this host's addresses towards the world. Connecting a UDP socket sends nothing."""
-    found: list[str] = []
-    for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((target, 9))
-            found.append(str(probe.getsockname()[0]))
-    return [*found, *_addresses(socket.gethostname())]
-
-
-def _is_ours(host: str) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.bind((host, 0))
-        return True
-    return False
+            _LEFT[:] = [process, *(other for other in _LEFT if other.poll() is None)]
 
 
 # -- the other ranks -------------------------------------------------------------------------------------------------
@@ -396,10 +373,9 @@ def _is_ours(host: str) -> bool:
 
 def _ask(store: Store, config: Config, rank: int, directory: Path, stop: threading.Event) -> str:
     """Get a certificate at the meeting that is open; return the coordinator's address."""
-    key = Ed25519PrivateKey.generate()
+    applicant = Applicant(job=config.job, node=config.node)
     number = secrets.token_hex(16)
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
-    asked = json.dumps({"key": public, "node": config.node, "number": number}).encode()
+    asked = json.dumps({"key": applicant.public_key, "node": config.node, "number": number}).encode()
     deadline = time.monotonic() + config.join_timeout
     pause = _FIRST_PAUSE_S
     meeting = ""
@@ -411,7 +387,7 @@ def _ask(store: Store, config: Config, rank: int, directory: Path, stop: threadi
             pause = _FIRST_PAUSE_S
         answer = _read(store.get(f"{meeting}/answer/{rank}/{number}")) if meeting else None
         if said is not None and answer is not None:
-            return _accept(said, answer, key, config, directory)
+            return _accept(said, answer, applicant, directory)
         if time.monotonic() > deadline:
             found = (
                 "rank 0 does not answer; its meeting may be an earlier launch's" if meeting else "rank 0 did not come"
@@ -421,27 +397,16 @@ def _ask(store: Store, config: Config, rank: int, directory: Path, stop: threadi
     raise LocalError("rendezvous: it was given up")
 
 
-def _accept(
-    said: Mapping[str, Any], answer: Mapping[str, Any], key: Ed25519PrivateKey, config: Config, directory: Path
-) -> str:
+def _accept(said: Mapping[str, Any], answer: Mapping[str, Any], applicant: Applicant, directory: Path) -> str:
     if "refused" in answer:
         raise PeerError(f"rendezvous: rank 0 refuses this rank: {str(answer['refused'])[:400]}", rank=0)
     try:
-        authority = x509.load_pem_x509_certificate(str(said["authority"]).encode())
-        certificate = x509.load_pem_x509_certificate(str(answer["certificate"]).encode())
-        found = Credentials.from_parts(certificate, private_key=key, trust=[authority])
         address = format_address(parse_address(str(said["coordinator"])))
-    except (KeyError, ValueError, TransportError) as error:
+        applicant.accept(directory, authority=str(said["authority"]), certificate=str(answer["certificate"]))
+    except (KeyError, TransportError) as error:
         raise PeerError(f"rendezvous: what rank 0 answered cannot be used: {error}", rank=0) from error
-    if (found.identity.job, found.identity.role, found.identity.node) != (config.job, WORKER, config.node):
-        raise LocalError(
-            f"rendezvous: rank 0 has a meeting of the job {found.identity.job!r}, and this is {config.node!r} of "
-            f"{config.job!r}; give all ranks one job (QUICOLL_JOB)"
-        )
-    write_credentials(
-        directory, role=WORKER, node=config.node, authority=_pem(authority), certificate=_pem(certificate),
-        key=_key_pem(key),
-    )  # fmt: skip
+    except LocalError as error:
+        raise LocalError(f"rendezvous: {error}") from error
     return address
 
 
@@ -454,11 +419,3 @@ def _read(value: bytes | None) -> dict[str, Any] | None:
     except ValueError:
         return None
     return word if isinstance(word, dict) else None
-
-
-def _pem(certificate: x509.Certificate) -> str:
-    return certificate.public_bytes(Encoding.PEM).decode()
-
-
-def _key_pem(key: Any) -> str:
-    return str(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode())

@@ -10,6 +10,7 @@ MASTER_PORT may write. A directory is as safe as its permissions: it has to be t
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -21,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quicoll.errors import LocalError, PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-__all__ = ["DirectoryStore", "Store", "TorchStore"]
+__all__ = ["DirectoryStore", "GivenStore", "Store", "TorchStore"]
 
 MAX_VALUE = 64 << 10
 _SERVERS: list[Any] = []
@@ -47,7 +48,11 @@ class Store(Protocol):
 
 
 class DirectoryStore:
-    """A directory below one that all ranks share."""
+    """A directory below one that all ranks share.
+
+    Who may write to the shared one may put another directory in the place of ours. So whose it is, is looked at each
+    time that it is opened, and words are found by that descriptor.
+    """
 
     def __init__(self, base: str | os.PathLike[str], name: str) -> None:
         """Make the directory if it is not there.
@@ -65,63 +70,116 @@ class DirectoryStore:
         try:
             self._directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            found = os.stat(self._directory, follow_symlinks=False)
+            with self._opened():
+                pass
         except OSError as error:
             raise LocalError(
                 f"rendezvous: {self._directory} cannot be made: {error.strerror}; name a directory that all nodes "
                 "share and that you may write to"
             ) from error
-        others = stat.S_IMODE(found.st_mode) & 0o022
-        if found.st_uid != os.geteuid() or others or not stat.S_ISDIR(found.st_mode):
-            raise LocalError(
-                f"rendezvous: who may write to {self._directory} may join the job; it has to be a directory of yours "
-                f"alone (chmod 700 it, or remove it)"
-            )
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """Hold the directory, by its descriptor. Opening it has NFS look whether it has changed."""
+        unsafe = LocalError(
+            f"rendezvous: who may write to {self._directory} may join the job; it has to be a directory of yours "
+            "alone (chmod 700 it, or remove it)"
+        )
+        try:
+            directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise unsafe from None
+            raise
+        try:
+            found = os.fstat(directory)
+            if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+                raise unsafe
+            yield directory
+        finally:
+            os.close(directory)
 
     def set(self, key: str, value: bytes) -> None:
         """See Store."""
-        path = self._directory / _file(key)
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        name = _file(key)
+        draft = f".{name}.{secrets.token_hex(8)}"
         for last in (False, True):
             try:
-                with open(draft, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-                    file.write(value)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(draft, path)
+                with self._opened() as directory:
+                    created = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+                    with open(created, "wb") as file:
+                        file.write(value)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    os.replace(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
                 return
             except FileNotFoundError:  # another rank has cleared what an earlier meeting left
                 if last:
                     raise LocalError(f"rendezvous: {self._directory} was removed") from None
                 self._make()
             except OSError as error:
-                raise LocalError(f"rendezvous: {path} cannot be written: {error.strerror}") from error
+                raise LocalError(f"rendezvous: {self._directory / name} cannot be written: {error.strerror}") from error
 
     def get(self, key: str) -> bytes | None:
         """See Store."""
-        path = self._directory / _file(key)
+        name = _file(key)
         try:
-            # Asking for the list first has NFS look whether the directory has changed; else it may answer from memory
-            # that there is no such file.
-            if path.name not in os.listdir(self._directory):
-                return None
-            with open(path, "rb") as file:
-                value = file.read(MAX_VALUE + 1)
+            with self._opened() as directory:
+                # Asking for the list first, else NFS may answer from memory that there is no such file.
+                if name not in os.listdir(directory):
+                    return None
+                with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=directory), "rb") as file:
+                    value = file.read(MAX_VALUE + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise LocalError(f"rendezvous: {path} cannot be read: {error.strerror}") from error
+            raise LocalError(f"rendezvous: {self._directory / name} cannot be read: {error.strerror}") from error
         return value if len(value) <= MAX_VALUE else None
 
     def clear(self) -> None:
         """See Store."""
-        with contextlib.suppress(OSError):
-            for name in os.listdir(self._directory):
-                os.unlink(self._directory / name)
+        with contextlib.suppress(OSError, LocalError):
+            with self._opened() as directory:
+                for name in os.listdir(directory):
+                    os.unlink(name, dir_fd=directory)
             self._directory.rmdir()
 
 
-class TorchStore:
+class GivenStore:
+    """A store of torch's that a program has: a TCPStore, a FileStore, or one with a prefix."""
+
+    def __init__(self, store: Any, where: str, prefix: str) -> None:
+        """Use it.
+
+        Args:
+            store: The store.
+            where: What it is, for errors.
+            prefix: Of all keys.
+        """
+        self._store, self._where, self._prefix = store, where, prefix
+
+    def set(self, key: str, value: bytes) -> None:
+        """See Store."""
+        try:
+            self._store.set(self._prefix + key, value.decode())
+        except RuntimeError as error:
+            raise PeerError(f"rendezvous: {self._where} is gone: {_first_line(error)}") from error
+
+    def get(self, key: str) -> bytes | None:
+        """See Store."""
+        try:
+            if not self._store.check([self._prefix + key]):
+                return None
+            value = bytes(self._store.get(self._prefix + key))
+        except RuntimeError as error:
+            raise PeerError(f"rendezvous: {self._where} is gone: {_first_line(error)}") from error
+        return value if len(value) <= MAX_VALUE else None
+
+    def clear(self) -> None:
+        """See Store. The store ends with the job."""
+
+
+class TorchStore(GivenStore):
     """torchrun's TCPStore, at MASTER_ADDR and MASTER_PORT."""
 
     def __init__(self, environ: Mapping[str, str], *, timeout: float) -> None:
@@ -145,10 +203,10 @@ class TorchStore:
             raise LocalError(
                 "rendezvous: torchrun's store needs torch in this environment; install it, or set coordinator and certs"
             ) from error
-        self._where = f"torchrun's store at {host}:{port}"
+        where = f"torchrun's store at {host}:{port}"
         serves = environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True) and rank == 0
         try:
-            self._store = TCPStore(
+            store = TCPStore(
                 host,
                 port,
                 is_master=serves,
@@ -157,30 +215,10 @@ class TorchStore:
                 multi_tenant=True,
             )
         except (RuntimeError, ValueError) as error:
-            raise PeerError(f"rendezvous: {self._where} cannot be reached: {_first_line(error)}") from error
+            raise PeerError(f"rendezvous: {where} cannot be reached: {_first_line(error)}") from error
         if serves:
-            _SERVERS.append(self._store)
-        self._prefix = f"quicoll/{environ['TORCHELASTIC_RUN_ID']}/"
-
-    def set(self, key: str, value: bytes) -> None:
-        """See Store."""
-        try:
-            self._store.set(self._prefix + key, value.decode())
-        except RuntimeError as error:
-            raise PeerError(f"rendezvous: {self._where} is gone: {_first_line(error)}") from error
-
-    def get(self, key: str) -> bytes | None:
-        """See Store."""
-        try:
-            if not self._store.check([self._prefix + key]):
-                return None
-            value = bytes(self._store.get(self._prefix + key))
-        except RuntimeError as error:
-            raise PeerError(f"rendezvous: {self._where} is gone: {_first_line(error)}") from error
-        return value if len(value) <= MAX_VALUE else None
-
-    def clear(self) -> None:
-        """See Store. The store ends with the job."""
+            _SERVERS.append(store)
+        super().__init__(store, where, f"quicoll/{environ['TORCHELASTIC_RUN_ID']}/")
 
 
 def _file(key: str) -> str:

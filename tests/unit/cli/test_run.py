@@ -34,6 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("x.py", "plain", "tool", "marked.py", "pkg/__main__.py", "other/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("#!/bin/sh\n")
+    (tmp_path / "folder").mkdir()
     for name in ("tool", "marked.py"):
         (tmp_path / name).chmod(0o755)
     return tmp_path
@@ -80,6 +81,10 @@ def test_an_executable_file_that_is_no_python_is_a_program(here: Path) -> None:
         (
             ["json.tool"],
             "there is no script at json.tool, and no program of that name; a module is run with -m json.tool",
+        ),
+        (
+            ["folder"],
+            "there is no script at folder, and no program of that name; it is a directory without a __main__.py",
         ),
         (["-m", "nothing_like_it.x"], "there is no module nothing_like_it.x"),
         (["-m", "x/y"], "there is no module x/y"),

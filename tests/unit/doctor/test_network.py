@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quicoll import Config
-from quicoll.doctor.network import clock, nat, path
+from quicoll.doctor.network import clock, nat, nat_kind, path
 from quicoll_transport.endpoint.inquiry import Seen
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import COORDINATOR, Identity
@@ -49,7 +49,7 @@ def test_a_path_that_loses_what_links_begin_with_is_noted(seen: Any) -> None:
     ("settings", "state", "says"),
     [
         ({"listen": "10.0.0.7:5000"}, "fine", "no NAT"),
-        ({"listen": "192.168.1.2:5000"}, "wrong", "NAT is on the way"),
+        ({"listen": "192.168.1.2:5000"}, "note", "NAT is on the way"),
         ({"listen": "192.168.1.2:5000", "advertise": "10.0.0.7:7000"}, "fine", "other ranks are told 10.0.0.7:7000"),
         ({"listen": "192.168.1.2:5000", "advertise": "10.0.0.8:7000"}, "note", "other ranks are told 10.0.0.8:7000"),
         ({"listen": "192.168.1.2:5000", "advertise": "gate:7000"}, "fine", "other ranks are told gate:7000"),
@@ -60,5 +60,26 @@ def test_nat_is_seen_by_the_address_that_the_coordinator_sees(
 ) -> None:
     finding = nat(seen(), Config.resolve(environ={}, **settings))
     assert (finding.state, says in finding.says) == (state, True)
-    if state == "wrong":
+    if "NAT is on the way" in finding.says:
         assert "advertise=10.0.0.7:MAPPED" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("settings", "sightings", "state", "says"),
+    [
+        ({"listen": "10.0.0.7:5000"}, [("10.0.0.7", 5000), ("10.0.0.7", 5000)], "", ""),
+        ({"listen": "192.168.1.2:5000", "advertise": "10.0.0.7:7000"}, [("10.0.0.7", 1), ("10.0.0.7", 2)], "", ""),
+        ({"listen": "192.168.1.2:5000"}, [], "", ""),
+        ({"listen": "192.168.1.2:5000"}, [("10.0.0.7", 1)], "note", "cannot be told from one answer"),
+        ({"listen": "192.168.1.2:5000"}, [("192.168.1.2", 9), ("10.0.0.7", 1)], "note", "cannot be told"),
+        ({"listen": "192.168.1.2:5000"}, [("10.0.0.7", 1), ("10.0.0.7", 1)], "fine", "each opens the way"),
+        ({"listen": "192.168.1.2:5000"}, [("10.0.0.7", 1), ("10.0.0.7", 2)], "note", "by the job's relay"),
+    ],
+)
+def test_the_kind_of_nat_follows_from_two_who_see_one_port(
+    settings: dict[str, str], sightings: list[tuple[str, int]], state: str, says: str
+) -> None:
+    named = [(f"peer{number}:4433", address) for number, address in enumerate(sightings)]
+    found = nat_kind(named, Config.resolve(environ={}, **settings))
+    assert [finding.state for finding in found] == ([state] if state else [])
+    assert all(says in finding.says and "10.0.0.7" in finding.says for finding in found)

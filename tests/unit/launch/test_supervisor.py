@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ import pytest
 from quicoll.errors import LocalError
 from quicoll.launch import reaper
 from quicoll.launch.supervisor import Supervisor
-from quicoll_transport.security.authority import create_authority, issue
+from quicoll.rendezvous.applicant import certificate_pem, key_pem
+from quicoll_transport.security.authority import Authority, create_authority, issue
+from quicoll_transport.security.credentials import node_files
 
 pytestmark = pytest.mark.slow
 
@@ -194,6 +197,38 @@ async def test_certificates_of_ones_own_must_be_there_for_every_node(run: Run) -
     issue(certs, role="worker", node="worker-1")
     await run.supervisor("import os; print(os.environ['QUICOLL_CERTS'])", certs=certs).run()
     assert run.said("worker-1") == [str(certs)]
+
+
+@pytest.mark.parametrize(
+    ("job", "days_ago", "mode", "match"),
+    [
+        ("local", 30, 0o600, r"worker-worker-1\.pem: .*: the certificate expired at "),
+        ("other", 0, 0o600, r"coordinator-coordinator\.pem: is for job 'other', not 'local'"),
+        ("local", 0, 0o644, r"worker-worker-1\.key: others than its owner may use this key"),
+    ],
+)
+async def test_certificates_that_cannot_be_used_are_named_before_anything_starts(
+    job: str, days_ago: int, mode: int, match: str, run: Run
+) -> None:
+    certs = run.directory / "mine"
+    then = datetime.now(UTC) - timedelta(days=days_ago)
+    create_authority(certs, job=job, now=then)
+    issue(certs, role="coordinator", node="coordinator")
+    issue(certs, role="worker", node="worker-0")
+    certificate, key = Authority.load(certs).sign(role="worker", node="worker-1", days=10, now=then)
+    pem, key_file = node_files(certs, role="worker", node="worker-1")
+    pem.write_text(certificate_pem(certificate))
+    key_file.write_text(key_pem(key))
+    key_file.chmod(mode)
+    with pytest.raises(LocalError, match=match):
+        await run.supervisor("print('never')", certs=certs).run()
+    assert run.said("worker-0") == []
+
+
+async def test_more_workers_than_a_view_may_have_are_refused(run: Run) -> None:
+    for workers, spares in ((1025, 0), (4, 1021)):
+        with pytest.raises(LocalError, match="a run has 1024 workers and spares at most, not 1025"):
+            run.supervisor("print('never')", workers=workers, spares=spares)
 
 
 async def test_a_worker_that_dies_is_started_again(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,23 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
     os.symlink(tmp_path / "elsewhere", tmp_path / "quicoll-job")
     with pytest.raises(LocalError, match="of yours alone"):
         DirectoryStore(tmp_path, "job")
+
+
+@pytest.mark.parametrize("put", [os.rename, os.symlink])
+def test_a_directory_that_was_put_in_its_place_is_not_used(put: Callable[[Path, Path], None], tmp_path: Path) -> None:
+    """Who may write to the shared one can move ours away and leave words of his own."""
+    store = DirectoryStore(tmp_path, "job")
+    store.set("open", b"ours")
+    (tmp_path / "quicoll-job").rename(tmp_path / "away")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "open").write_bytes(b"theirs")
+    (tmp_path / "others").chmod(0o777)
+    put(tmp_path / "others", tmp_path / "quicoll-job")
+    for use in (lambda: store.get("open"), lambda: store.set("open", b"again")):
+        with pytest.raises(LocalError, match="of yours alone"):
+            use()
+    store.clear()
+    assert (tmp_path / "quicoll-job" / "open").read_bytes() == b"theirs"
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
