@@ -102,7 +102,7 @@ deep: $(VENV)/.dev
 
 # What a user installs is the wheel: a module, a py.typed, an entry point or a dependency that was forgotten shows only
 # there. All runs from an empty directory and with -P, so that no import can find the source tree. Every module is
-# imported, the command starts processes that train, and pytest finds its plugin; the tests would show no more than that.
+# imported, the command starts processes that train, torch knows the backend and pytest finds its plugin.
 wheel: $(VENV)/.dev $(WHEEL_VENV)/.deps
 	rm -rf build/wheel && mkdir -p build/wheel build/away
 	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel . >/dev/null
@@ -111,6 +111,7 @@ wheel: $(VENV)/.dev $(WHEEL_VENV)/.deps
 	cd build/away && $(IN_WHEEL_VENV)/python -P -c "$$IMPORT_ALL" '$(HERE)'
 	cd build/away && $(IN_WHEEL_VENV)/quicoll sim --seed 1 --ranks 2 --steps 2
 	cd build/away && PYTHONSAFEPATH=1 $(IN_WHEEL_VENV)/quicoll run -n 2 '$(HERE)/examples/allreduce.py'
+	cd build/away && $(IN_WHEEL_VENV)/python -P -c 'import torch.distributed as d; assert d.is_backend_available("quicoll")'
 	cd build/away && echo "$$TEST_WITH_PLUGIN" >test_plugin.py && $(IN_WHEEL_VENV)/python -P -m pytest -q \
 		-p no:cacheprovider --rootdir=. -c /dev/null --sim-seeds 3:5 test_plugin.py
 

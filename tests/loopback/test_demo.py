@@ -55,6 +55,21 @@ def test_the_demo_recovers_from_both_faults_to_the_bits_of_an_undisturbed_proces
     assert "\x1b" not in done.stdout, "plain lines where there is no terminal"
 
 
+def test_the_example_with_divided_moments_has_the_same_bits_on_any_number_of_ranks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = EXAMPLES / "sharded_adam.py"
+    found = []
+    for ranks in (1, 3):
+        assert here("run", "-n", ranks, script, "--steps", "12") == 0
+        lines = capsys.readouterr().out.splitlines()
+        found += [line.partition("step 12, digest ")[2] for line in lines if "step 12, digest" in line]
+        parts = [line for line in lines if "this rank had the moments of elements" in line]
+        assert len(parts) == len(dict.fromkeys(parts)) == ranks
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
 def test_the_blocking_example_needs_no_event_loop(capsys: pytest.CaptureFixture[str]) -> None:
     """Its coordinator is on every address."""
     assert here("run", "-n", "2", "--listen", "0.0.0.0:0", EXAMPLES / "blocking.py") == 0

@@ -116,3 +116,10 @@ def test_what_is_wrong_is_in_the_exit_status_and_in_json(
         main(["doctor", *where])
     assert ended.value.code == 1
     assert "(from QUICOLL_TIMEOUT)" in capsys.readouterr().out
+
+
+async def test_a_misspelt_variable_is_wrong_and_the_sentence_ends_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    misspelt = "QUICOLL_" + "CORDINATOR"
+    monkeypatch.setenv(misspelt, "127.0.0.1:1")
+    (found,) = [each for each in await examine_host() if each.check == "settings"]
+    assert found.says == f"the variable {misspelt} is none of quicoll's; did you mean QUICOLL_COORDINATOR?"

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import quicoll
 import quicoll_transport
@@ -171,34 +170,6 @@ async def training(block: str, directory: Path) -> None:
         assert len(set(await asyncio.gather(*map(rank, jobs)))) == 1
 
 
-async def torch_model(block: str, directory: Path) -> None:
-    """A model and its optimizer in the training loop: three ranks end alike, and as one alone."""
-    loop = blocks()["README.md: job.register_state(save, load)  # how a rank that was away g"]
-
-    def batch(shard: int, step: int) -> list[torch.Tensor]:
-        chance = torch.Generator().manual_seed(100 * step + shard)
-        return [torch.randn(4, 3, generator=chance), torch.randn(4, 1, generator=chance)]
-
-    async def rank(job: quicoll.Job) -> bytes:
-        model = torch.nn.Linear(3, 1)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(0.5)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        scope: dict[str, Any] = {"model": model, "optimizer": optimizer, "batch": batch}
-        scope["loss"] = lambda model, x, y: torch.nn.functional.mse_loss(model(x), y)
-        exec(block, scope)  # noqa: S102 - that is the test
-        names = {name: scope[name] for name in ("save", "load", "gradient", "apply")}
-        await piece(loop, job=job, quicoll=quicoll, steps=5, **names)
-        return b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
-
-    ended = set()
-    for world in (1, 3):
-        async with cluster(world) as jobs:
-            ended |= set(await asyncio.gather(*map(rank, jobs)))
-    assert len(ended) == 1
-
-
 async def in_a_test(block: str, directory: Path) -> None:
     made = await piece(block, quicoll=quicoll)
     assert len(made["jobs"]) == 3
@@ -342,6 +313,24 @@ async def a_worker(block: str, directory: Path) -> None:
     assert quicoll.checkpoint.of_step(directory / "checkpoints", 9).step == 9
 
 
+async def without_asyncio(block: str, directory: Path) -> None:
+    (directory / "mean.py").write_text(block)
+    said = program("-m", "quicoll.cli.main", "run", "-n", "2", "mean.py", cwd=directory)
+    assert sorted(line for line in said.splitlines() if " after step " in line) == [
+        "[worker-0] rank 0: 3.500 after step 30",
+        "[worker-1] rank 1: 3.500 after step 30",
+    ]
+
+
+async def by_name(block: str, directory: Path) -> None:
+    """Under torchrun, with nothing else. From a checkout the backend is known by its import."""
+    head = "import torch\nimport torch.distributed as dist\nimport quicoll.torch_backend\n"
+    tail = "x = torch.ones(2)\ndist.all_reduce(x)\nprint('sum', x.tolist())\ndist.destroy_process_group()\n"
+    (directory / "train.py").write_text(head + block + tail)
+    said = program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", cwd=directory)
+    assert said.count("sum [2.0, 2.0]") == 2
+
+
 async def checkpoints(block: str, directory: Path) -> None:
     """Two ranks, then three that go on from what these have saved."""
 
@@ -377,7 +366,6 @@ async def certificate(block: str, directory: Path) -> None:
 RUNS: dict[str, Run] = {
     "README.md: async def main():": script,
     "README.md: job.register_state(save, load)  # how a rank that was away g": training,
-    "README.md: def save():": torch_model,
     "README.md: async with quicoll.testing.cluster(3, lost_after=0.6) as job": in_a_test,
     "README.md: @quicoll.sim.scenario(seeds=200, ranks=4)": scenarios,
     'certs/README.md: credentials = Credentials.from_directory("certs/train", role': certificate,
@@ -394,9 +382,11 @@ RUNS: dict[str, Run] = {
     "docs/messages.md: async def main():": alone,
     "docs/simulation.md: def split(sim):": scenarios,
     'docs/tiers.md: cold = job.shared_state("archive", consistency="eventual")': tiers,
+    'docs/torch_backend.md: dist.init_process_group("quicoll")  # instead of "gloo"': by_name,
     "docs/training.md: sampler = quicoll.data.Sampler(len(points), batch_size=16, s": sampled,
     'docs/training.md: moments = quicoll.Sharded(len(weights), {"m": "float32", "v"': divided,
     "docs/training.md: task = quicoll.train.TorchTask(": a_worker,
+    "docs/training.md: class Mean:": without_asyncio,
 }
 
 

@@ -178,6 +178,16 @@ async def test_a_rank_started_by_itself_is_told_in_one_line_what_to_run(monkeypa
     assert [entry.path.name for entry in told.traceback if entry.path.parent.name == "quicoll"] == ["job.py"]
 
 
+async def test_a_rank_of_a_launcher_without_a_store_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("QUICOLL_")]:
+        monkeypatch.delenv(name)
+    for name, value in {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LocalError, match=r"a launcher starts \(SLURM_PROCID\) meet .*: set QUICOLL_RENDEZVOUS$"):
+        async with quicoll.join():
+            pass
+
+
 async def test_an_unreachable_coordinator_is_a_clear_error_at_the_deadline(certs: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
         unused.bind(("127.0.0.1", 0))

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import quicoll
-from quicoll import Event, Job, LocalError, PeerError, StepAborted, blocking
+from quicoll import Event, Job, LocalError, PeerError, StepAborted, Terminated, blocking
 from quicoll.membership.serving import serve
 from quicoll.testing import cluster, cut_network
+from quicoll.train import CheckpointPolicy, Part
 from quicoll_transport.security.authority import create_authority, issue
 
 
@@ -241,6 +242,71 @@ def test_a_blocking_call_that_is_interrupted_ends_the_block_in_time(alone: Alone
         step.on_commit(interrupt)
     with alone.join() as job:
         job.group.barrier()
+
+
+class Sum:
+    """A task; what `at` does in its third step's forward pass."""
+
+    def __init__(self, at: Callable[[], object] = lambda: None) -> None:
+        self.found = np.zeros(2, np.float32)
+        self.at = at
+
+    def architecture(self) -> dict[str, Any]:
+        return {}
+
+    def parameters(self) -> dict[str, Any]:
+        return {"found": self.found}
+
+    def forward(self, part: Part) -> Part:
+        if part.step == 3:
+            self.at()
+        return part
+
+    def backward(self, loss: Part) -> list[Any]:
+        return [np.full(2, loss.shard + loss.step, np.float32)]
+
+    def apply(self, average: Any) -> None:
+        self.found = self.found + average[0]
+
+    def state(self) -> dict[str, Any]:
+        return {"found": self.found}
+
+    def load_state(self, state: Any) -> None:
+        self.found = np.array(state["found"])
+
+
+def test_a_blocking_worker_trains_in_one_call_and_goes_on_from_its_checkpoints(alone: Alone, tmp_path: Path) -> None:
+    task, steps = Sum(), []
+    policy = CheckpointPolicy(tmp_path / "saved", every=2)
+    with alone.join() as job:
+        worker = blocking.Worker(job, task, shards=2, checkpoints=policy, on_step=steps.append)
+        result = worker.run(steps=3)
+        assert (result.steps, result.committed, worker.figures.steps) == (3, 3, 3)
+        assert worker.architecture.digest
+        assert worker.state()["task"]["found"].tolist() == [7.5, 7.5]
+        with job.step() as step:  # the job is there after it
+            assert step.number == 4
+    assert steps == [1, 2, 3]
+    task = Sum()
+    with alone.join() as job:
+        result = blocking.Worker(job, task, shards=2, checkpoints=policy).run(steps=5)
+    assert (result.resumed_from, result.steps, result.committed) == (3, 5, 2)
+    assert task.found.tolist() == [17.5, 17.5]
+
+
+def test_from_within_a_blocking_worker_no_call_may_wait_and_a_request_to_stop_ends_it(alone: Alone) -> None:
+    said: list[str] = []
+
+    def within() -> None:
+        said.append(refusal(job.group.barrier))
+        job.stop()
+
+    task = Sum(within)
+    with pytest.raises(Terminated), alone.join() as job:
+        blocking.Worker(job, task, shards=2).run(steps=9)
+    assert task.found.tolist() == [7.5, 7.5]
+    assert len(said) == 2
+    assert all("nothing may block" in each for each in said)
 
 
 class Alarm(Exception):

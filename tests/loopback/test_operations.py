@@ -423,10 +423,11 @@ async def test_a_dropped_handle_keeps_nothing_alive_once_its_operation_has_ended
             job.group.all_reduce(x)
         inputs.clear()
         del x
-        await everyone(jobs, lambda job: job.group.barrier())
-        await everyone(jobs, lambda job: job.group.barrier())
-        gc.collect()
-        assert [ref() for ref in watched] == [None, None]
+        # A barrier does not wait for the operations before it: these end when their last bytes have come.
+        async with asyncio.timeout(30):
+            while any(ref() is not None for ref in watched):
+                await everyone(jobs, lambda job: job.group.barrier())
+                gc.collect()
 
 
 async def test_a_failure_that_nobody_awaits_is_told_by_the_next_operation() -> None:
@@ -613,3 +614,33 @@ async def test_none_where_the_root_alone_has_a_tensor_is_refused_with_what_to_pa
     async with cluster(1) as jobs:
         with pytest.raises(LocalError, match=rf"{operation} takes a tensor on every rank: .* of the same .*, not None"):
             getattr(jobs[0].group, operation)(None)
+
+
+async def test_tags_tell_messages_apart_and_the_first_sender_is_found() -> None:
+    async with cluster(3) as jobs:
+        first, second, third = (job.group for job in jobs)
+        sent = [second.send(np.ones(3), to=0, tag=7), second.send(np.full(3, 2.0), to=0)]
+        assert await first.next_sender(tag=7) == 1
+        assert (await first.recv(np.empty(3), source=1)).tolist() == [2.0] * 3
+        assert (await first.recv(np.empty(3), source=1, tag=7)).tolist() == [1.0] * 3
+        for handle in sent:
+            await handle
+        waiting = first.next_sender(tag=9)
+        late = third.send(np.ones(1), to=0, tag=9)
+        assert await waiting == 2
+        await first.recv(np.empty(1), source=2, tag=9)
+        await late
+        abandoned = first.next_sender()
+        abandoned.cancel()  # nothing was called, so the view goes on
+        evens = [job.group.subgroup([2, 0], "evens") for job in (jobs[2], jobs[0])]
+        found = await asyncio.gather(*(group.all_gather(np.array([group.rank])) for group in evens))
+        assert [each.tolist() for each in found] == [[0, 1]] * 2
+        for ranks, name in (([0, 0], "x"), ([1, 2], "x"), ([0, 3], "x"), ([0, 1], "a:b"), ([0, 1], "")):
+            with pytest.raises(LocalError):
+                first.subgroup(ranks, name)
+        with pytest.raises(LocalError, match="a tag is"):
+            first.send(np.ones(1), to=1, tag=-1)
+        with pytest.raises(PeerError, match="no rank has sent"):
+            await first.next_sender(timeout=0.2)
+        with pytest.raises(PeerError, match="no rank has sent"):
+            await second.barrier()

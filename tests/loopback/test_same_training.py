@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from depth import deep, some
 
 from quicoll import checkpoint
+from quicoll.data import Sampler
 from quicoll.demo.digits import SHARDS, Digits, baseline, pin_torch
 from quicoll.errors import LocalError
 from quicoll.testing import cluster
-from quicoll.train import Worker
+from quicoll.train import CheckpointPolicy, Divide, Part, TorchTask, Worker
 
 STEPS, BATCH, SEED = int(os.environ.get("QUICOLL_TEST_TRAINING_STEPS", "6")), 4, 7
 
@@ -100,3 +103,69 @@ async def test_a_negative_bucket_is_refused() -> None:
     async with cluster(1) as (job,):
         with pytest.raises(LocalError, match="bucket_bytes"):
             Worker(job, Digits(seed=SEED, batch=BATCH), shards=SHARDS, bucket_bytes=-1)
+
+
+# -- layers that keep running statistics -------------------------------------------------------------------------------
+
+X = np.random.default_rng(3).standard_normal((50, 5)).astype(np.float32)
+
+
+def normalised() -> TorchTask:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        module = torch.nn.Sequential(
+            torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(0.2), torch.nn.Linear(6, 1)
+        )
+
+    def loss(module: torch.nn.Module, part: Part) -> torch.Tensor:
+        return torch.as_tensor(module(torch.from_numpy(X[part.indices])).square().mean())
+
+    return TorchTask(module, torch.optim.Adam(module.parameters(), lr=0.01), loss)
+
+
+def batches() -> Sampler:
+    return Sampler(len(X), batch_size=18, shards=6, seed=SEED)
+
+
+async def statistics(world: int, **how: Any) -> list[dict[str, bytes]]:
+    """All of the module after three steps, the last with parts of two samples or three."""
+    tasks = [normalised() for _ in range(world)]
+    async with cluster(world) as jobs:
+        workers = [Worker(job, task, data=batches(), **how) for job, task in zip(jobs, tasks, strict=True)]
+        await asyncio.gather(*(worker.run(epochs=1) for worker in workers))
+    return [
+        {name: torch.as_tensor(value).numpy().tobytes() for name, value in task.state()["module"].items()}
+        for task in tasks
+    ]
+
+
+async def test_running_statistics_are_the_same_bits_at_every_world_size(pinned: None) -> None:
+    """S1, A2: they move with the commit, by the mean over the logical shards; no rank has statistics of its own."""
+    (alone,) = await statistics(1)
+    assert np.frombuffer(alone["1.num_batches_tracked"], np.int64).tolist() == [3]
+    assert np.frombuffer(alone["1.running_var"], np.float32).std() > 0
+    for world, how in ((2, {}), (3, {"phase_barrier": True}), (4, {"bucket_bytes": 40})):
+        for found in await statistics(world, **how):
+            assert found == alone
+
+
+# -- a divided state, from checkpoints ---------------------------------------------------------------------------------
+
+
+async def resumed(world: int, steps: int, directory: Path | None) -> tuple[set[str], list[Any]]:
+    """The digests after so many steps, and from where the ranks began."""
+    policy = None if directory is None else CheckpointPolicy(directory, every=4)
+    async with cluster(world) as jobs:
+        workers = [Worker(job, normalised(), data=batches(), checkpoints=policy, divide=Divide(8)) for job in jobs]
+        results = await asyncio.gather(*(worker.run(steps=steps) for worker in workers))
+    return {result.digest for result in results}, [result.resumed_from for result in results]
+
+
+async def test_a_divided_state_comes_back_from_checkpoints_at_another_world_size(pinned: None, tmp_path: Path) -> None:
+    """S7, C5: each rank writes what it owns of Adam's moments, and reads what it is to own."""
+    alone, _ = await resumed(1, 9, None)
+    await resumed(3, 5, tmp_path)
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert (found.step, found.tensors["divided.exp_avg"].shape) == (5, (6 * 5 + 6 + 6 + 6 + 6 + 1 + 6 + 6 + 1,))
+    assert await resumed(2, 9, tmp_path) == (alone, [5, 5])

@@ -22,6 +22,7 @@ SHARED = {
     "SharedState": "the blocking mirror of quicoll.SharedState",
     "Step": "the blocking mirror of quicoll.Step",
     "Tiers": "the blocking mirror of quicoll.Tiers",
+    "Worker": "the blocking mirror of quicoll.train.Worker",
     "join": "the blocking mirror of quicoll.join",
     "main": "the entry point of a program",
     "register": "how a module of the command adds its own commands",

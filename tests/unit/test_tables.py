@@ -137,7 +137,7 @@ def test_every_bound_on_members_has_a_test_that_is_there() -> None:
     assert len(rows) > 20
     for what, bound, where, named in rows:
         assert bound, what
-        assert where in ("coordinator", "ranks", "both", "coordinator, ranks"), what
+        assert where in ("coordinator", "ranks", "both", "relay", "coordinator, ranks"), what
         assert quoted(named), what
         assert [name for name in quoted(named) if f"def {name}(" not in tests] == [], what
 

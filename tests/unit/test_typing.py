@@ -96,6 +96,11 @@ def steps(job: blocking.Job) -> None:
     job.resume_from("one")  # type: ignore[arg-type]
     with job.step() as step:
         assert_type(step, blocking.Step)
+
+def trained(job: blocking.Job, task: quicoll.train.Task) -> None:
+    worker = blocking.Worker(job, task, shards=8, phase_barrier=True)
+    assert_type(worker.run(steps=3), quicoll.train.TrainingResult)
+    blocking.Worker(job, task, shards="eight")  # type: ignore[arg-type]
 """
 """An error that is expected has `type: ignore`: strict mypy reports those that ignore nothing."""
 
