@@ -24,7 +24,11 @@ ROWS = [
     for name, size in (("barrier", 0), ("all_reduce 64 KiB", 65536))
 ]
 
+# The first import of matplotlib on a machine starts a process that lists the fonts.
+DRAWS = pytest.mark.slow
 
+
+@DRAWS
 def test_a_picture_names_the_contenders_the_cases_and_the_ratios(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib draws; pip install 'quicoll[plot]'")
     path = tmp_path / "bench.svg"
@@ -34,6 +38,7 @@ def test_a_picture_names_the_contenders_the_cases_and_the_ratios(tmp_path: Path)
         assert f"<!-- {text} -->" in svg, text
 
 
+@DRAWS
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib draws; pip install 'quicoll[plot]'")
     with pytest.raises(LocalError, match=r"cannot write .*bench\.docx"):
