@@ -119,6 +119,10 @@ class Group:
     def subgroup(self, ranks: Sequence[int], name: str) -> Group:
         return Group(self._inner.subgroup(ranks, name), self._check)
 
+    @documented_as(_groups.Group.for_threads)
+    def for_threads(self) -> _groups.ThreadGroup:
+        return self._inner
+
     @documented_as(_groups.Group.next_sender)
     def next_sender(self, *, tag: int = 0, timeout: float | None = None) -> int:
         self._check()

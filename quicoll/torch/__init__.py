@@ -14,7 +14,8 @@ with quicoll.blocking.join() as job:
 
 from __future__ import annotations
 
+from quicoll.torch.ddp import CanonicalHook
 from quicoll.torch.model_state import ModelState, state_of
 from quicoll.torch.training import AsyncTraining, AsyncTrainingStep, Training, TrainingStep
 
-__all__ = ["AsyncTraining", "AsyncTrainingStep", "ModelState", "Training", "TrainingStep", "state_of"]
+__all__ = ["AsyncTraining", "AsyncTrainingStep", "CanonicalHook", "ModelState", "Training", "TrainingStep", "state_of"]

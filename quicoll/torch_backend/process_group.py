@@ -9,7 +9,7 @@ ranks, the store, and what it cannot do. There is no `new_group`: torch would ca
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroup  # type: ignore[attr-defined]  # public, though not in its __all__
@@ -20,6 +20,9 @@ from quicoll.torch_backend.failures import for_torch
 from quicoll.torch_backend.methods import Methods
 from quicoll.torch_backend.names import BACKEND
 from quicoll.torch_backend.sessions import JobSession, open_session, session_of_default_group
+
+if TYPE_CHECKING:
+    from quicoll.collectives.group import ThreadGroup
 
 __all__ = ["Described", "create"]
 
@@ -50,6 +53,11 @@ class Described(Methods):
 
     def __repr__(self) -> str:
         return f"<{BACKEND} {self._name} rank {self._own_rank} of {self._own_size}>"
+
+    @property
+    def thread_group(self) -> ThreadGroup:
+        """The group of quicoll's that carries it."""
+        return self._group
 
     def getBackendName(self) -> str:
         """Return "quicoll"."""

@@ -331,6 +331,27 @@ async def by_name(block: str, directory: Path) -> None:
     assert said.count("sum [2.0, 2.0]") == 2
 
 
+async def hooked(block: str, directory: Path) -> None:
+    code = f"""
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+import quicoll.torch
+dist.init_process_group("quicoll", init_method="file://{directory}/store", rank=0, world_size=1)
+net = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+batches = [(torch.randn(16, 4), torch.zeros(16, dtype=torch.int64)) for _ in range(2)]
+first = net.weight.detach().clone()
+def loss_of(model, x, y):
+    return cross_entropy(model(x), y)
+{block}
+assert not torch.equal(first, net.weight)
+dist.destroy_process_group()
+"""
+    program("-c", code, cwd=directory)
+
+
 async def checkpoints(block: str, directory: Path) -> None:
     """Two ranks, then three that go on from what these have saved."""
 
@@ -382,6 +403,7 @@ RUNS: dict[str, Run] = {
     "docs/messages.md: async def main():": alone,
     "docs/simulation.md: def split(sim):": scenarios,
     'docs/tiers.md: cold = job.shared_state("archive", consistency="eventual")': tiers,
+    "docs/torch.md: model = DistributedDataParallel(net)": hooked,
     'docs/torch_backend.md: dist.init_process_group("quicoll")  # instead of "gloo"': by_name,
     "docs/training.md: sampler = quicoll.data.Sampler(len(points), batch_size=16, s": sampled,
     'docs/training.md: moments = quicoll.Sharded(len(weights), {"m": "float32", "v"': divided,
