@@ -14,8 +14,18 @@ with quicoll.blocking.join() as job:
 
 from __future__ import annotations
 
+from quicoll.torch import functional
 from quicoll.torch.ddp import CanonicalHook
 from quicoll.torch.model_state import ModelState, state_of
 from quicoll.torch.training import AsyncTraining, AsyncTrainingStep, Training, TrainingStep
 
-__all__ = ["AsyncTraining", "AsyncTrainingStep", "CanonicalHook", "ModelState", "Training", "TrainingStep", "state_of"]
+__all__ = [
+    "AsyncTraining",
+    "AsyncTrainingStep",
+    "CanonicalHook",
+    "ModelState",
+    "Training",
+    "TrainingStep",
+    "functional",
+    "state_of",
+]

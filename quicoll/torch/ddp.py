@@ -39,17 +39,15 @@ import torch
 from quicoll.checks import whole
 from quicoll.errors import LocalError, QuicollError
 from quicoll.numerics.seed import Seed
+from quicoll.torch.groups import blocking_group
 from quicoll.torch_backend.failures import for_torch
 from quicoll.torch_backend.process_group import Described
-from quicoll.torch_backend.sessions import session_of_default_group
 from quicoll.torch_backend.work import OperationPart, OperationWork
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket  # type: ignore[attr-defined]  # public, though not in its __all__
     from torch.nn.parallel import DistributedDataParallel
 
-    from quicoll.collectives.blocking_group import Group
-    from quicoll.collectives.group import ThreadGroup
     from quicoll.collectives.shards import Shards
 
 __all__ = ["CanonicalHook"]
@@ -69,7 +67,7 @@ class CanonicalHook:
         model: DistributedDataParallel,
         *,
         shards: int,
-        group: Group | None = None,
+        group: Any = None,
         seed: int | None = None,
         timeout: float = _DEFAULT_S,
     ) -> None:
@@ -78,8 +76,8 @@ class CanonicalHook:
         Args:
             model: What DDP has wrapped, with whichever backend; no hook is registered, and no backward pass was run.
             shards: In how many logical shards each batch is divided, at least as many as there are ranks.
-            group: What reduces: `job.group` of a `quicoll.blocking` job of the same ranks. None takes the model's own
-                process group where its backend is "quicoll", else torch's default group where that is.
+            group: What reduces, of the same ranks: `job.group`, or a process group of the backend "quicoll". None takes
+                the model's own process group where its backend is "quicoll", else torch's default group.
             seed: For each shard torch's generators are seeded from this, the step and the shard, so that dropout draws
                 the same on whichever rank it is. None leaves them alone.
             timeout: Seconds for the reduction of a bucket.
@@ -87,7 +85,8 @@ class CanonicalHook:
             LocalError: There is no group of quicoll's, its ranks are not the model's, a rank would have no shard, or
                 the model looks for unused parameters.
         """
-        self._group = _group_of(model, group)
+        own: Any = model.process_group
+        self._group = blocking_group(own if group is None and isinstance(own, Described) else group).for_threads()
         self._total = whole(shards, "shards")
         self._seed = None if seed is None else Seed(seed)
         self._timeout = timeout
@@ -187,21 +186,6 @@ class CanonicalHook:
             missing = len(self._parameters) - len(found)
             raise LocalError(f"{missing} parameters had no gradient in the backward pass of shard {shard}")
         return found
-
-
-def _group_of(model: DistributedDataParallel, group: Group | None) -> ThreadGroup:
-    if group is not None:
-        return group.for_threads()
-    own: Any = model.process_group
-    if isinstance(own, Described):
-        return own.thread_group
-    session = session_of_default_group()
-    if session is None:
-        raise LocalError(
-            "no group of quicoll's reduces for this model: pass group=job.group of a quicoll.blocking job, or make the "
-            'process group with dist.init_process_group("quicoll")'
-        )
-    return session.group
 
 
 def _no_engine_thread() -> bool:

@@ -352,6 +352,27 @@ dist.destroy_process_group()
     program("-c", code, cwd=directory)
 
 
+async def routed(block: str, directory: Path) -> None:
+    """Rows that go to experts and come back, on two ranks."""
+    code = f"""
+import asyncio
+import torch
+from quicoll.testing import cluster
+from quicoll.torch import functional
+counts, expert = [1, 2], torch.square
+def one(group):
+    x = torch.arange(6.0).reshape(3, 2).requires_grad_()
+{textwrap.indent(block, "    ")}
+    y.sum().backward()
+    assert torch.equal(y, x.detach() ** 2) and torch.equal(x.grad, 2 * x.detach())
+async def main():
+    async with cluster(2) as jobs:
+        await asyncio.gather(*(asyncio.to_thread(one, job.group) for job in jobs))
+asyncio.run(main())
+"""
+    program("-c", code, cwd=directory)
+
+
 async def checkpoints(block: str, directory: Path) -> None:
     """Two ranks, then three that go on from what these have saved."""
 
@@ -404,6 +425,7 @@ RUNS: dict[str, Run] = {
     "docs/simulation.md: def split(sim):": scenarios,
     'docs/tiers.md: cold = job.shared_state("archive", consistency="eventual")': tiers,
     "docs/torch.md: model = DistributedDataParallel(net)": hooked,
+    "docs/torch.md: tokens, came = functional.all_to_all(x, group, counts=counts": routed,
     'docs/torch_backend.md: dist.init_process_group("quicoll")  # instead of "gloo"': by_name,
     "docs/training.md: sampler = quicoll.data.Sampler(len(points), batch_size=16, s": sampled,
     'docs/training.md: moments = quicoll.Sharded(len(weights), {"m": "float32", "v"': divided,
