@@ -172,7 +172,7 @@ class Checker:
         base = [node for node in last if node not in self._left]
         if base and 2 * len([node for node in nodes if node in base]) <= len(base):
             self.break_("quorum", f"view {view.view_id} of {nodes} after {base}: no majority of it")
-        first = self._world_size if self.wanted is None else min(self._world_size, self.wanted)
+        first = self._world_size if self._bound is None else min(self._world_size, self._bound)
         if not base and len(nodes) < first:
             self.break_("quorum", f"view {view.view_id} of {nodes} begins the job, which has {first} ranks")
         if self._bound is not None and len(nodes) > max(len(base), self._bound) and base:

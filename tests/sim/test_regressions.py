@@ -204,6 +204,14 @@ def test_one_of_two_coordinators_that_is_to_be_started_again_does_not_hold_up_th
     assert outcome.virtual_s < 5.0
 
 
+def test_a_first_view_has_as_many_ranks_as_were_asked_for_when_it_was_proposed() -> None:
+    """Seed 1070: an operator asked for two ranks, then for four, while the view of two was being installed."""
+    events = parse_events("sim.at(0.0).scale(2)\nsim.at(0.1).scale(4)\n")
+    settings = Settings(ranks=3, conditions=Conditions(latency_ns=10_000_000))
+    outcome = run_scenario(Scenario(seed=1070, steps=4, events=events, settings=settings))
+    assert outcome.error is None, outcome.error
+
+
 TEACHERS_LOST = """
 sim.at(2.54).lie(0, 1)
 sim.at(3.6642).crash(0).crash(2).crash(3)
