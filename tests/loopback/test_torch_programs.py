@@ -21,13 +21,13 @@ LIMIT_S = 500
 pytestmark = pytest.mark.slow
 
 
-def torchrun(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def torchrun(*arguments: str | Path, ranks: int = 2) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
         "torch.distributed.run",
         "--standalone",
-        "--nproc-per-node=2",
+        f"--nproc-per-node={ranks}",
         *map(str, arguments),
     ]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -63,3 +63,22 @@ def test_all_who_are_left_are_told_who_was_lost(tmp_path: Path) -> None:
         found = json.loads((tmp_path / f"told{rank}.json").read_text())
         assert found["told"] == [["PeerError", "worker-2", ["worker-2"]]] * 3
         assert found["seconds"] < 60
+
+
+def read_by(program: Path, directory: Path, ranks: int) -> tuple[str, set[str]]:
+    """Run a program; what it says, and the digests that it ends with."""
+    directory.mkdir()
+    launched = torchrun("--max-restarts=1", program, directory, ranks=ranks)
+    assert launched.returncode == 0, launched.stderr[-5000:]
+    return launched.stdout, set(re.findall(r"digest (\w{16})", launched.stdout))
+
+
+def test_a_transformer_on_real_text_has_the_bits_of_one_process_though_one_of_two_is_killed(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "torchrun_ddp.py"
+    _, alone = read_by(example, tmp_path / "one", 1)
+    assert len(alone) == 1
+    assert read_by(example, tmp_path / "four", 4)[1] == alone
+    said, digests = read_by(HELPERS / "torch_killed.py", tmp_path / "killed", 2)
+    assert digests == alone
+    processes = set(re.findall(r"process (\d+), rank 1", said))
+    assert len(processes) == 2  # the one that was killed, and its successor
