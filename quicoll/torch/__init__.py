@@ -14,7 +14,7 @@ with quicoll.blocking.join() as job:
 
 from __future__ import annotations
 
-from quicoll.torch import functional
+from quicoll.torch import functional, parallel
 from quicoll.torch.ddp import CanonicalHook
 from quicoll.torch.model_state import ModelState, state_of
 from quicoll.torch.training import AsyncTraining, AsyncTrainingStep, Training, TrainingStep
@@ -27,5 +27,6 @@ __all__ = [
     "Training",
     "TrainingStep",
     "functional",
+    "parallel",
     "state_of",
 ]

@@ -7,7 +7,8 @@
 The loss that is differentiated is the sum of the losses of all ranks, each of which calls `backward` on its own. So the
 gradient of a sum is the sum of the gradients, on every rank. Where all ranks compute one and the same loss from what
 they hold in common, as in tensor parallel layers, that would count it once for each rank: there `enter` (forward as it
-is, gradients summed) stands before what is divided, and `leave` (summed, gradients as they are) behind it.
+is, gradients summed) stands before what is divided, and `leave` (summed, gradients as they are) behind it; likewise
+`own_part` (a rank's own piece, gradients put together) and `join_parts` (put together, the gradient's own piece).
 
 Each waits until it is over, on the thread that calls it: the caller's going forward, torch's going backward. Every rank
 issues the same operations in the same order, which is so where every rank has the same graph. Gradients of gradients go
@@ -29,7 +30,17 @@ from quicoll.torch.groups import blocking_group
 if TYPE_CHECKING:
     from quicoll.collectives.blocking_group import Group
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "enter", "leave", "reduce_scatter"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "enter",
+    "join_parts",
+    "leave",
+    "own_part",
+    "reduce_scatter",
+]
 
 Sum = Literal["sum", "avg"]
 
@@ -78,6 +89,50 @@ def leave(x: torch.Tensor, group: Any = None) -> torch.Tensor:
         QuicollError: The operation failed.
     """
     return _applied(_Leave, x, blocking_group(group))
+
+
+def own_part(x: torch.Tensor, group: Any = None, *, dim: int = 0, counts: Sequence[int]) -> torch.Tensor:
+    """Take this rank's part of x, which is equal on all ranks; the gradients of the parts are put together.
+
+    Args:
+        x: Equal on all ranks.
+        group: As for `all_reduce`.
+        dim: The dimension that is divided.
+        counts: How much each rank takes of it, by rank.
+    Returns:
+        A view of x.
+    Raises:
+        LocalError: The counts are not those of x.
+        QuicollError: From `backward`, where putting them together fails.
+    """
+    own = blocking_group(group)
+    known = _checked(counts, own)
+    rows = x.movedim(dim, 0)
+    if sum(known) != rows.shape[0]:
+        raise LocalError(f"counts are {sum(known)} in all, and dimension {dim} is {rows.shape[0]}")
+    return _applied(_Part, rows, own, known).movedim(0, dim)
+
+
+def join_parts(x: torch.Tensor, group: Any = None, *, dim: int = 0, counts: Sequence[int]) -> torch.Tensor:
+    """Put the ranks' parts together, to what is equal on all of them; of the gradient each takes its part.
+
+    Args:
+        x: This rank's part.
+        group: As for `all_reduce`.
+        dim: The dimension along which they are put together.
+        counts: How much each rank has of it, by rank.
+    Returns:
+        A new tensor.
+    Raises:
+        LocalError: The counts are not the ranks'.
+        QuicollError: The operation failed.
+    """
+    own = blocking_group(group)
+    known = _checked(counts, own)
+    rows = x.movedim(dim, 0)
+    if known[own.rank] != rows.shape[0]:
+        raise LocalError(f"rank {own.rank} has {rows.shape[0]} along dimension {dim}, and counts say {known[own.rank]}")
+    return _applied(_Whole, rows, own, known).movedim(0, dim)
 
 
 def all_gather(
@@ -216,6 +271,28 @@ class _Leave(torch.autograd.Function):
         return enter(gradients[0], ctx.group), None
 
 
+class _Part(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Group, counts: list[int]) -> torch.Tensor:
+        ctx.group, ctx.counts = group, counts
+        return x.narrow(0, sum(counts[: group.rank]), counts[group.rank])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return join_parts(gradients[0], ctx.group, counts=ctx.counts), None, None
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Group, counts: list[int]) -> torch.Tensor:
+        ctx.group, ctx.counts = group, counts
+        return group.all_gather(_plain(x))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return own_part(gradients[0], ctx.group, counts=ctx.counts), None, None
+
+
 class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: Group, counts: list[int]) -> torch.Tensor:
@@ -235,8 +312,8 @@ class _ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        whole = all_gather(gradients[0], ctx.group, counts=ctx.counts)
-        return (whole if ctx.op == "sum" else whole / ctx.group.world_size), None, None, None
+        all_rows = all_gather(gradients[0], ctx.group, counts=ctx.counts)
+        return (all_rows if ctx.op == "sum" else all_rows / ctx.group.world_size), None, None, None
 
 
 class _AllToAll(torch.autograd.Function):

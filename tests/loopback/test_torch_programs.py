@@ -82,3 +82,20 @@ def test_a_transformer_on_real_text_has_the_bits_of_one_process_though_one_of_tw
     assert digests == alone
     processes = set(re.findall(r"process (\d+), rank 1", said))
     assert len(processes) == 2  # the one that was killed, and its successor
+
+
+def test_layers_divided_among_two_pairs_train_as_one_process_does() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "quicoll.cli.main",
+        "run",
+        "-n",
+        "4",
+        str(ROOT / "examples" / "tensor_parallel.py"),
+    ]
+    launched = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert launched.returncode == 0, launched.stderr[-5000:]
+    far = [float(each) for each in re.findall("at most (.*) from one process", launched.stdout)]
+    assert len(far) == 4
+    assert max(far) < 1e-6
