@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from quicoll.torch import functional, parallel
 from quicoll.torch.ddp import CanonicalHook
+from quicoll.torch.experts import Experts
 from quicoll.torch.model_state import ModelState, state_of
 from quicoll.torch.training import AsyncTraining, AsyncTrainingStep, Training, TrainingStep
 
@@ -23,6 +24,7 @@ __all__ = [
     "AsyncTraining",
     "AsyncTrainingStep",
     "CanonicalHook",
+    "Experts",
     "ModelState",
     "Training",
     "TrainingStep",

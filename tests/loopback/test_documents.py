@@ -325,7 +325,10 @@ async def without_asyncio(block: str, directory: Path) -> None:
 async def by_name(block: str, directory: Path) -> None:
     """Under torchrun, with nothing else. From a checkout the backend is known by its import."""
     head = "import torch\nimport torch.distributed as dist\nimport quicoll.torch_backend\n"
-    tail = "x = torch.ones(2)\ndist.all_reduce(x)\nprint('sum', x.tolist())\ndist.destroy_process_group()\n"
+    # One write for a line: torchrun starts Python unbuffered, and both ranks write to one pipe.
+    tail = (
+        "x = torch.ones(2)\ndist.all_reduce(x)\nprint(f'sum {x.tolist()}\\n', end='')\ndist.destroy_process_group()\n"
+    )
     (directory / "train.py").write_text(head + block + tail)
     said = program("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", cwd=directory)
     assert said.count("sum [2.0, 2.0]") == 2
@@ -368,6 +371,31 @@ def one(group):
 async def main():
     async with cluster(2) as jobs:
         await asyncio.gather(*(asyncio.to_thread(one, job.group) for job in jobs))
+asyncio.run(main())
+"""
+    program("-c", code, cwd=directory)
+
+
+async def mixed(block: str, directory: Path) -> None:
+    code = f"""
+import asyncio
+import torch
+from torch import nn
+import quicoll.torch
+from quicoll.testing import cluster
+torch.manual_seed(0)
+router, given = nn.Linear(32, 8), torch.randn(6, 32)
+all_experts = [nn.Linear(32, 32) for _ in range(8)]
+def one(group):
+    x = given[3 * group.rank : 3 * group.rank + 3]
+{textwrap.indent(block.replace("[nn.Linear(32, 32) for _ in range(8)]", "all_experts"), "    ")}
+    return y
+async def main():
+    async with cluster(2) as jobs:
+        found = torch.cat(await asyncio.gather(*(asyncio.to_thread(one, job.group) for job in jobs)))
+    best = torch.topk(router(given), 2)
+    for row, chosen, share, y in zip(given, best.indices.tolist(), torch.softmax(best.values, 1), found):
+        torch.testing.assert_close(y, share[0] * all_experts[chosen[0]](row) + share[1] * all_experts[chosen[1]](row))
 asyncio.run(main())
 """
     program("-c", code, cwd=directory)
@@ -426,6 +454,7 @@ RUNS: dict[str, Run] = {
     'docs/tiers.md: cold = job.shared_state("archive", consistency="eventual")': tiers,
     "docs/torch.md: model = DistributedDataParallel(net)": hooked,
     "docs/torch.md: tokens, came = functional.all_to_all(x, group, counts=counts": routed,
+    "docs/torch.md: experts = quicoll.torch.Experts([nn.Linear(32, 32) for _ in ": mixed,
     'docs/torch_backend.md: dist.init_process_group("quicoll")  # instead of "gloo"': by_name,
     "docs/training.md: sampler = quicoll.data.Sampler(len(points), batch_size=16, s": sampled,
     'docs/training.md: moments = quicoll.Sharded(len(weights), {"m": "float32", "v"': divided,
