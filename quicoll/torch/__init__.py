@@ -17,6 +17,7 @@ from __future__ import annotations
 from quicoll.torch import functional, parallel
 from quicoll.torch.ddp import CanonicalHook
 from quicoll.torch.experts import Experts
+from quicoll.torch.fsdp import carry_shards
 from quicoll.torch.model_state import ModelState, state_of
 from quicoll.torch.training import AsyncTraining, AsyncTrainingStep, Training, TrainingStep
 
@@ -28,6 +29,7 @@ __all__ = [
     "ModelState",
     "Training",
     "TrainingStep",
+    "carry_shards",
     "functional",
     "parallel",
     "state_of",

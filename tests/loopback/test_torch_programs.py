@@ -7,12 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from torch_processes import environment
+from torch_processes import environment  # noqa: E402 - after the check that there is a torch
 
 ROOT = Path(__file__).parents[2]
 HELPERS = ROOT / "tests" / "helpers"
@@ -82,6 +83,28 @@ def test_a_transformer_on_real_text_has_the_bits_of_one_process_though_one_of_tw
     assert digests == alone
     processes = set(re.findall(r"process (\d+), rank 1", said))
     assert len(processes) == 2  # the one that was killed, and its successor
+
+
+def sharded_by(directory: Path, how: str) -> tuple[dict[str, int], dict[str, Any]]:
+    directory.mkdir()
+    command = [sys.executable, str(HELPERS / "torch_sharded.py"), str(directory)]
+    ranks = [
+        subprocess.Popen([*command, str(rank), "2", how], env=environment(), stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    errors = [each.communicate(timeout=LIMIT_S)[1] for each in ranks]
+    assert [each.returncode for each in ranks] == [0, 0], errors
+    return json.loads((directory / "calls.json").read_text()), torch.load(directory / "model.pt")
+
+
+def test_shards_of_a_model_over_gloo_are_carried(tmp_path: Path) -> None:
+    none, plain = sharded_by(tmp_path / "plain", "plain")
+    calls, carried = sharded_by(tmp_path / "carried", "carried")
+    assert none == {}
+    assert calls["GradientScatter"] == 2 * 4  # two layers, four steps
+    assert calls["ParameterGather"] >= 2 * 4
+    # With two ranks there is one order of addition.
+    assert all(torch.equal(carried[name], plain[name]) for name in plain)
 
 
 def test_layers_divided_among_two_pairs_train_as_one_process_does() -> None:
