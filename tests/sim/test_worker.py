@@ -258,6 +258,20 @@ def test_a_killed_owner_is_replaced_by_its_backup() -> None:
     assert ends(divided(AdamWave, 3, script, divide=Divide(16, backup=1))) == alone
 
 
+def test_an_aborted_step_changes_nothing_of_a_divided_state_of_which_there_are_no_copies() -> None:
+    """With copies what an attempt had spoilt would be found by its digest, and come from them."""
+
+    def script(sim: Simulation) -> None:
+        sim.at_vote(0, start=0.8).hold({0}, {"coordinator"})  # all is computed, and nothing decided
+        sim.at(1.0).alarm(1, 0.01)  # it ends its view for nothing
+        sim.at(1.015).alarm(1, 0.0)
+        sim.at(1.1).heal()
+
+    outcome = divided(AdamWave, 3, script, divide=Divide(16, backup=0))
+    assert ends(outcome) == ends(divided(AdamWave, 1, divide=Divide(16)))
+    assert outcome.aborted == 1
+
+
 def test_without_a_backup_the_job_stops_and_says_what_is_lost() -> None:
     outcome = divided(AdamWave, 3, lambda sim: [sim.at(0.83).crash(1)], divide=Divide(16, backup=0))
     (said,) = {result for result in outcome.results if result is not None}
