@@ -28,7 +28,7 @@ from quicoll.state.redistribution import redistribute
 from quicoll.state.reports import StateReports
 from quicoll.state.synchronisation import StateCheck, synchronise
 from quicoll.state.transfer import all_done
-from quicoll.state.warm_blocks import BlockGiver, places, receive_blocks
+from quicoll.state.warm_blocks import BlockGiver, receive_blocks, wanted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -190,9 +190,10 @@ class StateKeeper:
                 work.append(learn(lesson, course, self._engine.lessons, self._runtime, timeout=timeout))
             sharded, traffic = self._state.sharded, self._engine.block_lessons
             if sharded is not None:
+                config = self._engine.config
                 work += [
                     receive_blocks(each, view, sharded, traffic, self._runtime, timeout=timeout)
-                    for each in places(sharded, view.workers)
+                    for each in wanted(sharded, view, config.node, config.rank_hint)
                 ]
             await all_done(work)
         except QuicollError as error:

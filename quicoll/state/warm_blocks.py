@@ -1,16 +1,17 @@
 """Copies of blocks on a spare that is kept warm: what the place that it will get owns and keeps, as of each step.
 
-A spare takes a free place as the last rank (quicoll.membership.coordinator.formation): those that stay keep their
-order, and whoever comes stands behind them. With as many ranks as before it owns what the last rank owns now, and keeps
-what that one keeps. So of every sharded state with `backup` of 1 or more the spare gets these blocks from their owners:
-the last rank and the `backup` ranks before it. That is what a backup costs, for as many of the ranks; the others send
-nothing. With `backup=0` it gets none: copies were not asked for.
+The ranks of a view stand in the order of their hints and names, and so does whoever comes. So a spare that stands k-th
+among the present ranks gets place k, or k-1 where one before it is lost (`next_places`); with as many ranks as before,
+each place owns and keeps what it does now. So of every sharded state with `backup` of 1 or more the spare gets the
+blocks of these two places from their owners, which are `backup + 2` of the ranks; as the last in order it has one place
+to expect, and `backup + 1` owners. That is what a backup costs, for so many of the ranks; the others send nothing. With
+`backup=0` it gets none: copies were not asked for.
 
-    shown       in the view with the spare both ends make the same list of places: for each owner its blocks, state by
-                state, piece by piece (`places`); an owner takes the spare before it says a word in that view, so before
-                the spare can ask
-    standing    at each entry of a step the owner publishes the blocks of the last committed one; the spare asks for
-    by          what has become another, and puts it where a transfer that broke would leave it (`HeldPieces.offer`)
+    shown       in the view with the spare all ranks make the same list of what each owner has (`places`); each takes
+                the spare before it says a word in that view, so before the spare can ask
+    standing    at each entry of a step a rank publishes its blocks as of the last committed one; the spare asks the
+    by          owners that it needs for what has become another, and puts it where a transfer that broke would leave
+                it (`HeldPieces.offer`)
     at work     when it has the place, the record of the job's last step comes with the replicated state, and a block
                 counts if it has the record's digest; what is missing or older comes as for any rank (redistribution.py)
 
@@ -19,9 +20,10 @@ them, fetches them again.
 
     failure                                            what follows
     an owner is lost, leaves, or owns others now       the spare says that it learns no more, and is shown again
-    a rank that came later is one of the last          it knows of no spare: what it owns comes when the place is taken
+    an owner has come after the spare was shown        it knows of no spare: what it owns comes when the place is taken
     more ranks are lost at once than spares come       bounds are others, and most of the blocks come as for any rank
-    two spares take places at once                     the first of them is the last but one, and has part of its blocks
+    two ranks are lost, or two spares come, at once    places are others by one or two, and part of the blocks comes so
+    ranks in another order than their names            the spare is wrong about its place, and its blocks come so
 
 Invariants. Only memory of committed blocks is sent. A spare writes nothing but its own fresh memory, on its caller's
 loop, and not after its wait is over.
@@ -36,19 +38,20 @@ import numpy as np
 import xxhash
 
 from quicoll.engine.block_lessons import BlockSupply
+from quicoll.membership.view import natural_key
 from quicoll.state.layout import Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from quicoll.engine.block_lessons import BlockTraffic
     from quicoll.engine.runtime import Runtime
     from quicoll.membership.view import View
     from quicoll.numerics.dtypes import Array
     from quicoll.state.rank_state import RankState
-    from quicoll.state.sharded import ShardedSet
+    from quicoll.state.sharded import Sharded, ShardedSet
 
-__all__ = ["BlockGiver", "Places", "places", "receive_blocks"]
+__all__ = ["BlockGiver", "Places", "next_places", "places", "receive_blocks", "wanted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,32 +74,70 @@ class Places:
 
 
 def places(states: ShardedSet, workers: int) -> tuple[Places, ...]:
-    """Return what each owner gives to a spare, for the place of the last rank; the same on all ranks.
+    """Return what each rank owns of which there are copies, by rank; the same on all ranks.
 
     Args:
         states: Of any of them.
         workers: How many ranks the view has, without spares.
     """
-    runs: dict[int, dict[str, range]] = {}
-    for name, state in states:
-        spec = state.pieces.spec
-        layout = Layout(spec.blocks, tuple(range(workers)), spec.backup)
-        if layout.copies:
-            for owner in range(workers - 1 - layout.copies, workers):
-                runs.setdefault(owner, {})[name] = layout.owned(owner)
     found = []
-    for owner in sorted(runs):
+    for owner in range(workers):
+        runs: dict[str, range] = {}
         order, sizes, said = [], [], xxhash.xxh3_128(f"{workers} {owner}".encode())
-        for name, run in runs[owner].items():
-            spec = states.states[name].pieces.spec
+        for name, state in states:
+            spec = state.pieces.spec
+            layout = _layout(state, workers)
+            if not layout.copies:
+                continue
+            runs[name] = layout.owned(owner)
             said.update(f"\n{name} {spec.text}".encode())
-            for block in run:
+            for block in runs[name]:
                 for piece, dtype in enumerate(spec.dtypes.values()):
                     order.append((name, block, piece))
                     sizes.append(spec.elements(block) * dtype.storage.itemsize)
         if order:
-            found.append(Places(owner, runs[owner], tuple(order), tuple(sizes), said.digest()))
+            found.append(Places(owner, runs, tuple(order), tuple(sizes), said.digest()))
     return tuple(found)
+
+
+def next_places(nodes: Sequence[str], spare: str, rank_hint: int | None) -> tuple[int, ...]:
+    """Return the ranks of which a spare will have one when one node is lost, as far as it can know.
+
+    Args:
+        nodes: Of the present ranks, in their order.
+        spare: Its name.
+        rank_hint: Its setting. The others' are not known here; where they have some, names mostly follow them.
+    """
+    workers = len(nodes)
+    if sorted(nodes, key=natural_key) == list(nodes):
+        at = sum(natural_key(node) < natural_key(spare) for node in nodes)
+    else:
+        at = workers if rank_hint is None else min(rank_hint, workers)
+    return tuple(place for place in (at - 1, at) if 0 <= place < workers)
+
+
+def wanted(states: ShardedSet, view: View, spare: str, rank_hint: int | None) -> tuple[Places, ...]:
+    """Return what a spare asks for, and whom: the owners of what its next places own and keep.
+
+    Args:
+        states: Its own.
+        view: The one in which it is shown.
+        spare: Its node.
+        rank_hint: Its setting.
+    """
+    workers = view.workers
+    most = max((_layout(state, workers).copies for _, state in states), default=0)
+    owners = {
+        (place - copy) % workers
+        for place in next_places(view.nodes[:workers], spare, rank_hint)
+        for copy in range(most + 1)
+    }
+    return tuple(each for each in places(states, workers) if each.owner in owners)
+
+
+def _layout(state: Sharded, workers: int) -> Layout:
+    spec = state.pieces.spec
+    return Layout(spec.blocks, tuple(range(workers)), spec.backup)
 
 
 class BlockGiver:
@@ -116,7 +157,7 @@ class BlockGiver:
         self._spares: dict[str, Places] = {}
 
     async def take(self, view: View, rank: int, *, timeout: float) -> None:
-        """Take the spares that a view shows, where this rank has anything to give. Before it tells the others anything.
+        """Take the spares that a view shows, if this is none. Before it tells the others anything.
 
         Args:
             view: The view.

@@ -220,6 +220,24 @@ def test_a_warm_spare_has_the_blocks_of_the_place_of_an_owner_that_is_killed_and
         assert sum(event["blocks"] for event in told(recording, f"worker-{each}", "shards_received")) <= 4
 
 
+def test_a_spare_whose_place_is_in_the_middle_has_the_blocks_of_that_one() -> None:
+    """worker-1 comes back when its place is taken; then worker-2 is lost, and worker-1 is the second again."""
+
+    def twice(sim: Simulation) -> None:
+        sim.at(0.5).crash("worker-1")
+        sim.at(0.7).restart("worker-1")
+        sim.at(1.6).crash("worker-2")
+        sim.at(4.0).heal()
+
+    outcome, recording = run_sharded(twice)
+    demand_all_of_it(outcome)
+    assert ("worker-0", "worker-1", "worker-3") in views(recording)
+    assert told(recording, "worker-1", "standing_by")
+    last = [entry for entry in recording.entries if entry.kind == "shards_received" and entry.t_ns > 1_600_000_000]
+    assert [entry.who for entry in last if entry.who == "worker-1"] == []
+    assert longest_pause_s(recording) < 1
+
+
 def test_a_spare_has_no_blocks_of_a_state_that_nobody_else_has_a_copy_of() -> None:
     """Who leaves gives them to whoever takes its place, in the view in which it parts."""
     outcome, recording = run_sharded(lambda sim: sim.at(1.2).terminate("worker-1") and sim.at(4.0).heal(), backup=0)

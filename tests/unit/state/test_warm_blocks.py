@@ -12,11 +12,11 @@ import pytest
 from lesson_link import Link
 
 from quicoll.engine.block_lessons import BlockTraffic
-from quicoll.membership.view import Member, View
+from quicoll.membership.view import Member, View, natural_key
 from quicoll.state.layout import Layout
 from quicoll.state.pieces import BlockUpdate
 from quicoll.state.sharded import Sharded, ShardedSet
-from quicoll.state.warm_blocks import BlockGiver, places, receive_blocks
+from quicoll.state.warm_blocks import BlockGiver, next_places, places, receive_blocks, wanted
 
 LENGTH, BLOCKS = 23, 6
 PIECES = {"m": "float32", "v": "int16"}
@@ -43,14 +43,35 @@ def commit(held: ShardedSet, rank: int, workers: int, step: int) -> None:
 
 @pytest.mark.parametrize("backup", [1, 2, 5])
 @pytest.mark.parametrize("workers", [2, 3, 4, 7])
-def test_a_spare_gets_what_the_last_rank_owns_and_keeps_from_those_that_own_it(workers: int, backup: int) -> None:
+def test_whichever_rank_is_lost_a_spare_has_what_its_place_owns_and_keeps_from_those_that_own_it(
+    workers: int, backup: int
+) -> None:
     layout = Layout(BLOCKS, tuple(range(workers)), backup)
-    wanted = {block: layout.owner(block) for block in range(BLOCKS) if workers - 1 in layout.keepers(block)}
-    got: dict[int, int] = {}
-    for each in places(states(backup), workers):
-        assert [piece for _, _, piece in each.order] == [0, 1] * (len(each.order) // 2)
-        got |= {block: each.owner for _, block, _ in each.order}
-    assert got == wanted
+    nodes = [f"n{2 * rank}" for rank in range(workers)]
+    for spare in ("n0-", "n1", "n5", "n99"):
+        got: dict[int, int] = {}
+        for each in wanted(states(backup), members(*nodes, spare), spare, None):
+            assert [piece for _, _, piece in each.order] == [0, 1] * (len(each.order) // 2)
+            got |= {block: each.owner for _, block, _ in each.order}
+        for lost in nodes:
+            place = sorted({*nodes, spare} - {lost}, key=natural_key).index(spare)
+            for block in range(BLOCKS):
+                if place in layout.keepers(block):
+                    assert got[block] == layout.owner(block)
+
+
+def test_the_last_in_order_expects_one_place_and_the_others_send_it_nothing() -> None:
+    given = wanted(states(1), members("n0", "n1", "n2", "n3", "n4", "s"), "s", None)
+    assert [each.owner for each in given] == [3, 4]
+
+
+def test_a_spare_goes_by_its_name_or_where_the_ranks_do_not_by_its_hint() -> None:
+    assert next_places(["a", "c", "e"], "d", 0) == (1, 2)
+    assert next_places(["a", "c", "e"], "0", None) == (0,)
+    assert next_places(["a", "c", "e"], "f", None) == (2,)
+    assert next_places(["c", "a", "e"], "b", None) == (2,)
+    assert next_places(["c", "a", "e"], "b", 1) == (0, 1)
+    assert next_places(["c", "a", "e"], "b", 100) == (2,)
 
 
 def test_no_copies_are_made_of_a_state_without_a_backup_nor_where_there_is_one_rank() -> None:
@@ -58,7 +79,8 @@ def test_no_copies_are_made_of_a_state_without_a_backup_nor_where_there_is_one_r
     assert places(states(1), 1) == ()
     kept = places(states(0, b=Sharded(8, {"m": "float64"}, blocks=8, backup=1)), 4)
     assert {name for each in kept for name, _, _ in each.order} == {"b"}
-    assert [each.sizes for each in kept] == [(8, 8), (8, 8)]
+    assert [each.sizes for each in kept] == [(8, 8)] * 4
+    assert wanted(states(0), members("n0", "n1", "n2"), "n2", None) == ()
 
 
 def test_who_divides_otherwise_asks_for_something_else() -> None:
@@ -96,12 +118,17 @@ class Owner:
         self.giver = BlockGiver(state, self.traffic, self.runtime)
 
 
-def shown(view_id: int = 7) -> View:
-    nodes = [("n0", 1), ("n1", 2), ("n2", 3), ("s", 9)]
-    members = tuple(
-        Member(rank=rank, node=node, incarnation=number, spare=node == "s") for rank, (node, number) in enumerate(nodes)
+def members(*nodes: str) -> View:
+    """A view whose last node is a spare."""
+    found = tuple(
+        Member(rank=rank, node=node, incarnation=9 if node == "s" else rank + 1, spare=node == nodes[-1])
+        for rank, node in enumerate(nodes)
     )
-    return View(view_id=view_id, members=members, seed=0, committed_step=5, committed_view=6)
+    return View(view_id=7, members=found, seed=0, committed_step=5, committed_view=6)
+
+
+def shown() -> View:
+    return members("n0", "n1", "n2", "s")
 
 
 def at_work(*nodes: str) -> View:
@@ -139,9 +166,9 @@ async def test_a_spare_has_the_blocks_of_each_committed_step_and_those_of_an_old
     assert owner.to_owner.discarded
 
 
-async def test_a_rank_that_owns_nothing_of_the_last_place_takes_no_spare() -> None:
+async def test_a_spare_takes_no_spare() -> None:
     owner = Owner(0)
-    await owner.giver.take(shown(), 0, timeout=5.0)
+    await owner.giver.take(shown(), 3, timeout=5.0)
     assert await owner.traffic.publish({}) == ()
 
 
