@@ -141,6 +141,38 @@ def test_where_no_more_than_half_train_the_same_all_stop_with_one_message_and_no
     assert [task.loads for task in trainings.tasks.values()] == [0, 0]
 
 
+def test_whoever_comes_has_the_seed_of_those_that_are_there() -> None:
+    """S3: from the start, later, or again after it was killed; derived by layer and token as by the others."""
+    seen: dict[int, dict[str, int]] = {}
+    tasks = []
+
+    class Drawing(Wave):
+        def __init__(self, job: Job) -> None:
+            super().__init__()
+            self.job = job
+
+        def forward(self, part: Part) -> Part:
+            drawn = int(self.job.seed.for_layer(3).for_token(part.shard).for_step(part.step)) ^ int(part.seed)
+            for_part = seen.setdefault(part.step * SHARDS + part.shard, {})
+            assert for_part.setdefault(self.job.node, drawn) == drawn
+            return part
+
+    async def one(job: Job) -> Any:
+        tasks.append(Drawing(job))
+        await Worker(job, tasks[-1], shards=SHARDS).run(steps=STEPS)
+
+    sim = Simulation(one, seed=3, settings=Settings(ranks=3, limit=60.0), compute=0.05)
+    sim.at(0.5).scale(4)
+    sim.at_vote(1, start=0.8).crash(1)
+    sim.at(1.1).restart(1)
+    sim.at(4.0).heal()
+    assert sim.run().error is None
+    assert len(tasks) == 5
+    assert all(len(set(drawn.values())) == 1 for drawn in seen.values())
+    assert max(map(len, seen.values())) > 1  # a part that another rank computed after the kill
+    assert len({next(iter(drawn.values())) for drawn in seen.values()}) == STEPS * SHARDS
+
+
 # -- the optimizer's state divided between the ranks -------------------------------------------------------------------
 
 
