@@ -15,6 +15,7 @@ A link that ends breaks the communicator if its node is in the view. The parts t
     decisions.py                          what became of steps, for callers who ask late
     waiting.py                            how callers wait, and what they are told
     lessons.py                            a state on its way to or from a node outside of the view
+    block_lessons.py                      blocks of sharded states on their way to or from a spare
     certificates.py                       what an operator does with certificates
     common_settings.py                    what this rank takes from the coordinator's settings
 """
@@ -26,6 +27,7 @@ import random
 from typing import TYPE_CHECKING
 
 from quicoll.deadlines import Deadlines
+from quicoll.engine.block_lessons import BlockTraffic
 from quicoll.engine.certificates import Certificates
 from quicoll.engine.common_settings import DECISION_MARGIN_S, CommonSettings
 from quicoll.engine.coordinator_link import CoordinatorLink
@@ -33,7 +35,7 @@ from quicoll.engine.decisions import StepOutcomes
 from quicoll.engine.detours import Detours
 from quicoll.engine.failures import failed_node, kind_of
 from quicoll.engine.lessons import LessonTraffic
-from quicoll.engine.messages import Announce, Farewell
+from quicoll.engine.messages import BLOCK_LESSONS, Announce, AskBlocks, Blocks, EndLesson, Farewell
 from quicoll.engine.peer_links import PeerLinks
 from quicoll.engine.views import Views
 from quicoll.engine.waiting import Waiting, job_closed
@@ -193,9 +195,8 @@ class Engine:
             on_formed=self._on_links_formed,
             on_reached=self._on_paths_reached,
         )
-        self.lessons = LessonTraffic(
-            loop=loop, link_to=lambda node: self.endpoint.links.get(Identity(config.job, WORKER, node))
-        )
+        self.lessons = LessonTraffic(loop=loop, link_to=self._link_to)
+        self.block_lessons = BlockTraffic(loop=loop, link_to=self._link_to)
         self._waiting = Waiting(
             loop=loop,
             node=config.node,
@@ -204,6 +205,9 @@ class Engine:
         )
         observers.emit("listening", address=format_address(self.endpoint.address), advertised=format_address(announced))
         self._coordinator.dial()
+
+    def _link_to(self, node: str) -> Link | None:
+        return self.endpoint.links.get(Identity(self._settings.config.job, WORKER, node))
 
     def _now_ns(self) -> int:
         return round(self._loop.time() * 1e9)
@@ -486,6 +490,7 @@ class Engine:
             self._timer.cancel()
         self._peers.stop()
         self.lessons.stop()
+        self.block_lessons.stop()
         self._waiting.close()
         await self.endpoint.aclose(reason=f"it {departure(clip(reason))}")
         self.observers.close()
@@ -515,6 +520,7 @@ class Engine:
         if self._waiting.closed or not link.ended:
             return
         self.lessons.link_ended(link)
+        self.block_lessons.link_ended(link)
         communicator = self._views.link_ended(link)
         if communicator is None:
             return
@@ -532,6 +538,10 @@ class Engine:
     def _on_peer_message(self, link: Link, message: PeerMessage) -> None:
         if isinstance(message, Announce | Farewell):
             self._views.receive(link, message)
+        elif isinstance(message, AskBlocks | Blocks) or (
+            isinstance(message, EndLesson) and message.lesson >= BLOCK_LESSONS
+        ):
+            self.block_lessons.receive(link, message)
         else:
             self.lessons.receive(link, message)
 

@@ -45,7 +45,17 @@ if TYPE_CHECKING:
     from quicoll.numerics.dtypes import Array
     from quicoll_transport.endpoint import Link
 
-__all__ = ["BATCH", "MAX_ASKED", "NOTHING", "Answer", "LessonTraffic", "Question"]
+__all__ = [
+    "BATCH",
+    "MAX_ASKED",
+    "NOTHING",
+    "Answer",
+    "LessonTraffic",
+    "Question",
+    "lesson_tag",
+    "live_link",
+    "tell_peer",
+]
 
 log = logging.getLogger("quicoll")
 
@@ -121,7 +131,9 @@ class LessonTraffic:
         Args:
             but: Nodes whose questions go on waiting.
         """
-        for node in [node for node in self._pupils if self._live(node, self._pupils[node].incarnation) is None]:
+        for node in [
+            node for node in self._pupils if live_link(self._link_to, node, self._pupils[node].incarnation) is None
+        ]:
             del self._pupils[node]
         if self._sending is not None:
             return None, tuple(self._pupils)
@@ -147,20 +159,20 @@ class LessonTraffic:
     async def close(self, node: str) -> None:
         """Teach a node no more; it is told."""
         pupil = self._pupils.pop(node, None)
-        if pupil is not None and (link := self._live(node, pupil.incarnation)) is not None:
-            _tell(link, EndLesson(pupil.lesson))
+        if pupil is not None and (link := live_link(self._link_to, node, pupil.incarnation)) is not None:
+            tell_peer(link, EndLesson(pupil.lesson))
 
     async def _send(self, question: Question, answer: Answer, timeout: float) -> None:
         node, pupil = question.node, self._pupils[question.node]
         transfers = []
         try:
-            link = self._live(node, pupil.incarnation)
+            link = live_link(self._link_to, node, pupil.incarnation)
             if link is None:
                 return
             changed = sum(1 << place for place in answer.chunks)
             link.send_app(encode_message(Compared(question.lesson, question.number, answer.looked, changed)))
             for place, chunk in answer.chunks.items():
-                transfers.append(link.send(_tag(question.lesson, question.number, place), chunk.data))
+                transfers.append(link.send(lesson_tag(question.lesson, question.number, place), chunk.data))
             for transfer in transfers:
                 await transfer.within(timeout, what="a chunk for a rank that learns the state")
         except TransportError as error:
@@ -200,7 +212,7 @@ class LessonTraffic:
         Raises:
             PeerError: The teacher is lost, says nothing in time, or what it must not; or it teaches no more.
         """
-        link = self._live(node, incarnation)
+        link = live_link(self._link_to, node, incarnation)
         if link is None:
             raise PeerError("there is no link to it", node=node)
         told: asyncio.Future[Compared] = self._loop.create_future()
@@ -216,7 +228,7 @@ class LessonTraffic:
                 raise PeerError(f"looked at {found.looked} of {len(sizes)} chunks, which cannot be", node=node)
             chunks = {place: np.empty(sizes[place], np.uint8) for place in places}
             for place, chunk in chunks.items():
-                posted.append(link.post(_tag(lesson, number, place), chunk.data))
+                posted.append(link.post(lesson_tag(lesson, number, place), chunk.data))
             for transfer in posted:
                 await transfer.within(timeout, what="a chunk of the state")
         except TransportError as error:
@@ -231,10 +243,10 @@ class LessonTraffic:
 
     def end(self, node: str, incarnation: int, lesson: int) -> None:
         """Ask no more; what is still on its way is wanted by nobody."""
-        link = self._live(node, incarnation)
+        link = live_link(self._link_to, node, incarnation)
         if link is not None:
-            link.discard(_tag(lesson, 0, 0)[:8])
-            _tell(link, EndLesson(lesson))
+            link.discard(lesson_tag(lesson, 0, 0)[:8])
+            tell_peer(link, EndLesson(lesson))
 
     # -- links ---------------------------------------------------------------------------------------------------
 
@@ -244,7 +256,7 @@ class LessonTraffic:
         mine = pupil is not None and (pupil.lesson, pupil.incarnation) == (message.lesson, link.remote_incarnation)
         if isinstance(message, Ask):
             if pupil is None or not mine:
-                _tell(link, EndLesson(message.lesson))
+                tell_peer(link, EndLesson(message.lesson))
             else:
                 pupil.asked = Question(node, message.lesson, message.number, message.first, message.digests)
             return
@@ -267,16 +279,19 @@ class LessonTraffic:
         if self._sending is not None:
             self._sending.cancel()
 
-    def _live(self, node: str, incarnation: int) -> Link | None:
-        """The link to this very process of a node, None where there is none."""
-        link = self._link_to(node)
-        return None if link is None or link.ended or link.remote_incarnation != incarnation else link
+
+def live_link(link_to: Callable[[str], Link | None], node: str, incarnation: int) -> Link | None:
+    """Return the link to this very process of a node, None where there is none."""
+    link = link_to(node)
+    return None if link is None or link.ended or link.remote_incarnation != incarnation else link
 
 
-def _tag(lesson: int, number: int, place: int) -> bytes:
+def lesson_tag(lesson: int, number: int, place: int) -> bytes:
+    """Return the tag of what comes as an answer. place: of a chunk or block in the question."""
     return _TAG.pack(_APART | lesson, number, place)
 
 
-def _tell(link: Link, message: LessonMessage) -> None:
+def tell_peer(link: Link, message: LessonMessage) -> None:
+    """Send a message, if the link is still there."""
     with contextlib.suppress(TransportError):
         link.send_app(encode_message(message))

@@ -1,6 +1,7 @@
 """What ranks send each other beside payloads: small messages, in order, exactly once.
 
-quicoll.engine.calls says what those of a view mean, quicoll.engine.lessons what those of a lesson mean.
+quicoll.engine.calls says what those of a view mean, quicoll.engine.lessons what those of a lesson mean,
+quicoll.engine.block_lessons what those of one about blocks mean, whose numbers are `BLOCK_LESSONS` and above.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from quicoll.checks import MAX_MEMBERS
 from quicoll.errors import PeerError
 
 __all__ = [
+    "BLOCK_LESSONS",
     "MAX_ASKED",
     "MAX_NUMBER",
+    "PLACES",
     "Announce",
     "Ask",
+    "AskBlocks",
+    "BlockMessage",
+    "Blocks",
     "Compared",
     "EndLesson",
     "Farewell",
@@ -35,6 +41,11 @@ _NUMBER_COST = 40  # bytes of a number in a tuple
 MAX_NUMBER = (1 << 62) - 1  # of what is announced
 MAX_ASKED = 48
 """Chunks that one question is about; they are bits of a number too."""
+BLOCK_LESSONS = 1 << 60
+"""The first number of lessons about blocks, above those of views."""
+PLACES = 48
+"""Places of blocks that one answer is about; they are bits of a number too."""
+_Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 _Digests = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16 * MAX_ASKED)]
 
 
@@ -83,9 +94,28 @@ class EndLesson(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     lesson: int
 
 
+class AskBlocks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=6):
+    """What has become another since the last question? made_of: a digest of what the places are."""
+
+    lesson: int
+    number: int
+    made_of: _Digest
+
+
+class Blocks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag_field="t", tag=7):
+    """These places follow: a bit of `following` is set for each, from `first` on."""
+
+    lesson: int
+    number: int
+    first: int
+    following: int
+
+
 LessonMessage: TypeAlias = Ask | Compared | EndLesson
 """What a rank that learns a state and the one that has it send each other beside chunks."""
-PeerMessage: TypeAlias = Announce | Farewell | LessonMessage
+BlockMessage: TypeAlias = AskBlocks | Blocks | EndLesson
+"""What a spare and a rank that owns blocks send each other beside these."""
+PeerMessage: TypeAlias = Announce | Farewell | LessonMessage | BlockMessage
 """What ranks send each other beside payloads."""
 
 _encoder = msgspec.msgpack.Encoder()
@@ -128,6 +158,10 @@ def decode_message(data: bytes, *, node: str) -> PeerMessage:
             numbers = (message.lesson, message.number, message.looked, message.changed)
         case EndLesson():
             numbers = (message.lesson,)
+        case AskBlocks():
+            numbers = (message.lesson, message.number)
+        case Blocks():
+            numbers = (message.lesson, message.number, message.first, message.following)
     if min(numbers) < 0 or max(numbers) > MAX_NUMBER:
         raise PeerError("announcement out of bounds", node=node)
     return message

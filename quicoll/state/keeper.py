@@ -7,7 +7,8 @@
     aside           a rank that is behind learns a large state outside of views, which others teach at the entries of
                     their steps (quicoll.state.learning); then states are synchronised in another view
     standing by     a spare that was shown in a view steps out of it and waits for one with a place for it; it learns
-                    meanwhile, and its lessons may end and begin again in another view
+                    meanwhile, and its lessons may end and begin again in another view; of sharded states it gets
+                    the blocks of the place that it will have (quicoll.state.warm_blocks)
     diverged        the ranks hold different states and nobody knows which is right. For good: no step begins any more
 
 Invariant: whether a step is checked is the same on all ranks of a view. It depends on `check_every`, which is agreed
@@ -26,8 +27,12 @@ from quicoll.state.learning import Course, Teacher, learn
 from quicoll.state.redistribution import redistribute
 from quicoll.state.reports import StateReports
 from quicoll.state.synchronisation import StateCheck, synchronise
+from quicoll.state.transfer import all_done
+from quicoll.state.warm_blocks import BlockGiver, receive_blocks, wanted
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from quicoll.collectives.group import Group
     from quicoll.engine.engine import Engine
     from quicoll.engine.runtime import Runtime
@@ -63,6 +68,7 @@ class StateKeeper:
         self._group = group
         self._reports = StateReports(engine, runtime, state)
         self._teacher = Teacher(state, engine.lessons, runtime)
+        self._blocks = BlockGiver(state, engine.block_lessons, runtime)
         self._learn_from = learn_from
         self._own_check_every = check_every
         self._check_every = 0  # as all ranks of the view have it
@@ -90,6 +96,8 @@ class StateKeeper:
             QuicollError: As `quicoll.state.synchronisation.synchronise`.
         """
         try:
+            if view.workers < view.world_size:
+                await self._blocks.take(view, self._group.rank, timeout=self._engine.config.timeout)
             found = await synchronise(
                 self._state,
                 self._group,
@@ -177,8 +185,17 @@ class StateKeeper:
         try:
             await self._runtime.call(self._engine.step_out(view.view_id))
             self._reports.emit("standing_by", from_node="" if lesson is None else lesson.teacher)
+            work: list[Awaitable[object]] = []
             if lesson is not None:
-                await learn(lesson, course, self._engine.lessons, self._runtime, timeout=timeout)
+                work.append(learn(lesson, course, self._engine.lessons, self._runtime, timeout=timeout))
+            sharded, traffic = self._state.sharded, self._engine.block_lessons
+            if sharded is not None:
+                config = self._engine.config
+                work += [
+                    receive_blocks(each, view, sharded, traffic, self._runtime, timeout=timeout)
+                    for each in wanted(sharded, view, config.node, config.rank_hint)
+                ]
+            await all_done(work)
         except QuicollError as error:
             log.info("this spare learns no more: %s", error.message)
             self._runtime.loop.call_soon_threadsafe(self._engine.step_in)
@@ -199,7 +216,7 @@ class StateKeeper:
                 each.add_done_callback(_seen)
 
     async def teach(self, view: View, *, timeout: float) -> None:
-        """Answer a rank that learns, if one has asked and it is time; between two steps of `view`.
+        """Answer a rank that learns, if one has asked and it is time, and let spares have blocks; between two steps.
 
         Args:
             view: At work.
@@ -208,6 +225,7 @@ class StateKeeper:
             LocalError: What `save` returned is no state.
         """
         await self._teacher.between_steps(view, timeout=timeout)
+        await self._blocks.between_steps(view)
 
     async def end_lessons(self) -> None:
         """Teach nobody any more: whoever learned is in a view again, which hands it the state."""

@@ -14,12 +14,14 @@ a cut has left half here as well, and one that comes from a checkpoint is as goo
 
 Invariants. Blocks change in one of two ways. `commit`, when a step that gave new values is committed: the blocks are
 those values, the copies that came with them, and no others. `arrived`, when a block that was missing is here with the
-digest of the record. What a commit replaces was of the step before it, and of no use after it. Everything else stays:
-blocks that this rank owns no longer are kept until the next commit, since a view that fails may need them again.
+digest of the record. No memory of a block is written while it is one: new values come in new memory. What a commit
+replaces was of the step before it, and of no use after it. Everything else stays: blocks that this rank owns no longer
+are kept until the next commit, since a view that fails may need them again.
 
 Failure cases. A step that is aborted: its values were never blocks. A commit whose callback fails: the record here is
 the old one; it is handed the new one, and finds which of its blocks that describes. A transfer that broke: memory of
-the blocks that were coming is kept (`place`), and the next one fetches what is missing in it.
+the blocks that were coming is kept (`place`), and the next one fetches what is missing in it. A spare's copies
+(`offer`) are no blocks either until it has the record and has compared them with it (`look`).
 """
 
 from __future__ import annotations
@@ -203,6 +205,17 @@ class HeldPieces:
         if block not in self._coming:
             self._coming[block] = self.spec.empty(range(block, block + 1))
         return self._coming[block]
+
+    def offer(self, block: int, piece: int, data: Array) -> None:
+        """Take bytes that may be one piece of a block that is not here: fresh memory, and nobody's word on it."""
+        parts = list(self.place(block))
+        parts[piece] = data.view(parts[piece].dtype)
+        self._coming[block] = tuple(parts)
+
+    def snapshot(self) -> tuple[Mapping[int, tuple[Array, ...]], Array]:
+        """Return the blocks that are here now and the digests that were agreed: what a commit makes of them is not
+        in it. A block that is not as agreed may be among them."""
+        return self._blocks, self._record.digests
 
     def arrived(self, block: int) -> bool:
         """Take in that a block was written to its place; return whether it is what was agreed. Only then it is here."""

@@ -380,7 +380,7 @@ async def _kept(handle: Awaitable[T]) -> T:
     return await asyncio.shield(_begun(handle))
 
 
-async def all_done(work: Sequence[Awaitable[None]]) -> None:
+async def all_done(work: Sequence[Awaitable[object]]) -> None:
     """Await all; when one fails, the others wait no longer.
 
     Args:

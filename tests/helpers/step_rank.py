@@ -84,6 +84,7 @@ class FakeEngine:
             "ask_to_leave": False,
         }
         self.lessons: Any = None
+        self.block_lessons: Any = None
 
     async def _answer(self, method: str, *arguments: Any) -> Any:
         self.calls.append((method, *arguments))

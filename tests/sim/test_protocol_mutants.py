@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
-import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pytest
+from named_tests import Below, run_named
 
 import quicoll.collectives.context
 import quicoll.plan
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
 Patch = pytest.MonkeyPatch
 
 pytestmark = pytest.mark.interpreted
-TESTS = Path(__file__).resolve().parent.parent
 SEEDS = int(os.environ.get("QUICOLL_TEST_MUTANT_SEEDS", "0"))
 
 
@@ -314,15 +311,6 @@ class Mutant:
     caught_by: str
 
 
-@dataclass(frozen=True)
-class Below:
-    """Found at the lowest level, by this test."""
-
-    change: Callable[[Patch], None]
-    file: str
-    test: str
-
-
 MUTANTS = (
     Mutant(a_doubt_is_answered_by_the_step_alone, a_vote_that_is_cut_off, "one-decision"),
     Mutant(callbacks_are_lost_after_a_doubt, a_decision_that_comes_late, "same-bits"),
@@ -385,26 +373,6 @@ def _name(mutant: Mutant | Below) -> str:
     return mutant.change.__name__
 
 
-def _run(mutant: Below) -> None:
-    """The named test, with the first of its parameters."""
-    path = TESTS / mutant.file
-    spec = importlib.util.spec_from_file_location(f"mutated_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    test: Any = getattr(module, mutant.test)
-    given: dict[str, Any] = {}
-    for mark in getattr(test, "pytestmark", ()):
-        if mark.name == "parametrize":
-            names, values = mark.args[0], next(iter(mark.args[1]))
-            given |= {names: values} if "," not in names else dict(zip(names.split(", "), values, strict=True))
-    if inspect.iscoroutinefunction(test):
-        asyncio.run(test(**given))
-    else:
-        test(**given)
-
-
 @pytest.mark.parametrize("mutant", MUTANTS, ids=_name)
 def test_mutant_is_caught(mutant: Mutant, monkeypatch: Patch) -> None:
     mutant.change(monkeypatch)
@@ -424,7 +392,7 @@ def test_scenario_passes_without_mutant(mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("mutant", BELOW, ids=_name)
 def test_the_named_test_fails_with_the_mutant_and_passes_without(mutant: Below, monkeypatch: Patch) -> None:
-    _run(mutant)
+    run_named(mutant)
     mutant.change(monkeypatch)
     with pytest.raises((AssertionError, QuicollError, pytest.fail.Exception)):
-        _run(mutant)
+        run_named(mutant)

@@ -13,6 +13,7 @@ import pytest
 from quicoll import Sharded
 from quicoll.errors import Partitioned, StepAborted
 from quicoll.sim import Recording, Settings, Simulation
+from quicoll.state.pieces import HeldPieces
 from quicoll_transport.sim import Conditions
 
 if TYPE_CHECKING:
@@ -160,9 +161,9 @@ def test_spares_in_a_network_that_loses_much_change_no_bit(seed: int) -> None:
     assert ends(outcome) == ends(undisturbed()[0])
 
 
-async def sharded_worker(job: Job, sim: Simulation) -> Any:
-    """Steps that change all of a state of which each rank owns a part, and the next one keeps a copy."""
-    moments = Sharded(OWNED, {"m": "float32"}, blocks=12, backup=1)
+async def sharded_worker(job: Job, sim: Simulation, *, backup: int) -> Any:
+    """Steps that change all of a state of which each rank owns a part, and the next ones keep copies."""
+    moments = Sharded(OWNED, {"m": "float32"}, blocks=12, backup=backup)
     held = {"count": np.zeros(1)}
     job.register_state(lambda: held, lambda state: held.update(count=state["count"].copy()), sharded={"a": moments})
     while job.committed_step < STEPS:
@@ -175,14 +176,19 @@ async def sharded_worker(job: Job, sim: Simulation) -> Any:
     return float(held["count"][0]), moments["m"].tobytes(), moments.mine
 
 
-@pytest.mark.parametrize("rank", range(3))
-def test_a_spare_takes_the_place_of_an_owner_within_a_second_and_gets_its_blocks_from_the_copies(rank: int) -> None:
+def run_sharded(
+    events: Callable[[Simulation], object], *, backup: int = 1, spares: int = 1, seed: int = 11
+) -> tuple[Outcome, Recording]:
     recording = Recording()
-    settings = Settings(ranks=3, spares=1, warm_spares=1, lost_after=0.5, limit=60.0)
-    simulation = Simulation(sharded_worker, seed=11, settings=settings, compute=0.1, recorder=recording.record)
-    simulation.at(1.2).crash(rank)
-    simulation.at(4.0).heal()
-    outcome = simulation.run()
+    settings = Settings(ranks=3, spares=spares, warm_spares=spares, lost_after=0.5, limit=60.0)
+    program = functools.partial(sharded_worker, backup=backup)
+    simulation = Simulation(program, seed=seed, settings=settings, compute=0.1, recorder=recording.record)
+    events(simulation)
+    return simulation.run(), recording
+
+
+def demand_all_of_it(outcome: Outcome) -> None:
+    """Each element was given its value in every step, once, and has one owner."""
     assert outcome.error is None, outcome.error
     assert outcome.committed == STEPS
     total = np.float32(sum(range(1, STEPS + 1)))
@@ -195,9 +201,81 @@ def test_a_spare_takes_the_place_of_an_owner_within_a_second_and_gets_its_blocks
         assert np.frombuffer(values, np.float32).tolist() == [total] * (mine.stop - mine.start)
         covered += mine.stop - mine.start
     assert covered == OWNED
+
+
+def longest_pause_s(recording: Recording) -> float:
     commits = [e.t_ns for e in recording.entries if e.kind == "step_committed" and e.who == "coordinator"]
-    assert max(after - before for before, after in itertools.pairwise(commits)) < 1_000_000_000
-    (received,) = told(recording, "worker-3", "shards_received")
-    assert received["blocks"] == 8  # what it owns now, four of twelve, and what it keeps for another
+    return max(after - before for before, after in itertools.pairwise(commits)) / 1e9
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_a_warm_spare_has_the_blocks_of_the_place_of_an_owner_that_is_killed_and_gets_none_of_them(rank: int) -> None:
+    """T5: the next step is committed within a second."""
+    outcome, recording = run_sharded(lambda sim: sim.at(1.2).crash(rank) and sim.at(4.0).heal())
+    demand_all_of_it(outcome)
+    assert longest_pause_s(recording) < 1
+    assert told(recording, "worker-3", "state_received")
+    assert told(recording, "worker-3", "shards_received") == []
     for each in range(3):  # whoever has another number now is given no more than what it is to keep a copy of
         assert sum(event["blocks"] for event in told(recording, f"worker-{each}", "shards_received")) <= 4
+
+
+def test_a_spare_whose_place_is_in_the_middle_has_the_blocks_of_that_one() -> None:
+    """worker-1 comes back when its place is taken; then worker-2 is lost, and worker-1 is the second again."""
+
+    def twice(sim: Simulation) -> None:
+        sim.at(0.5).crash("worker-1")
+        sim.at(0.7).restart("worker-1")
+        sim.at(1.6).crash("worker-2")
+        sim.at(4.0).heal()
+
+    outcome, recording = run_sharded(twice)
+    demand_all_of_it(outcome)
+    assert ("worker-0", "worker-1", "worker-3") in views(recording)
+    assert told(recording, "worker-1", "standing_by")
+    last = [entry for entry in recording.entries if entry.kind == "shards_received" and entry.t_ns > 1_600_000_000]
+    assert [entry.who for entry in last if entry.who == "worker-1"] == []
+    assert longest_pause_s(recording) < 1
+
+
+def test_a_spare_has_no_blocks_of_a_state_that_nobody_else_has_a_copy_of() -> None:
+    """Who leaves gives them to whoever takes its place, in the view in which it parts."""
+    outcome, recording = run_sharded(lambda sim: sim.at(1.2).terminate("worker-1") and sim.at(4.0).heal(), backup=0)
+    demand_all_of_it(outcome)
+    assert sum(event["blocks"] for event in told(recording, "worker-3", "shards_received")) == 4
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param(lambda sim: sim.at(1.0).crash("worker-2"), id="who gave it blocks is lost"),
+        pytest.param(lambda sim: sim.at(1.0).crash("worker-3"), id="the spare is lost"),
+        pytest.param(lambda sim: sim.at(1.0).terminate("worker-1"), id="who gave it blocks is asked to stop"),
+        pytest.param(lambda sim: sim.at(1.0).partition({3}, {0, 1, 2, "coordinator"}), id="the spare is cut off"),
+        pytest.param(lambda sim: sim.at(1.0).crash("worker-1") and sim.at(1.1).crash("worker-2"), id="two are lost"),
+        pytest.param(lambda sim: sim.at(0.5).conditions(Conditions(loss=0.1)) and sim.at(1.2).crash(1), id="loss"),
+    ],
+)
+def test_whatever_becomes_of_a_spare_s_copies_each_element_has_its_value_and_one_owner(
+    events: Callable[[Simulation], object],
+) -> None:
+    def scheduled(sim: Simulation) -> None:
+        events(sim)
+        sim.at(2.0).heal()
+
+    outcome, _ = run_sharded(scheduled, spares=2, seed=12)
+    demand_all_of_it(outcome)
+
+
+@pytest.mark.interpreted
+def test_copies_with_other_bits_are_fetched_again_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = HeldPieces.offer
+
+    def spoilt(self: HeldPieces, block: int, piece: int, data: Any) -> None:
+        data[0] ^= 1
+        offer(self, block, piece, data)
+
+    monkeypatch.setattr(HeldPieces, "offer", spoilt)
+    outcome, recording = run_sharded(lambda sim: sim.at(1.2).crash(1) and sim.at(4.0).heal())
+    demand_all_of_it(outcome)
+    assert sum(event["blocks"] for event in told(recording, "worker-3", "shards_received")) == 8

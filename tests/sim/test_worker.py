@@ -141,6 +141,38 @@ def test_where_no_more_than_half_train_the_same_all_stop_with_one_message_and_no
     assert [task.loads for task in trainings.tasks.values()] == [0, 0]
 
 
+def test_whoever_comes_has_the_seed_of_those_that_are_there() -> None:
+    """S3: from the start, later, or again after it was killed; derived by layer and token as by the others."""
+    seen: dict[int, dict[str, int]] = {}
+    tasks = []
+
+    class Drawing(Wave):
+        def __init__(self, job: Job) -> None:
+            super().__init__()
+            self.job = job
+
+        def forward(self, part: Part) -> Part:
+            drawn = int(self.job.seed.for_layer(3).for_token(part.shard).for_step(part.step)) ^ int(part.seed)
+            for_part = seen.setdefault(part.step * SHARDS + part.shard, {})
+            assert for_part.setdefault(self.job.node, drawn) == drawn
+            return part
+
+    async def one(job: Job) -> Any:
+        tasks.append(Drawing(job))
+        await Worker(job, tasks[-1], shards=SHARDS).run(steps=STEPS)
+
+    sim = Simulation(one, seed=3, settings=Settings(ranks=3, limit=60.0), compute=0.05)
+    sim.at(0.5).scale(4)
+    sim.at_vote(1, start=0.8).crash(1)
+    sim.at(1.1).restart(1)
+    sim.at(4.0).heal()
+    assert sim.run().error is None
+    assert len(tasks) == 5
+    assert all(len(set(drawn.values())) == 1 for drawn in seen.values())
+    assert max(map(len, seen.values())) > 1  # a part that another rank computed after the kill
+    assert len({next(iter(drawn.values())) for drawn in seen.values()}) == STEPS * SHARDS
+
+
 # -- the optimizer's state divided between the ranks -------------------------------------------------------------------
 
 
@@ -256,6 +288,20 @@ def test_a_killed_owner_is_replaced_by_its_backup() -> None:
         sim.at(1.9).restart(1)
 
     assert ends(divided(AdamWave, 3, script, divide=Divide(16, backup=1))) == alone
+
+
+def test_an_aborted_step_changes_nothing_of_a_divided_state_of_which_there_are_no_copies() -> None:
+    """With copies what an attempt had spoilt would be found by its digest, and come from them."""
+
+    def script(sim: Simulation) -> None:
+        sim.at_vote(0, start=0.8).hold({0}, {"coordinator"})  # all is computed, and nothing decided
+        sim.at(1.0).alarm(1, 0.01)  # it ends its view for nothing
+        sim.at(1.015).alarm(1, 0.0)
+        sim.at(1.1).heal()
+
+    outcome = divided(AdamWave, 3, script, divide=Divide(16, backup=0))
+    assert ends(outcome) == ends(divided(AdamWave, 1, divide=Divide(16)))
+    assert outcome.aborted == 1
 
 
 def test_without_a_backup_the_job_stops_and_says_what_is_lost() -> None:

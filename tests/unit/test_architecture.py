@@ -151,9 +151,10 @@ def test_every_module_that_a_page_names_is_there(page: Path) -> None:
 LOGGERS = {"quicoll.transport", "quicoll.coordinator"}
 
 
-def test_every_test_that_the_page_on_security_names_is_there() -> None:
+@pytest.mark.parametrize("page", ["security", "contract"])
+def test_every_test_that_a_page_of_clauses_names_is_there(page: str) -> None:
     tests = "\n".join(path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py")))
-    named = re.findall(r"`([a-z0-9_]{12,})(?:\.\.\.)?`", (ROOT / "docs" / "internals" / "security.md").read_text())
+    named = re.findall(r"`([a-z0-9_]{12,})(?:\.\.\.)?`", (ROOT / "docs" / "internals" / f"{page}.md").read_text())
     assert len(named) > 20
     assert [name for name in named if name not in SETTINGS and f"def test_{name}" not in tests] == []
 

@@ -297,6 +297,22 @@ async def test_a_rank_computes_its_own_shards_and_none_more_than_once() -> None:
     assert task.asked == [(2, 1), (3, 1), (2, 2), (3, 2)]
 
 
+async def test_random_numbers_are_those_of_the_step_and_the_shard_on_whichever_rank_it_is() -> None:
+    class Drawing(Counting):
+        def forward(self, part: Part) -> Part:
+            drawn[part.step, part.shard] = int(part.seed)
+            return super().forward(part)
+
+    seen = []
+    for world_size in (1, 2):
+        drawn: dict[tuple[int, int], int] = {}
+        for rank in range(world_size):
+            await train(Job(rank=rank, world_size=world_size), Drawing(), steps=2)
+        seen.append(drawn)
+    assert seen[0] == seen[1]
+    assert len(set(seen[0].values())) == 8
+
+
 async def test_a_rank_without_shards_takes_part_all_the_same() -> None:
     task = Counting()
     result = await train(Job(rank=0, world_size=5), task, steps=1)
