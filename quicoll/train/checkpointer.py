@@ -238,7 +238,9 @@ class Checkpointer:
         told = await self._job.group.all_gather_object(digest_of(encoded(manifest)))
         if all(each == told[0] for each in told):
             return outcome
-        return CheckpointOutcome(CheckpointStage.IDLE, error="the ranks have heard different things of it")
+        return CheckpointOutcome(
+            manifest.step, CheckpointStage.IDLE, error="the ranks have heard different things of it"
+        )
 
     async def _exchange(self) -> CheckpointOutcome:
         told = await self._job.group.all_gather_object(encoded_report(self._agreement.report()))
@@ -247,7 +249,7 @@ class Checkpointer:
     def _follow(self, outcome: CheckpointOutcome) -> None:
         """Act on what was concluded, now that it holds."""
         agreement = self._agreement
-        step, before, view = agreement.step, agreement.stage, self._job.view.view_id
+        step, before, view = outcome.step, agreement.stage, self._job.view.view_id
         agreement.follow(outcome)
         if outcome.error:
             self._failed(step, outcome.error)
