@@ -36,6 +36,7 @@ FOLDER = "/data/checkpoints"
 ROWS, COLUMNS = 24, 40
 STEPS = 8  # of one life
 COMPUTE_S = 0.1
+FAULTS_S = 2.5  # by then all faults have come
 HEALED_S = 6.0  # by then a life is over
 
 Files = dict[str, bytes]
@@ -124,6 +125,9 @@ class Lives:
             saver.slow = self.slow
             last = await self._train(job, saver, step + STEPS)
             await saver.settle()
+            # Who has ended, is cut off while its process ends and is started again asks for a new part of the job, and
+            # waits for all others, which have ended (docs/membership.md). So nobody ends before the last fault.
+            await asyncio.sleep(max(0.0, FAULTS_S - sim.now))
             return last
 
         simulation = Simulation(
