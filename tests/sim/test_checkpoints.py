@@ -8,15 +8,19 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from checkpoint_lives import Forgotten, Lives, Plan
 
 import quicoll.checkpoint.agreement
 import quicoll.checkpoint.datafile
+import quicoll.checkpoint.digesting
 import quicoll.checkpoint.store
 import quicoll.train.checkpointer
 from quicoll.checkpoint.datafile import PieceReader, write_share
+from quicoll.checkpoint.lending import CopyMemory, Loan
 from quicoll.checkpoint.manifest import encoded_share
+from quicoll.checkpoint.parts import bytes_of
 from quicoll.checkpoint.storage import DiskStorage
 from quicoll.sim.disk.filesystem import FileSystem
 from quicoll.train import Checkpointer
@@ -138,7 +142,7 @@ def the_manifest_does_not_wait_for_the_files(patch: pytest.MonkeyPatch) -> None:
     """A rank tells that its file is durable before it writes it, and says nothing where that fails."""
 
     async def eager(
-        self: Checkpointer, view: int, step: int, rank: int, parts: Any, pieces: Any, metadata: Any
+        self: Checkpointer, view: int, step: int, rank: int, parts: Any, pieces: Any, metadata: Any, loans: Any
     ) -> None:
         names: list[tuple[str, list[Any]]] = []
 
@@ -173,14 +177,15 @@ def digests_are_not_compared(patch: pytest.MonkeyPatch) -> None:
         def __ne__(self, other: object) -> bool:
             return False
 
-    honest = PieceReader.region
+    honest = PieceReader.regions
 
-    def trusting(self: PieceReader, number: int, wanted: Any) -> Any:
+    def trusting(self: PieceReader, wanted: Any) -> Any:
         with patch.context() as inside:
             inside.setattr(quicoll.checkpoint.datafile, "digest_of", lambda data: Equal())
-            return honest(self, number, wanted)
+            inside.setattr(quicoll.checkpoint.digesting, "digest_of", lambda data: Equal())
+            return honest(self, wanted)
 
-    patch.setattr(PieceReader, "region", trusting)
+    patch.setattr(PieceReader, "regions", trusting)
 
 
 def room_is_made_before_the_new_one_is_complete(patch: pytest.MonkeyPatch) -> None:
@@ -206,6 +211,28 @@ def copies_are_not_written(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(quicoll.train.checkpointer, "copies_of_others", none)
 
 
+def the_state_is_not_copied(patch: pytest.MonkeyPatch) -> None:
+    """What is written is the tensors' own memory, which the next commit changes."""
+
+    def alias(storage: Any, *, pieces: Any, **what: Any) -> Any:
+        live = [(part, region, bytes_of(part, region)) for part, region, _ in pieces]
+        return write_share(storage, pieces=live, **what)
+
+    patch.setattr(quicoll.train.checkpointer, "write_share", alias)
+
+
+def memory_is_lent_again_while_it_is_lent(patch: pytest.MonkeyPatch) -> None:
+    """All copies of a rank, its own and those that others give it, are in one place."""
+    places: dict[int, Any] = {}
+
+    def lend(self: CopyMemory, sizes: Any) -> Loan:
+        job = id(asyncio.get_running_loop())
+        whole = places.setdefault(job, np.empty(1 << 20, np.uint8))
+        return Loan(self, whole, sizes)
+
+    patch.setattr(CopyMemory, "lend", lend)
+
+
 def the_oldest_is_taken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(quicoll.train.checkpointer, "sorted", lambda keys, reverse=False: sorted(keys), raising=False)
 
@@ -219,8 +246,13 @@ MUTANTS = (
     (room_is_made_before_the_new_one_is_complete, all_are_killed_while_they_save),
     (complete_is_told_when_the_first_has_sealed, all_are_killed_while_they_save),
     (copies_are_not_written, a_disk_is_lost),
+    (the_state_is_not_copied, all_are_killed_while_they_save),
+    (memory_is_lent_again_while_it_is_lent, a_disk_is_lost),
     (the_oldest_is_taken, power_fails),
 )
+
+
+FOUND = r"told to be complete|that all ranks can read|is not the state after|send changed its input"
 
 
 @pytest.mark.parametrize(("change", "scenario"), MUTANTS, ids=lambda value: value.__name__)
@@ -228,7 +260,7 @@ def test_a_mutant_is_found(
     change: Callable[[pytest.MonkeyPatch], None], scenario: Callable[[], Lives], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change(monkeypatch)
-    with pytest.raises(Forgotten, match=r"told to be complete|that all ranks can read|is not the state after"):
+    with pytest.raises(Forgotten, match=FOUND):
         scenario()
 
 
