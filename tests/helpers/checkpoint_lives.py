@@ -36,7 +36,6 @@ FOLDER = "/data/checkpoints"
 ROWS, COLUMNS = 24, 40
 STEPS = 8  # of one life
 COMPUTE_S = 0.1
-FAULTS_S = 2.5  # by then all faults have come
 HEALED_S = 6.0  # by then a life is over
 
 Files = dict[str, bytes]
@@ -51,13 +50,15 @@ class Forgotten(AssertionError):
 class Plan:
     """One life. ranks: how many. faults: what happens in it. crash: whether all lose their power at its end; or the
     processes end. lost: the number of a disk that is lost after it. rotten: whether a bit flips then in each file of
-    the newest checkpoint."""
+    the newest checkpoint. until: no rank ends before, in seconds. Who has ended, is cut off while its process ends and
+    is started again asks for a new part of the job, and waits for all others, which have ended (docs/membership.md)."""
 
     ranks: int
     faults: Callable[[Simulation], object] = lambda sim: None
     crash: bool = True
     lost: int | None = None
     rotten: bool = False
+    until: float = 0.0
 
 
 def moments(step: int) -> Any:
@@ -125,9 +126,7 @@ class Lives:
             saver.slow = self.slow
             last = await self._train(job, saver, step + STEPS)
             await saver.settle()
-            # Who has ended, is cut off while its process ends and is started again asks for a new part of the job, and
-            # waits for all others, which have ended (docs/membership.md). So nobody ends before the last fault.
-            await asyncio.sleep(max(0.0, FAULTS_S - sim.now))
+            await asyncio.sleep(max(0.0, plan.until - sim.now))
             return last
 
         simulation = Simulation(
