@@ -1,4 +1,4 @@
-"""Digests of memory, made in threads beside a disk's work, so that a checkpoint takes as long as its disk.
+"""Digests of memory, made in threads beside a disk's work, so that neither waits for the other.
 
 A piece of a checkpoint is digested as one; what goes on at the same time are several pieces, and the disk. hashlib lets
 other threads run meanwhile. Which digests come out does not depend on the threads, and only the caller touches a disk:
