@@ -92,6 +92,21 @@ def test_any_region_is_right_or_refused_whatever_is_damaged(
                 reader.regions([(0, each) for each in wanted])
 
 
+@pytest.mark.parametrize("place", [4, 5, 6, 9])
+def test_a_damaged_piece_overwrites_nothing_that_is_right(place: int) -> None:
+    """It lies over the end of one that is there already, and what is missing then comes from a third."""
+    storage = DiskStorage(FOLDER, SimDisk(random.Random(1), now_ns=lambda: 0))
+    whole = tensor((10,))
+    manifest = written(storage, whole, [Region((0,), (6,)), Region((4,), (6,)), Region((6,), (4,))])
+    (damaged,) = [piece for piece in manifest.pieces if piece.offset == (4,)]
+    name = manifest.files[damaged.file].name
+    data = bytearray(storage.read(name))
+    data[damaged.at + 8 * (place - 4)] ^= 1
+    storage.write(name, [bytes(data)])
+    found = PieceReader(storage, manifest).region(0, Region.whole((10,)))
+    assert np.array_equal(np.asarray(found), whole)
+
+
 def test_each_piece_has_the_sha_256_of_its_bytes_in_the_file(tmp_path: Path) -> None:
     """Beside the disk or at once, by size: anybody can compute it from the file."""
     tensors = {"small": np.arange(5), "large": np.random.default_rng(1).random(300_000), "half": np.ones(9, np.float16)}
