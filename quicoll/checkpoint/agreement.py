@@ -94,10 +94,12 @@ def decoded_report(data: object) -> CheckpointReport:
 class CheckpointOutcome:
     """What follows from the reports of all ranks.
 
-    stage: The next one. manifest: of the checkpoint, from the moment when it is agreed. complete: it is there.
-    error: why it is given up.
+    step: Of the checkpoint that was under way; -1: none was, and one that has begun since is not meant. stage: The next
+    one. manifest: of the checkpoint, from the moment when it is agreed. complete: it is there. error: why it is given
+    up.
     """
 
+    step: int
     stage: CheckpointStage
     manifest: CheckpointManifest | None = None
     complete: bool = False
@@ -219,32 +221,32 @@ class Agreement:
         self.newest = max(self.newest, *(report.newest for report in reports))
         here = self._here
         if here is None:
-            return CheckpointOutcome(CheckpointStage.IDLE)
+            return CheckpointOutcome(-1, CheckpointStage.IDLE)
         for report, node in zip(reports, nodes, strict=True):
             if report.step != here.step:
                 return CheckpointOutcome(
-                    CheckpointStage.IDLE, error=f"{node} takes no part in the checkpoint of step {here.step}"
+                    here.step, CheckpointStage.IDLE, error=f"{node} takes no part in the checkpoint of step {here.step}"
                 )
             if report.error:
-                return CheckpointOutcome(CheckpointStage.IDLE, error=f"{node}: {report.error}")
+                return CheckpointOutcome(here.step, CheckpointStage.IDLE, error=f"{node}: {report.error}")
         if self.stage is CheckpointStage.SEALING:
             sealed = all(report.sealed for report in reports)
             return CheckpointOutcome(
-                CheckpointStage.IDLE if sealed else CheckpointStage.SEALING, here.manifest, complete=sealed
+                here.step, CheckpointStage.IDLE if sealed else CheckpointStage.SEALING, here.manifest, complete=sealed
             )
         if not all(report.share for report in reports):
-            return CheckpointOutcome(CheckpointStage.WRITING)
+            return CheckpointOutcome(here.step, CheckpointStage.WRITING)
         try:
             shares = [decoded_share(report.share) for report in reports]
             manifest = merged(shares, step=here.step, view=self._view, metadata=here.metadata)
         except CheckpointError as error:
-            return CheckpointOutcome(CheckpointStage.IDLE, error=error.message)
-        return CheckpointOutcome(CheckpointStage.SEALING, manifest)
+            return CheckpointOutcome(here.step, CheckpointStage.IDLE, error=error.message)
+        return CheckpointOutcome(here.step, CheckpointStage.SEALING, manifest)
 
     def follow(self, outcome: CheckpointOutcome) -> None:
         """Go on as was concluded: the step whose body had the exchange is committed."""
         here = self._here
-        if here is None:
+        if here is None or outcome.step != here.step:
             return
         self.stage, here.manifest = outcome.stage, outcome.manifest
         if outcome.complete:

@@ -5,6 +5,16 @@ rename, and reading goes by the manifest: only the bytes that are wanted, each p
 that reads safetensors can read the file. A tensor that is whole in it has its own name, a piece one such as
 "w@[0:100, 0:64]".
 
+Digests are made in threads beside the disk's work (`digesting`), both ways. What is read goes where it belongs at once,
+if it lies in one place there, and is taken for right when its digest is:
+
+    wanted --read--> under way, its place is its own --digest right--> there
+                                                     --digest wrong, or the file fails--> wanted, from a copy
+
+Invariants of reading. A byte of the memory has one piece under way at most, and none once it is there, so a damaged
+piece overwrites nothing that is right. Memory is given out only when all of it is there. Beside it there are at most
+BESIDE pieces, which do not lie in one place in it, or are larger than what is wanted of them.
+
 No pickle: reading a file runs no code of it.
 """
 
@@ -13,10 +23,16 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from quicoll.checkpoint.catalogue import aside_name, data_name
+from quicoll.checkpoint.digesting import Digesting
 from quicoll.checkpoint.manifest import (
     CheckpointManifest,
     FileRecord,
@@ -38,6 +54,11 @@ __all__ = ["Piece", "PieceReader", "check_files", "write_share"]
 
 Piece = tuple[HeldPart, Region, memoryview]
 """A region of a part, and its bytes."""
+
+BESIDE = 2
+"""Pieces in memory of their own while regions are read, so that one is digested while the next one is read."""
+_UNDER_WAY = 32
+"""Pieces whose digest is waited for. They are in their place: it bounds what is read in vain once one is damaged."""
 
 
 def write_share(
@@ -74,8 +95,17 @@ def write_share(
         return RankShare(rank, node, metadata_digest(metadata), tensors, (), ())
     header = _header(ordered, [part for part in parts if not part.region.size], step=step, rank=rank, node=node)
     name = data_name(step, rank, storage.token())
+    with Digesting() as digesting:
+        waiting = [digesting.begin(data) for _, _, data in ordered]
+        try:
+            storage.write(name, [header, *(data for _, _, data in ordered)])
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write the checkpoint of step {step}: {os_reason(error)}", path=storage.path(name)
+            ) from error
+        digests = [each.result() for each in waiting]
     records, at = [], len(header)
-    for part, region, data in ordered:
+    for (part, region, data), digest in zip(ordered, digests, strict=True):
         records.append(
             PieceRecord(
                 tensor=numbers[part.node, part.name],
@@ -84,17 +114,11 @@ def write_share(
                 shape=region.shape,
                 at=at,
                 nbytes=data.nbytes,
-                digest=digest_of(data),
+                digest=digest,
             )
         )
         at += data.nbytes
     file = FileRecord(name=name, rank=rank, node=node, nbytes=at, begin=len(header), digest=digest_of(header))
-    try:
-        storage.write(name, [header, *(data for _, _, data in ordered)])
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write the checkpoint of step {step}: {os_reason(error)}", path=storage.path(name)
-        ) from error
     return RankShare(rank, node, metadata_digest(metadata), tensors, (file,), tuple(records))
 
 
@@ -149,6 +173,39 @@ def check_files(storage: Storage, manifest: CheckpointManifest, *, shared: bool,
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a piece may be read. aside: in a file of its own, and not in the one that the manifest names."""
+
+    piece: int
+    aside: bool
+
+
+@dataclass(slots=True)
+class _Filling:
+    """A region that is read. left: what is neither there nor under way. tried: what was read, right or wrong."""
+
+    number: int
+    wanted: Region
+    memory: Memory
+    left: list[Region]
+    failure: CheckpointError | None
+    tried: dict[_Source, None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A piece that was read and is not compared yet. parts: of the region, what it is to give. own: whether its data is
+    memory of its own, from which the parts are copied."""
+
+    filling: _Filling
+    source: _Source
+    parts: list[Region]
+    data: memoryview
+    own: bool
+    digest: Future[str]
+
+
 class PieceReader:
     """Reads regions of the tensors of one checkpoint: only the pieces that are wanted, and each is checked.
 
@@ -160,65 +217,123 @@ class PieceReader:
         self._storage = storage
         self._manifest = manifest
         self._checked: dict[int, CheckpointError | None] = {}
-        self._bad: dict[int, CheckpointError] = {}  # pieces that were read, and were not right
+        self._bad: dict[_Source, CheckpointError] = {}  # what was read, and was not right
         self._aside: dict[int, None] = {}  # pieces that are known to be aside
+        self._put: dict[int, None] = {}  # pieces that were put there by this reader
         by_tensor: list[list[int]] = [[] for _ in manifest.tensors]
         for number, piece in enumerate(manifest.pieces):
             by_tensor[piece.tensor].append(number)
         self._by_tensor = by_tensor
 
     def region(self, number: int, wanted: Region) -> Array:
-        """Return a region of a tensor in new memory.
+        """Return a region of a tensor in new memory; see `regions`."""
+        return self.regions([(number, wanted)])[0]
+
+    def regions(self, wanted: Sequence[tuple[int, Region]]) -> list[Array]:
+        """Return regions of tensors in new memory.
 
         Where a piece is damaged or not here, copies of it are tried.
 
         Args:
-            number: Of the tensor.
-            wanted: Within it.
+            wanted: Tensors' numbers, and regions within them.
         Raises:
             CheckpointError: A piece is damaged or missing; names its file.
         """
-        tensor = self._manifest.tensors[number]
-        left = [wanted] if wanted.size else []
-        failure, readable = self._readable(number, wanted)
-        # Before memory is taken: what a manifest describes has to be in files that really have so many bytes.
-        gap = uncovered(wanted, [self._manifest.pieces[each].region for each in readable])
-        if gap is not None:
-            raise failure or CheckpointError(f"{gap} of tensor {tensor.name!r} is in no file")
-        memory = Memory(tensor.dtype, wanted, of_torch=tensor.torch)
-        for each in readable:
-            piece = self._manifest.pieces[each]
-            if not any(overlap_of(piece.region, part) is not None for part in left):
+        known = []
+        for number, region in wanted:  # all of them before anything is read
+            failure, sources = self._sources(number, region)
+            # Before memory is taken: what a manifest describes has to be in files that really have so many bytes.
+            gap = uncovered(region, [self._region_of(each) for each in sources])
+            if gap is not None:
+                raise failure or self._in_no_file(gap, number)
+            known.append((failure, sources))
+        fillings: list[_Filling] = []
+        under_way: deque[_UnderWay] = deque()
+        with Digesting() as digesting:
+            for (number, region), (failure, sources) in zip(wanted, known, strict=True):
+                tensor = self._manifest.tensors[number]
+                memory = Memory(tensor.dtype, region, of_torch=tensor.torch)
+                fillings.append(_Filling(number, region, memory, [region] if region.size else [], failure))
+                self._begin(fillings[-1], sources, under_way, digesting)
+            self._settle(under_way, most=0)
+            for filling in fillings:
+                while filling.left:  # something was not right: copies are tried until there is none
+                    _, sources = self._sources(filling.number, filling.wanted)
+                    fresh = [each for each in sources if each not in filling.tried]
+                    if not self._begin(filling, fresh, under_way, digesting):
+                        raise filling.failure or self._in_no_file(filling.left[0], filling.number)
+                    self._settle(under_way, most=0)
+        return [filling.memory.array() for filling in fillings]
+
+    def _begin(
+        self, filling: _Filling, sources: Sequence[_Source], under_way: deque[_UnderWay], digesting: Digesting
+    ) -> bool:
+        """Read what is left of a region, as far as these sources have it; whether there was anything to read."""
+        begun = False
+        for source in sources:
+            piece = self._manifest.pieces[source.piece]
+            parts = [part for each in filling.left if (part := overlap_of(piece.region, each)) is not None]
+            if not parts:
                 continue
-            try:
-                data = self.piece(each)
-            except CheckpointError as error:
-                failure = failure or error
+            begun = True
+            filling.tried[source] = None
+            whole = uncovered(piece.region, parts) is None
+            place = filling.memory.place(piece.region) if whole else None
+            own = place is None
+            if own:
+                self._settle(under_way, most=_UNDER_WAY, beside=BESIDE - 1)
+            data = np.empty(piece.nbytes, np.uint8).data if place is None else place
+            failure = self._read_source(source, data)
+            if failure is not None:
+                self._failed(filling, source, failure)
                 continue
-            common = overlap_of(piece.region, wanted)
-            if common is not None:
-                memory.fill(piece.region, data, common)
-            left = [rest for part in left for rest in without(part, piece.region)]
-        if left:
-            raise failure or CheckpointError(f"{left[0]} of tensor {tensor.name!r} is in no file")
-        return memory.array()
+            filling.left = [rest for each in filling.left for rest in without(each, piece.region)]
+            under_way.append(_UnderWay(filling, source, parts, data, own, digesting.begin(data)))
+            self._settle(under_way, most=_UNDER_WAY, beside=BESIDE)
+        return begun
+
+    def _settle(self, under_way: deque[_UnderWay], *, most: int, beside: int = BESIDE) -> None:
+        """Compare what was read, oldest first, until no more is under way than this."""
+        while under_way and (
+            len(under_way) > most or under_way[0].digest.done() or sum(each.own for each in under_way) > beside
+        ):
+            each = under_way.popleft()
+            piece = self._manifest.pieces[each.source.piece]
+            if each.digest.result() != piece.digest:
+                each.filling.left += each.parts
+                self._failed(each.filling, each.source, self._damaged(each.source))
+            elif each.own:
+                for part in each.parts:
+                    each.filling.memory.fill(piece.region, each.data, part)
+
+    def _failed(self, filling: _Filling, source: _Source, failure: CheckpointError) -> None:
+        self._bad[source] = failure
+        filling.failure = filling.failure or failure
+
+    def _in_no_file(self, gap: Region, number: int) -> CheckpointError:
+        return CheckpointError(f"{gap} of tensor {self._manifest.tensors[number].name!r} is in no file")
 
     def lacking(self, number: int, wanted: Region) -> list[int]:
         """Return the pieces that would make a region whole that cannot be read here, one of each region; by number.
+
+        One that was put aside here and is damaged there is not among them: a disk that spoils what it is given would
+        have it come again for ever.
 
         Args:
             number: Of the tensor.
             wanted: Within it.
         """
-        _, readable = self._readable(number, wanted)
+        _, sources = self._sources(number, wanted)
         left = [wanted] if wanted.size else []
-        for each in readable:
-            left = [rest for part in left for rest in without(part, self._manifest.pieces[each].region)]
+        for each in sources:
+            left = [rest for part in left for rest in without(part, self._region_of(each))]
         found = []
-        for each in self._by_tensor[number]:
-            region = self._manifest.pieces[each].region
+        for piece in self._by_tensor[number]:
+            if piece in self._put and _Source(piece, aside=True) in self._bad:
+                continue
+            region = self._manifest.pieces[piece].region
             if any(overlap_of(region, part) is not None for part in left):
-                found.append(each)
+                found.append(piece)
                 left = [rest for part in left for rest in without(part, region)]
         return found
 
@@ -226,34 +341,25 @@ class PieceReader:
         """Return the numbers of the manifest's files that are here, with the size and the header that they should."""
         return [file for file in range(len(self._manifest.files)) if self._file_trouble(file) is None]
 
-    def piece(self, number: int) -> bytes:
+    def piece(self, number: int) -> memoryview:
         """Return the bytes of a piece.
 
         Raises:
             CheckpointError: It is damaged or missing; names its file.
         """
         piece = self._manifest.pieces[number]
-        file = self._manifest.files[piece.file]
         failure = self._file_trouble(piece.file)
-        if failure is None:
-            try:
-                data = self._read(file.name, piece.at, piece.at + piece.nbytes)
-                if len(data) == piece.nbytes and digest_of(data) == piece.digest:
-                    return data
-                name = self._manifest.tensors[piece.tensor].name
-                failure = CheckpointError(
-                    f"{piece.region} of tensor {name!r} is damaged: not the bytes that {file.node} wrote",
-                    path=self._storage.path(file.name),
-                )
-            except CheckpointError as error:
-                failure = error
-            self._bad[number] = failure
-        if self._is_aside(number):
-            data = self._read(self._name_aside(number), 0, piece.nbytes + 1)
-            if len(data) == piece.nbytes and digest_of(data) == piece.digest:
+        sources = ([] if failure else [_Source(number, aside=False)]) + (
+            [_Source(number, aside=True)] if self._is_aside(number) else []
+        )
+        for source in sources:
+            data = np.empty(piece.nbytes, np.uint8).data
+            wrong = self._read_source(source, data)
+            if wrong is None and digest_of(data) == piece.digest:
                 return data
-            del self._aside[number]
-        raise failure
+            self._bad[source] = wrong = wrong or self._damaged(source)
+            failure = failure or wrong
+        raise failure or AssertionError("a file without trouble is a source")
 
     def put_aside(self, number: int, data: memoryview) -> None:
         """Keep a piece that came from another node's disk, until `drop_aside`; also for the next process.
@@ -275,7 +381,8 @@ class PieceReader:
                 f"cannot keep {piece.region} of tensor {name!r}, which came from another node: {os_reason(error)}",
                 path=self._storage.where,
             ) from error
-        self._aside[number] = None
+        self._aside[number] = self._put[number] = None
+        self._bad.pop(_Source(number, aside=True), None)
 
     def drop_aside(self) -> None:
         """Take away what was put aside. What cannot be removed now is removed as any temporary file."""
@@ -288,6 +395,8 @@ class PieceReader:
         return aside_name(self._manifest.step, self._manifest.pieces[number].digest)
 
     def _is_aside(self, number: int) -> bool:
+        if _Source(number, aside=True) in self._bad:
+            return False
         if number not in self._aside:
             try:
                 if self._storage.size(self._name_aside(number)) != self._manifest.pieces[number].nbytes:
@@ -297,18 +406,48 @@ class PieceReader:
             self._aside[number] = None
         return True
 
-    def _readable(self, number: int, wanted: Region) -> tuple[CheckpointError | None, list[int]]:
-        """The pieces of a tensor that meet a region and can be read here, as far as is known; the first error."""
+    def _sources(self, number: int, wanted: Region) -> tuple[CheckpointError | None, list[_Source]]:
+        """Where the pieces of a tensor that meet a region can be read, as far as is known; the first error."""
         failure, found = None, []
         for each in self._by_tensor[number]:
             piece = self._manifest.pieces[each]
             if overlap_of(piece.region, wanted) is None:
                 continue
-            error = self._file_trouble(piece.file) or self._bad.get(each)
-            if error is None or self._is_aside(each):
-                found.append(each)
+            source = _Source(each, aside=False)
+            error = self._file_trouble(piece.file) or self._bad.get(source)
+            if error is None:
+                found.append(source)
+            elif self._is_aside(each):
+                found.append(_Source(each, aside=True))
             failure = failure or error
         return failure, found
+
+    def _region_of(self, source: _Source) -> Region:
+        return self._manifest.pieces[source.piece].region
+
+    def _read_source(self, source: _Source, memory: memoryview) -> CheckpointError | None:
+        """Read a piece's bytes, whatever they are; what went wrong."""
+        piece = self._manifest.pieces[source.piece]
+        name = self._name_aside(source.piece) if source.aside else self._manifest.files[piece.file].name
+        try:
+            came = self._storage.read_into(name, 0 if source.aside else piece.at, memory)
+        except OSError as error:
+            return CheckpointError(f"cannot read the checkpoint: {os_reason(error)}", path=self._storage.path(name))
+        return None if came == piece.nbytes else self._damaged(source)
+
+    def _damaged(self, source: _Source) -> CheckpointError:
+        piece = self._manifest.pieces[source.piece]
+        file = self._manifest.files[piece.file]
+        name = self._manifest.tensors[piece.tensor].name
+        if source.aside:
+            return CheckpointError(
+                f"{piece.region} of tensor {name!r}, which came from another node's disk, is damaged here",
+                path=self._storage.path(self._name_aside(source.piece)),
+            )
+        return CheckpointError(
+            f"{piece.region} of tensor {name!r} is damaged: not the bytes that {file.node} wrote",
+            path=self._storage.path(file.name),
+        )
 
     def _file_trouble(self, number: int) -> CheckpointError | None:
         if number not in self._checked:
@@ -321,18 +460,8 @@ class PieceReader:
             size = self._storage.size(file.name)
             if size != file.nbytes:
                 return CheckpointError(f"the file has {size} bytes, not {file.nbytes}", path=path)
-            if digest_of(self._read(file.name, 0, file.begin)) != file.digest:
+            if digest_of(self._storage.read(file.name, 0, file.begin)) != file.digest:
                 return CheckpointError("the file's header is damaged", path=path)
         except OSError as error:
             return CheckpointError(f"cannot read the checkpoint: {os_reason(error)}", path=path)
-        except CheckpointError as error:
-            return error
         return None
-
-    def _read(self, name: str, start: int, stop: int) -> bytes:
-        try:
-            return self._storage.read(name, start, stop)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot read the checkpoint: {os_reason(error)}", path=self._storage.path(name)
-            ) from error

@@ -53,6 +53,9 @@ class Disk(Protocol):
     def read(self, path: Path, start: int = 0, stop: int | None = None) -> bytes:
         """The bytes of the file from `start` to before `stop`, or to its end; fewer where it is shorter."""
 
+    def read_into(self, path: Path, start: int, memory: memoryview) -> int:
+        """Read from `start` on into memory, as much as it takes; how many bytes came, fewer at the file's end."""
+
     def size(self, path: Path) -> int:
         """How many bytes the file has."""
 
@@ -96,6 +99,17 @@ class OsDisk:
         with open(path, "rb") as file:
             file.seek(start)
             return file.read(-1 if stop is None else max(stop - start, 0))
+
+    def read_into(self, path: Path, start: int, memory: memoryview) -> int:
+        came = 0
+        with open(path, "rb", buffering=0) as file:
+            file.seek(start)
+            while came < len(memory):  # the system reads 2 GiB at a time at most
+                count = file.readinto(memory[came:])
+                if not count:
+                    break
+                came += count
+        return came
 
     def size(self, path: Path) -> int:
         return path.stat().st_size

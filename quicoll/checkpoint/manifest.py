@@ -1,10 +1,14 @@
 """The manifest of a checkpoint: every tensor, every piece of it, in which file it lies, and its digest. Versioned JSON.
 
-    {"seal": BLAKE2b-256 of the bytes of "content",
-     "content": {"format": "quicoll.checkpoint", "version": 1, "step", "view", "world_size", "metadata",
+    {"seal": SHA-256 of the bytes of "content",
+     "content": {"format": "quicoll.checkpoint", "version": 2, "step", "view", "world_size", "metadata",
                  "tensors": [{name, dtype, shape, node, torch}],
                  "files":   [{name, rank, node, nbytes, begin, digest}],      begin, digest: of the file's header
                  "pieces":  [{tensor, file, offset, shape, at, nbytes, digest}]}}
+
+All digests are SHA-256 in hexadecimal, of the bytes as they are in the file: who can make another file with the digest
+that the ranks agreed on has broken it. Version 1 had BLAKE2b-256 in their place. What is in another version is refused,
+and the error says so: there is one way of reading.
 
 A region may be in several pieces: copies, where every rank wrote to its own disk. Each rank tells the others its
 `RankShare`; `merged` makes the manifest of all of them, the same bytes on every rank.
@@ -49,7 +53,7 @@ __all__ = [
 ]
 
 FORMAT = "quicoll.checkpoint"
-VERSION = 1
+VERSION = 2
 MAX_MANIFEST_BYTES = 256 << 20
 _MAX_DIMENSIONS = 64
 _MAX_LENGTH = 1 << 62
@@ -158,20 +162,42 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         wanted.check(whole, f"tensor {name!r} of the checkpoint of step {self.step}")
         return number, wanted
 
+    def whole(self, node: str) -> dict[str, tuple[int, Region]]:
+        """Return what `region` does for all tensors that belong to all, and what is a node's own, by name.
+
+        Args:
+            node: Whose own; "" for nobody's. Its name wins where both have one.
+        """
+        owners = ("", node) if node else ("",)
+        return {
+            tensor.name: (number, tensor.region)
+            for owner in owners
+            for number, tensor in enumerate(self.tensors)
+            if tensor.node == owner
+        }
+
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seal: str
     content: msgspec.Raw
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """What all versions have."""
+
+    format: str
+    version: int
+
+
+_version_decoder = msgspec.json.Decoder(_Told)
 _sealed_decoder = msgspec.json.Decoder(_Sealed)
 _decoder = msgspec.json.Decoder(CheckpointManifest)
 _share_decoder = msgspec.msgpack.Decoder(RankShare)
 
 
 def digest_of(data: bytes | memoryview) -> str:
-    """Return BLAKE2b-256 (RFC 7693) in hexadecimal."""
-    return hashlib.blake2b(data, digest_size=32).hexdigest()
+    """Return SHA-256 (FIPS 180-4) in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def metadata_digest(metadata: Mapping[str, str]) -> str:
@@ -195,7 +221,7 @@ def decoded(data: bytes) -> CheckpointManifest:
         sealed = _sealed_decoder.decode(data)
         content = bytes(sealed.content)
         if digest_of(content) != sealed.seal:
-            raise CheckpointError("the manifest is damaged: it is not what was sealed")
+            raise CheckpointError(_unsealed(content))
         manifest = _decoder.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"not a manifest of quicoll in version {VERSION}, or a damaged one: {error}") from error
@@ -203,6 +229,20 @@ def decoded(data: bytes) -> CheckpointManifest:
         raise CheckpointError("the manifest is damaged: it is not as it was written")
     _check(manifest)
     return manifest
+
+
+def _unsealed(content: bytes) -> str:
+    """Say why the seal is not that of this content. Another version may be sealed in another way."""
+    try:
+        told = _version_decoder.decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return "the manifest is damaged: it is not what was sealed"
+    if told.format != FORMAT or told.version == VERSION:
+        return "the manifest is damaged: it is not what was sealed"
+    return (
+        f"the manifest is in version {told.version} of the format, or damaged; this quicoll reads version {VERSION}"
+        " alone: load what is in another one with the quicoll that wrote it, and save it with this one"
+    )
 
 
 def encoded_share(share: RankShare) -> bytes:

@@ -26,7 +26,18 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = np.ndarray[Any, Any] | torch.Tensor
 
-__all__ = ["Contents", "HeldPart", "Local", "Memory", "Shard", "bytes_of", "is_torch", "parts_of", "width_of"]
+__all__ = [
+    "Contents",
+    "HeldPart",
+    "Local",
+    "Memory",
+    "Shard",
+    "bytes_of",
+    "copy_bytes",
+    "is_torch",
+    "parts_of",
+    "width_of",
+]
 
 _CODES = {
     "bool": "BOOL",
@@ -160,29 +171,48 @@ def _part(name: str, held: Array | Shard | Local, node: str) -> HeldPart:
     return HeldPart(name, owner, _CODES[dtype], shape, region, is_torch(value), replicated, value)
 
 
-def bytes_of(part: HeldPart, region: Region, *, copy: bool) -> memoryview:
+def bytes_of(part: HeldPart, region: Region) -> memoryview:
     """Return the bytes of a region as a file has them.
+
+    Nothing is copied that is on the host, contiguous and little-endian: then they are the tensor's own memory.
 
     Args:
         part: Holds the region.
         region: Of the whole tensor.
-        copy: Whether to take memory of its own, so that the tensor may change meanwhile. Otherwise nothing is copied
-            that is on the host, contiguous and little-endian.
     """
     place = region.slices(part.region)
     if part.of_torch:
         import torch
 
-        taken = part.value.detach()[place]
-        if copy:
-            taken = taken.to("cpu", copy=True)
-        flat: np.ndarray[Any, Any] = taken.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        taken = part.value.detach()[place].cpu().contiguous()
+        flat: np.ndarray[Any, Any] = taken.reshape(-1).view(torch.uint8).numpy()
         return flat.data
     array = np.asarray(part.value[place])
-    if sys.byteorder == "big" or array.dtype.byteorder == ">":
-        array = array.astype(array.dtype.newbyteorder("<"))
-    array = np.array(array, order="C", copy=True) if copy else np.ascontiguousarray(array)
-    return array.reshape(-1).view(np.uint8).data
+    return np.ascontiguousarray(array, _little(array.dtype)).reshape(-1).view(np.uint8).data
+
+
+def copy_bytes(part: HeldPart, region: Region, memory: memoryview) -> None:
+    """Copy a region to memory, as a file has it: then the tensor may change.
+
+    Args:
+        part: Holds the region.
+        region: Of the whole tensor.
+        memory: Where to; of as many bytes, at an address that suits the dtype.
+    """
+    place = region.slices(part.region)
+    flat = np.frombuffer(memory, np.uint8)
+    if part.of_torch:
+        import torch
+
+        taken = part.value.detach()[place]
+        torch.from_numpy(flat).view(taken.dtype).reshape(taken.shape).copy_(taken)
+        return
+    array = np.asarray(part.value[place])
+    np.copyto(flat.view(_little(array.dtype)).reshape(array.shape), array)
+
+
+def _little(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype.newbyteorder("<") if sys.byteorder == "big" or dtype.byteorder == ">" else dtype
 
 
 class Memory:
@@ -195,7 +225,13 @@ class Memory:
         self._of_torch = of_torch
         self._words = np.empty(region.shape, f"<u{width_of(code)}")
 
-    def fill(self, held: Region, data: bytes, wanted: Region) -> None:
+    def place(self, held: Region) -> memoryview | None:
+        """Return the memory of a region within it, as a file has the region; None where that is not in one place."""
+        at: Any = (*held.slices(self._region), ...)  # "...": a view also where there is no dimension
+        words = self._words[at]
+        return words.reshape(-1).view(np.uint8).data if words.flags.c_contiguous else None
+
+    def fill(self, held: Region, data: memoryview, wanted: Region) -> None:
         """Copy `wanted`, a region within both, from the bytes of the region `held`."""
         words = np.frombuffer(data, self._words.dtype).reshape(held.shape)
         self._words[wanted.slices(self._region)] = words[wanted.slices(held)]

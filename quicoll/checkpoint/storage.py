@@ -54,6 +54,9 @@ class Storage(Protocol):
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """The bytes of a file from `start` to before `stop`, or to its end; fewer where it is shorter."""
 
+    def read_into(self, name: str, start: int, memory: memoryview) -> int:
+        """Read from `start` on into memory, as much as it takes; how many bytes came, fewer at the file's end."""
+
     def size(self, name: str) -> int:
         """How many bytes a file has."""
 
@@ -98,6 +101,9 @@ class DiskStorage:
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         return self._disk.read(self._folder / name, start, stop)
+
+    def read_into(self, name: str, start: int, memory: memoryview) -> int:
+        return self._disk.read_into(self._folder / name, start, memory)
 
     def size(self, name: str) -> int:
         return self._disk.size(self._folder / name)
@@ -174,6 +180,11 @@ class UrlStorage:
         with _as_os_errors():
             data: bytes = self._files.cat_file(self._path(name), start=start, end=stop)
         return data
+
+    def read_into(self, name: str, start: int, memory: memoryview) -> int:
+        found = self.read(name, start, start + len(memory))
+        memory[: len(found)] = found
+        return len(found)
 
     def size(self, name: str) -> int:
         with _as_os_errors():

@@ -21,7 +21,7 @@ nor the next step waits, and the next step cannot change what is being written:
     await asyncio.to_thread(checkpoint.save, directory, step=n, tensors=checkpoint.snapshot(tensors))
 
 One writer per directory and time. Memory: saving copies nothing that is contiguous on the CPU in little-endian order;
-loading holds one piece (64 MiB at most) beside the tensors.
+loading holds at most two pieces (64 MiB each) beside the tensors, and none where these are loaded whole.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ import hashlib
 import json
 import logging
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -56,18 +56,22 @@ __all__ = [
     "digest",
     "latest",
     "load",
+    "newest_of",
     "of_step",
     "prune",
     "save",
     "snapshot",
-    "steps_in",
     "stored",
+    "stored_of_step",
+    "why_unreadable",
     "write_manifest",
 ]
 
 _log = logging.getLogger("quicoll.checkpoint")
 
 _RESERVED = "quicoll."
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,23 +142,27 @@ class Stored:
         number, wanted = self.manifest.region(name, offset=offset, shape=shape, node=node)
         return self._reader.region(number, wanted)
 
-    def load(self, node: str = "") -> Checkpoint:
-        """Read all tensors that belong to all, whole, and what is a node's own.
+    def load(self, node: str = "", *, names: Sequence[str] | None = None) -> Checkpoint:
+        """Read tensors that belong to all, whole, and what is a node's own.
 
         Args:
             node: Whose own tensors are read as well; "" reads no node's. Its name wins where both have one.
+            names: Which of them are read; None: all.
         Returns:
             The checkpoint.
         Raises:
-            CheckpointError: It is damaged, or cannot be represented here. Names the file.
+            CheckpointError: It is damaged, has no tensor of a name, or cannot be represented here. Names the file.
         """
-        tensors: dict[str, Array] = {}
+        wanted = self.manifest.whole(node)
         try:
-            for owner in ("", node) if node else ("",):
-                for name in self.shapes(owner):
-                    tensors[name] = self.read(name, node=owner)
+            if names is not None:
+                wanted = {name: wanted[name] for name in names}
+            values = self._reader.regions(list(wanted.values()))
+        except KeyError as error:
+            raise CheckpointError(f"it has no tensor {error}", path=self.path) from error
         except LocalError as error:
             raise CheckpointError(error.message, path=self.path) from error
+        tensors = dict(zip(wanted, values, strict=True))
         return Checkpoint(self.path, step=self.step, tensors=tensors, metadata=self.metadata)
 
     def __repr__(self) -> str:
@@ -195,7 +203,7 @@ def save(
     parts = parts_of(tensors, node="")
     storage = storage_at(directory, disk)
     chosen = assignment(parts, rank=0, world_size=1, divide=False)
-    pieces = [(part, region, bytes_of(part, region, copy=False)) for part, region in chosen]
+    pieces = [(part, region, bytes_of(part, region)) for part, region in chosen]
     share = write_share(storage, step=step, rank=0, node="", parts=parts, pieces=pieces, metadata=notes)
     manifest = merged([share], step=step, view=0, metadata=notes)
     # Where this fails the data stays: a manifest whose rename was not synced may be there all the same, and needs it.
@@ -321,15 +329,33 @@ def latest(directory: Place, *, disk: Disk | None = None) -> Checkpoint | None:
         CheckpointError: There are checkpoints and none is whole. Starting anew would throw work away: that is for a
             person to decide.
     """
+    return newest_of(directory, Stored.load, disk=disk)
+
+
+def newest_of(directory: Place, read: Callable[[Stored], T], *, disk: Disk | None = None) -> T | None:
+    """Return what is read of the newest checkpoint of which it can be read; see `latest`.
+
+    Args:
+        directory: Where the checkpoints are: a path, or an fsspec URL.
+        read: Reads what is wanted of one.
+        disk: Where to read; None: the real disk.
+    Returns:
+        It, or None if the directory is missing or holds no checkpoint.
+    Raises:
+        CheckpointError: There are checkpoints, and it can be read of none.
+    """
+    newest: CheckpointError | None = None
     for found in stored(directory, disk=disk):
         try:
-            return found.load()
+            return read(found)
         except CheckpointError as error:
+            newest = newest or error
             _log.warning("skipping a checkpoint: %s", error)
     storage = storage_at(directory, disk)
-    count = steps_in(storage)
-    if count:
-        raise CheckpointError(f"none of the {count} checkpoints is whole", path=storage.where)
+    steps = _steps(storage)
+    if steps:
+        why = newest or why_unreadable(storage)
+        raise CheckpointError(f"none of the {len(steps)} checkpoints is whole: {why}", path=storage.where)
     return None
 
 
@@ -345,6 +371,11 @@ def of_step(directory: Place, step: int, *, disk: Disk | None = None) -> Checkpo
     Raises:
         CheckpointError: There is none of this step, which says of which step the newest is; or it is damaged.
     """
+    return stored_of_step(directory, step, disk=disk).load()
+
+
+def stored_of_step(directory: Place, step: int, *, disk: Disk | None = None) -> Stored:
+    """As `of_step`, and read none of its tensors."""
     storage = storage_at(directory, disk)
     try:
         found = complete(storage.names())
@@ -353,7 +384,7 @@ def of_step(directory: Place, step: int, *, disk: Disk | None = None) -> Checkpo
     if step not in found:
         there = f"the newest is of step {max(found)}" if found else "there is none at all"
         raise CheckpointError(f"no checkpoint of step {step}; {there}", path=storage.where)
-    return _opened(storage, manifest_name(step), step).load()
+    return _opened(storage, manifest_name(step), step)
 
 
 def digest(tensors: Mapping[str, Array]) -> str:
@@ -370,7 +401,7 @@ def digest(tensors: Mapping[str, Array]) -> str:
     """
     state = hashlib.blake2b(digest_size=32)
     for part in parts_of(tensors, node=""):
-        data = bytes_of(part, part.region, copy=False)
+        data = bytes_of(part, part.region)
         # Every field is led by its length or closed by the JSON syntax, so no two lists of parts give the same bytes.
         label = json.dumps([part.name, part.code, list(part.shape)]).encode()
         state.update(struct.pack("<QQ", len(label), data.nbytes))
@@ -393,13 +424,19 @@ def snapshot(tensors: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def steps_in(storage: Storage) -> int:
-    """Return of how many steps there are complete checkpoints, whole or damaged.
+def why_unreadable(storage: Storage) -> str:
+    """Return why the newest manifest cannot be read; "" where there is none, or it can be.
 
     Raises:
         CheckpointError: The place cannot be read.
     """
-    return len(_steps(storage))
+    steps = _steps(storage)
+    if steps:
+        try:
+            _opened(storage, manifest_name(steps[-1]), steps[-1])
+        except CheckpointError as error:
+            return str(error)
+    return ""
 
 
 def _steps(storage: Storage) -> list[int]:

@@ -6,8 +6,10 @@ each moment, and who cleans up; this module is its shell: the exchange between r
 
 Where the time goes. In the step after the one that is saved: a copy of this rank's part, on the caller's thread. In
 the steps until the checkpoint is complete: one exchange of small messages. Files are written in a thread; nothing waits
-for them but `finish`. Memory: one copy of this rank's part, until its file is written: 1/n of what all hold, and its
-shards.
+for them but `finish`. Memory: one copy of this rank's part, 1/n of what all hold, and its shards, and what it writes of
+others' shards. It stays for the next checkpoint, since new memory costs more than the copy itself
+(`quicoll.checkpoint.lending`); it is given back when the file is durable, and after an error or a cancelled wait not at
+all, so that a thread that still writes reads what it was given.
 
 A rank that is lost takes its part of a checkpoint under way along: the others give that one up, and begin another in
 the next view.
@@ -24,15 +26,16 @@ import numpy as np
 
 from quicoll.checkpoint.agreement import Agreement, CheckpointOutcome, CheckpointStage, decoded_report, encoded_report
 from quicoll.checkpoint.datafile import Piece, PieceReader, write_share
+from quicoll.checkpoint.lending import CopyMemory, Loan
 from quicoll.checkpoint.manifest import MAX_MANIFEST_BYTES, decoded, digest_of, encoded, encoded_share
-from quicoll.checkpoint.parts import Contents, HeldPart, Local, Shard, bytes_of, parts_of
+from quicoll.checkpoint.parts import Contents, HeldPart, Local, Shard, copy_bytes, parts_of
 from quicoll.checkpoint.planning import assignment
 from quicoll.checkpoint.storage import storage_at
-from quicoll.checkpoint.store import Stored, check_save, prune, save, steps_in, stored, write_manifest
+from quicoll.checkpoint.store import Stored, check_save, prune, save, stored, why_unreadable, write_manifest
 from quicoll.errors import CheckpointError, Corrupted, JobDone, LocalError, Partitioned, PeerError, StepAborted
 from quicoll.state.manifest import TensorRecord
 from quicoll.state.transfer import transfer
-from quicoll.train.copies import copies_of_others
+from quicoll.train.copies import COPY_LIMIT, copies_of_others, demand_copies
 from quicoll.train.fetching import FetchedCheckpoint, fetched, flat_digest
 
 if TYPE_CHECKING:
@@ -78,6 +81,7 @@ class Checkpointer:
         keep: int = 3,
         shared: bool = True,
         copies: int = 1,
+        copy_limit: int = COPY_LIMIT,
         resumed_from: int = 0,
         patience: float = 600.0,
         disk: Disk | None = None,
@@ -94,6 +98,8 @@ class Checkpointer:
             copies: On how many disks each shard is written, and what is a node's own, where each rank has a disk of
                 its own: with 2, the loss of one disk loses nothing. The copies travel in the step that begins a
                 checkpoint.
+            copy_limit: Bytes that one rank gives as copies at most to each of the ranks that write them too, which take
+                memory for them. A rank that tells of more is refused.
             resumed_from: The step of the checkpoint with which this rank began; 0: none.
             patience: Seconds in which the last checkpoint has to be complete.
             disk: Where paths lead; None: the real disk.
@@ -103,8 +109,7 @@ class Checkpointer:
         check_save(step=0, keep=keep, metadata={})
         if every < 0:
             raise LocalError(f"every is 0 or more, not {every}")
-        if copies < 1 or (shared and copies > 1):
-            raise LocalError(f"copies is 1, or more where each rank has a disk of its own (shared=False), not {copies}")
+        demand_copies(copies, copy_limit, shared=shared)
         self.error: CheckpointError | None = None
         self._job = job
         self._directory = directory
@@ -113,6 +118,9 @@ class Checkpointer:
         self._keep = keep
         self._shared = shared
         self._copies = copies
+        self._copy_limit = copy_limit
+        self._memory = CopyMemory()
+        self._memory_of_others = CopyMemory()
         self._patience = patience
         self._agreement = Agreement(every=every or 1 << 62, newest=resumed_from)
         self._work: asyncio.Task[None] | None = None
@@ -238,7 +246,9 @@ class Checkpointer:
         told = await self._job.group.all_gather_object(digest_of(encoded(manifest)))
         if all(each == told[0] for each in told):
             return outcome
-        return CheckpointOutcome(CheckpointStage.IDLE, error="the ranks have heard different things of it")
+        return CheckpointOutcome(
+            manifest.step, CheckpointStage.IDLE, error="the ranks have heard different things of it"
+        )
 
     async def _exchange(self) -> CheckpointOutcome:
         told = await self._job.group.all_gather_object(encoded_report(self._agreement.report()))
@@ -247,7 +257,7 @@ class Checkpointer:
     def _follow(self, outcome: CheckpointOutcome) -> None:
         """Act on what was concluded, now that it holds."""
         agreement = self._agreement
-        step, before, view = agreement.step, agreement.stage, self._job.view.view_id
+        step, before, view = outcome.step, agreement.stage, self._job.view.view_id
         agreement.follow(outcome)
         if outcome.error:
             self._failed(step, outcome.error)
@@ -277,22 +287,34 @@ class Checkpointer:
         check_save(step=step, keep=self._keep, metadata=metadata)
         parts = parts_of(contents.tensors, node=job.node)
         chosen = assignment(parts, rank=job.rank, world_size=job.world_size, divide=self._shared)
-        pieces = [(part, region, bytes_of(part, region, copy=True)) for part, region in chosen]
+        loans = [self._memory.lend([region.size * part.width for part, region in chosen])]
+        pieces = [(part, region, room) for (part, region), room in zip(chosen, loans[0].pieces, strict=True)]
+        for piece in pieces:
+            copy_bytes(*piece)
         described = [_described(part) for part in parts]
         if self._copies > 1:
-            more, copied = await copies_of_others(
+            more, copied, loan = await copies_of_others(
                 pieces,
                 copies=self._copies,
+                limit=self._copy_limit,
+                memory=self._memory_of_others,
                 group=job.group,
                 view_id=job.view.view_id,
                 in_thread=self._in_thread,
             )
-            described, pieces = described + more, pieces + copied
+            described, pieces, loans = described + more, pieces + copied, [*loans, loan]
         self._agreement.begin(step, metadata)
-        self._start(self._write(job.view.view_id, step, job.rank, described, pieces, metadata))
+        self._start(self._write(job.view.view_id, step, job.rank, described, pieces, metadata, loans))
 
     async def _write(
-        self, view: int, step: int, rank: int, parts: list[HeldPart], pieces: list[Piece], metadata: Mapping[str, str]
+        self,
+        view: int,
+        step: int,
+        rank: int,
+        parts: list[HeldPart],
+        pieces: list[Piece],
+        metadata: Mapping[str, str],
+        loans: list[Loan],
     ) -> None:
         try:
             share = await self._in_thread(
@@ -305,6 +327,8 @@ class Checkpointer:
                 pieces=pieces,
                 metadata=metadata,
             )
+            for loan in loans:
+                loan.give_back()
             data = encoded_share(share)
             if len(data) > _MAX_SHARE:
                 raise CheckpointError(f"{len(share.pieces)} pieces are more than one rank can tell the others of")
@@ -404,9 +428,9 @@ class Checkpointer:
             found[f"{each.step:019d} {digest_of(encoded(each.manifest))}"] = each
             if len(found) == _CANDIDATES:
                 break
-        damaged = 0 if found else steps_in(self._storage)
-        if damaged:  # to begin anew would throw work away: that is for a person to decide
-            raise CheckpointError(f"none of {damaged} manifests can be read", path=self._storage.where)
+        why = "" if found else why_unreadable(self._storage)
+        if why:  # to begin anew would throw work away: that is for a person to decide
+            raise CheckpointError(f"no manifest can be read; the newest: {why}", path=self._storage.where)
         return found
 
     async def _manifest_of(self, key: str, here: Stored | None, holders: list[int]) -> CheckpointManifest:

@@ -6,10 +6,21 @@ what was copied of the state goes to them as it is, and into their files beside 
 
 Every rank tells all others what it gives, with digests, so that they know it before it comes; each file's manifest has
 digests of its own, and `manifest.merged` refuses a checkpoint whose copies differ.
+
+Invariants. What a rank gives is bounded in bytes, `limit` for each giver, before anybody takes memory for it: all ranks
+look at what all have told, so all of them refuse a giver, or none does. The memory into which copies come is lent
+(`quicoll.checkpoint.lending`); where an exchange fails it is not given back, as a transfer may be under way still.
+
+    failure                                     what follows
+    a rank's own shards are above the limit     LocalError there, before it tells anything
+    a rank tells of more, or what cannot be     PeerError on all ranks, naming it
+    a rank is lost; the view ends               PeerError
+    a piece comes with other bits than told     Corrupted by the transfer
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +28,7 @@ import msgspec
 import numpy as np
 
 from quicoll.checkpoint.parts import HeldPart, width_of
-from quicoll.checkpoint.regions import Region
+from quicoll.checkpoint.regions import Region, overlap_of
 from quicoll.errors import LocalError, PeerError
 from quicoll.state.chunks import DIGEST_BYTES
 from quicoll.state.manifest import TensorRecord
@@ -25,12 +36,16 @@ from quicoll.train.fetching import flat_digest, moved
 
 if TYPE_CHECKING:
     from quicoll.checkpoint.datafile import Piece
+    from quicoll.checkpoint.lending import CopyMemory, Loan
     from quicoll.collectives.group import Group
     from quicoll.train.fetching import InThread
 
-__all__ = ["copies_of_others"]
+__all__ = ["COPY_LIMIT", "copies_of_others", "demand_copies"]
 
-_Index = tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+COPY_LIMIT = 32 << 30
+"""Bytes that one rank gives as copies to each of those that write them too, where nothing else is said."""
+
+_Index = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=64)]
 
 
 class _Given(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -51,46 +66,81 @@ class _Given(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 _decoder = msgspec.msgpack.Decoder(list[_Given])
 
 
+def demand_copies(copies: int, limit: int, *, shared: bool) -> None:
+    """Raise LocalError unless shards can be written so often.
+
+    Args:
+        copies: On how many disks each shard is written.
+        limit: Bytes that one rank gives at most.
+        shared: Whether all ranks write to one place.
+    """
+    if copies < 1 or (shared and copies > 1):
+        raise LocalError(f"copies is 1, or more where each rank has a disk of its own (shared=False), not {copies}")
+    if limit < 1:
+        raise LocalError(f"copy_limit is 1 byte or more, not {limit}")
+
+
 async def copies_of_others(
-    pieces: Sequence[Piece], *, copies: int, group: Group, view_id: int, in_thread: InThread
-) -> tuple[list[HeldPart], list[Piece]]:
+    pieces: Sequence[Piece],
+    *,
+    copies: int,
+    limit: int,
+    memory: CopyMemory,
+    group: Group,
+    view_id: int,
+    in_thread: InThread,
+) -> tuple[list[HeldPart], list[Piece], Loan]:
     """Give this rank's shards to the ranks that write them too, and return what this one is to write of others.
 
     Args:
         pieces: What this rank writes; their bytes do not change meanwhile.
         copies: How many ranks write each shard, 2 or more; no more than there are.
+        limit: Bytes that one rank gives at most; the same on all ranks.
+        memory: Where what comes is put.
         group: All ranks of the view; all of them call this.
         view_id: The view's number.
         in_thread: Runs what blocks.
     Returns:
-        Parts and pieces, as of this rank's own.
+        Parts and pieces, as of this rank's own, and the loan of the pieces' memory.
     Raises:
-        PeerError: A rank was lost, or told what cannot be, or of more than there is memory for.
+        LocalError: This rank's shards have more bytes than the limit, or there is no memory for what others give.
+        PeerError: A rank was lost, or told what cannot be, or of more bytes than the limit.
         Corrupted: A piece came with other bits than its owner told.
     """
     own = [piece for piece in pieces if not piece[0].replicated]
+    total = sum(data.nbytes for _, _, data in own)
+    if total > limit:
+        raise LocalError(
+            f"the shards of this rank have {total} bytes, and a rank gives copies of {limit} at most: a larger"
+            " copy_limit, on all ranks, allows more"
+        )
     told = await group.all_gather_object(await in_thread(_told, own))
     world, rank = len(told), group.rank
+    apart = range(1, min(copies, world))
+    givers = [(rank - back) % world for back in apart]
+    given: dict[int, list[_Given]] = {}
+    for giver, data in enumerate(told):
+        found = _decoded(data, giver, view_id)
+        _demand_bounded(found, limit, giver, view_id)
+        if giver == rank or giver in givers:
+            given[giver] = found
+    wanted = [(giver, each) for giver in givers for each in given[giver]]
+    loan = memory.lend([_nbytes(each) for _, each in wanted])
     pairs: dict[tuple[int, int], list[tuple[TensorRecord, Any]]] = {}
+    for back in apart:
+        pairs[rank, (rank + back) % world] = [
+            (_record(each), np.frombuffer(data, np.uint8)) for each, (_, _, data) in zip(given[rank], own, strict=True)
+        ]
     parts: list[HeldPart] = []
     coming: list[Piece] = []
-    for back in range(1, min(copies, world)):
-        giver, receiver = (rank - back) % world, (rank + back) % world
-        mine = _decoded(told[rank], rank, view_id)
-        pairs[rank, receiver] = [
-            (_record(each, data.nbytes), np.frombuffer(data, np.uint8))
-            for each, (_, _, data) in zip(mine, own, strict=True)
-        ]
-        for each in _decoded(told[giver], giver, view_id):
-            part = _part(each, giver, view_id)
-            region = Region(each.offset, each.extent)
-            memory = _room(part, region, giver, view_id)
-            if not parts or (parts[-1].name, parts[-1].node, parts[-1].region) != (part.name, part.node, part.region):
-                parts.append(part)
-            coming.append((parts[-1], region, memory.data))
-            pairs.setdefault((giver, rank), []).append((_record(each, memory.nbytes), memory))
+    for (giver, each), room in zip(wanted, loan.pieces, strict=True):
+        part = _part(each)
+        if not parts or (parts[-1].name, parts[-1].node, parts[-1].region) != (part.name, part.node, part.region):
+            parts.append(part)
+        coming.append((parts[-1], Region(each.offset, each.extent), room))
+        pairs.setdefault((giver, rank), []).append((_record(each), np.frombuffer(room, np.uint8)))
     await moved({pair: what for pair, what in pairs.items() if what}, group, view_id)
-    return parts, coming
+    return parts, coming, loan
 
 
 def _told(own: Sequence[Piece]) -> bytes:
@@ -120,30 +170,38 @@ def _decoded(data: object, rank: int, view_id: int) -> list[_Given]:
         raise PeerError(f"told something that is no list of shards: {error}", rank=rank, view=view_id) from error
 
 
-def _part(each: _Given, rank: int, view_id: int) -> HeldPart:
+def _demand_bounded(given: Sequence[_Given], limit: int, rank: int, view_id: int) -> None:
+    """Raise PeerError unless what a rank has told can be, and has no more bytes than the limit."""
+    total = 0
+    for each in given:
+        held, region = Region(each.part_offset, each.part_shape), Region(each.offset, each.extent)
+        try:
+            total += _nbytes(each)
+            held.check(each.shape, f"tensor {each.name!r}")
+            region.check(each.shape, f"tensor {each.name!r}")
+        except LocalError as error:
+            raise PeerError(f"told of a shard that cannot be: {error.message}", rank=rank, view=view_id) from error
+        if region.size == 0 or overlap_of(region, held) != region:
+            raise PeerError(
+                f"told of {region} of tensor {each.name!r}, of which it holds {held}", rank=rank, view=view_id
+            )
+    if total > limit:
+        raise PeerError(
+            f"gives {total} bytes as second copies, and a rank gives {limit} at most", rank=rank, view=view_id
+        )
+
+
+def _nbytes(each: _Given) -> int:
+    return math.prod(each.extent) * width_of(each.code)
+
+
+def _part(each: _Given) -> HeldPart:
     """The part that a rank has told of."""
     held = Region(each.part_offset, each.part_shape)
-    try:
-        width_of(each.code)
-        held.check(each.shape, f"tensor {each.name!r}")
-        Region(each.offset, each.extent).check(each.shape, f"tensor {each.name!r}")
-    except LocalError as error:
-        raise PeerError(f"told of a shard that cannot be: {error.message}", rank=rank, view=view_id) from error
     return HeldPart(each.name, each.node, each.code, each.shape, held, each.torch, False, None)
 
 
-def _room(part: HeldPart, region: Region, rank: int, view_id: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Memory for what comes; it is filled as fast as the rank sends, and not before."""
-    nbytes = region.size * part.width
-    try:
-        return np.empty(nbytes, np.uint8)
-    except (MemoryError, ValueError) as error:
-        raise PeerError(
-            f"gives {nbytes} bytes of tensor {part.name!r} as a second copy, for which there is no memory here",
-            rank=rank,
-            view=view_id,
-        ) from error
-
-
-def _record(each: _Given, nbytes: int) -> TensorRecord:
-    return TensorRecord(f"{each.name}{Region(each.offset, each.extent)}", "uint8", (nbytes,), "numpy", each.digest)
+def _record(each: _Given) -> TensorRecord:
+    return TensorRecord(
+        f"{each.name}{Region(each.offset, each.extent)}", "uint8", (_nbytes(each),), "numpy", each.digest
+    )

@@ -109,16 +109,8 @@ class FetchedCheckpoint:
             LocalError: There is no such tensor or region.
             CheckpointError: What is needed is damaged or missing, on all disks. Names the file.
         """
-        number, wanted = self._manifest.region(name, offset=offset, shape=shape, node=node)
-        while True:
-            try:
-                found: Array = await self._beside(self._reader.region, number, wanted)
-                return found
-            except CheckpointError as error:
-                lacking = await self._beside(self._reader.lacking, number, wanted)
-                if not lacking:
-                    raise
-                await self._ask(lacking, error)
+        region = self._manifest.region(name, offset=offset, shape=shape, node=node)
+        return (await self._regions([region]))[0]
 
     async def load(self, node: str = "") -> dict[str, Array]:
         """Read all tensors that belong to all, whole, and what is a node's own.
@@ -130,16 +122,28 @@ class FetchedCheckpoint:
         Raises:
             CheckpointError: As `read`.
         """
-        tensors: dict[str, Array] = {}
-        for owner in ("", node) if node else ("",):
-            for name in self.shapes(owner):
-                tensors[name] = await self.read(name, node=owner)
-        return tensors
+        wanted = self._manifest.whole(node)
+        return dict(zip(wanted, await self._regions(list(wanted.values())), strict=True))
 
-    async def _beside(self, function: Callable[..., T], number: int, wanted: Region) -> T:
+    async def _regions(self, wanted: Sequence[tuple[int, Region]]) -> list[Array]:
+        """Read regions of tensors, and ask for what is not here until it is."""
+        while True:
+            try:
+                found: list[Array] = await self._beside(self._reader.regions, wanted)
+                return found
+            except CheckpointError as error:
+                lacking = await self._beside(self._lacking, wanted)
+                if not lacking:
+                    raise
+                await self._ask(lacking, error)
+
+    def _lacking(self, wanted: Sequence[tuple[int, Region]]) -> list[int]:
+        return list(dict.fromkeys(piece for each in wanted for piece in self._reader.lacking(*each)))
+
+    async def _beside(self, function: Callable[..., T], wanted: Sequence[tuple[int, Region]]) -> T:
         self._busy += 1
         try:
-            found: T = await self._in_thread(function, number, wanted)
+            found: T = await self._in_thread(function, wanted)
             return found
         finally:
             self._busy -= 1

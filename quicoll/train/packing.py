@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quicoll.checkpoint.parts import Array
     from quicoll.checkpoint.store import Checkpoint
 
-__all__ = ["SKELETON", "Packed", "packed_state", "unpacked_state"]
+__all__ = ["SKELETON", "Packed", "packed_names", "packed_state", "unpacked_state"]
 
 SKELETON = "state.skeleton"
 _NAMES = "state.names"
@@ -61,6 +61,20 @@ def packed_state(state: Mapping[Any, Any]) -> Packed:
     return Packed(tensors, {SKELETON: base64.b64encode(flat.skeleton).decode(), _NAMES: json.dumps(names)})
 
 
+def packed_names(metadata: Mapping[str, str]) -> list[str] | None:
+    """Return the names of the tensors that a state consists of; None: all that there are.
+
+    Raises:
+        CheckpointError: The metadata is none that `packed_state` has made.
+    """
+    if SKELETON not in metadata:
+        return None
+    try:
+        return [str(name) for name in json.loads(metadata[_NAMES])]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"the checkpoint holds no state of a task: {error}") from error
+
+
 def unpacked_state(found: Checkpoint) -> dict[Any, Any]:
     """Put the state of a checkpoint together.
 
@@ -70,8 +84,7 @@ def unpacked_state(found: Checkpoint) -> dict[Any, Any]:
     if SKELETON not in found.metadata:
         return dict(found.tensors)
     try:
-        names = json.loads(found.metadata[_NAMES])
-        tensors = [found.tensors[name] for name in names]
+        tensors = [found.tensors[name] for name in packed_names(found.metadata) or ()]
         return rebuild(base64.b64decode(found.metadata[SKELETON], validate=True), tensors)
     except (LocalError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the checkpoint holds no state of a task: {error}", path=str(found.path)) from error

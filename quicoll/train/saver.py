@@ -14,14 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quicoll import checkpoint
 from quicoll.checkpoint.parts import Contents, Shard
+from quicoll.checkpoint.store import newest_of, stored_of_step
 from quicoll.errors import LocalError
 from quicoll.train.checkpointer import Checkpointer
-from quicoll.train.packing import packed_state, unpacked_state
+from quicoll.train.copies import COPY_LIMIT, demand_copies
+from quicoll.train.packing import packed_names, packed_state, unpacked_state
 
 if TYPE_CHECKING:
     from quicoll.checkpoint.storage import Place
+    from quicoll.checkpoint.store import Stored
     from quicoll.job import Job
     from quicoll.step.context import Step
 
@@ -38,19 +40,26 @@ class CheckpointPolicy:
             asked to stop; 0: none is. One that is due while another is under way begins after that.
         keep: How many stay.
         shared: Whether `directory` is the same place for all ranks. Otherwise each has a disk of its own, and writes
-            all of the state.
+            all of the state that it holds.
+        copies: On how many disks each shard of a state that is divided is written, where each rank has a disk of its
+            own: with 2, the loss of one disk loses nothing.
+        copy_limit: Bytes that one rank gives as copies at most to each of the ranks that write them too.
     Raises:
-        LocalError: `every` is negative, or `keep` is not 1 or more.
+        LocalError: `every` is negative, `keep`, `copies` or `copy_limit` is not 1 or more, or there are copies on a
+            disk that all share.
     """
 
     directory: Place
     every: int = 0
     keep: int = 3
     shared: bool = True
+    copies: int = 1
+    copy_limit: int = COPY_LIMIT
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.keep < 1:
             raise LocalError(f"every is 0 or more and keep 1 or more, not {self.every} and {self.keep}")
+        demand_copies(self.copies, self.copy_limit, shared=self.shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +77,7 @@ async def newest_state(policy: CheckpointPolicy) -> SavedState | None:
     Raises:
         CheckpointError: There are checkpoints, and none is whole.
     """
-    found = await asyncio.to_thread(checkpoint.latest, policy.directory)
-    return None if found is None else SavedState(found.step, unpacked_state(found), str(found.path))
+    return await asyncio.to_thread(newest_of, policy.directory, _saved_state)
 
 
 async def state_of_step(directory: Place, step: int) -> SavedState:
@@ -78,8 +86,12 @@ async def state_of_step(directory: Place, step: int) -> SavedState:
     Raises:
         CheckpointError: There is none, or it is damaged.
     """
-    found = await asyncio.to_thread(checkpoint.of_step, directory, step)
-    return SavedState(found.step, unpacked_state(found), str(found.path))
+    return await asyncio.to_thread(lambda: _saved_state(stored_of_step(directory, step)))
+
+
+def _saved_state(found: Stored) -> SavedState:
+    """The state of a checkpoint, without what is divided between the ranks: a disk of this rank's own may lack that."""
+    return SavedState(found.step, unpacked_state(found.load(names=packed_names(found.metadata))), found.path)
 
 
 class Saver:
@@ -106,6 +118,8 @@ class Saver:
             every=policy.every,
             keep=policy.keep,
             shared=policy.shared,
+            copies=policy.copies,
+            copy_limit=policy.copy_limit,
             resumed_from=resumed_from,
         )
 

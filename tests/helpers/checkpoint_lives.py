@@ -50,13 +50,15 @@ class Forgotten(AssertionError):
 class Plan:
     """One life. ranks: how many. faults: what happens in it. crash: whether all lose their power at its end; or the
     processes end. lost: the number of a disk that is lost after it. rotten: whether a bit flips then in each file of
-    the newest checkpoint."""
+    the newest checkpoint. until: no rank ends before, in seconds. Who has ended, is cut off while its process ends and
+    is started again asks for a new part of the job, and waits for all others, which have ended (docs/membership.md)."""
 
     ranks: int
     faults: Callable[[Simulation], object] = lambda sim: None
     crash: bool = True
     lost: int | None = None
     rotten: bool = False
+    until: float = 0.0
 
 
 def moments(step: int) -> Any:
@@ -124,6 +126,7 @@ class Lives:
             saver.slow = self.slow
             last = await self._train(job, saver, step + STEPS)
             await saver.settle()
+            await asyncio.sleep(max(0.0, plan.until - sim.now))
             return last
 
         simulation = Simulation(

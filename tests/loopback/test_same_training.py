@@ -152,11 +152,23 @@ async def test_running_statistics_are_the_same_bits_at_every_world_size(pinned: 
 # -- a divided state, from checkpoints ---------------------------------------------------------------------------------
 
 
-async def resumed(world: int, steps: int, directory: Path | None) -> tuple[set[str], list[Any]]:
-    """The digests after so many steps, and from where the ranks began."""
-    policy = None if directory is None else CheckpointPolicy(directory, every=4)
+async def resumed(world: int, steps: int, directory: Path | None, *, copies: int = 0) -> tuple[set[str], list[Any]]:
+    """The digests after so many steps, and from where the ranks began. copies: each rank has a disk of its own."""
+
+    def policy(node: str) -> CheckpointPolicy | None:
+        if directory is None:
+            return None
+        own = directory / node
+        return (
+            CheckpointPolicy(own, every=4, shared=False, copies=copies)
+            if copies
+            else CheckpointPolicy(directory, every=4)
+        )
+
     async with cluster(world) as jobs:
-        workers = [Worker(job, normalised(), data=batches(), checkpoints=policy, divide=Divide(8)) for job in jobs]
+        workers = [
+            Worker(job, normalised(), data=batches(), checkpoints=policy(job.node), divide=Divide(8)) for job in jobs
+        ]
         results = await asyncio.gather(*(worker.run(steps=steps) for worker in workers))
     return {result.digest for result in results}, [result.resumed_from for result in results]
 
@@ -169,3 +181,12 @@ async def test_a_divided_state_comes_back_from_checkpoints_at_another_world_size
     assert found is not None
     assert (found.step, found.tensors["divided.exp_avg"].shape) == (5, (6 * 5 + 6 + 6 + 6 + 6 + 1 + 6 + 6 + 1,))
     assert await resumed(2, 9, tmp_path) == (alone, [5, 5])
+
+
+async def test_a_divided_state_comes_back_from_disks_of_their_own_by_the_copies_on_them(
+    pinned: None, tmp_path: Path
+) -> None:
+    """S7: each rank keeps its neighbour's blocks too, as a backup, and reads them where the policy has put them."""
+    alone, _ = await resumed(1, 9, None)
+    await resumed(3, 5, tmp_path, copies=2)
+    assert await resumed(3, 9, tmp_path, copies=2) == (alone, [5, 5, 5])

@@ -236,6 +236,11 @@ class FileSystem:
     def read(self, path: Path, start: int = 0, stop: int | None = None) -> bytes:
         return bytes(self.file(path).content[start:stop])
 
+    def read_into(self, path: Path, start: int, memory: memoryview) -> int:
+        found = self.read(path, start, start + len(memory))
+        memory[: len(found)] = found
+        return len(found)
+
     def size(self, path: Path) -> int:
         return len(self.file(path).content)
 

@@ -80,11 +80,11 @@ class Ranks:
 
 def test_a_checkpoint_is_complete_when_all_files_are_told_and_the_manifest_is_there() -> None:
     ranks = Ranks()
-    assert ranks.exchange() == CheckpointOutcome(CheckpointStage.IDLE)
+    assert ranks.exchange() == CheckpointOutcome(-1, CheckpointStage.IDLE)
     assert [step for step in range(25) if ranks.due(step)] == list(range(10, 25))
     ranks.begin(10)
     ranks.write(10, 0, 2)
-    assert ranks.exchange() == CheckpointOutcome(CheckpointStage.WRITING)
+    assert ranks.exchange() == CheckpointOutcome(10, CheckpointStage.WRITING)
     ranks.write(10, 1)
     agreed = ranks.exchange()
     assert agreed is not None
@@ -132,7 +132,21 @@ def test_a_new_view_gives_up_what_is_under_way_and_begins_at_once() -> None:
     ranks.begin(12)
     ranks.each[0].written(old, 12, share(0, 12))  # of a file of the view before
     ranks.each[0].failed(ranks.view, 10, "late")
-    assert ranks.exchange() == CheckpointOutcome(CheckpointStage.WRITING)
+    assert ranks.exchange() == CheckpointOutcome(12, CheckpointStage.WRITING)
+
+
+def test_what_is_begun_in_the_body_of_a_views_first_step_is_not_given_up_by_the_commit_of_that_step() -> None:
+    """In the order of a step: the exchange, the beginning, the commit that the exchange's outcome waits for."""
+    ranks = Ranks()
+    ranks.exchange()
+    ranks.enter()
+    outcome = ranks.exchange(committed=False)
+    assert outcome is not None
+    assert ranks.due(12)
+    ranks.begin(12)
+    for one in ranks.each:
+        one.follow(outcome)
+    assert (ranks.stage, [one.step for one in ranks.each]) == (CheckpointStage.WRITING, [12, 12, 12])
 
 
 def test_a_rank_that_knows_of_an_older_checkpoint_learns_of_the_newest() -> None:

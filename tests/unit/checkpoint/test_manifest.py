@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from quicoll.checkpoint.catalogue import data_name
 from quicoll.checkpoint.manifest import (
     FORMAT,
+    VERSION,
     CheckpointManifest,
     FileRecord,
     PieceRecord,
@@ -23,7 +25,7 @@ from quicoll.errors import CheckpointError, LocalError
 FILE = FileRecord(name=data_name(5, 0, "ab"), rank=0, node="a", nbytes=24, begin=8, digest="h")
 TENSOR = SavedTensor(name="w", dtype="F32", shape=(2, 2))
 PIECE = PieceRecord(tensor=0, file=0, offset=(0, 0), shape=(2, 2), at=8, nbytes=16, digest="d")
-GOOD = CheckpointManifest(FORMAT, 1, 5, 3, 1, {"a": "é"}, (TENSOR,), (FILE,), (PIECE,))
+GOOD = CheckpointManifest(FORMAT, VERSION, 5, 3, 1, {"a": "é"}, (TENSOR,), (FILE,), (PIECE,))
 
 
 def changed(record: Any, **fields: Any) -> Any:
@@ -50,7 +52,7 @@ def test_a_change_of_any_byte_is_found() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": VERSION + 1}, f"version {VERSION + 1}"),
         ({"format": "other"}, "other"),
         ({"step": -1}, "step"),
         ({"tensors": (TENSOR, TENSOR)}, "two tensors"),
@@ -76,6 +78,16 @@ def test_a_manifest_that_contradicts_itself_is_refused_though_its_seal_is_right(
 ) -> None:
     with pytest.raises(CheckpointError, match=said):
         decoded(encoded(changed(GOOD, **wrong)))
+
+
+def test_what_is_in_another_version_is_refused_by_its_number_however_it_is_sealed() -> None:
+    content = encoded(changed(GOOD, version=1)).split(b'"content":')[1][:-2]
+    seal = hashlib.blake2b(content, digest_size=32).hexdigest()  # as version 1 was sealed
+    with pytest.raises(CheckpointError, match=rf"in version 1 of the format, .* reads version {VERSION} alone: load"):
+        decoded(b'{"seal":"%s",\n"content":%s}\n' % (seal.encode(), content))
+    later = b'{"format":"quicoll.checkpoint","version":7,"leaves":[]}'
+    with pytest.raises(CheckpointError, match="version 7"):
+        decoded(b'{"seal":"none","content":%s}' % later)
 
 
 def test_a_field_that_is_not_known_is_refused() -> None:

@@ -41,6 +41,8 @@ def test_what_is_written_is_read_replaced_listed_and_removed(place: str) -> None
         6,
     )
     assert (storage.read("b", 0, 100), storage.read("b", 5, 100)) == (b"onetwo", b"o")
+    memory = bytearray(b".....")
+    assert (storage.read_into("b", 4, memoryview(memory)), memory) == (2, b"wo...")
     storage.write("b", [b"new"])
     assert storage.read("b") == b"new"
     storage.clean()

@@ -119,6 +119,12 @@ def test_a_file_in_a_directory_whose_name_is_lost_is_lost() -> None:
     assert 0 < lost < 20
 
 
+def read_into(disk: Disk, path: Path, start: int, count: int) -> tuple[int, bytes]:
+    memory = bytearray(b"." * count)
+    came = disk.read_into(path, start, memoryview(memory))
+    return came, bytes(memory)
+
+
 def test_errors_are_those_of_the_system(tmp_path: Path) -> None:
     """The same calls on both disks, with the same answers."""
 
@@ -149,6 +155,9 @@ def test_errors_are_those_of_the_system(tmp_path: Path) -> None:
             lambda: disk.size(f),
             lambda: disk.size(tmp_path / "no"),
             lambda: [disk.read(f, start, stop) for start, stop in ((1, 4), (4, 99), (9, 12), (3, 2), (2, None))],
+            lambda: [read_into(disk, f, start, count) for start, count in ((1, 3), (4, 9), (9, 3), (3, 0), (0, 6))],
+            lambda: read_into(disk, d, 0, 3),
+            lambda: read_into(disk, tmp_path / "no", 0, 3),
             lambda: disk.replace(f, tmp_path / "g"),
             lambda: disk.names(tmp_path),
         ]

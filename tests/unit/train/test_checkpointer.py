@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,12 @@ from memory_job import MemoryCluster, MemoryJob
 
 from quicoll import checkpoint
 from quicoll.checkpoint import Contents, Local, Shard
+from quicoll.checkpoint.datafile import write_share
+from quicoll.checkpoint.lending import CopyMemory
 from quicoll.errors import CheckpointError, LocalError, PeerError
 from quicoll.sim.disk.disk import SimDisk
 from quicoll.sim.disk.files import DiskFailure, Halted
-from quicoll.train import Checkpointer
+from quicoll.train import Checkpointer, checkpointer
 
 if TYPE_CHECKING:
     from quicoll.train.fetching import FetchedCheckpoint
@@ -153,6 +156,112 @@ async def test_the_state_may_change_while_it_is_written(tmp_path: Path) -> None:
         values = each.load().tensors
         assert np.unique(np.asarray(values["n"])).tolist() == [each.step]
         assert np.unique(values["t"].numpy()).tolist() == [each.step]
+
+
+class Writes:
+    """Stands in for `write_share`: which memory each write read, and writes that wait to be let go on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.memory: list[dict[int, None]] = []
+        self.held = threading.Event()
+        self.begun = threading.Event()
+        self.hold = self.fail = False
+        patch.setattr(checkpointer, "write_share", self)
+
+    def __call__(self, storage: Any, **what: Any) -> Any:
+        pages = [address // 64 for _, _, data in what["pieces"] for address in (self.first(data), self.last(data))]
+        self.memory.append(dict.fromkeys(pages))
+        self.begun.set()
+        if self.hold:
+            self.hold = False
+            assert self.held.wait(60)
+        if self.fail:
+            raise OSError(5, "Input/output error")
+        return write_share(storage, **what)
+
+    @staticmethod
+    def first(data: memoryview) -> int:
+        found: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+        return found
+
+    @classmethod
+    def last(cls, data: memoryview) -> int:
+        return cls.first(data) + data.nbytes - 1
+
+
+async def test_the_memory_of_the_copy_is_used_again_and_each_checkpoint_has_the_bits_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = Writes(monkeypatch)
+    await train(MemoryCluster(1), tmp_path, steps=12, keep=100)
+    assert len(writes.memory) >= 3
+    assert all(memory == writes.memory[0] for memory in writes.memory)
+    for each in checkpoint.stored(tmp_path):
+        assert same({name: each.read(name) for name in whole(each.step)}, each.step)
+
+
+async def test_memory_that_a_writer_still_reads_is_not_used_by_the_checkpoint_of_the_next_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The view ends while the file of its checkpoint is written; the next one takes a checkpoint at once."""
+    writes = Writes(monkeypatch)
+    writes.hold = True
+    cluster = MemoryCluster(1)
+    (job,) = cluster.jobs
+    saver = Checkpointer(job, tmp_path, every=2, keep=100)
+    copied = []
+
+    async def steps(until: int) -> None:
+        while job.committed_step < until:
+            async with job.step() as step:
+                await saver.in_step(step, lambda: held(job.committed_step, job))
+
+    def lend(self: Any, sizes: Any) -> Any:
+        loan = honest(self, sizes)
+        copied.append(dict.fromkeys(at // 64 for data in loan.pieces for at in (Writes.first(data), Writes.last(data))))
+        return loan
+
+    honest = CopyMemory.lend
+    monkeypatch.setattr(CopyMemory, "lend", lend)
+    await steps(3)  # that of step 2 is begun in step 3
+    await asyncio.to_thread(writes.begun.wait, 60)
+    assert len(copied) == 1
+    cluster.view.view_id += 1
+    await steps(7)
+    assert len(copied) == 2
+    assert not copied[0].keys() & copied[1].keys()
+    writes.held.set()
+    await saver.finish(lambda: held(job.committed_step, job))
+    saver.raise_last()
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert same({name: found.tensors[name] for name in whole(7)}, 7)
+
+
+async def test_after_a_write_that_failed_or_was_not_waited_for_memory_is_not_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = Writes(monkeypatch)
+    given: list[object] = []
+    monkeypatch.setattr(CopyMemory, "take_back", lambda self, whole: given.append(whole))
+    (job,) = MemoryCluster(1, step=4).jobs
+    saver = Checkpointer(job, tmp_path, every=1)
+    writes.fail = True
+    await saver.finish(lambda: held(4, job))
+    assert "Input/output error" in str(saver.error)
+    assert given == []
+    writes.fail, writes.hold = False, True
+    writes.begun.clear()
+    finishing = asyncio.ensure_future(saver.finish(lambda: held(5, job)))
+    job.committed_step = 5
+    await asyncio.to_thread(writes.begun.wait, 60)
+    assert saver._work is not None
+    saver._work.cancel()  # the thread goes on, and reads
+    await asyncio.wait([saver._work])
+    finishing.cancel()
+    await asyncio.wait([finishing])
+    writes.held.set()
+    assert given == []
 
 
 async def test_with_a_disk_for_each_rank_each_holds_all_that_its_rank_holds(tmp_path: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 from memory_job import MemoryCluster, MemoryJob
 
 from quicoll.checkpoint import Contents, Local, Shard
+from quicoll.checkpoint.lending import CopyMemory
 from quicoll.errors import CheckpointError, LocalError, PeerError
-from quicoll.train import Checkpointer, fetching
+from quicoll.train import Checkpointer, copies, fetching
 
 if TYPE_CHECKING:
     from quicoll.train.fetching import FetchedCheckpoint
@@ -238,6 +241,90 @@ async def test_copies_are_for_disks_of_their_own(tmp_path: Path) -> None:
     for options in ({"copies": 2}, {"copies": 0, "shared": False}):
         with pytest.raises(LocalError, match="copies"):
             Checkpointer(job, tmp_path, every=1, **options)
+
+
+async def copied(place: Path, **options: Any) -> list[BaseException | None]:
+    """The beginning of a checkpoint with second copies by three ranks; what each of them raises."""
+
+    async def rank(job: MemoryJob) -> None:
+        saver = Checkpointer(job, place / job.node, every=1, shared=False, copies=2, **options)
+        async with job.step() as step:
+            await saver.in_step(step, lambda: held(job, STEP))
+        await saver.settle()
+
+    jobs = MemoryCluster(3, step=STEP, nodes="abc").jobs
+    return list(await asyncio.gather(*map(rank, jobs), return_exceptions=True))
+
+
+def given(extent: tuple[int, ...], **changed: Any) -> dict[str, Any]:
+    """A piece as a giver tells of it."""
+    offset = (0,) * len(extent)
+    piece = {
+        "name": "m", "node": "", "code": "F64", "shape": extent, "part_offset": offset, "part_shape": extent,
+        "torch": False, "offset": offset, "extent": extent, "digest": bytes(16),
+    }  # fmt: skip
+    return {**piece, **changed}
+
+
+MIB = 1 << 20
+HOSTILE = (
+    ("more than memory", [given((1 << 40,))], r"gives 8796093022208 bytes as second copies, and a rank gives 1048576"),
+    ("a byte too much", [given((MIB + 1,), code="U8")], r"gives 1048577 bytes as second copies"),
+    ("many that are small", [given((1024,))] * 129, r"gives 1056768 bytes as second copies"),
+    ("beyond 64 bits", [given((1 << 62, 1 << 62))], r"gives \d{39} bytes as second copies"),
+    ("two that overlap", [given((MIB // 8,))] * 2, r"gives 2097152 bytes as second copies"),
+    ("nothing", [given((0, 4))], r"of which it holds"),
+    (
+        "what it does not hold",
+        [given((4,), shape=(9,), offset=(5,))],
+        r"told of \[5:9\] of tensor 'm', of which it holds",
+    ),
+    ("beyond its tensor", [given((4,), shape=(3,))], r"told of a shard that cannot be: tensor 'm'"),
+    ("another dtype", [given((4,), code="F3")], r"told of a shard that cannot be: 'F3'"),
+    ("dimensions", [given((1,) * 65)], r"no list of shards"),
+    ("a negative length", [given((-4, -4))], r"no list of shards"),
+    ("no list", 7, r"no list of shards"),
+)
+
+
+@pytest.mark.parametrize(("told", "said"), [case[1:] for case in HOSTILE], ids=[case[0] for case in HOSTILE])
+async def test_a_giver_of_copies_that_names_too_much_is_refused_by_all_before_memory_is_taken(
+    told: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent: list[int] = []
+    lend = CopyMemory.lend
+
+    def recorded(self: CopyMemory, sizes: Any) -> Any:
+        lent.append(sum(sizes))
+        return lend(self, sizes)
+
+    monkeypatch.setattr(CopyMemory, "lend", recorded)
+    honest = copies._told
+    pieces = msgspec.msgpack.encode([list(each.values()) for each in told] if isinstance(told, list) else told)
+
+    def hostile(own: Any) -> bytes:
+        return pieces if any(part.node == "b" for part, _, _ in own) else honest(own)
+
+    monkeypatch.setattr(copies, "_told", hostile)
+    errors = await copied(tmp_path, copy_limit=MIB)
+    for error in errors:
+        assert isinstance(error, PeerError)
+        assert error.rank == 1
+        assert re.search(said, str(error)), error
+    assert len(lent) == 3  # of each rank's own state
+    assert max(lent) < MIB
+
+
+async def test_a_rank_whose_own_shards_are_above_the_limit_says_so_before_it_tells_anything(tmp_path: Path) -> None:
+    nbytes = 16 * COLUMNS * 8 + 2 * 8  # of each rank's rows, and of its position
+    assert await copied(tmp_path / "as many", copy_limit=nbytes) == [None] * 3
+    errors = await copied(tmp_path / "one fewer", copy_limit=nbytes - 1)
+    for error in errors:
+        assert isinstance(error, LocalError)
+        assert f"the shards of this rank have {nbytes} bytes" in str(error)
+        assert "a larger copy_limit, on all ranks, allows more" in str(error)
+    with pytest.raises(LocalError, match="copy_limit is 1 byte or more"):
+        Checkpointer(MemoryCluster(2).jobs[0], tmp_path, every=1, shared=False, copies=2, copy_limit=0)
 
 
 async def test_ranks_that_hold_other_bits_of_what_all_hold_complete_nothing(tmp_path: Path) -> None:
