@@ -67,7 +67,7 @@ def with_translators(draw: SwarmDraw, settings: Settings) -> Settings:
     if first + 1 < workers and draw.chance(0.35):
         nats[draw.one_of(range(first + 1, workers))] = str(first)
     need_none = all(opens(nats, *pair) for pair in combinations(range(workers), 2))
-    relay = draw.one_of(("", "own", "none", "none") if need_none else ("", "own", "own", "own"))
+    relay = draw.one_of(("", "own", "none", "none") if need_none else ("", "", "own", "own"))
     lifetime = draw.one_of((0.8 * settings.lost_after, 1.5 * settings.lost_after, 4 * settings.lost_after, 120.0))
     return replace(settings, nats=tuple(nats), nat_lifetime=lifetime, relay=relay)
 
