@@ -422,6 +422,8 @@ def test_a_fault_knows_its_kinds() -> None:
     schedule = FaultSchedule((0,), added.append)
     schedule.conditions(Conditions(latency_ns=2_000_000, loss=0.1, burst=4.0, mtu=1300))
     schedule.conditions(Conditions(loss=0.1)).conditions(usual).crash("coordinator").crash(1).crash(1, power=True)
+    schedule.crash("relay").partition({0, 1}, "relay").conditions(Conditions(loss=0.1), "relay", 0).meddle("lose")
+    schedule.conditions(usual, "relay", 0).rebind(2)
     assert [kinds_of(event.fault, usual) for event in added] == [
         ("burst", "mtu"),
         ("latency", "loss"),
@@ -429,6 +431,9 @@ def test_a_fault_knows_its_kinds() -> None:
         ("coordinator_crash",),
         ("crash",),
         ("power",),
+        *[("relay",)] * 4,
+        ("calm",),
+        ("rebind",),
     ]
 
 
