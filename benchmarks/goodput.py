@@ -10,7 +10,9 @@ in, and computed nothing for the step that the others are at, takes part in it w
 it. With --spares so many more ranks are kept warm.
 
 Told is the work that was committed, in steps that ranks have computed, as a share of what the job commits without a
-fault (which is run for a tenth of the time); and the steps, whoever took part in them.
+fault (which is run for a tenth of the time); and the steps, whoever took part in them. Then what each kind of fault has
+cost, from one fault to the next: the time that all ranks stood still, beyond what a step takes without a fault; and the
+work of ranks that were not there, or had computed nothing for the step. A line on the way says how far it is.
 """
 
 from __future__ import annotations
@@ -18,8 +20,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import random
+import statistics
+import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +48,7 @@ class Training:
     def __init__(self, until_s: float, compute_s: float) -> None:
         self.work = 0
         self.steps = 0
+        self.commits: dict[int, tuple[float, int]] = {}  # by step: when, and how many had computed it
         self.ended: list[bytes] = []
         self._until_s = until_s
         self._compute_s = compute_s
@@ -72,7 +79,8 @@ class Training:
                     mine[:2] = sim.now >= self._until_s, counts
                     total = await job.group.all_reduce(mine)
 
-                    def apply(total: Any = total) -> None:
+                    def apply(total: Any = total, number: int = step.number) -> None:
+                        self.commits.setdefault(number, (sim.now, int(total[1])))
                         state["weights"] += total
                         state["work"] += int(total[1])
 
@@ -89,16 +97,18 @@ def run(given: argparse.Namespace, faults: int) -> dict[str, Any]:
         ranks=given.ranks, spares=given.spares, warm_spares=given.spares, restart_after=given.restart,
         lost_after=given.lost_after, timeout=60.0, join_timeout=600.0, recovery=600.0, limit=until_s * 2 + 600,
     )  # fmt: skip
-    simulation = Simulation(training.worker, seed=given.seed, settings=settings, compute=0.0)
+    simulation = Simulation(training.worker, seed=given.seed, settings=settings, compute=0.0, progress=_tell)
     chance = random.Random(given.seed)
     nodes = given.ranks + given.spares
     everyone = {"coordinator", *range(nodes)}
     busy = [0.0] * nodes  # until when a rank is not there
+    struck: list[tuple[float, str]] = []
     for number in range(faults):
         at = (number + chance.random()) * (until_s - 60) / max(faults, 1) + 5
         node = chance.choice([node for node in range(nodes) if busy[node] < at])
         busy[node] = at + 2 * given.restart
-        if not given.cuts or number % given.cuts:
+        struck.append((at, "killed" if not given.cuts or number % given.cuts else "cut off"))
+        if struck[-1][1] == "killed":
             simulation.at(at).crash(node)
             simulation.at(at + given.restart).restart(node)
         else:
@@ -113,8 +123,37 @@ def run(given: argparse.Namespace, faults: int) -> dict[str, Any]:
     return {
         "faults": faults, "steps": training.steps, "work": training.work, "aborted": outcome.aborted,
         "views": outcome.views, "virtual_s": round(outcome.virtual_s, 1),
-        "cpu_s": round(time.process_time() - began, 1),
+        "cpu_s": round(time.process_time() - began, 1), "struck": struck,
+        "commits": [training.commits[step] for step in sorted(training.commits)],
     }  # fmt: skip
+
+
+def costs(ranks: int, struck: list[tuple[float, str]], commits: list[tuple[float, int]], usual_s: float) -> list[str]:
+    """Return a line for each kind of fault.
+
+    Args:
+        ranks: Of the job.
+        struck: When each fault came, and of which kind.
+        commits: When each step was committed, and how many ranks had computed it.
+        usual_s: From one commit to the next, without a fault.
+    """
+    found: dict[str, list[float]] = {}
+    for (before, _), (at, computed) in pairwise(commits):
+        last = [kind for when, kind in struck if when < at]
+        kind = last[-1] if last else "nothing yet"
+        each = found.setdefault(kind, [0.0, 0.0, 0.0])
+        each[0] = sum(kind == other for _, other in struck)
+        each[1] += at - before - usual_s
+        each[2] += ranks - computed
+    return [
+        f"{kind}: {faults:.0f} times; all stood still for {still_s:.1f} s, {still_s / max(faults, 1):.2f} s each time; "
+        f"{missed:.0f} steps of one rank were not computed, {missed / max(faults, 1):.2f} each time"
+        for kind, (faults, still_s, missed) in found.items()
+    ]
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> None:
@@ -130,13 +169,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
+    logging.disable(logging.WARNING)  # each rank warns of the timeouts that are meant to be so
     with_faults = run(given, given.faults)
     given.minutes /= 10
     without = run(given, 0)
     kept = with_faults["work"] / with_faults["virtual_s"] / (without["work"] / without["virtual_s"])
     steps = with_faults["steps"] / with_faults["virtual_s"] / (without["steps"] / without["virtual_s"])
-    print(f"without faults: {without}\nwith faults:    {with_faults}")
+    gaps = [after - before for (before, _), (after, _) in pairwise(without["commits"])]
+    for name, found in (("without faults", without), ("with faults", with_faults)):
+        print(f"{name}: { {key: value for key, value in found.items() if key not in ('commits', 'struck')} }")
     print(f"{kept:.2%} of the throughput is kept; steps a second: {steps:.2%}")
+    print("\n".join(costs(given.ranks, with_faults["struck"], with_faults["commits"], statistics.median(gaps))))
     if given.json is not None:
         found = {"kept": kept, "steps_kept": steps, "with": with_faults, "without": without}
         given.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -33,7 +33,10 @@ from quicoll.sim.misconduct import raise_alarm
 from quicoll.sim.outcome import Outcome, Settings
 from quicoll.sim.scenario import events as scenario
 from quicoll.sim.scenario import schedule
+from quicoll.sim.translators import opens, translators
+from quicoll_transport.endpoint import LinkState
 from quicoll_transport.faults.compose import PayloadCorrupt
+from quicoll_transport.net.addresses import is_detour
 from quicoll_transport.sim import SimulationError, World
 
 if TYPE_CHECKING:
@@ -228,6 +231,10 @@ class Simulation:
                 raise LocalError(f"{event}: there is one coordinator; Settings(coordinators=2) makes another")
             if isinstance(fault, scenario.JoinAnew) and fault.node in here:
                 raise LocalError(f"{event}: {fault.node} is there from the beginning")
+            if isinstance(fault, scenario.Meddle) and (self.settings.relay == "none" or not behind):
+                raise LocalError(
+                    f"{event}: nobody passes anything on; Settings(nats=...) has workers that need a relay"
+                )
             if isinstance(fault, scenario.Rebind) and fault.node not in behind:
                 raise LocalError(f"{event}: {fault.node} is behind no address translator; Settings(nats=...) has them")
             node = getattr(fault, "node", None)
@@ -303,6 +310,8 @@ class Simulation:
                 self._set_clock(fault)
             case scenario.Rebind():
                 self._fleet.nats[fault.node].forget()
+            case scenario.Meddle():
+                self._fleet.meddling = fault.what
             case _:
                 return self._disturb(fault)
         return True
@@ -432,6 +441,7 @@ class Simulation:
         self._armed.clear()
         if self._fleet.database is not None:
             self._fleet.database.heal()
+        self._fleet.meddling = ""
         world.network.repair()
         world.network.set_conditions(self.settings.conditions)
         for machine in self._fleet.machines.values():
@@ -459,6 +469,8 @@ class Simulation:
             endpoint = machine.endpoint
             if endpoint is None:
                 continue
+            if self.settings.nats:
+                self._look_at_ways(machine)
             if len(endpoint.links) > len(self._fleet.machines):
                 self.checker.break_("memory", f"{name} has {len(endpoint.links)} links", node=name)
             for link in endpoint.links.values():
@@ -466,6 +478,23 @@ class Simulation:
                 if held > endpoint.config.credit_bytes:
                     self.checker.break_("memory", f"{name} holds {held} bytes for {link.node}", node=name)
         self._world.after(_LOOK_NS, self._look)
+
+    def _look_at_ways(self, machine: Machine) -> None:
+        """At the ways by which a worker reaches others."""
+        workers, nats = list(self._fleet.machines), self.settings.nats
+        links = [] if machine.endpoint is None else list(machine.endpoint.links.values())
+        for link in links:
+            way = link.proved_address
+            both = scenario.is_worker(machine.name) and scenario.is_worker(link.node)
+            if link.state is not LinkState.UP or way is None or not both:
+                continue
+            one, other = (workers.index(name) - 1 for name in (machine.name, link.node))
+            if is_detour(way):
+                behind = translators(nats)
+                if one not in behind and other not in behind:
+                    self.checker.break_("ways", f"{machine.name} reaches {link.node} by the relay, and has no need to")
+            elif not opens(nats, one, other):
+                self.checker.break_("ways", f"{machine.name} reaches {link.node} without the relay, and cannot")
 
     def _look_for_progress(self, events_left: int) -> None:
         if events_left != self._events_left:  # it was not the last healing, or faults came after it
@@ -525,6 +554,9 @@ class Simulation:
                 injected[f"datagram_{kind}"] = count
         if self._fleet.database is not None:
             injected |= self._fleet.database.injected
+        if expired := sum(nat.expired for nat in dict.fromkeys(self._fleet.nats.values())):
+            injected["mapping_expired"] = expired
+        injected |= {f"meddled_{what}": count for what, count in self._fleet.meddled.items()}
         for machine in self._fleet.machines.values():
             for what, count in machine.forgeries.items():
                 injected[f"forged_{what}"] = injected.get(f"forged_{what}", 0) + count

@@ -64,8 +64,9 @@ from quicoll.sim.checked import CheckedJob
 from quicoll.sim.database import DatabaseCalls, SimDatabase, SimStore
 from quicoll.sim.invariants import CheckedStore
 from quicoll.sim.machine import Departed, Machine
-from quicoll.sim.misconduct import Lies
+from quicoll.sim.misconduct import Lies, Meddling
 from quicoll.sim.scenario.events import RELAY_HOST, coordinator_names, is_coordinator, is_worker, node_name
+from quicoll.sim.translators import translators
 from quicoll.step.protocol import at_work
 from quicoll.stop import StopRequest
 from quicoll_transport.endpoint import EndpointConfig
@@ -73,7 +74,7 @@ from quicoll_transport.net.addresses import parse_address
 from quicoll_transport.relay.table import RelayLimits
 from quicoll_transport.security.authority import ephemeral
 from quicoll_transport.security.identity import COORDINATOR, WORKER, Identity
-from quicoll_transport.sim import WALL_EPOCH_NS, HostState, NatKind, SimulatedSocket
+from quicoll_transport.sim import WALL_EPOCH_NS, HostState, SimulatedSocket
 
 if TYPE_CHECKING:
     from quicoll.job import Job
@@ -81,8 +82,9 @@ if TYPE_CHECKING:
     from quicoll.membership.journal import RecordStore
     from quicoll.sim.invariants import Checker
     from quicoll.sim.outcome import Settings
+    from quicoll_transport.net.udp import DatagramIO
     from quicoll_transport.security.credentials import Credentials
-    from quicoll_transport.sim import World
+    from quicoll_transport.sim import Nat, World
 
 __all__ = ["Fleet", "node_names"]
 
@@ -110,7 +112,8 @@ def node_names(ranks: int, newcomers: tuple[str, ...] = (), *, coordinators: int
 
 
 class Fleet:
-    """machines: by name, the coordinator's first. nats: address translators, by the worker that is behind each.
+    """machines: by name, the coordinator's first. nats: address translators, by the workers that are behind them.
+    meddling: what the relay makes of the datagrams that it passes on; "": nothing. meddled: how often, by what.
     aborted: steps, by what the coordinator tells its observers.
     database: where several coordinators have their journal; None where there is one.
 
@@ -159,14 +162,28 @@ class Fleet:
                 was_cut_off=self._cut_off,
                 awaited=name in newcomers,
             )
-        self.nats = {
-            node_name(rank): world.network.add_nat(NatKind(kind), node_name(rank))
-            for rank, kind in enumerate(settings.nats)
-            if kind
-        }
+        self.nats = self._add_nats()
+        self.meddling = ""
+        self.meddled: dict[str, int] = {}
         self.database: SimDatabase | None = None
         if settings.coordinators > 1:
             self.database = SimDatabase(world, lease_ns=round(settings.lease * 1e9), checker=checker)
+
+    def _add_nats(self) -> dict[str, Nat]:
+        settings = self._settings
+        found: dict[str, Nat] = {}
+        behind = translators(settings.nats)
+        for owner in dict.fromkeys(owner for owner, _ in behind.values()):
+            names = [node_name(worker) for worker, (whose, _) in behind.items() if whose == owner]
+            lifetime_ns = round(settings.nat_lifetime * 1e9)
+            nat = self._world.network.add_nat(behind[owner][1], *names, lifetime_ns=lifetime_ns)
+            found |= dict.fromkeys(names, nat)
+        return found
+
+    def _socket(self, machine: Machine) -> DatagramIO:
+        """Return the socket of a process that may be the job's relay."""
+        socket = SimulatedSocket(machine.loop, _PORT)
+        return Meddling(socket, lambda: self.meddling, self.meddled) if self._settings.nats else socket
 
     @property
     def coordinators(self) -> list[Machine]:
@@ -284,7 +301,7 @@ class Fleet:
     ) -> CoordinatorService:
         return CoordinatorService(
             credentials=self._credentials[Identity(_JOB, COORDINATOR, NODE)],
-            io=SimulatedSocket(machine.loop, _PORT),
+            io=self._socket(machine),
             journal=journal,
             config=config,
             transport=EndpointConfig(lost_after_ns=round(self._settings.lost_after * 1e9)),
@@ -297,7 +314,7 @@ class Fleet:
     async def _run_relay(self, machine: Machine) -> None:
         service = RelayService(
             credentials=self._credentials[Identity(_JOB, RELAY, RELAY)],
-            io=SimulatedSocket(machine.loop, _PORT),
+            io=self._socket(machine),
             limits=RelayLimits(),
             transport=EndpointConfig(lost_after_ns=round(self._settings.lost_after * 1e9)),
             loop=asyncio.get_running_loop(),

@@ -27,6 +27,8 @@
     deleted         a deleted piece of shared state does not come back
     converge        eventual pieces are the same on all ranks of the view when nothing breaks any more (all four of
                     them where the workload looks at it: quicoll.sim.tiered_checks)
+    ways            two ranks that cannot open a way to each other have a link through the relay alone, and two that are
+                    behind no translator never have one through it
     memory          what a link holds beyond posted buffers is within its credit; there are no links to strangers
     no-leftover     a process that ended by itself has no task, timer or socket left
     progress        after the last healing every rank commits a step within the run's `recovery` seconds, or is done
@@ -72,6 +74,7 @@ INVARIANTS = (
     "one-reading",
     "deleted",
     "converge",
+    "ways",
     "memory",
     "no-leftover",
     "progress",

@@ -3,13 +3,16 @@
     a liar      what it sends to one peer has other bits than it should, and a checksum that holds for them
     an alarm    it reports again and again that its view cannot go on, though nothing is wrong
     a forger    what it says and gives of its state is another state, and agrees with itself
+    a meddler   a relay that does with datagrams what it can: alters them, hands them to the wrong member, sends them
+                again much later, or loses them
 
-Both act through the real code of its process, from the outside: no checksum, digest or rule of quicoll is touched.
+All act through the real code of its process, from the outside: no checksum, digest or rule of quicoll is touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +20,23 @@ import numpy as np
 
 from quicoll.state.tree import flatten, rebuild
 from quicoll.state.version import StateVersion
+from quicoll_transport.net.runs import apart, joined
+from quicoll_transport.relay.wire import HEAD_BYTES, PASSED_ON
 
 if TYPE_CHECKING:
     from quicoll.engine.engine import Engine
     from quicoll.state.rank_state import RankState
     from quicoll.state.tree import FlatState
     from quicoll_transport.endpoint import Endpoint, Link
+    from quicoll_transport.net.addresses import Address
+    from quicoll_transport.net.runs import DatagramRun
+    from quicoll_transport.net.udp import DatagramIO, OnRuns, OnUnreachable
     from quicoll_transport.sim import HostLoop
 
-__all__ = ["Forgery", "Lies", "raise_alarm"]
+__all__ = ["Forgery", "Lies", "Meddling", "raise_alarm"]
+
+_MEDDLED_EVERY = 3  # of what is passed on: by the others a connection lives, and shows what it takes
+_KEPT = 50  # datagrams that a meddler has for later
 
 
 class Lies:
@@ -73,6 +84,67 @@ def spoilt(payload: memoryview) -> memoryview:
 def raise_alarm(engine: Engine, view_id: int, loop: HostLoop) -> None:
     """Let the process report that this view cannot go on."""
     loop.call_soon(lambda: loop.create_task(engine.give_up(view_id, "an alarm for nothing")))
+
+
+class Meddling:
+    """The socket of a relay, a DatagramIO: what its process passes on goes out by it as a meddler wishes.
+
+    Its process knows nothing of it. What it says for itself, on its own links, is left alone.
+    """
+
+    def __init__(self, inner: DatagramIO, what: Callable[[], str], done: dict[str, int]) -> None:
+        """Begin.
+
+        Args:
+            inner: The socket.
+            what: What is done (quicoll.sim.scenario.events.MEDDLINGS); "" for nothing.
+            done: Counts how often, by what.
+        """
+        self._inner, self._what, self._done = inner, what, done
+        self._passed = 0
+        self._kept: deque[tuple[bytes, Address]] = deque(maxlen=_KEPT)
+
+    @property
+    def local_address(self) -> Address:
+        return self._inner.local_address
+
+    def start(self, on_runs: OnRuns, on_unreachable: OnUnreachable) -> None:
+        self._inner.start(on_runs, on_unreachable)
+
+    def send(self, runs: Sequence[DatagramRun]) -> None:
+        what = self._what()
+        if what:
+            runs = joined([sent for each in apart(runs) for sent in self._meddled(what, *each)])
+        self._inner.send(runs)
+
+    async def resolve(self, host: str, port: int) -> list[Address]:
+        return await self._inner.resolve(host, port)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _meddled(self, what: str, data: bytes, address: Address) -> list[tuple[bytes, Address]]:
+        """Return what is sent for a datagram."""
+        if data[0] != PASSED_ON:
+            return [(data, address)]
+        self._passed += 1
+        if self._passed % _MEDDLED_EVERY:
+            self._kept.append((data, address))
+            return [(data, address)]
+        other = next((each for each in reversed(self._kept) if each[1] != address), None)
+        match what:
+            case "alter":
+                sent = [(bytes(spoilt(memoryview(data))), address)]
+            case "misdirect" if other is not None:  # to another member, under a label that it takes
+                sent = [(other[0][:HEAD_BYTES] + data[HEAD_BYTES:], other[1])]
+            case "repeat" if self._kept:
+                sent = [(data, address), (data, address), self._kept[0]]
+            case "lose":
+                sent = []
+            case _:
+                return [(data, address)]
+        self._done[what] = self._done.get(what, 0) + 1
+        return sent
 
 
 class Forgery:

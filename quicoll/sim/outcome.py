@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quicoll.errors import LocalError
-from quicoll_transport.sim import Conditions, NatKind
+from quicoll.sim.translators import translators
+from quicoll_transport.sim import Conditions
 
 if TYPE_CHECKING:
     from quicoll.sim.errors import RunFailed
@@ -33,7 +34,9 @@ class Settings:
         lease: As for `quicoll coordinator`, where there are several.
         sites: The site of each worker; () for no sites.
         nats: The kind of address translator that each worker is behind, one of its own: "full-cone", "restricted-cone",
-            "port-restricted-cone", "symmetric"; "" for none. () for no translators.
+            "port-restricted-cone", "symmetric"; "0", the number of an earlier worker, for the one that this is behind;
+            "" for none. () for no translators.
+        nat_lifetime: How long a mapping of theirs lives that nothing goes out by.
         relay: Who passes on datagrams between workers that cannot reach each other: "" for the coordinator, "none" for
             nobody, "own" for a process on a host of its own, "relay".
         tiers: Whether the built-in workload changes sets of tiers and shares pieces of state.
@@ -59,6 +62,7 @@ class Settings:
     lease: float = 2.0
     sites: tuple[str, ...] = ()
     nats: tuple[str, ...] = ()
+    nat_lifetime: float = 120.0
     relay: str = ""
     tiers: bool = False
     conditions: Conditions = field(default_factory=Conditions)
@@ -80,9 +84,9 @@ class Settings:
             raise LocalError(f"sites are a tuple of names, not {sites!r}")
         if self.sites and len(self.sites) != self.ranks:
             raise LocalError(f"{len(self.sites)} sites for {self.ranks} ranks")
-        kinds = [kind.value for kind in NatKind]
-        if unknown := [kind for kind in self.nats if kind and kind not in kinds]:
-            raise LocalError(f"{unknown[0]!r} is no kind of address translator; there are {', '.join(kinds)}")
+        translators(self.nats)
+        if not 0.1 <= self.nat_lifetime <= 86400:
+            raise LocalError(f"a mapping lives for a tenth of a second to a day, not for {self.nat_lifetime!r} s")
         if self.relay not in ("", "none", "own"):
             raise LocalError(f"the relay is '', 'none' or 'own', not {self.relay!r}")
         if len(self.nats) > self.ranks + self.spares:

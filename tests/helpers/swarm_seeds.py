@@ -17,6 +17,7 @@ from itertools import combinations
 from quicoll.sim.operations import OPERATIONS
 from quicoll.sim.scenario.events import Crash, StepWall, kinds_of
 from quicoll.sim.scenario.swarm import FAULT_KINDS, Scenario, generate
+from quicoll.sim.translators import opens
 from quicoll.sim.workload import Load
 
 __all__ = ["ALGORITHMS", "FROM", "THINGS", "TIMES", "TOGETHER", "Meeting", "chosen", "found_in", "meeting"]
@@ -27,6 +28,7 @@ THINGS = (
     *(f"operation {name}" for name in OPERATIONS),
     *(f"algorithm {name}" for name in ALGORITHMS),
     *("sites 0", "sites 2", "sites 3", "groups True", "groups False", "at once True", "at once False"),
+    *("nats True", "nats False", "relay own", "relay coordinator"),
 )
 TIMES = 5
 """So many seeds meet each thing, at least."""
@@ -66,6 +68,9 @@ def meeting(seed: int) -> Meeting:
         things |= {f"operation {name}" for name in load.operations}
         things |= {f"algorithm {load.algorithm}", f"sites {len(set(made.settings.sites))}"}
         things |= {f"groups {load.groups is not None}", f"at once {load.at_once}"}
+    things.add(f"nats {bool(made.settings.nats)}")
+    if any(not opens(made.settings.nats, *pair) for pair in combinations(range(made.ranks), 2)):
+        things.add(f"relay {made.settings.relay or 'coordinator'}")  # without which it would not go on
     return Meeting(frozenset(things), frozenset(combinations(kinds, 2)), made.faults)
 
 

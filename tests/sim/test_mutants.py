@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from takeover_mutants import TAKEOVER_MUTANTS
 from tier_mutants import TIER_MUTANTS
+from way_mutants import WAY_MUTANTS
 
 import quicoll.collectives.context
 import quicoll.collectives.split
@@ -499,5 +500,5 @@ def test_every_invariant_has_a_mutant_that_it_catches() -> None:
     from quicoll.sim.invariants import INVARIANTS
 
     caught = {mutant.caught_by for mutant in MUTANTS}
-    caught |= {kind for _, _, kind in TAKEOVER_MUTANTS} | {kind for _, _, kind in TIER_MUTANTS}
+    caught |= {kind for _, _, kind in (*TAKEOVER_MUTANTS, *TIER_MUTANTS, *WAY_MUTANTS)}
     assert [kind for kind in INVARIANTS if kind not in caught] == []

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from quicoll.errors import LocalError
 from quicoll.sim import Recording, Settings, Simulation, workload
+from quicoll.sim.scenario.events import MEDDLINGS
 from quicoll.sim.scenario.language import parse_events
+from quicoll.sim.translators import opens
 from quicoll_transport.endpoint import Endpoint
+from quicoll_transport.relay.wire import PASSED_ON
 
 if TYPE_CHECKING:
+    from random import Random
+
     from quicoll.job import Job
     from quicoll.sim import Outcome
+    from quicoll_transport.faults.compose import Datagram
     from quicoll_transport.net.addresses import Address
 
 LOST_AFTER = 0.5
@@ -156,6 +163,71 @@ def test_where_there_is_no_way_left_every_rank_hears_by_its_deadline_which_were_
         assert "the job has no relay (--relay)" in end
 
 
+KINDS = (FULL, RESTRICTED, PORTS, SYMMETRIC)
+
+
+@pytest.mark.parametrize("nats", [*product(KINDS, KINDS)], ids="-".join)
+def test_which_two_kinds_of_translator_need_a_relay(nats: tuple[str, str]) -> None:
+    """What `opens` says, by which the swarm draws who is the relay, is what the ranks find out."""
+    outcome, _ = run(nats, relay="none", steps=3, join_timeout=7.0, limit=8.0)
+    assert (outcome.committed >= 3) is opens(nats, 0, 1)
+
+
+def test_two_ranks_behind_one_translator_need_neither_openers_nor_a_relay_nor_its_mappings() -> None:
+    script = "sim.at(0.4).rebind(0); sim.at(0.6).rebind(1)"
+    outcome, recording = held((SYMMETRIC, "0"), script, relay="none", steps=20)
+    assert outcome.injected["rebind"] == 2
+    assert not silences(recording)
+    views = [each.what["nodes"] for each in recording.entries if each.kind == "view_installed"]
+    assert views.count(["worker-0", "worker-1"]) == 3, "one, told to two ranks and kept by the coordinator"
+
+
+def test_links_keep_their_mappings_alive_and_a_rank_that_stood_still_gets_others() -> None:
+    settings: dict[str, Any] = {"nat_lifetime": 0.8 * LOST_AFTER, "relay": "none"}
+    outcome, _ = held((PORTS, PORTS, ""), steps=20, **settings)
+    assert "mapping_expired" not in outcome.injected
+    outcome, _ = held((PORTS, PORTS, ""), "sim.at(0.6).pause(1, 1.2); sim.at(2.0).heal()", steps=20, **settings)
+    assert outcome.injected["mapping_expired"] > 0
+
+
+@pytest.mark.parametrize("relay", ["", "own"])
+@pytest.mark.parametrize("what", MEDDLINGS)
+def test_a_relay_that_meddles_delays_and_changes_no_bit(what: str, relay: str) -> None:
+    script = f"sim.at(0.4).meddle({what!r}); sim.at(4.0).heal()"
+    outcome, _ = held((SYMMETRIC, SYMMETRIC, PORTS), script, steps=12, relay=relay)
+    assert outcome.injected[f"meddled_{what}"] > 20
+
+
+class Ear:
+    """A rule that hears what passes, and has no opinion."""
+
+    def __init__(self) -> None:
+        self.heard: list[bytes] = []
+
+    def decide(self, datagram: Datagram, now_ns: int, rng: Random) -> None:
+        self.heard.append(bytes(datagram.data))
+
+
+def test_a_relay_sees_ciphertext_alone() -> None:
+    ear, word = Ear(), b"what one rank says to another is for the two alone; "
+    words = np.frombuffer(word * 200, np.uint8)
+
+    async def life(job: Job, sim: Simulation) -> None:
+        if job.rank == 0:
+            for worker in ("worker-0", "worker-1"):
+                sim._world.network.add_rule(ear, "relay", worker)
+        async with job.step():
+            heard = await job.group.broadcast(words.copy(), root=0)
+            assert bytes(heard) == bytes(words)
+
+    settings = Settings(ranks=2, nats=(SYMMETRIC, SYMMETRIC), relay="own")
+    outcome = Simulation(life, settings=settings).run()
+    assert outcome.error is None, outcome.error
+    passed = [data for data in ear.heard if data[0] == PASSED_ON]
+    assert sum(map(len, passed)) > words.nbytes, "all of it goes by the relay"
+    assert not any(word[at : at + 8] in data for data in passed for at in range(len(word) - 8))
+
+
 def test_only_a_node_behind_a_translator_can_lose_its_mappings() -> None:
     with pytest.raises(LocalError, match="worker-0 is behind no address translator"):
         run(("", PORTS), "sim.at(0.4).rebind(0)")
@@ -163,3 +235,16 @@ def test_only_a_node_behind_a_translator_can_lose_its_mappings() -> None:
         Settings(ranks=1, nats=("round",))
     with pytest.raises(LocalError, match="2 address translators for 1 workers"):
         Settings(ranks=1, nats=("", PORTS))
+
+
+@pytest.mark.parametrize("nats", [("0",), ("1", PORTS), ("", "0"), (PORTS, "0", "1"), (PORTS, "-0")])
+def test_the_number_of_a_worker_stands_for_the_translator_that_an_earlier_one_has(nats: tuple[str, ...]) -> None:
+    with pytest.raises(LocalError, match="nor an earlier worker that has one of its own"):
+        Settings(ranks=3, nats=nats)
+    assert Settings(ranks=3, nats=(PORTS, "0", "0")).nats == (PORTS, "0", "0")
+
+
+def test_a_relay_that_there_is_not_meddles_with_nothing() -> None:
+    for nats, relay in (((PORTS, PORTS), "none"), (("", ""), "own")):
+        with pytest.raises(LocalError, match="nobody passes anything on"):
+            run(nats, 'sim.at(0.4).meddle("lose")', relay=relay)

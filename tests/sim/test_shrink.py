@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from quicoll.sim.outcome import Settings
-from quicoll.sim.scenario.events import Crash, Heal, PartitionPath, Pause, ScenarioEvent, SetConditions
+from quicoll.sim.scenario.events import Crash, Heal, PartitionPath, Pause, Rebind, ScenarioEvent, SetConditions
 from quicoll.sim.scenario.language import parse_events
 from quicoll.sim.scenario.shrink import shrink
 from quicoll.sim.scenario.swarm import Scenario, generate
@@ -76,6 +76,31 @@ def test_tiers_and_shared_state_are_left_out_where_the_failure_does_not_need_the
         return "bug" if scenario.settings.tiers else None
 
     assert shrink(with_tiers, "bug", verdict).scenario.settings == Settings(ranks=1, tiers=True)
+
+
+def test_fewer_ranks_are_behind_translators_where_the_failure_needs_them() -> None:
+    nats, events = ("symmetric", "full-cone", "1", "0"), "sim.at(0.1).rebind(3); sim.at(0.2).crash('relay')"
+    given = replace(big(), settings=replace(big().settings, nats=nats, relay="own", nat_lifetime=2.0))
+    given = replace(given, events=(*parse_events(events), *given.events))
+
+    def shared(scenario: Scenario) -> str | None:
+        return "bug" if "0" in scenario.settings.nats else None
+
+    assert shrink(given, "bug", shared).scenario.settings == Settings(nats=("symmetric", "", "", "0"))
+
+    def of_relay(scenario: Scenario) -> str | None:
+        return "bug" if any(event.fault == Crash("relay") for event in scenario.events) else None
+
+    found = shrink(given, "bug", of_relay).scenario
+    assert found.settings == Settings(ranks=1, relay="own")
+    assert [event.fault for event in found.events[:-1]] == [Crash("relay")]
+
+    def of_router(scenario: Scenario) -> str | None:
+        return "bug" if has(scenario, Rebind) else None
+
+    found = shrink(given, "bug", of_router).scenario
+    assert found.settings == Settings(nats=("", "", "", "symmetric"))
+    assert shrink(given, "bug", crash_and_pause).scenario.settings == Settings(ranks=3)
 
 
 def test_the_last_healing_stays() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ from quicoll.sim.scenario.events import (
 from quicoll.sim.scenario.language import events_source, parse_events, parse_settings, settings_source
 from quicoll.sim.scenario.schedule import FaultSchedule
 from quicoll.sim.scenario.swarm import FAULT_KINDS, Scenario, generate, parse_kinds
-from quicoll_transport.sim import Conditions
+from quicoll.sim.scenario.ways import WAY_KINDS
+from quicoll.sim.translators import opens
+from quicoll_transport.sim import Conditions, NatKind
 
 SEEDS = range(300)
 
@@ -74,6 +77,7 @@ sim.at(1.7).alarm(1, 0.25)
 sim.at(1.7).forge(1, "manifest")
 sim.at(1.7).take_over("database")
 sim.at(1.7).journal("late")
+sim.at(1.7).meddle("misdirect")
 sim.at_vote(2, start=1.8).crash("coordinator")
 sim.at_vote(2, start=0.0, after=0.0005).partition({2}, {"coordinator"}, one_way=True)
 sim.at(0.123456789).heal()
@@ -150,6 +154,7 @@ def test_statements_are_chained_repeated_and_parted_by_lines_or_semicolons() -> 
         "sim.at(1.0).leave('coordinator-2')",
         "sim.at(1.0).take_over('gently')",
         "sim.at(1.0).journal('everything')",
+        "sim.at(1.0).meddle('everything')",
         "(" * 5000,
         "import os",
     ],
@@ -181,6 +186,7 @@ def test_scenarios_are_in_order_end_with_a_healing_and_keep_to_their_nodes() -> 
             assert made.events[-1].at_ns < 20_000_000_000
             count = ranks + made.settings.spares
             known = ["coordinator", *(f"worker-{rank}" for rank in range(count)), *newcomers(made.events, count)]
+            known += ["relay"] if made.settings.relay == "own" else []
             for event in made.events:
                 fault = event.fault
                 named = [
@@ -219,6 +225,7 @@ def test_the_seeds_of_make_sim_meet_every_fault_operation_and_algorithm_again_an
         *(f"operation {name}" for name in OPERATIONS),
         *(f"algorithm {name}" for name in ("auto", "direct", "tree", "exchange", "hierarchical")),
         *("sites 0", "sites 2", "sites 3", "groups True", "groups False", "at once True", "at once False"),
+        *("nats True", "nats False", "relay own", "relay coordinator"),
     ]
     assert {name: counted[name] for name in every if counted[name] < 5} == {}
     assert len(together) > 0.8 * math.comb(len(FAULT_KINDS), 2)
@@ -349,6 +356,39 @@ def test_a_forger_changes_nothing_else_of_a_seed_and_is_its_liar_where_it_has_on
     )
 
 
+def test_translators_and_relays_change_nothing_else_of_a_seed() -> None:
+    others = [kind for kind in FAULT_KINDS if kind not in WAY_KINDS]
+    some: list[Scenario] = []
+    for seed in range(600):
+        made, without = generate(seed), generate(seed, kinds=others)
+        assert without.settings.nats == ()
+        plain = replace(made.settings, nats=(), relay="", nat_lifetime=Settings().nat_lifetime)
+        assert plain == without.settings
+        if not made.settings.nats:
+            assert made == without
+            continue
+        some.append(made)
+        left = list(made.events[:-1])
+        for event in without.events[:-1]:
+            left.remove(event)  # which fails where it is not there
+        of_ways = {"rebind", "relay", "repair", "restart", "calm"}
+        assert all(of_ways.issuperset(kinds_of(event.fault, made.settings.conditions)) for event in left)
+    assert 600 // 14 < len(some) < 600 // 8
+    assert Counter(len(made.settings.nats) == made.ranks + made.settings.spares for made in some) == {True: len(some)}
+    entries = Counter(entry for made in some for entry in made.settings.nats)
+    assert {kind.value for kind in NatKind} | {"", "0"} <= set(entries)
+    assert {made.settings.relay for made in some} == {"", "own", "none"}
+    assert any(made.settings.nat_lifetime < made.settings.lost_after for made in some)
+
+
+def test_there_is_no_relay_only_where_every_pair_can_do_without() -> None:
+    for seed in range(200):
+        settings = generate(seed, kinds=WAY_KINDS).settings
+        pairs = combinations(range(settings.ranks + settings.spares), 2)
+        assert settings.nats
+        assert settings.relay != "none" or all(opens(settings.nats, *pair) for pair in pairs)
+
+
 @pytest.mark.parametrize("sites", [["north", "south"], "ab", ("north", ""), ("north", 3), ("north",)])
 def test_sites_are_a_name_for_each_rank(sites: Any) -> None:
     with pytest.raises(LocalError, match=r"sites are a tuple of names|1 sites for 2 ranks"):
@@ -382,6 +422,8 @@ def test_a_fault_knows_its_kinds() -> None:
     schedule = FaultSchedule((0,), added.append)
     schedule.conditions(Conditions(latency_ns=2_000_000, loss=0.1, burst=4.0, mtu=1300))
     schedule.conditions(Conditions(loss=0.1)).conditions(usual).crash("coordinator").crash(1).crash(1, power=True)
+    schedule.crash("relay").partition({0, 1}, "relay").conditions(Conditions(loss=0.1), "relay", 0).meddle("lose")
+    schedule.conditions(usual, "relay", 0).rebind(2)
     assert [kinds_of(event.fault, usual) for event in added] == [
         ("burst", "mtu"),
         ("latency", "loss"),
@@ -389,6 +431,9 @@ def test_a_fault_knows_its_kinds() -> None:
         ("coordinator_crash",),
         ("crash",),
         ("power",),
+        *[("relay",)] * 4,
+        ("calm",),
+        ("rebind",),
     ]
 
 

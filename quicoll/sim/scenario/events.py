@@ -40,6 +40,7 @@ __all__ = [
     "DISK_FAULTS",
     "FORGERIES",
     "JOURNAL_FAULTS",
+    "MEDDLINGS",
     "RELAY_HOST",
     "TAKEOVERS",
     "Alarm",
@@ -56,6 +57,7 @@ __all__ = [
     "Leap",
     "LeaveJob",
     "LieTo",
+    "Meddle",
     "NodeRef",
     "PartitionPath",
     "Pause",
@@ -86,6 +88,7 @@ DISK_FAULTS = ("write", "fsync", "full", "power", "kill")
 TAKEOVERS = ("crash", "power", "workers", "database", "pause")
 JOURNAL_FAULTS = ("refused", "answer", "late", "away", "back")
 FORGERIES = ("chunks", "manifest", "state", "version")
+MEDDLINGS = ("alter", "misdirect", "repeat", "lose")
 
 
 NodeRef: TypeAlias = "int | str"
@@ -385,6 +388,18 @@ class Rebind:
 
 
 @dataclass(frozen=True, slots=True)
+class Meddle:
+    """Whoever is the job's relay meddles with each third datagram that it passes on: it may "alter" it, "misdirect"
+    it to another member, "repeat" it together with an old one, or "lose" it. Until the healing.
+    """
+
+    what: str
+
+    def source(self) -> str:
+        return f"meddle({_text(self.what)})"
+
+
+@dataclass(frozen=True, slots=True)
 class Heal:
     """All is well from now on: paths open, conditions as at the beginning, machines up, processes started, clocks true
     (as to drift), disks sound. What clocks have leapt stays."""
@@ -418,6 +433,7 @@ Fault: TypeAlias = (
     | TakeOver
     | JournalFault
     | Rebind
+    | Meddle
     | Heal
 )
 
@@ -455,9 +471,18 @@ def newcomers(events: Iterable[ScenarioEvent], ranks: int) -> tuple[str, ...]:
 def kinds_of(fault: Fault, usual: Conditions) -> tuple[str, ...]:
     """Return the kinds of a fault, by the names that users know. usual: conditions of paths without faults.
 
-    What ends a fault has a name too: heal, repair, resume, and "calm" for conditions that are as usual.
+    What ends a fault has a name too: heal, repair, resume, and "calm" for conditions that are as usual. What befalls
+    a relay, its process or all the paths from it or to it, is of the kind "relay".
     """
     match fault:
+        case Meddle():
+            return ("relay",)
+        case Crash() | Pause() | Slow() if fault.node == RELAY_HOST:
+            return ("relay",)
+        case PartitionPath() | HoldPath() if (RELAY_HOST,) in (fault.one, fault.other):
+            return ("relay",)
+        case SetConditions() if (RELAY_HOST,) in (fault.one, fault.other) and fault.conditions != usual:
+            return ("relay",)
         case SetConditions():
             found = fault.conditions
             changed = [

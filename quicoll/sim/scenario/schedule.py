@@ -11,6 +11,7 @@ from quicoll.sim.scenario.events import (
     DISK_FAULTS,
     FORGERIES,
     JOURNAL_FAULTS,
+    MEDDLINGS,
     RELAY_HOST,
     TAKEOVERS,
     Alarm,
@@ -27,6 +28,7 @@ from quicoll.sim.scenario.events import (
     Leap,
     LeaveJob,
     LieTo,
+    Meddle,
     NodeRef,
     PartitionPath,
     Pause,
@@ -243,6 +245,18 @@ class FaultSchedule:
     def rebind(self, node: NodeRef) -> FaultSchedule:
         """Make the address translator in front of the node (`Settings.nats`) lose its mappings, as by a restart."""
         return self.fault(Rebind(node_name(node)))
+
+    def meddle(self, what: str) -> FaultSchedule:
+        """Make the job's relay, the coordinator or a process of its own (`Settings.relay`), meddle with each third
+        datagram that it passes on between workers behind address translators, until `heal`.
+
+        Args:
+            what: It may "alter" it, "misdirect" it to another worker, "repeat" it together with an old one, or "lose"
+                it.
+        """
+        if what not in MEDDLINGS:
+            raise LocalError(f"a relay meddles in one of the ways {', '.join(MEDDLINGS)}, not {what!r}")
+        return self.fault(Meddle(what))
 
     def heal(self) -> FaultSchedule:
         """End all faults: paths, machines, processes, disks and rates of clocks are as at the beginning."""

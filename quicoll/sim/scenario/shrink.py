@@ -21,9 +21,12 @@ from typing import Any
 from quicoll.sim.outcome import Settings
 from quicoll.sim.scenario.events import (
     DATABASE_HOST,
+    RELAY_HOST,
     Fault,
     Heal,
     JournalFault,
+    Meddle,
+    Rebind,
     ScenarioEvent,
     SetConditions,
     TakeOver,
@@ -32,6 +35,7 @@ from quicoll.sim.scenario.events import (
     node_name,
 )
 from quicoll.sim.scenario.swarm import Scenario
+from quicoll.sim.translators import translators
 from quicoll.sim.workload import COMPUTE_S
 from quicoll_transport.sim import Conditions
 
@@ -138,31 +142,50 @@ def _fewer_spares(scenario: Scenario) -> Iterator[Scenario]:
     """Before there are fewer ranks, or spares would take their places."""
     settings = scenario.settings
     if settings.spares:
-        events = _events_among(scenario, settings.ranks, settings.coordinators)
-        yield replace(scenario, settings=replace(settings, spares=0, warm_spares=0), events=events)
+        yield _among(scenario, replace(settings, spares=0, warm_spares=0, nats=settings.nats[: settings.ranks]))
     if settings.warm_spares:
         yield replace(scenario, settings=replace(settings, warm_spares=0))
 
 
 def _fewer_ranks(scenario: Scenario) -> Iterator[Scenario]:
+    settings = scenario.settings
     for ranks in range(1, scenario.ranks):
-        kept = _events_among(scenario, ranks + scenario.settings.spares, scenario.settings.coordinators)
-        fewer = replace(scenario.settings, ranks=ranks, sites=scenario.settings.sites[:ranks])
-        yield replace(scenario, settings=fewer, events=kept)
+        nats = settings.nats[: ranks + settings.spares]
+        yield _among(scenario, replace(settings, ranks=ranks, sites=settings.sites[:ranks], nats=nats))
 
 
-def _events_among(scenario: Scenario, workers: int, coordinators: int) -> tuple[ScenarioEvent, ...]:
-    """The events as far as they concern so many workers and coordinators."""
-    names = [*coordinator_names(coordinators), *(node_name(rank) for rank in range(workers))]
+def _among(scenario: Scenario, settings: Settings) -> Scenario:
+    """The scenario with these settings, and with its events as far as they concern the nodes that there are then."""
+    workers = settings.ranks + settings.spares
+    names = [*coordinator_names(settings.coordinators), *(node_name(rank) for rank in range(workers))]
     names += newcomers(scenario.events, workers)
-    if coordinators > 1:
+    if settings.coordinators > 1:
         names.append(DATABASE_HOST)
-    events = [(event, _among(event.fault, names)) for event in scenario.events if event.voter in ("", *names)]
-    return tuple(replace(event, fault=fault) for event, fault in events if fault is not None)
+    if settings.relay == "own":
+        names.append(RELAY_HOST)
+    behind = [node_name(worker) for worker in translators(settings.nats)]
+    events = [
+        (event, _left(event.fault, names, behind, passes_on=bool(behind) and settings.relay != "none"))
+        for event in scenario.events
+        if event.voter in ("", *names)
+    ]
+    kept = tuple(replace(event, fault=fault) for event, fault in events if fault is not None)
+    return replace(scenario, settings=settings, events=kept)
 
 
-def _among(fault: Fault, names: list[str]) -> Fault | None:
-    """The fault where only these nodes are; None if nothing of it is left."""
+def _left(fault: Fault, names: list[str], behind: list[str], *, passes_on: bool) -> Fault | None:
+    """The fault where only these nodes are; None if nothing of it is left.
+
+    Args:
+        fault: It.
+        names: Of all nodes.
+        behind: Of those that are behind address translators.
+        passes_on: Whether there is a relay, for somebody.
+    """
+    if isinstance(fault, Rebind):
+        return fault if fault.node in behind else None
+    if isinstance(fault, Meddle):
+        return fault if passes_on else None
     node = getattr(fault, "node", None)
     if node is not None:
         return fault if node in names and getattr(fault, "to", node) in names else None
@@ -192,11 +215,22 @@ def _plainer_settings(scenario: Scenario) -> Iterator[Scenario]:
     for each in fields(Settings):
         value = getattr(usual, each.name)
         if each.name not in ("ranks", "spares", "warm_spares") and getattr(settings, each.name) != value:
-            plainer = replace(settings, **{each.name: value})
-            events = _events_among(scenario, plainer.ranks + plainer.spares, plainer.coordinators)
-            yield replace(scenario, settings=plainer, events=events)
+            yield _among(scenario, replace(settings, **{each.name: value}))
+    for nats in _fewer_nats(settings.nats):
+        yield _among(scenario, replace(settings, nats=nats))
     for conditions in _plainer_conditions(settings.conditions, usual.conditions):
         yield replace(scenario, settings=replace(settings, conditions=conditions))
+
+
+def _fewer_nats(nats: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """One worker less behind a translator, or one behind its own and not another's."""
+    behind = translators(nats)
+    for worker, (owner, kind) in behind.items():
+        if worker != owner:
+            yield (*nats[:worker], kind.value, *nats[worker + 1 :])
+        if str(worker) not in nats:
+            fewer = (*nats[:worker], "", *nats[worker + 1 :])
+            yield fewer if any(fewer) else ()
 
 
 def _plainer_conditions(conditions: Conditions, usual: Conditions) -> Iterator[Conditions]:

@@ -22,6 +22,8 @@ pace is drawn as well.
     lie, alarm                         bad members: other bits for one peer; reports that end views for nothing
     forge                              a bad member: another state than it has, given to one that comes back
     scale                              an operator asks for another number of ranks, once or several times
+    rebind, relay                      ranks are behind address translators, which lose their mappings; what passes on
+                                       for them is lost, cut off, or meddles (ways.py)
     coordinator_takeover, journal      there are several coordinators, and their journal in a database: who leads is
                                        lost, cut off, or stands still; the database fails
 
@@ -47,6 +49,9 @@ them are kept warm. Drawn apart, too. Faults befall them as well; an operator ge
 Tiers. An eighth of the seeds change sets of tiers and share pieces of state (quicoll.sim.tiered), which is a setting as
 well, and drawn apart. None of them has a forger; where a rank lies, they do not.
 
+Ways. An eleventh of the seeds have ranks behind address translators, drawn apart as well, and nothing else of them is
+another one. Ranks that come later are behind none.
+
 Coordinators. A quarter of the seeds have two, drawn by a generator of its own too, and a quarter of these a third one,
 by yet another. All else of such a seed is as it was, and what strikes "the coordinator" strikes one of them, which may
 lead or not. The lease is between half a second and two; what befalls the leader and the database comes once to three
@@ -62,14 +67,13 @@ documentation for `random()` alone, so everything is drawn by that).
 from __future__ import annotations
 
 import math
-import random
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from quicoll.errors import LocalError
 from quicoll.sim.outcome import Settings
+from quicoll.sim.scenario.drawing import SwarmDraw, drawn_for
 from quicoll.sim.scenario.events import (
     COORDINATOR_HOST,
     DISK_FAULTS,
@@ -104,12 +108,11 @@ from quicoll.sim.scenario.events import (
     node_name,
 )
 from quicoll.sim.scenario.language import events_source, settings_source
+from quicoll.sim.scenario.ways import WAY_KINDS, disturb_ways, ways_of, with_translators
 from quicoll.sim.workload import COMPUTE_S
 from quicoll_transport.sim import Conditions
 
 __all__ = ["FAULT_KINDS", "Scenario", "generate", "parse_kinds"]
-
-T = TypeVar("T")
 
 _SEVERAL = ("coordinator_takeover", "journal")  # of several coordinators
 _CONDITIONS = ("loss", "burst", "jitter", "duplicate", "reorder", "corrupt", "rate", "mtu", "latency")
@@ -140,6 +143,7 @@ FAULT_KINDS: tuple[str, ...] = (
     "forge",
     "scale",
     *_SEVERAL,
+    *WAY_KINDS,
 )
 """All kinds of fault, in the order in which they are drawn."""
 
@@ -228,8 +232,10 @@ def generate(
     scales = _scales(seed, wanted)
     losses = tuple(kind for kind in wanted if kind in _SEVERAL)
     several = _several(seed, wanted) if settings is None or settings.coordinators > 1 else None
-    wanted = tuple(kind for kind in wanted if kind not in ("forge", "scale", *_SEVERAL))
-    draw = _Draw(random.Random(f"quicoll.sim/swarm/{seed}"))  # noqa: S311 - a simulation has no secrets
+    ways = ways_of(seed, wanted) if settings is None or settings.nats else None
+    of_ways = tuple(kind for kind in wanted if kind in WAY_KINDS)
+    wanted = tuple(kind for kind in wanted if kind not in ("forge", "scale", *_SEVERAL, *WAY_KINDS))
+    draw = drawn_for("", seed)
     enabled = [kind for kind in wanted if draw.chance(0.5)]
     horizon = draw.one_of(_HORIZONS_MS) * _MS
     pace = draw.between(0.3, 1.0)
@@ -239,6 +245,8 @@ def generate(
         drawn = replace(drawn, tiers=forges is None and _tiers(seed, wanted))
     if several is not None:
         drawn = replace(drawn, coordinators=_how_many(seed), lease=several.one_of((0.5, 1.0, 2.0)))
+    if ways is not None:
+        drawn = with_translators(ways, drawn)
     settings = replace(drawn, sites=_sites(seed, ranks)) if settings is None else replace(settings, ranks=ranks)
     builder = _Builder(draw, settings, horizon)
     count = draw.one_of((1, 1, 2, 2, 3, 3, 4, 5, 6, 8))
@@ -250,48 +258,14 @@ def generate(
         builder.scale(scales)
     if several is not None:
         builder.lose_leaders(several, losses)
+    if ways is not None:
+        builder.disturb_ways(ways, of_ways)
     events = builder.healed()
     compute_s = round(events[-1].at_ns / _S / steps * pace, 4)
     return Scenario(seed=seed, steps=steps, compute_s=compute_s, settings=settings, events=events)
 
 
-class _Draw:
-    def __init__(self, rng: random.Random) -> None:
-        self._random = rng.random
-
-    def chance(self, probability: float) -> bool:
-        return self._random() < probability
-
-    def between(self, low: float, high: float) -> float:
-        return low + (high - low) * self._random()
-
-    def log_between(self, low: float, high: float) -> float:
-        """With equal chance for equal ratios."""
-        return low * math.exp(self._random() * math.log(high / low))
-
-    def one_of(self, values: Sequence[T]) -> T:
-        return values[int(self._random() * len(values))]
-
-    def some_of(self, values: Sequence[T]) -> list[T]:
-        """Some, not none, in their order."""
-        return [value for value in values if self.chance(0.5)] or [self.one_of(values)]
-
-    def sides(self, values: Sequence[T]) -> tuple[list[T], list[T]]:
-        """Two sides, neither empty. Of values, two at least."""
-        first = self.one_of(values)
-        rest = [value for value in values if value is not first]
-        second = self.one_of(rest)
-        one, other = [first], [second]
-        if self.chance(0.3):  # these two alone
-            return one, other
-        single = self.chance(0.4)  # one against all others
-        for value in rest:
-            if value is not second:
-                (one if not single and self.chance(0.5) else other).append(value)
-        return one, other
-
-
-def _settings(draw: _Draw, ranks: int, enabled: Sequence[str]) -> Settings:
+def _settings(draw: SwarmDraw, ranks: int, enabled: Sequence[str]) -> Settings:
     """The pace of the cluster. Paths are such that a job goes on over them."""
     latency_ns = draw.one_of((100_000, 500_000, 500_000, 2 * _MS, 10 * _MS, 30 * _MS))
     lost_after = draw.one_of((0.5, 1.0, 1.0, 2.0))
@@ -314,7 +288,7 @@ def _settings(draw: _Draw, ranks: int, enabled: Sequence[str]) -> Settings:
 
 def _sites(seed: int, ranks: int) -> tuple[str, ...]:
     """The site of each rank; none for half of the seeds."""
-    draw = _Draw(random.Random(f"quicoll.sim/swarm/sites/{seed}"))  # noqa: S311 - a simulation has no secrets
+    draw = drawn_for("sites", seed)
     if ranks < 2 or draw.chance(0.5):
         return ()
     places = ("north", "south", "east")[: draw.one_of((2, 2, 3))]
@@ -324,21 +298,21 @@ def _sites(seed: int, ranks: int) -> tuple[str, ...]:
     return (places[0], *between, places[1])
 
 
-def _forges(seed: int, wanted: Sequence[str]) -> _Draw | None:
+def _forges(seed: int, wanted: Sequence[str]) -> SwarmDraw | None:
     """What a forger of this seed is drawn by; None where it has none."""
-    draw = _Draw(random.Random(f"quicoll.sim/swarm/forge/{seed}"))  # noqa: S311 - a simulation has no secrets
+    draw = drawn_for("forge", seed)
     return draw if "forge" in wanted and draw.chance(1.0 if len(wanted) == 1 else 0.25) else None
 
 
-def _scales(seed: int, wanted: Sequence[str]) -> _Draw | None:
+def _scales(seed: int, wanted: Sequence[str]) -> SwarmDraw | None:
     """What the requests of this seed's operator are drawn by; None where it has none."""
-    draw = _Draw(random.Random(f"quicoll.sim/swarm/scale/{seed}"))  # noqa: S311 - a simulation has no secrets
+    draw = drawn_for("scale", seed)
     return draw if "scale" in wanted and draw.chance(1.0 if len(wanted) == 1 else 0.25) else None
 
 
 def _with_spares(seed: int, settings: Settings, wanted: Sequence[str]) -> Settings:
     """The settings of a seed, which may have workers that stand by; most of these are kept warm."""
-    draw = _Draw(random.Random(f"quicoll.sim/swarm/spares/{seed}"))  # noqa: S311 - a simulation has no secrets
+    draw = drawn_for("spares", seed)
     if not wanted or not draw.chance(0.15):
         return settings
     spares = draw.one_of((1, 1, 2))
@@ -347,27 +321,27 @@ def _with_spares(seed: int, settings: Settings, wanted: Sequence[str]) -> Settin
 
 def _tiers(seed: int, wanted: Sequence[str]) -> bool:
     """Whether the workload of this seed has tiers and shared state."""
-    draw = _Draw(random.Random(f"quicoll.sim/swarm/tiers/{seed}"))  # noqa: S311 - a simulation has no secrets
+    draw = drawn_for("tiers", seed)
     return bool(wanted) and draw.chance(0.16)
 
 
-def _several(seed: int, wanted: Sequence[str]) -> _Draw | None:
+def _several(seed: int, wanted: Sequence[str]) -> SwarmDraw | None:
     """What the losses of this seed's several coordinators are drawn by; None where it has one."""
-    draw = _Draw(random.Random(f"quicoll.sim/swarm/coordinators/{seed}"))  # noqa: S311 - a simulation has no secrets
+    draw = drawn_for("coordinators", seed)
     of_these = [kind for kind in wanted if kind in _SEVERAL]
     return draw if of_these and draw.chance(1.0 if of_these == list(wanted) else 0.25) else None
 
 
 def _how_many(seed: int) -> int:
     """How many coordinators a seed has that has several."""
-    draw = _Draw(random.Random(f"quicoll.sim/swarm/coordinators/third/{seed}"))  # noqa: S311 - a simulation has no secrets
+    draw = drawn_for("coordinators/third", seed)
     return 3 if draw.chance(0.25) else 2
 
 
 class _Builder:
     """Draws events of given kinds."""
 
-    def __init__(self, draw: _Draw, settings: Settings, horizon_ns: int) -> None:
+    def __init__(self, draw: SwarmDraw, settings: Settings, horizon_ns: int) -> None:
         self._draw = draw
         self._settings = settings
         self._horizon = horizon_ns
@@ -413,7 +387,7 @@ class _Builder:
         else:
             self._makers[kind](at_ns)
 
-    def forge(self, draw: _Draw) -> None:
+    def forge(self, draw: SwarmDraw) -> None:
         """Let one worker forge its state, and another one come back. draw: by which all of it is drawn."""
         liars = [event.fault.node for event in self._events if isinstance(event.fault, LieTo)]
         if len(self._workers) < 2:
@@ -431,7 +405,7 @@ class _Builder:
             self._put(up_ns, Restart(node))
             self._sick_ns = max(self._sick_ns, up_ns + 2 * _FORMED * self._settings.conditions.latency_ns + self._lost)
 
-    def scale(self, draw: _Draw) -> None:
+    def scale(self, draw: SwarmDraw) -> None:
         """Let an operator ask for other numbers of ranks. draw: by which all of it is drawn."""
         if any(isinstance(event.fault, LieTo) for event in self._events):
             return
@@ -442,7 +416,7 @@ class _Builder:
             leave = (draw.one_of(self._workers),) if draw.chance(0.2) else ()
             self._put(at_ns, ScaleTo(world_size, leave))
 
-    def lose_leaders(self, draw: _Draw, kinds: Sequence[str]) -> None:
+    def lose_leaders(self, draw: SwarmDraw, kinds: Sequence[str]) -> None:
         """Let leading coordinators be lost, and their database fail. draw: by which all of it is drawn."""
         begin = _FORMED * self._settings.conditions.latency_ns if draw.chance(0.85) else 0
         for _ in range(draw.one_of((1, 1, 2, 3))):
@@ -456,6 +430,11 @@ class _Builder:
                 self._put(
                     at_ns + round(self._settings.lease * _S * draw.one_of((0.2, 0.9, 1.1, 2.0))), JournalFault("back")
                 )
+
+    def disturb_ways(self, draw: SwarmDraw, kinds: Sequence[str]) -> None:
+        """Let translators and relays fail. draw: by which all of it is drawn."""
+        begin = _FORMED * self._settings.conditions.latency_ns if draw.chance(0.85) else 0
+        disturb_ways(draw, self._settings, kinds, begin_ns=begin, horizon_ns=self._horizon, put=self._put)
 
     def healed(self) -> tuple[ScenarioEvent, ...]:
         """All events in their order, with a healing at the end."""

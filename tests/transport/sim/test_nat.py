@@ -107,6 +107,9 @@ def test_a_mapping_ends_when_nothing_goes_out_by_it_and_the_next_has_another_por
     pass_time(world)
     assert first.sources[0][0] == first.sources[1][0]
     assert first.sources[0][1] != first.sources[1][1]
+    nat = inside.socket.interface.nat
+    assert nat is not None
+    assert nat.expired == 1
 
 
 def test_what_goes_out_keeps_its_mapping(world: World) -> None:

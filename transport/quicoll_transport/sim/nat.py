@@ -57,6 +57,7 @@ class Nat:
     Attributes:
         ip: Its public address.
         kind: How it maps and filters.
+        expired: Mappings that were looked for and had run out.
     """
 
     def __init__(self, ip: str, kind: NatKind, *, lifetime_ns: int) -> None:
@@ -64,6 +65,7 @@ class Nat:
             raise ConfigurationError(f"a mapping lives for more than {lifetime_ns} ns")
         self.ip = ip
         self.kind = kind
+        self.expired = 0
         self._lifetime_ns = lifetime_ns
         self._ports: dict[int, _Mapping] = {}
         self._by_key: dict[tuple[Address, Address | None], int] = {}
@@ -122,6 +124,7 @@ class Nat:
         mapping = self._ports.get(port)
         if mapping is not None and now_ns - mapping.last_ns > self._lifetime_ns:
             del self._ports[port], self._by_key[mapping.key]
+            self.expired += 1
             return None
         return mapping
 
