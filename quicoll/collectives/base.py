@@ -1,9 +1,19 @@
-"""What operations are made from: a group as one rank sees it in one view; and how rows are divided between ranks."""
+"""What operations are made from: a group as one rank sees it in one view; and how rows are divided between ranks.
+
+Prepared calls. A training loop makes the same few calls again and again. What one came to (its options checked, its
+signature, its plan) is kept in the `GroupView` by everything that it follows from (`PreparedCalls`), and the same call
+again looks it up. Invariants: what is found under a key is what preparing anew would give, because a key names all that
+is not the group's and the view's, and these have a cache of their own each; at most MOST_PREPARED are kept, the oldest
+makes room; what cannot be prepared raises, and nothing is kept of it. What depends on the tensors themselves, their
+memory and what autograd records of them, is looked at in each call.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import xxhash
@@ -17,7 +27,19 @@ if TYPE_CHECKING:
 
     from quicoll.collectives.subgroups import Scope
 
-__all__ = ["GroupView", "TensorT", "TensorsT", "even_rows", "rows_given", "rows_text"]
+__all__ = [
+    "MOST_PREPARED",
+    "GroupView",
+    "PreparedCalls",
+    "TensorT",
+    "TensorsT",
+    "even_rows",
+    "rows_asked",
+    "rows_given",
+    "rows_text",
+]
+
+MOST_PREPARED = 256
 
 _MAX_TEXT = 200  # of counts in an audit
 
@@ -26,12 +48,47 @@ TensorT = TypeVar("TensorT", bound="np.ndarray[Any, Any] | torch.Tensor")
 TensorsT = TypeVar("TensorsT", bound="np.ndarray[Any, Any] | torch.Tensor | list[Any]")
 
 
+T = TypeVar("T")
+
+
+class PreparedCalls:
+    """What calls of one group came to in one view; see the module's head. Any thread may use it."""
+
+    __slots__ = ("_known", "_most")
+
+    def __init__(self, most: int = MOST_PREPARED) -> None:
+        self._most = most
+        self._known: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, key: tuple[Any, ...], prepare: Callable[[], T]) -> T:
+        """Return what is kept under a key, or else what `prepare` gives, which is kept from then on.
+
+        Args:
+            key: Everything that the answer follows from. One that cannot be a key is not kept.
+            prepare: Makes it; what it raises is raised.
+        """
+        try:
+            found: T | None = self._known.get(key)
+        except TypeError:  # something that no option can be; preparing says what is wrong with it
+            return prepare()
+        if found is None:
+            found = prepare()
+            self._known[key] = found
+            while len(self._known) > self._most:
+                with contextlib.suppress(KeyError):  # another thread has taken the last one out
+                    self._known.popitem(last=False)
+        return found
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupView:
     """A group as one rank sees it in one view.
 
     rank: of this rank in the group. ranks: the group's ranks, by their number in it, as ranks of the view. sites: a
-    number for the site of each rank. chunk_bytes: as in the job's settings.
+    number for the site of each rank. chunk_bytes: as in the job's settings. prepared: the group's calls in this view.
     """
 
     view_id: int
@@ -40,6 +97,7 @@ class GroupView:
     ranks: tuple[int, ...]
     sites: tuple[int, ...]
     chunk_bytes: int
+    prepared: PreparedCalls = field(default_factory=PreparedCalls)
 
     @property
     def world_size(self) -> int:
@@ -59,14 +117,19 @@ def even_rows(rows: int, world: int) -> tuple[int, ...]:
     return tuple(max(0, min(each, rows - each * rank)) for rank in range(world))
 
 
+def rows_asked(counts: Sequence[int]) -> tuple[int, ...]:
+    """Return the caller's `counts` as numbers. Raises LocalError."""
+    try:
+        return tuple(whole(count, "a count") for count in counts)
+    except TypeError:
+        raise LocalError(f"counts are integers, one for each rank, not {counts!r}") from None
+
+
 def rows_given(counts: Sequence[int] | None, rows: int, world: int) -> tuple[int, ...]:
     """Return the caller's `counts`, checked to be `rows` in all, or `even_rows`. Raises LocalError."""
     if counts is None:
         return even_rows(rows, world)
-    try:
-        given = tuple(whole(count, "a count") for count in counts)
-    except TypeError:
-        raise LocalError(f"counts are integers, one for each rank, not {counts!r}") from None
+    given = rows_asked(counts)
     if len(given) != world or min(given) < 0 or sum(given) != rows:
         raise LocalError(f"counts {given} do not divide {rows} rows between {world} ranks")
     return given

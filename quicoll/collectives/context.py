@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from quicoll.config import Config
     from quicoll.engine.communicator import Ended
     from quicoll.engine.engine import Engine
-    from quicoll.engine.runtime import Cancellable, Runtime, Start
+    from quicoll.engine.runtime import Cancellable, Gathering, Runtime, Start
     from quicoll.membership.view import View
 
     Numbered: TypeAlias = asyncio.Future[int] | concurrent.futures.Future[int]
@@ -248,7 +248,7 @@ class CallContext:
         self,
         operation: Operation[T],
         timeout: float | None,
-        begin: Callable[[Start], Numbered],
+        begin: Callable[[Start, Gathering], Numbered],
     ) -> Pending[T]:
         within = self.config.timeout if timeout is None else seconds(timeout)
         call, here, group = operation.call(), operation.here, operation.group_id
@@ -274,7 +274,7 @@ class CallContext:
                 pending.released = concurrent.futures.Future()
                 start = partial(_releasing, start, pending.released)
             try:
-                pending.future = begin(start)
+                pending.future = begin(start, self.engine.endpoint)
             except BaseException:
                 if entry is not None and auditor is not None:
                     auditor.over(entry)
@@ -293,12 +293,12 @@ class CallContext:
             timeout: Seconds; None takes the job's.
         """
         self.demand_own_process()
-        return self.runtime.begin(self._watching(here, channels, timeout))
+        return self.runtime.begin(self._watching(here, channels, timeout), self.engine.endpoint)
 
     def watch_from_thread(self, here: GroupView, channels: Mapping[int, int], timeout: float | None) -> int:
         """As `watch`, from any thread but the engine's, which is blocked until there is an answer."""
         self.demand_own_process()
-        answer = self.runtime.submit(self._watching(here, channels, timeout))
+        answer = self.runtime.submit(self._watching(here, channels, timeout), self.engine.endpoint)
         try:
             self.runtime.wait(answer, None)
         except BaseException:

@@ -69,27 +69,31 @@ class Broadcast(Movement[Any]):
     def __init__(self, here: GroupView, x: Any, *, root: int = 0, out: Any = None, algorithm: str = "auto") -> None:
         super().__init__(here)
         self.given = (x, out)
-        require_algorithm("broadcast", algorithm)
         _demand_model("broadcast", x, "of the same shape and dtype")
         self.like = like = bundle(x)
         self.root = root = here.checked("root", root)
         self.gives = here.rank == root
-        self.planned = schedule = self.schedule("broadcast", like.dtype.itemsize, root=root, elements=like.elements)
-        self.target = target = results(out, like)
-        self.signature = f"broadcast/{algorithm} {schedule.text} {like.text}"
-        algorithm = schedule.settled(algorithm)
-        self.measures = algorithm == "auto"
+        self.planned, self.settled, self.signature = here.prepared.get(
+            ("broadcast", like.dtype, like.shapes, like.many, root, algorithm), lambda: self._prepare(algorithm)
+        )
+        self.measures = self.settled is None
+        self.target = results(out, like)
+
+    def _prepare(self, algorithm: str) -> tuple[Schedule, Plan | None, str]:
+        """Return the schedule, this rank's plan where it does not depend on the network, and the signature."""
+        require_algorithm("broadcast", algorithm)
+        like = self.like
+        schedule = self.schedule("broadcast", like.dtype.itemsize, root=self.root, elements=like.elements)
+        signature = f"broadcast/{algorithm} {schedule.text} {like.text}"
+        settled = schedule.settled(algorithm)
         # Now where it can be: what cannot be planned is refused before anything is sent.
-        self.ready = None if self.measures else self._work(algorithm, target)
+        return schedule, None if settled == "auto" else schedule.plan_of(self.here.rank, settled), signature
 
     def prepare(self, known: Known) -> Work:
-        return self.ready or self._work(self.planned.taken("auto", known.network), self.target)
-
-    def _work(self, algorithm: str, target: Results | None) -> Work:
-        if target is None:
+        if self.target is None:
             raise AssertionError("a broadcast without a target")
-        plan = self.planned.plan_of(self.here.rank, algorithm)
-        return self.work(plan, self.like, target, None if self.gives else [])
+        plan = self.settled or self.planned.plan_taken(self.here.rank, "auto", known.network)
+        return self.work(plan, self.like, self.target, None if self.gives else [])
 
     def result(self) -> Any:
         return self.committed()
@@ -280,11 +284,13 @@ class Barrier(Movement[None]):
 
     def __init__(self, here: GroupView) -> None:
         super().__init__(here)
-        schedule = self.schedule("barrier", 1)
+        plan, self.signature = here.prepared.get(("barrier",), self._prepare)
         nothing = bundle(np.empty(0, np.uint8))
-        plan = schedule.plan_of(here.rank, "")
-        self.signature = plan.signature
         self.ready = self.work(plan, nothing, results(None, nothing), [])
+
+    def _prepare(self) -> tuple[Plan, str]:
+        plan = self.schedule("barrier", 1).plan_of(self.here.rank, "")
+        return plan, plan.signature
 
     def prepare(self, known: Known) -> Work:
         return self.ready

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from quicoll.collectives.base import rows_given, rows_text
+from quicoll.collectives.base import rows_asked, rows_given, rows_text
 from quicoll.collectives.operation import Operation, flattened
 from quicoll.collectives.shards import Leaves, Shards
 from quicoll.engine.calls import Work
@@ -29,12 +28,27 @@ if TYPE_CHECKING:
     from quicoll.collectives.base import GroupView
     from quicoll.engine.calls import Known
     from quicoll.numerics.bundle import Joined, Results
-    from quicoll.numerics.dtypes import Array, DType
+    from quicoll.numerics.dtypes import Array
     from quicoll.plan import Plan
 
 __all__ = ["AllReduce", "Reduce", "ReduceOrder", "ReduceScatter"]
 
 ReduceOrder: TypeAlias = Literal["canonical", "ring"]
+
+
+class _Prepared(NamedTuple):
+    """What a call of a reduction came to: see quicoll.collectives.base.
+
+    elements: that travel. settled: this rank's plan, where it does not depend on the network.
+    """
+
+    precision: Precision
+    op: ReduceOp
+    how: ElementFormat
+    elements: int
+    schedule: Schedule
+    settled: Plan | None
+    signature: str
 
 
 class Reduction(Operation[Any]):
@@ -51,48 +65,54 @@ class Reduction(Operation[Any]):
         *,
         exact: bool,
         wire: str | None = None,
+        reduce_order: ReduceOrder = "canonical",
+        more: tuple[Any, ...] = (),
+        sizes: Callable[[Bundle, ElementFormat], dict[str, Any]],
     ) -> None:
+        """sizes: gives the planner's own arguments, which follow from the tensors, how they travel, and `more`."""
         self.here = here
         self.name = name
-        self.leaves, self.like = _leaves(x)
-        self.total, self.first = (
-            (x.shards.total, x.shards.first) if isinstance(x, Leaves) else (here.world_size, here.rank)
-        )
-        self.precision, self.op, self.how = _terms(
-            name, self.like.dtype, op, algorithm, precision, wire, self.total, exact=exact
-        )
-        self.wire = wire
         self.x = x
+        self.leaves, self.like = _leaves(x)
+        like = self.like
+        self.total, self.first = here.world_size, here.rank
         if isinstance(x, Leaves):
+            self.total, self.first = x.shards.total, x.shards.first
             _demand_own(here, x.shards)
+        total = self.total
+        self.prepared = prepared = here.prepared.get(
+            (
+                name,
+                like.dtype,
+                like.shapes,
+                like.many,
+                total,
+                op,
+                reduce_order,
+                algorithm,
+                precision,
+                exact,
+                wire,
+                more,
+            ),
+            lambda: _prepare(
+                here, name, like, total, op, reduce_order, algorithm, precision, wire, exact=exact, sizes=sizes
+            ),
+        )
+        self.signature = prepared.signature
+        self.measures = prepared.settled is None
 
-    def plan(self, out: Any, target: Results, algorithm: str, **sizes: Any) -> None:
-        """Settle what is run, as far as this rank can alone. sizes: the planner's own arguments."""
-        here, how, form = self.here, self.how, self.how.form
+    def write_to(self, out: Any, target: Results) -> None:
+        """Settle where the result goes."""
         self.given = (self.x, out)
         self.target = target
-        self.schedule, self.settled, self.signature = _prepared(
-            self.name,
-            self.like.dtype,
-            self.like.shapes,
-            self.like.many,
-            self.op,
-            self.precision,
-            self.wire,
-            self.total,
-            tuple(sizes.items()),
-            here.rank,
-            here.sites,
-            here.chunk_bytes,
-            algorithm,
-        )
-        self.measures = self.settled is None
+        form = self.prepared.how.form
         if form is None:
             self.flats: list[Array | Joined] = [leaf.flat for leaf in self.leaves]
             self.output: Array = target.flat
         else:
             self.flats = [form.encode(leaf) for leaf in self.leaves]
-            self.output = np.empty(sizes["elements"], how.dtype.storage)
+            self.output = np.empty(self.prepared.elements, self.prepared.how.dtype.storage)
         self.decoded = form is None
 
     @property
@@ -101,18 +121,20 @@ class Reduction(Operation[Any]):
 
     def step_aside(self) -> None:
         self.target = self.target.aside()
-        if self.how.form is None:
+        if self.prepared.how.form is None:
             self.output = self.target.flat
 
     def prepare(self, known: Known) -> Work:
-        plan = self.settled
+        prepared = self.prepared
+        plan = prepared.settled
         if plan is None:
-            plan = self.schedule.plan_taken(self.here.rank, "auto", known.network)
-        return Work(plan, self.how.dtype, self.how.acc, self.op, self.flats, self.output)
+            plan = prepared.schedule.plan_taken(self.here.rank, "auto", known.network)
+        return Work(plan, prepared.how.dtype, prepared.how.acc, prepared.op, self.flats, self.output)
 
     def bits(self) -> Array:
-        if not self.decoded and self.how.form is not None:
-            self.how.form.decode(self.output, self.like, self.target.flat)
+        form = self.prepared.how.form
+        if not self.decoded and form is not None:
+            form.decode(self.output, self.like, self.target.flat)
             self.decoded = True
         return self.target.flat
 
@@ -124,7 +146,7 @@ class Reduction(Operation[Any]):
         return self.target.commit()
 
     def text(self) -> str:
-        return f"{self.name} {self.like.brief} {self.op} {self.precision}"
+        return f"{self.name} {self.like.brief} {self.prepared.op} {self.prepared.precision}"
 
     def inputs(self) -> Sequence[tuple[int, Array | Joined]]:
         # The tensors as they were given, whatever they travel as.
@@ -147,23 +169,23 @@ class AllReduce(Reduction):
         exact: bool = False,
         wire: str | None = None,
     ) -> None:
-        self.ring = reduce_order == "ring"
-        if self.ring:
-            require_algorithm("all_reduce", algorithm)
-            require_ring_options("exact" if exact else precision, wire)
-            if algorithm != "auto":
-                raise LocalError(f"reduce_order='ring' is an algorithm of its own; leave algorithm={algorithm!r} out")
-        elif reduce_order != "canonical":
-            raise LocalError(f"reduce_order {reduce_order!r} is not known; use 'canonical' or 'ring'")
-        super().__init__(here, "all_reduce", x, op, algorithm, precision, exact=exact, wire=wire)
-        form, like = self.how.form, self.like
-        elements = like.elements if form is None else form.elements(each.flat.size for each in like.sources)
-        self.plan(
-            out, results(out, like, apart_from=flattened(x)), "ring" if self.ring else algorithm, elements=elements
+        super().__init__(
+            here,
+            "all_reduce",
+            x,
+            op,
+            algorithm,
+            precision,
+            exact=exact,
+            wire=wire,
+            reduce_order=reduce_order,
+            sizes=_all_elements,
         )
+        self.ring = reduce_order == "ring"
+        self.write_to(out, results(out, self.like, apart_from=None if out is None else flattened(x)))
 
     def text(self) -> str:
-        form = self.how.form
+        form = self.prepared.how.form
         return super().text() + (" ring" if self.ring else "" if form is None else f" wire={form.codec.name}")
 
     def terms(self) -> str:
@@ -184,12 +206,21 @@ class Reduce(Reduction):
         precision: Precision = "default",
         exact: bool = False,
     ) -> None:
-        self.root = here.checked("root", root)
-        super().__init__(here, "reduce", x, op, algorithm, precision, exact=exact)
+        self.root = root = here.checked("root", root)
+        super().__init__(
+            here,
+            "reduce",
+            x,
+            op,
+            algorithm,
+            precision,
+            exact=exact,
+            more=(root,),
+            sizes=lambda like, how: {"root": root, "elements": like.elements},
+        )
         self.holds = here.rank == self.root
         out = out if self.holds else None
-        target = results(out, self.like, apart_from=flattened(x)) if self.holds else nothing_like(self.like)
-        self.plan(out, target, algorithm, root=self.root, elements=self.like.elements)
+        self.write_to(out, results(out, self.like, apart_from=flattened(x)) if self.holds else nothing_like(self.like))
 
     def text(self) -> str:
         return f"{super().text()} root={self.root}"
@@ -208,17 +239,22 @@ class ReduceScatter(Reduction):
         precision: Precision = "default",
         exact: bool = False,
     ) -> None:
-        super().__init__(here, "reduce_scatter", x, op, algorithm, precision, exact=exact)
+        rows = None if counts is None else rows_asked(counts)
+        super().__init__(
+            here,
+            "reduce_scatter",
+            x,
+            op,
+            algorithm,
+            precision,
+            exact=exact,
+            more=(rows,),
+            sizes=lambda like, how: _divided_elements(like, rows, here.world_size),
+        )
         like = self.like
-        if like.many:
-            raise LocalError("reduce_scatter takes a tensor, not a list")
         (shape,) = like.shapes
-        if not shape:
-            raise LocalError("reduce_scatter divides rows; a 0-dim tensor has none")
-        self.rows = rows_given(counts, shape[0], here.world_size)
-        width = like.elements // shape[0] if shape[0] else 0
-        target = results(out, like, (self.rows[here.rank], *shape[1:]), apart_from=flattened(x))
-        self.plan(out, target, algorithm, counts=tuple(count * width for count in self.rows))
+        self.rows = rows_given(rows, shape[0], here.world_size)
+        self.write_to(out, results(out, like, (self.rows[here.rank], *shape[1:]), apart_from=flattened(x)))
 
     def terms(self) -> str:
         return rows_text(self.rows)
@@ -257,65 +293,65 @@ def _demand_own(here: GroupView, shards: Shards) -> None:
         )
 
 
-def _terms(
+def _all_elements(like: Bundle, how: ElementFormat) -> dict[str, Any]:
+    if how.form is None:
+        return {"elements": like.elements}
+    return {"elements": how.elements(each.flat.size for each in like.sources)}
+
+
+def _divided_elements(like: Bundle, counts: tuple[int, ...] | None, world: int) -> dict[str, Any]:
+    """Each rank's elements of a reduce_scatter. Raises LocalError for what has no rows, or not these."""
+    if like.many:
+        raise LocalError("reduce_scatter takes a tensor, not a list")
+    (shape,) = like.shapes
+    if not shape:
+        raise LocalError("reduce_scatter divides rows; a 0-dim tensor has none")
+    width = like.elements // shape[0] if shape[0] else 0
+    return {"counts": tuple(count * width for count in rows_given(counts, shape[0], world))}
+
+
+def _prepare(
+    here: GroupView,
     name: str,
-    dtype: DType,
+    like: Bundle,
+    leaves: int,
     op: str,
+    reduce_order: ReduceOrder,
     algorithm: str,
     precision: Precision,
     wire: str | None,
-    leaves: int,
     *,
     exact: bool,
-) -> tuple[Precision, ReduceOp, ElementFormat]:
-    """Return the precision, the operation and how elements travel. Raises LocalError for what cannot be asked for."""
-    try:
-        return _checked_terms(name, dtype, op, algorithm, precision, wire, leaves, exact)
-    except TypeError:  # something that cannot be a key; what is wrong with it is said here
-        return _check_terms(name, dtype, op, algorithm, precision, wire, leaves, exact)
-
-
-def _check_terms(
-    name: str, dtype: DType, op: str, algorithm: str, precision: Precision, wire: str | None, leaves: int, exact: bool
-) -> tuple[Precision, ReduceOp, ElementFormat]:
+    sizes: Callable[[Bundle, ElementFormat], dict[str, Any]],
+) -> _Prepared:
+    """Check and plan a call. Raises LocalError for what cannot be asked for, or not be planned."""
     require_algorithm(name, algorithm)
+    if reduce_order == "ring":
+        require_ring_options("exact" if exact else precision, wire)
+        if algorithm != "auto":
+            raise LocalError(f"reduce_order='ring' is an algorithm of its own; leave algorithm={algorithm!r} out")
+        algorithm = "ring"
+    elif reduce_order != "canonical":
+        raise LocalError(f"reduce_order {reduce_order!r} is not known; use 'canonical' or 'ring'")
     if exact and precision not in ("default", "exact"):
         raise LocalError(f"exact=True has an accumulator of its own: leave precision={precision!r} out")
     precision = "exact" if exact else precision
     parsed = ReduceOp.parse(op)
-    return precision, parsed, element_format(dtype, parsed, leaves=leaves, precision=precision, wire=wire)
-
-
-# A training loop asks for the same few again and again: what was checked and planned once is looked up. Both are
-# functions of their arguments alone, so what they keep is as good in every view.
-_checked_terms = lru_cache(maxsize=256)(_check_terms)
-
-
-@lru_cache(maxsize=256)
-def _prepared(
-    name: str,
-    dtype: DType,
-    shapes: tuple[tuple[int, ...], ...],
-    many: bool,
-    op: ReduceOp,
-    precision: Precision,
-    wire: str | None,
-    leaves: int,
-    sizes: tuple[tuple[str, Any], ...],
-    rank: int,
-    sites: tuple[int, ...],
-    chunk_bytes: int,
-    algorithm: str,
-) -> tuple[Schedule, Plan | None, str]:
-    """Return the schedule, this rank's plan where it does not depend on the network, and the signature.
-
-    Raises LocalError for what cannot be planned: before anything is sent.
-    """
-    how = element_format(dtype, op, leaves=leaves, precision=precision, wire=wire)
+    how = element_format(like.dtype, parsed, leaves=leaves, precision=precision, wire=wire)
+    given = sizes(like, how)
     schedule = reduction(
-        name, how, world=len(sites), sizes=dict(sizes), leaves=leaves, sites=sites, chunk_bytes=chunk_bytes
+        name, how, world=here.world_size, sizes=given, leaves=leaves, sites=here.sites, chunk_bytes=here.chunk_bytes
     )
     algorithm = schedule.settled(algorithm)
-    plan = None if algorithm == "auto" else schedule.plan_of(rank, algorithm)
-    text = f"{name}/{algorithm} {schedule.text} {like_text(dtype, shapes, many=many)} op={op} precision={precision}"
-    return schedule, plan, text if how.form is None else f"{text} wire={how.form.codec.name}"
+    plan = None if algorithm == "auto" else schedule.plan_of(here.rank, algorithm)
+    shapes = like_text(like.dtype, like.shapes, many=like.many)
+    text = f"{name}/{algorithm} {schedule.text} {shapes} op={parsed} precision={precision}"
+    return _Prepared(
+        precision,
+        parsed,
+        how,
+        given.get("elements", 0),
+        schedule,
+        plan,
+        text if how.form is None else f"{text} wire={how.form.codec.name}",
+    )

@@ -3,10 +3,12 @@ taken for dead; or the caller's own loop, for simulated time and for tests.
 
 Calls cross here and nowhere else. A coroutine goes in, and a future comes out on the caller's loop (`call`). An
 operation, which is no task, is begun by a function that gets whom to tell of its end; a future comes out on the
-caller's loop (`begin`) or for a thread without one (`submit`, `wait`). Cancelling the future cancels what was called,
-though never before its first step: that is where an operation takes its place among the others. Every deadline of a
-call passes on the engine's loop, so what keeps that loop from running would hold its callers for ever. Each way has an
-end of its own:
+caller's loop (`begin`) or for a thread without one (`submit`, `wait`). What is called while the engine's thread is at
+work begins together in one turn of its loop, in the order of the calls, and what that has to send goes together at the
+end of the same turn; a caller who waits goes on in the turn of his loop in which the end of his operation comes.
+Cancelling the future cancels what was called, though never before its first step: that is where an operation takes its
+place among the others. Every deadline of a call passes on the engine's loop, so what keeps that loop from running would
+hold its callers for ever. Each way has an end of its own:
 
     closed     calls under way when the thread ends, however it ends, and calls that come later: LocalError
     forked     the child of a fork has the objects and not the thread: LocalError, and `aclose` does nothing. It may not
@@ -23,19 +25,21 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import inspect
 import logging
 import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from quicoll.errors import LocalError
 
-__all__ = ["Cancellable", "InlineRuntime", "Runtime", "Start", "ThreadRuntime"]
+__all__ = ["Cancellable", "Gathering", "InlineRuntime", "Runtime", "Start", "ThreadRuntime"]
 
 log = logging.getLogger("quicoll")
 
@@ -52,6 +56,13 @@ class Cancellable(Protocol):
     def cancel(self) -> object: ...
 
 
+class Gathering(Protocol):
+    """What sends for operations that begin together: `gather` before the first, `send_gathered` after the last."""
+
+    def gather(self) -> None: ...
+    def send_gathered(self) -> None: ...
+
+
 Start: TypeAlias = Callable[[Callable[[int | None, BaseException | None], None]], Cancellable | None]
 """Begins an operation on the engine's loop. It is given what to call at its end, with its result or with its error."""
 
@@ -60,8 +71,8 @@ class Runtime(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
     def call(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]: ...
-    def begin(self, start: Start) -> asyncio.Future[int]: ...
-    def submit(self, start: Start) -> concurrent.futures.Future[int]: ...
+    def begin(self, start: Start, sender: Gathering) -> asyncio.Future[int]: ...
+    def submit(self, start: Start, sender: Gathering) -> concurrent.futures.Future[int]: ...
     def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool: ...
     async def aclose(self) -> None: ...
 
@@ -80,9 +91,14 @@ class ThreadRuntime:
         self.loop = loop_factory()
         self._pid = os.getpid()
         self.ask_s = ask_s
-        self._lock = threading.Lock()  # of the three below, so that no call comes between the last look and the end
+        self._lock = threading.Lock()  # of the four below, so that no call comes between the last look and the end
         self._closed = self._stopping = False
         self._calls: dict[_Answer, None] = {}
+        self._queue: deque[tuple[_Answer, _Begin, Gathering | None]] = deque()  # called, and not begun
+        self._bell: int | None = None  # an eventfd that wakes the thread for the queue; None where there are none
+        if hasattr(os, "eventfd"):
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self.loop.add_reader(self._bell, self._rung, self._bell)
         self._watching: asyncio.AbstractEventLoop | None = None  # the caller's loop on which the questions are asked
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._run, name=f"quicoll-{name}", daemon=True)
@@ -104,6 +120,11 @@ class ThreadRuntime:
     def _wind_up(self) -> None:
         with self._lock:
             self._closed = True
+            bell, self._bell = self._bell, None
+        if bell is not None:
+            self.loop.remove_reader(bell)
+            os.close(bell)
+        self.loop.call_soon(self._begin_queued)
         self.loop.run_until_complete(asyncio.sleep(0))  # what was called before is a task from here on
         for answer in list(self._calls):
             if answer.begun is not None:
@@ -121,17 +142,17 @@ class ThreadRuntime:
         """Run `work` on the engine's loop, for a caller on an event loop."""
         try:
             answer: _LoopAnswer[T] = self._loop_answer()
-            self._cross(answer, partial(self._run_task, work))
+            self._cross(answer, partial(self._run_task, work), None)
         except LocalError:
             work.close()
             raise
         self._watch()
         return answer
 
-    def begin(self, start: Start) -> asyncio.Future[int]:
+    def begin(self, start: Start, sender: Gathering) -> asyncio.Future[int]:
         """Begin an operation on the engine's loop, for a caller on an event loop."""
         answer: _LoopAnswer[int] = self._loop_answer()
-        self._cross(answer, start)
+        self._cross(answer, start, sender)
         self._watch()
         return answer
 
@@ -141,13 +162,13 @@ class ThreadRuntime:
         except RuntimeError:
             raise LocalError("no event loop is running here; use quicoll.blocking in synchronous code") from None
 
-    def submit(self, start: Start) -> concurrent.futures.Future[int]:
+    def submit(self, start: Start, sender: Gathering) -> concurrent.futures.Future[int]:
         """Begin an operation, for any thread but the engine's. `wait` for what this gives: that has an end."""
         answer: _ThreadAnswer[int] = _ThreadAnswer(self)
-        self._cross(answer, start)
+        self._cross(answer, start, sender)
         return answer
 
-    def _cross(self, answer: _Answer, start: Callable[[Callable[[Any, BaseException | None], None]], Any]) -> None:
+    def _cross(self, answer: _Answer, start: _Begin, sender: Gathering | None) -> None:
         refused = self._refusal()
         if not refused:
             try:
@@ -156,7 +177,11 @@ class ThreadRuntime:
                         refused = "the engine is closed"
                     else:
                         self._calls[answer] = None
-                        self.loop.call_soon_threadsafe(self._begin, answer, start)
+                        self._queue.append((answer, start, sender))
+                        if self._bell is None:
+                            self.loop.call_soon_threadsafe(self._begin_queued)
+                        else:  # half of what it costs to wake a loop by its socket, here and there
+                            os.eventfd_write(self._bell, 1)
             except BaseException:  # of a signal handler: the caller gets no future that it could cancel
                 answer.cancel()
                 raise
@@ -178,7 +203,8 @@ class ThreadRuntime:
         while not answer.done() and (timeout is None or now - began < timeout):
             due = now + self.ask_s
             until = due if timeout is None else min(due, began + timeout)
-            concurrent.futures.wait((answer,), until - now)
+            with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
+                answer.exception(until - now)
             now = time.monotonic()
             if now >= due:
                 signs.ask(on_time=now - due < self.ask_s / 2)
@@ -191,7 +217,26 @@ class ThreadRuntime:
             return "called from the engine's own thread"
         return ""
 
-    def _begin(self, answer: _Answer, start: Callable[[Callable[[Any, BaseException | None], None]], Any]) -> None:
+    def _rung(self, bell: int) -> None:
+        os.eventfd_read(bell)
+        self._begin_queued()
+
+    def _begin_queued(self) -> None:
+        """Begin what has been called up to now, in order; what it has to send goes together, in this turn of the loop.
+
+        Each call asks for this; of some that came together the first has done it for all.
+        """
+        senders: dict[Gathering, None] = {}
+        while self._queue:
+            answer, start, sender = self._queue.popleft()
+            if sender is not None and sender not in senders:
+                senders[sender] = None
+                sender.gather()
+            self._begin(answer, start)
+        for each in senders:
+            each.send_gathered()
+
+    def _begin(self, answer: _Answer, start: _Begin) -> None:
         try:
             answer.begun = start(partial(self._over, answer))
         except Exception as error:  # of our own code: nobody may have to wait for it
@@ -225,6 +270,7 @@ class ThreadRuntime:
             self.loop.call_soon_threadsafe(self._cancel, answer)
 
     def _cancel(self, answer: _Answer) -> None:
+        self._begin_queued()  # a signal may have kept the caller from asking for it
         if answer.begun is not None:
             self.loop.call_soon(answer.begun.cancel)  # a task that was made in this turn takes its first step before
 
@@ -314,6 +360,9 @@ class _Signs:
         self._answered += 1
 
 
+_Begin: TypeAlias = Callable[[Callable[[Any, BaseException | None], None]], Any]
+
+
 class _Answer(Protocol):
     """The future of a call. begun: what was called, from its first step to its end, for the engine's thread alone."""
 
@@ -324,16 +373,36 @@ class _Answer(Protocol):
 
 
 class _LoopAnswer(asyncio.Future[T]):
-    """On the caller's loop. One crossing brings the end there."""
+    """On the caller's loop. One crossing brings the end there, and who waits goes on in that same turn of the loop.
+
+    A future of asyncio's would call back in the turn after it. Here nobody is in the middle of anything when the end
+    comes: it is the loop that calls. A caller that cancels is in the middle of something; so then it is the next turn.
+    """
 
     def __init__(self, runtime: ThreadRuntime, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self._runtime = runtime
+        self._heard: list[tuple[Callable[[Any], object], contextvars.Context]] = []
         self.begun: Cancellable | None = None
+
+    def add_done_callback(
+        self, callback: Callable[[Any], object], /, *, context: contextvars.Context | None = None
+    ) -> None:
+        if self.done():
+            super().add_done_callback(callback, context=context)
+        else:
+            self._heard.append((callback, contextvars.copy_context() if context is None else context))
+
+    def remove_done_callback(self, callback: Callable[[Any], object], /) -> int:
+        before, self._heard = self._heard, [each for each in self._heard if each[0] != callback]
+        return len(before) - len(self._heard) + super().remove_done_callback(callback)
 
     def cancel(self, msg: Any | None = None) -> bool:
         if not super().cancel(msg):
             return False
+        heard, self._heard = self._heard, []
+        for callback, context in heard:
+            self.get_loop().call_soon(callback, self, context=context)
         self._runtime.withdraw(self)
         return True
 
@@ -348,6 +417,13 @@ class _LoopAnswer(asyncio.Future[T]):
             self.set_exception(error)
         else:
             self.set_result(value)
+        heard, self._heard = self._heard, []
+        for callback, context in heard:
+            try:
+                context.run(callback, self)
+            except Exception as raised:  # of one callback, which is no affair of the next
+                about = {"message": f"{callback!r} raised", "exception": raised, "future": self}
+                self.get_loop().call_exception_handler(about)
 
 
 class _ThreadAnswer(concurrent.futures.Future[T]):
@@ -434,13 +510,13 @@ class InlineRuntime:
         finally:
             self.loop.set_task_factory(factory)
 
-    def begin(self, start: Start) -> asyncio.Future[int]:
+    def begin(self, start: Start, sender: Gathering) -> asyncio.Future[int]:
         answer: _InlineAnswer[Any] = _InlineAnswer(loop=self.loop)
         answer.begun = start(answer.settle)
         answer.starting = False
         return answer
 
-    def submit(self, start: Start) -> concurrent.futures.Future[int]:
+    def submit(self, start: Start, sender: Gathering) -> concurrent.futures.Future[int]:
         raise LocalError("the engine shares the loop of its caller: there is no thread to wait for")
 
     def wait(self, answer: concurrent.futures.Future[Any], timeout: float | None) -> bool:

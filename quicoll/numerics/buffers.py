@@ -267,20 +267,23 @@ def destination(
         dtype = _torch_dtype(out)
         if _recorded(out):
             raise LocalError("out requires grad; pass out.detach(), or make the call under torch.no_grad()")
-        place, strides, writable = out, tuple(step * out.element_size() for step in out.stride()), True
+        place, writable, contiguous = out, True, out.is_contiguous()
     else:
         kind = "numpy"
         place = _as_array(out)
         if place is None:
             raise LocalError(f"out is a {type(out).__name__}; pass a numpy array or a torch tensor")
         dtype = _numpy_dtype(place)
-        strides, writable = place.strides, place.flags.writeable
+        flags = place.flags
+        writable, contiguous = flags.writeable, flags.c_contiguous
     if tuple(place.shape) != shape or dtype is not like.dtype:
         raise LocalError(f"out is {tuple(place.shape)} of {dtype}, the result {shape} of {like.dtype}")
     if not writable:
         raise LocalError("out is read-only")
-    if overlaps_itself(shape, strides, dtype.itemsize):
-        raise LocalError(f"out has several elements in one place (strides {strides} bytes); pass a contiguous copy")
+    if not contiguous:
+        strides = place.strides if kind == "numpy" else tuple(step * out.element_size() for step in out.stride())
+        if overlaps_itself(shape, strides, dtype.itemsize):
+            raise LocalError(f"out has several elements in one place (strides {strides} bytes); pass a contiguous copy")
     flat = None if apart_from is None else _own_memory(place, kind, dtype)
     if flat is not None and not meet([reach_of(place)], [reach(value) for value in apart_from or ()]):
         return Destination(out, place, flat, dtype, shape, kind, fresh=False, in_place=True)
@@ -474,11 +477,12 @@ def _from_torch(value: Any) -> Source:
     dtype = _torch_dtype(value)
     shape = tuple(value.shape)
     plain, device = value.detach(), None
-    if value.device.type == "cuda":
+    if value.is_cuda:
         plain, device = plain.cpu(), value.device
-    copied = device is not None or plain.is_neg() or plain.is_conj() or not plain.is_contiguous()
+    strange = plain.is_neg() or plain.is_conj() or not plain.is_contiguous()
+    copied = strange or device is not None
     try:
-        flat = _flat_tensor(plain.resolve_neg().resolve_conj().contiguous())
+        flat = _flat_tensor(plain.resolve_neg().resolve_conj().contiguous() if strange else plain)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         # Subclasses that only stand for data elsewhere (DTensor, FakeTensor, functorch's wrappers) fail here, each
         # its own way.
@@ -490,28 +494,36 @@ def _from_torch(value: Any) -> Source:
 
 
 def _torch_dtype(value: Any) -> DType:
+    """The type of a tensor's elements. Raises LocalError where it has none that can be looked at."""
     if value.layout is not _torch().strided:
         raise LocalError(f"a tensor of layout {value.layout} is not supported; pass value.to_dense()")
     if value.is_quantized:
         raise LocalError(
             f"a quantised tensor ({value.dtype}) is not supported; pass value.int_repr() or value.dequantize()"
         )
-    if value.device.type == "meta":
+    kind = value.device.type
+    if kind == "meta":
         raise LocalError("a tensor on device meta has no elements; pass one that has been materialised")
-    if value.device.type not in ("cpu", "cuda"):
+    if kind not in ("cpu", "cuda"):
         raise LocalError(f"a tensor on device {value.device} is not supported; pass value.cpu()")
-    return DType.parse(str(value.dtype).removeprefix("torch."))
+    return _named_dtype(value.dtype)
+
+
+@lru_cache(maxsize=64)
+def _named_dtype(dtype: Any) -> DType:
+    """The type of a torch.dtype, which is none of its tensors' memory: those are not kept."""
+    return DType.parse(str(dtype).removeprefix("torch."))
 
 
 def _flat_tensor(value: Any) -> Array:
     """A contiguous tensor's memory as a flat array."""
-    torch = _torch()
-    flat = value.reshape(-1)
-    unsigned = _without_numpy(torch).get(value.dtype)
+    flat = value if value.dim() == 1 else value.reshape(-1)
+    unsigned = _without_numpy(_torch()).get(value.dtype)
     array: Array = (flat if unsigned is None else flat.view(unsigned)).numpy()
     return array
 
 
+@lru_cache(maxsize=1)
 def _without_numpy(torch: Any) -> dict[Any, Any]:
     """torch's types that numpy has not, and the type of equal size by which their memory is passed over."""
     return {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
@@ -525,5 +537,11 @@ def _write_tensor(out: Any, result: Array) -> None:
     if out.dtype in _without_numpy(torch):
         tensor = tensor.view(out.dtype)
     # A tensor made under inference mode may be written only there.
-    with torch.inference_mode() if out.is_inference() else torch.no_grad():
+    if out.is_inference():
+        with torch.inference_mode():
+            out.copy_(tensor)
+    elif out.requires_grad:
+        with torch.no_grad():
+            out.copy_(tensor)
+    else:  # nothing that autograd could record: entering a mode costs as much as a short copy
         out.copy_(tensor)

@@ -68,11 +68,11 @@ class Bundle:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(each.shape for each in self.sources)
+        return tuple([each.shape for each in self.sources])
 
     @property
     def elements(self) -> int:
-        return sum(each.flat.size for each in self.sources)
+        return sum([each.flat.size for each in self.sources])
 
     @property
     def nbytes(self) -> int:

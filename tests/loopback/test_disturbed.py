@@ -14,6 +14,7 @@ from quicoll_transport.faults.compose import (
     BurstLoss,
     Chain,
     Corrupt,
+    Cut,
     Datagram,
     Delay,
     Delivery,
@@ -95,3 +96,18 @@ async def test_corrupt_payloads_are_mended_and_counted() -> None:
         got = await asyncio.gather(*(job.group.all_reduce(np.ones(SIZE)) for job in jobs))
         assert all(result.tobytes() == np.full(SIZE, 2.0).tobytes() for result in got)
         assert memory.changed == 2
+
+
+async def test_a_short_tensor_may_change_as_soon_as_its_operation_has_ended_here() -> None:
+    """It has been copied: what goes again to a peer who has not got it is not what its memory holds by then."""
+    async with cluster(2, lost_after=20.0) as jobs:
+        first, second = jobs
+        x = np.full(4, 1.0, np.float32)
+        await asyncio.gather(*(job.group.all_reduce(x) for job in jobs))  # by which they agree on the network
+        async with disturb_network(first, Cut(outgoing=True)):
+            theirs = second.group.all_reduce(np.full(4, 2.0, np.float32))
+            mine = await first.group.all_reduce(x)  # has what the peer sent; the peer has nothing of it yet
+            assert mine.tolist() == [3.0] * 4
+            x[:] = 99.0
+            assert not theirs.done()
+        assert (await theirs).tolist() == [3.0] * 4

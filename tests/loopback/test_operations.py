@@ -644,3 +644,17 @@ async def test_tags_tell_messages_apart_and_the_first_sender_is_found() -> None:
             await first.next_sender(timeout=0.2)
         with pytest.raises(PeerError, match="no rank has sent"):
             await second.barrier()
+
+
+async def test_a_rank_whose_prepared_call_is_another_one_is_told_and_nobody_gets_a_result() -> None:
+    """Both have called both often: what differs is which of them a rank calls next."""
+    async with cluster(2) as jobs:
+        x = [np.full(3, rank + 1, np.float32) for rank in range(2)]
+        for _ in range(3):
+            await asyncio.gather(*(job.group.all_reduce(x[job.rank]) for job in jobs))
+            await asyncio.gather(*(job.group.all_reduce(x[job.rank], op="max") for job in jobs))
+        handles = [job.group.all_reduce(x[job.rank], op=("sum", "max")[job.rank]) for job in jobs]
+        got = await asyncio.gather(*handles, return_exceptions=True)
+        for error in got:
+            assert isinstance(error, Mismatch)
+            assert "the ranks called all_reduce differently: op sum on rank 0, max on rank 1" in str(error)

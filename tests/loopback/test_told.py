@@ -123,7 +123,8 @@ async def test_an_error_of_the_librarys_own_ends_the_view_and_names_the_rank_tha
         async def one(job: Job) -> None:
             call = Call("broadcast", "the same on both", lambda _: work(job.rank))
             await job._runtime.begin(
-                partial(job._engine.collective, job.view.view_id, call, group=0, timeout=20.0, step=None)
+                partial(job._engine.collective, job.view.view_id, call, group=0, timeout=20.0, step=None),
+                job._engine.endpoint,
             )
 
         got = await asyncio.wait_for(asyncio.gather(*map(one, jobs), return_exceptions=True), 15)

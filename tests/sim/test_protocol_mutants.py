@@ -27,7 +27,6 @@ import quicoll.plan.reductions
 import quicoll.plan.schedule
 import quicoll.state.synchronisation
 import quicoll.state.transfer
-from quicoll.collectives import reductions
 from quicoll.engine.early import EarlyAnnouncements
 from quicoll.engine.views import Views
 from quicoll.errors import QuicollError
@@ -193,7 +192,6 @@ def a_share_of_three_ends_early(patch: Patch) -> None:
     kept = quicoll.plan.schedule._PLANNERS
     # Ones that keep no plan, for an honest run has made some, and shall not find this one's.
     patch.setattr(quicoll.plan.schedule, "_PLANNERS", {**kept, "all_reduce": quicoll.plan.all_reduce})
-    patch.setattr(reductions, "_prepared", reductions._prepared.__wrapped__)
 
     def short(elements: int, parts: int) -> list[tuple[int, int]]:
         found = honest(elements, parts)

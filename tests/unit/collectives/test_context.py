@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 class Engine:
     """Takes operations and leaves their end to the test: nothing is sent."""
 
+    endpoint = None  # which sends what is begun: nothing is
+
     def __init__(self) -> None:
         self.calls: list[tuple[Call, dict[str, Any]]] = []
 
@@ -57,11 +59,11 @@ class Runtime:
         self.futures.append(future)
         return future
 
-    def begin(self, start: Start) -> asyncio.Future[Any]:
+    def begin(self, start: Start, sender: object) -> asyncio.Future[Any]:
         taken: asyncio.Future[Any] = self._take(asyncio.get_running_loop().create_future())
         return taken
 
-    def submit(self, start: Start) -> concurrent.futures.Future[Any]:
+    def submit(self, start: Start, sender: object) -> concurrent.futures.Future[Any]:
         taken: concurrent.futures.Future[Any] = self._take(concurrent.futures.Future())
         return taken
 

@@ -221,6 +221,22 @@ async def sleep_for_ever() -> None:
     await asyncio.Event().wait()
 
 
+class Sender:
+    """Takes down when it is told to gather and to send."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def gather(self) -> None:
+        self.seen.append("gather")
+
+    def send_gathered(self) -> None:
+        self.seen.append("send")
+
+
+SENDER = Sender()  # of operations that send nothing
+
+
 def beginning(make: Callable[[], Coroutine[Any, Any, Any]]) -> Start:
     """What begins a coroutine, as others begin an operation."""
 
@@ -243,17 +259,150 @@ def test_a_thread_without_a_loop_submits_and_waits() -> None:
     async def name() -> str:
         return threading.current_thread().name
 
-    answer = runtime.submit(beginning(name))
+    answer = runtime.submit(beginning(name), SENDER)
     assert runtime.wait(answer, None)
     assert answer.result() == "quicoll-test"
-    pending = runtime.submit(beginning(sleep_for_ever))
+    pending = runtime.submit(beginning(sleep_for_ever), SENDER)
     assert not runtime.wait(pending, 0.01)
     asyncio.run(runtime.aclose())
     assert runtime.wait(pending, None)
     with pytest.raises(LocalError, match="the engine is closed"):
         pending.result()
     with pytest.raises(LocalError, match="the engine is closed"):
-        runtime.submit(beginning(sleep_for_ever))
+        runtime.submit(beginning(sleep_for_ever), SENDER)
+
+
+def held(runtime: ThreadRuntime) -> threading.Event:
+    """Keep the engine's thread at work until the event is set."""
+    go_on = threading.Event()
+    runtime.loop.call_soon_threadsafe(go_on.wait)
+    return go_on
+
+
+def test_operations_that_begin_together_are_sent_together_in_the_same_turn() -> None:
+    runtime, one, another = ThreadRuntime("test"), Sender(), Sender()
+    go_on = held(runtime)
+
+    def noting(sender: Sender, name: str) -> Start:
+        def begin(ended: Callable[[Any, BaseException | None], None]) -> None:
+            sender.seen.append(name)
+            runtime.loop.call_soon(sender.seen.append, "next turn")
+            ended(len(sender.seen), None)
+
+        return begin
+
+    answers = [runtime.submit(noting(one, "a"), one), runtime.submit(noting(another, "b"), another)]
+    answers.append(runtime.submit(noting(one, "c"), one))
+    go_on.set()
+    for answer in answers:
+        assert runtime.wait(answer, None)
+    asyncio.run(runtime.aclose())
+    assert one.seen == ["gather", "a", "c", "send", "next turn", "next turn"]
+    assert another.seen == ["gather", "b", "send", "next turn"]
+
+
+def test_calls_and_operations_begin_in_the_order_in_which_they_were_made() -> None:
+    runtime = ThreadRuntime("test")
+    seen: list[int] = []
+
+    async def numbered(number: int) -> None:
+        seen.append(number)
+
+    async def mixed() -> None:
+        go_on = held(runtime)
+        made = [
+            runtime.call(numbered(number)) if number % 3 else runtime.begin(operation(number), SENDER)
+            for number in range(30)
+        ]
+        go_on.set()
+        await asyncio.gather(*made)
+        await runtime.aclose()
+
+    def operation(number: int) -> Start:
+        return beginning(lambda: numbered(number))
+
+    asyncio.run(mixed())
+    assert seen == list(range(30))
+
+
+async def test_who_waits_on_a_loop_goes_on_in_the_turn_in_which_the_end_comes() -> None:
+    """Each turn of the loop is time that an operation takes."""
+    runtime, loop = ThreadRuntime("test"), asyncio.get_running_loop()
+    seen: list[str] = []
+    go_on = held(runtime)
+    answer = runtime.begin(beginning(lambda: asyncio.sleep(0)), SENDER)
+
+    def broken(_: Any) -> None:
+        raise ValueError("of a callback")
+
+    def heard(_: Any) -> None:
+        loop.call_soon(seen.append, "the next turn")
+        seen.append("called back")
+
+    async def waits() -> None:
+        await answer
+        seen.append("goes on")
+
+    reports: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, report: reports.append(report))
+    answer.add_done_callback(broken)
+    answer.add_done_callback(heard)
+    waiting = asyncio.ensure_future(waits())
+    await asyncio.sleep(0)
+    removed = asyncio.ensure_future(asyncio.wait({answer}, timeout=0))  # it takes its callback back
+    assert await removed == (set(), {answer})
+    go_on.set()
+    await waiting
+    assert seen[:2] == ["called back", "goes on"]
+    assert [str(report["exception"]) for report in reports] == ["of a callback"]
+    answer.add_done_callback(heard)  # one that comes later is called as asyncio does it, in the next turn
+    assert len(seen) == 2 + seen.count("the next turn")
+    await asyncio.sleep(0)
+    assert seen.count("called back") == 2
+    await runtime.aclose()
+
+
+async def test_who_waits_for_a_call_that_another_one_cancels_hears_of_it() -> None:
+    runtime = ThreadRuntime("test")
+    answer = runtime.begin(beginning(sleep_for_ever), SENDER)
+    waiting = asyncio.ensure_future(asyncio.wait({answer}))
+    await asyncio.sleep(0)
+    assert answer.cancel()
+    assert not answer.cancel()
+    assert (await waiting)[0] == {answer}
+    await runtime.aclose()
+
+
+def test_where_the_system_has_no_eventfd_a_call_wakes_the_engine_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "eventfd")
+    runtime = ThreadRuntime("test")
+    for _ in range(3):
+        assert runtime.wait(runtime.submit(beginning(lambda: asyncio.sleep(0)), SENDER), None)
+    asyncio.run(runtime.aclose())
+
+
+@pytest.mark.skipif(not hasattr(os, "eventfd"), reason="this system has none")
+def test_the_end_of_the_thread_closes_what_wakes_it_and_no_call_writes_there_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its number may be another file's by then."""
+    runtime = ThreadRuntime("test")
+    bell, closed, close = runtime._bell, [], os.close
+
+    def noting(number: int) -> None:
+        closed.append(number)
+        close(number)
+
+    def never(number: int, value: int) -> None:
+        raise AssertionError(f"{value} is written to {number}")
+
+    assert runtime.wait(runtime.submit(beginning(lambda: asyncio.sleep(0)), SENDER), None)
+    monkeypatch.setattr(os, "close", noting)
+    asyncio.run(runtime.aclose())
+    assert bell in closed
+    monkeypatch.setattr(os, "eventfd_write", never)
+    with pytest.raises(LocalError, match="the engine is closed"):
+        runtime.submit(beginning(lambda: asyncio.sleep(0)), SENDER)
 
 
 def test_what_a_thread_cancels_is_cancelled_on_the_engine() -> None:
@@ -266,14 +415,14 @@ def test_what_a_thread_cancels_is_cancelled_on_the_engine() -> None:
         finally:
             cancelled.set()
 
-    assert runtime.submit(beginning(forever)).cancel()
+    assert runtime.submit(beginning(forever), SENDER).cancel()
     assert cancelled.wait(30)
     asyncio.run(runtime.aclose())
 
 
 async def test_a_wait_where_a_loop_runs_or_on_the_engines_own_thread_is_refused() -> None:
     runtime = ThreadRuntime("test")
-    answer = runtime.submit(beginning(sleep_for_ever))
+    answer = runtime.submit(beginning(sleep_for_ever), SENDER)
     with pytest.raises(LocalError, match="there nothing may block"):
         runtime.wait(answer, 1.0)
 
@@ -289,7 +438,7 @@ def test_a_thread_that_waits_for_a_blocked_engine_gets_an_error() -> None:
     runtime = ThreadRuntime("test", ask_s=0.01)
     go_on = threading.Event()
     runtime.loop.call_soon_threadsafe(go_on.wait)
-    answer = runtime.submit(beginning(lambda: asyncio.sleep(0)))
+    answer = runtime.submit(beginning(lambda: asyncio.sleep(0)), SENDER)
     assert runtime.wait(answer, None)
     with pytest.raises(LocalError, match=r"thread has been blocked for 0\.3 s"):
         answer.result()
@@ -299,4 +448,4 @@ def test_a_thread_that_waits_for_a_blocked_engine_gets_an_error() -> None:
 
 async def test_the_inline_runtime_has_no_thread_to_wait_for() -> None:
     with pytest.raises(LocalError, match="shares the loop of its caller"):
-        InlineRuntime().submit(beginning(sleep_for_ever))
+        InlineRuntime().submit(beginning(sleep_for_ever), SENDER)

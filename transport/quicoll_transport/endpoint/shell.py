@@ -151,6 +151,7 @@ class Endpoint:
         # What the layer above hears after the core's present work, to which it may add.
         self._to_hear: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._inside = False  # the core is at work, and `_hear` follows
+        self._gathering = False  # `send_gathered` follows
         self._closing: asyncio.Future[None] | None = None
         self._settled: asyncio.Future[None] | None = None
         self._closed = False
@@ -262,6 +263,19 @@ class Endpoint:
         self.incarnation = incarnation
         self._core.start_over(incarnation)
 
+    def gather(self) -> None:
+        """Send nothing of what links are asked for until `send_gathered`, which follows in this turn of the loop."""
+        self._gathering = True
+
+    def send_gathered(self) -> None:
+        """Send what links have been asked for since `gather`, together, and without waiting for the next turn."""
+        try:
+            self._hear()
+        finally:
+            self._gathering = False
+        if self._core.waiting:
+            self._flush()
+
     async def aclose(self, *, timeout: float = 1.0, reason: str = "endpoint closed") -> None:
         """Close every link. What was given to them is delivered first, if that is quick.
 
@@ -313,7 +327,7 @@ class Endpoint:
 
     def later(self, callback: Callable[[T], None], argument: T) -> None:
         """Call the layer above when the core has done its present work."""
-        if not self._inside and not self._to_hear:
+        if not self._inside and not self._gathering and not self._to_hear:
             self.loop.call_soon(self._hear)
         self._to_hear.append((callback, argument))
 
@@ -404,7 +418,7 @@ class Endpoint:
 
     def _wake(self) -> None:
         """See to it that peers which wait to be served are, soon."""
-        if self._flush_handle is None and not self._closed and self._core.waiting:
+        if self._flush_handle is None and not self._gathering and not self._closed and self._core.waiting:
             self._flush_handle = self.loop.call_soon(self._on_turn)
 
     def _on_turn(self) -> None:
