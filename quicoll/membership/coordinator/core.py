@@ -122,7 +122,7 @@ class CoordinatorCore:
         self._formation = formation = Formation(roster, evidence, config, history=history)
         self._probes = probes = Probes(roster)
         releases = Releases(roster)
-        forgetting = Forgetting(config.forget, patience_ns=config.forget_after_ns, now_ns=now_ns)
+        self._forgetting = forgetting = Forgetting(config.forget, patience_ns=config.forget_after_ns, now_ns=now_ns)
         self._out = out = ActionQueue(roster)
         self._ledger = ledger = Ledger(history, out)
         departures = Departures(ledger=ledger, roster=roster, stage=stage, formation=formation, releases=releases)
@@ -203,6 +203,11 @@ class CoordinatorCore:
     def history(self) -> History:
         """Everything handed out by `Persist` so far, taken as written."""
         return self._ledger.history
+
+    @property
+    def to_forget(self) -> tuple[str, ...]:
+        """Nodes that an operator gives up, as long as it is open whether they may be forgotten."""
+        return self._forgetting.open
 
     # Inputs
 
