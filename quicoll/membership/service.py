@@ -10,9 +10,9 @@ What a leadership is, and what is left of it when it is over (nothing), the head
 all its states: its address, its endpoint and incarnation, who may come in. Everything else that it knows of nodes goes
 with their links, and these end with the term.
 
-Invariants: a node's messages go to the term that has taken its Join, over the link on which that came. None of a link
-that was made to an earlier term goes to a later one, since all are closed in between, and what comes on a link that is
-closed is not listened to. A link that is to be closed in a moment (`DropLink`) is closed with the others.
+Invariants: a node's messages go to the term that has taken its Join, over the link on which that came. Nothing that
+comes over a link of an earlier term goes to a later one: all are closed in between, and who says something over a link
+that is closed is not listened to. A link that is to be closed in a moment (`DropLink`) is closed with the others.
 
 Failure cases: the journal cannot be written or asked (the term fails, nothing more is told; `wait_failed` says why, and
 whoever runs the service ends it, or has it stand by again); a node joins while it steps down (it is answered as by any
