@@ -409,6 +409,7 @@ def run(options: argparse.Namespace, seed: int, say: Callable[[str], None], inte
     coordinators = 1 if options.journal == "sqlite" else options.coordinators
     failure = "an error of this program"
     with ExitStack() as stack:
+        stack.callback(lambda: shutil.rmtree(directory, ignore_errors=True) if interrupted else None)  # as the last
         net = chaos.network(coordinators)
         cluster = Cluster(directory, net, options.workers, coordinators, options.lease)
         stack.callback(cluster.close)
@@ -429,6 +430,9 @@ def run(options: argparse.Namespace, seed: int, say: Callable[[str], None], inte
                 failure = f"a coordinator ended by itself: {deaths[0]}"
         except ChaosError as error:
             failure = str(error)
+        except KeyboardInterrupt:
+            failure = "interrupted"
+            raise
         finally:
             summary = found.summary() | {"seed": seed, "failed": failure}
             say(json.dumps(summary, indent=2))
